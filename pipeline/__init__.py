@@ -1,0 +1,1 @@
+"""Text to tokenized sentence pairs: the data half of Cloze (Beam)."""

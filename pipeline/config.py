@@ -1,0 +1,167 @@
+"""The pipeline's config: where text comes from and how it becomes sentence pairs.
+
+Everything here but `workers` and `output` shapes the data and enters the manifest.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from pipeline.settings import Settings, to_tree
+
+SourceKind: TypeAlias = Literal["wikipedia", "books", "text", "jsonl", "parquet"]
+NextSentence: TypeAlias = Literal["random_document", "sentence_order", "none"]
+Masking: TypeAlias = Literal["whole_word", "token", "span"]
+Mode: TypeAlias = Literal["strict", "reference"]
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class SourceConfig(Settings):
+    """One source of documents."""
+
+    kind: SourceKind
+    """wikipedia: XML dump (.xml, .bz2, .gz). books: a file a document. text: a sentence a line, blank line between
+    documents. jsonl, parquet: records with a text column."""
+    path: str | tuple[str, ...]
+    """A file, a folder, a glob, or a list of them."""
+    language: str = "en"
+    """Language code for sentence boundaries and Wikipedia's localised names, such as en, ko, de."""
+    row: Literal["document", "sentence"] = "document"
+    """jsonl, parquet: what a row is."""
+    text_column: str = "text"
+    """jsonl, parquet: the column (field) that holds the text."""
+    document_column: str | None = None
+    """jsonl, parquet with row: sentence: a column whose change of value ends a document."""
+    blank_row_ends_document: bool = False
+    """jsonl, parquet with row: sentence: an empty row ends a document."""
+    rows_per_document: Positive | None = None
+    """jsonl, parquet with row: sentence: a document ends after so many rows."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """`path` as a tuple."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> SourceConfig:
+        bounds = (
+            self.document_column is not None,
+            self.blank_row_ends_document,
+            self.rows_per_document is not None,
+        )
+        if self.kind not in ("jsonl", "parquet"):
+            if self.row != "document" or any(bounds):
+                raise ValueError(
+                    f"row, document_column, blank_row_ends_document and rows_per_document go with jsonl "
+                    f"and parquet, not with kind {self.kind}; remove them"
+                )
+        elif self.row == "sentence" and sum(bounds) != 1:
+            raise ValueError(
+                "row: sentence needs to know where documents end (without, next-sentence labels would cross books): "
+                "set exactly one of document_column, blank_row_ends_document: true, rows_per_document"
+            )
+        elif self.row == "document" and any(bounds):
+            raise ValueError("document_column, blank_row_ends_document and rows_per_document need row: sentence")
+        if not self.paths or not all(self.paths):
+            raise ValueError("path is empty; give a file, a folder or a glob")
+        return self
+
+
+class VocabularyConfig(Settings):
+    """Which vocabulary to use, or how to train one."""
+
+    path: str | None = None
+    """vocab.txt or tokenizer.json. Without it a vocabulary is trained from the sources."""
+    train: bool = False
+    """Train a vocabulary into `path` where that file is not there yet."""
+    algorithm: Literal["wordpiece", "bpe", "byte_level_bpe"] = "wordpiece"
+    """Training: kind of subword units."""
+    criterion: Literal["likelihood", "frequency"] = "likelihood"
+    """Training of wordpiece: merge by p(st)/(p(s)p(t)), or by pair count."""
+    size: Annotated[int, Field(ge=110)] = 30_522
+    """Training: number of entries, special and unused ones included."""
+    min_pair_count: Positive = 2
+    """Training: pairs seen less often are never merged."""
+    lowercase: bool = True
+    """Lower-case text (uncased vocabulary)."""
+    strip_accents: bool | None = None
+    """Remove accents; null: as `lowercase` says. Hangul syllables are never taken apart."""
+
+    @model_validator(mode="after")
+    def _check_path(self) -> VocabularyConfig:
+        if self.train and self.path is None:
+            raise ValueError("vocabulary.train: true needs vocabulary.path, the file to train into")
+        return self
+
+
+class PipelineConfig(Settings):
+    """Settings of `pipeline/run.py`."""
+
+    sources: tuple[SourceConfig, ...]
+    """Where the text comes from."""
+    vocabulary: VocabularyConfig = VocabularyConfig()
+    """Which vocabulary to use, or how to train one."""
+    output: str
+    """Folder of the data set; must be absent, empty, or an unfinished or finished build with the same settings."""
+    mode: Mode = "strict"
+    """strict: the published algorithm with its known faults mended. reference: token for token as published."""
+    max_seq_length: Annotated[int, Field(ge=8, le=65_535)] = 512
+    """Longest row in tokens, specials included."""
+    max_predictions: Positive | None = None
+    """Most masked positions of a row; null: masked_probability x max_seq_length, rounded up."""
+    masking: Masking = "whole_word"
+    """What is masked together: a whole word, a single token, or a span of words."""
+    masked_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """Share of tokens to predict."""
+    masks_per_pair: Annotated[int, Field(ge=1, le=255)] = 1
+    """K, mask sets stored beside each pair; epoch e of training uses set e mod K."""
+    passes: Annotated[int, Field(ge=1, le=65_535)] = 1
+    """Passes over the corpus, each with other pairs."""
+    short_sequence_probability: Fraction = 0.1
+    """Share of pairs with a shorter target length."""
+    next_sentence: NextSentence = "random_document"
+    """How half of the second segments are chosen wrong: from another document, by swapping the two, or no pairs."""
+    validation_fraction: Fraction = 0.01
+    """Share of documents held out, by hash of their text; 0 for none."""
+    shards: Positive | Literal["auto"] = "auto"
+    """Number of training shards; auto: one for about 64 MB of text."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
+    """Seed of every draw."""
+    workers: Positive | None = None
+    """Worker processes; null: all cores. Never changes the data."""
+
+    @property
+    def predictions(self) -> int:
+        """max_predictions, derived where null."""
+        if self.max_predictions is not None:
+            return self.max_predictions
+        return max(1, -int(-self.masked_probability * self.max_seq_length // 1))
+
+    @model_validator(mode="after")
+    def _check_together(self) -> PipelineConfig:
+        if not self.sources:
+            raise ValueError("sources is empty; list at least one source")
+        if self.predictions > self.max_seq_length - 2:
+            raise ValueError(
+                f"max_predictions={self.predictions} exceeds what max_seq_length={self.max_seq_length} can hold "
+                f"({self.max_seq_length - 2} tokens beside [CLS] and [SEP]); lower it"
+            )
+        if self.mode == "reference" and self.next_sentence != "random_document":
+            raise ValueError(f"mode: reference knows next_sentence: random_document only, not {self.next_sentence}")
+        if self.mode == "reference" and self.masking == "span":
+            raise ValueError("mode: reference knows masking: whole_word and token, not span")
+        return self
+
+    def data_tree(self) -> dict[str, object]:
+        """The settings that shape the data: all but output, workers and the folders that inputs lie in."""
+        tree = to_tree(self)
+        del tree["output"], tree["workers"]
+        for source in tree["sources"]:
+            del source["path"]
+        tree["vocabulary"].pop("path")
+        tree["sources"].sort(key=lambda source: sorted(map(str, source.items())))
+        return tree

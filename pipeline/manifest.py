@@ -1,0 +1,244 @@
+"""The manifest: what a data set consists of, written last; a folder without one is not a data set.
+
+Readers open only what it lists. Size and footer hash of every shard are checked when a set is opened
+(milliseconds a shard), page checksums at every read, whole-file hashes on request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, TypeAlias
+
+from pydantic import ValidationError
+
+from pipeline.schema import SCHEMA_VERSION
+from pipeline.settings import Settings
+
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+TOKEN_COUNTS_NAME = "token_counts.parquet"
+_PARQUET_MAGIC = b"PAR1"
+
+SplitName: TypeAlias = Literal["train", "validation"]
+
+
+class DataSetError(ValueError):
+    """A data set is absent, incomplete, changed, or of another version."""
+
+
+class Shard(Settings):
+    """One Parquet file of the set."""
+
+    path: str
+    """Relative to the data set's folder, with forward slashes."""
+    split: SplitName
+    """Which part of the set it belongs to."""
+    rows: int
+    """Sentence pairs in it."""
+    tokens: int
+    """Sum of num_tokens."""
+    bytes: int
+    """File size."""
+    sha256: str
+    """Hash of the whole file."""
+    footer_sha256: str
+    """Hash of the Parquet footer (metadata, its length and the magic bytes)."""
+    row_group_rows: tuple[int, ...]
+    """Rows of each row group."""
+    row_group_tokens: tuple[int, ...]
+    """Tokens of each row group."""
+    max_masked: int
+    """Largest number of masked positions in any row and mask set."""
+    masked: int
+    """Masked positions, summed over rows and mask sets."""
+
+
+class Special(Settings):
+    """Ids of the special tokens."""
+
+    pad: int
+    """[PAD]"""
+    unk: int
+    """[UNK]"""
+    cls: int
+    """[CLS]"""
+    sep: int
+    """[SEP]"""
+    mask: int
+    """[MASK]"""
+
+
+class Manifest(Settings):
+    """Everything that identifies a data set, and how it was made."""
+
+    schema_version: int
+    """Version of the column contract."""
+    config: dict[str, Any]
+    """The full pipeline config, without workers and output."""
+    seed: int
+    """Seed of every draw."""
+    versions: dict[str, str]
+    """Versions of the libraries and of our own code that shape the data."""
+    vocabulary_hash: str
+    """Hash of the ordered vocabulary and its normalisation."""
+    vocabulary_size: int
+    """Number of ids."""
+    special: Special
+    """Ids of the special tokens."""
+    max_seq_length: int
+    """No row is longer."""
+    max_predictions: int
+    """No mask set of a row has more positions."""
+    mask_sets: int
+    """K, mask sets beside each row."""
+    next_sentence: str
+    """How the second segment was chosen; none: there is no second segment."""
+    shards: tuple[Shard, ...]
+    """Every Parquet file of the set, in order of path."""
+    files: dict[str, str]
+    """sha256 of every other file that readers use (tokenizer, token counts), by relative path."""
+    drops: dict[str, int]
+    """Documents, pages or sentences left out, by reason."""
+    statistics: dict[str, Any]
+    """Counts that the report and the data card show."""
+
+    @property
+    def hash(self) -> str:
+        """sha256 over everything above: equal for equal data, whoever built it, wherever."""
+        return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
+
+    def shards_of(self, split: SplitName) -> tuple[Shard, ...]:
+        """The shards of one split, in order of path."""
+        return tuple(shard for shard in self.shards if shard.split == split)
+
+    def num_rows(self, split: SplitName) -> int:
+        """Rows of one split."""
+        return sum(shard.rows for shard in self.shards_of(split))
+
+    def num_tokens(self, split: SplitName) -> int:
+        """Tokens of one split, specials included."""
+        return sum(shard.tokens for shard in self.shards_of(split))
+
+
+def canonical_json(tree: Any) -> bytes:
+    """JSON bytes that depend on the values alone: sorted keys, no spaces, ASCII."""
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def shard_name(split: SplitName, index: int, count: int) -> str:
+    """Relative path of shard `index` of `count`: data/train-00000-of-00064.parquet."""
+    return f"data/{split}-{index:05d}-of-{count:05d}.parquet"
+
+
+def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any]) -> Path:
+    """Write OUT/manifest.json atomically. `run` (workers, time, host facts) is kept beside and enters no hash."""
+    tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
+    path = Path(root) / MANIFEST_NAME
+    temporary = path.with_suffix(".json.partial")
+    with open(temporary, "w", encoding="utf-8") as stream:
+        json.dump(tree, stream, indent=1, ensure_ascii=False)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
+    return path
+
+
+def read_manifest(root: str | Path) -> Manifest:
+    """Read OUT/manifest.json and check its own hash. DataSetError names what is wrong and the remedy."""
+    path = Path(root) / MANIFEST_NAME
+    if not Path(root).is_dir():
+        raise DataSetError(f"{root}: no such data set folder; build one with `make preprocess` or correct `data`")
+    if not path.is_file():
+        raise DataSetError(
+            f"{root}: has no {MANIFEST_NAME}, so it is not a (finished) data set; run the same `make preprocess` again"
+        )
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        stated, _ = tree.pop("hash"), tree.pop("run")
+        version = tree.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise DataSetError(
+                f"{path}: schema version {version}, this release reads {SCHEMA_VERSION}; build the set again"
+            )
+        manifest = Manifest.model_validate_json(json.dumps(tree))
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, ValidationError) as error:
+        raise DataSetError(f"{path}: damaged manifest ({error}); build the set again") from error
+    if manifest.hash != stated:
+        raise DataSetError(f"{path}: content does not match its own hash {stated}; it was edited: build the set again")
+    for name in [shard.path for shard in manifest.shards] + list(manifest.files):
+        resolve_inside(root, name)
+    return manifest
+
+
+def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
+    """Read the manifest and verify every listed file: size and footer hash, or the whole sha256 with `full`.
+
+    Raises DataSetError that names the file and what differs.
+    """
+    manifest = read_manifest(root)
+    for shard in manifest.shards:
+        verify_shard(root, shard, full=full)
+    for name, expected in manifest.files.items():
+        path = resolve_inside(root, name)
+        if not path.is_file():
+            raise DataSetError(f"{path}: listed in the manifest but missing; restore it or build the set again")
+        found = file_sha256(path)
+        if found != expected:
+            raise DataSetError(f"{path}: sha256 {found} differs from the manifest's {expected}; restore it")
+    return manifest
+
+
+def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
+    """Check one shard against its entry; DataSetError names file, expected and found."""
+    path = resolve_inside(root, shard.path)
+    if not path.is_file():
+        raise DataSetError(f"{path}: listed in the manifest but missing; restore it or build the set again")
+    size = path.stat().st_size
+    if size != shard.bytes:
+        raise DataSetError(f"{path}: {size} bytes, the manifest says {shard.bytes}; restore it or build the set again")
+    found = footer_sha256(path)
+    if found != shard.footer_sha256:
+        raise DataSetError(f"{path}: footer hash {found} differs from the manifest's {shard.footer_sha256}; restore it")
+    if full:
+        found = file_sha256(path)
+        if found != shard.sha256:
+            raise DataSetError(f"{path}: sha256 {found} differs from the manifest's {shard.sha256}; restore it")
+
+
+def resolve_inside(root: str | Path, name: str) -> Path:
+    """Path of `name` under `root`; DataSetError where it is absolute or climbs out."""
+    pure = PurePosixPath(name)
+    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name:
+        raise DataSetError(f"{Path(root) / MANIFEST_NAME}: path '{name}' leaves the data set's folder; refused")
+    return Path(root) / pure
+
+
+def file_sha256(path: str | Path) -> str:
+    """sha256 of a whole file, read in blocks."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def footer_sha256(path: str | Path) -> str:
+    """sha256 of a Parquet file's footer. DataSetError where the file does not end as Parquet does."""
+    with open(path, "rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        if size < 12:
+            raise DataSetError(f"{path}: {size} bytes are too few for a Parquet file")
+        stream.seek(size - 8)
+        tail = stream.read(8)
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] != _PARQUET_MAGIC or length + 12 > size:
+            raise DataSetError(f"{path}: does not end as a Parquet file does (truncated?)")
+        stream.seek(size - 8 - length)
+        return hashlib.sha256(stream.read(length + 8)).hexdigest()
+
+
+def sort_shards(shards: Sequence[Shard]) -> tuple[Shard, ...]:
+    """Shards in the manifest's order."""
+    return tuple(sorted(shards, key=lambda shard: shard.path))

@@ -1,0 +1,73 @@
+"""The columns of a data set: one row is one sentence pair, stored once, unmasked, with K mask sets beside it.
+
+This is the contract between pipeline and trainer; whoever changes it raises SCHEMA_VERSION.
+The ids are uint16 up to 65,536 vocabulary entries and int32 above.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+INPUT_IDS = "input_ids"
+"""list<id>: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] where there is no second segment; unmasked."""
+NUM_TOKENS = "num_tokens"
+"""uint16: length of input_ids."""
+FIRST_LENGTH = "first_length"
+"""uint16: tokens of the first segment, its [CLS] and [SEP] included; segment ids follow from it."""
+NEXT_SENTENCE_LABEL = "next_sentence_label"
+"""uint8: 0 = B follows A, 1 = it does not (transformers' convention); null where next_sentence is none."""
+MASKED_POSITIONS = "masked_positions"
+"""list<list<uint16>>: K lists of ascending positions to predict; the label is input_ids at the position."""
+MASKED_INPUTS = "masked_inputs"
+"""list<list<id>>: K lists of the ids that stand at those positions after masking ([MASK], kept or replaced)."""
+DOCUMENT_ID = "document_id"
+"""binary(16 bytes): 128-bit hash of the cleaned text of the document that A comes from."""
+SECOND_DOCUMENT_ID = "second_document_id"
+"""binary(16 bytes): the same for B; null where there is no second segment."""
+PASS_NUMBER = "pass_number"
+"""uint16: which pass over the corpus made the pair, from 0."""
+
+METADATA_SCHEMA_VERSION = b"cloze.schema_version"
+METADATA_VOCABULARY_HASH = b"cloze.vocabulary_hash"
+
+MAX_UINT16_VOCABULARY = 65_536
+
+
+def id_type(vocabulary_size: int) -> pa.DataType:
+    """Arrow type of token ids: uint16 where every id fits, otherwise int32."""
+    return pa.uint16() if vocabulary_size <= MAX_UINT16_VOCABULARY else pa.int32()
+
+
+def sentence_pair_schema(vocabulary_size: int, *, vocabulary_hash: str) -> pa.Schema:
+    """Arrow schema of a shard, with schema version and vocabulary hash as key-value metadata."""
+    ids = id_type(vocabulary_size)
+    return pa.schema(
+        [
+            pa.field(INPUT_IDS, pa.list_(ids), nullable=False),
+            pa.field(NUM_TOKENS, pa.uint16(), nullable=False),
+            pa.field(FIRST_LENGTH, pa.uint16(), nullable=False),
+            pa.field(NEXT_SENTENCE_LABEL, pa.uint8()),
+            pa.field(MASKED_POSITIONS, pa.list_(pa.list_(pa.uint16())), nullable=False),
+            pa.field(MASKED_INPUTS, pa.list_(pa.list_(ids)), nullable=False),
+            pa.field(DOCUMENT_ID, pa.binary(), nullable=False),
+            pa.field(SECOND_DOCUMENT_ID, pa.binary()),
+            pa.field(PASS_NUMBER, pa.uint16(), nullable=False),
+        ],
+        metadata={
+            METADATA_SCHEMA_VERSION: str(SCHEMA_VERSION).encode(),
+            METADATA_VOCABULARY_HASH: vocabulary_hash.encode(),
+        },
+    )
+
+
+def token_counts_schema() -> pa.Schema:
+    """Arrow schema of token_counts.parquet: how often each id stands in the training input_ids, specials left out."""
+    return pa.schema(
+        [
+            pa.field("id", pa.int32(), nullable=False),
+            pa.field("token", pa.string(), nullable=False),
+            pa.field("count", pa.int64(), nullable=False),
+        ]
+    )

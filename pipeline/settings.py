@@ -1,0 +1,296 @@
+"""Settings trees: a YAML file plus `key.sub=value` overrides, checked, explained and saved again.
+
+Both halves build their configs on this module, so that every message, every help text and every
+override reads the same. It is free of Beam, Ray and torch. Invariant: no key is ever ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+SettingsType = TypeVar("SettingsType", bound="Settings")
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, of the wrong type, or does not go with the others."""
+
+
+class Settings(BaseModel):
+    """Base of every config class: unknown keys refused, values never coerced across types, immutable.
+
+    The docstring under a field is its help text.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, validate_default=True
+    )
+
+
+class _NumberLoader(yaml.SafeLoader):
+    """SafeLoader that reads `1e-4` as a number (YAML 1.1 as PyYAML has it wants `1.0e-4`) and refuses repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_NumberLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def parse_yaml(text: str, *, origin: str) -> Any:
+    """Parse YAML safely; ConfigError names `origin`, line and column of a syntax error."""
+    try:
+        return yaml.load(text, Loader=_NumberLoader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{origin}{place}: not valid YAML: {problem}") from error
+
+
+def load_settings(
+    cls: type[SettingsType], *, file: str | Path | None = None, overrides: Sequence[str] = ()
+) -> SettingsType:
+    """Read `file`, apply `key.sub=value` overrides (values are YAML), validate as `cls`.
+
+    Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`).
+    Raises ConfigError that names the file or override, the key, the value and the remedy.
+    """
+    tree: dict[str, Any] = {}
+    origin = str(file) if file is not None else "defaults"
+    if file is not None:
+        path = Path(file)
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such config file; give an existing YAML file with --config")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+        loaded = parse_yaml(text, origin=str(path))
+        if loaded is None:
+            loaded = {}
+        if not isinstance(loaded, dict):
+            raise ConfigError(f"{path}: must hold a mapping of settings, found {type(loaded).__name__}")
+        tree = loaded
+    for override in overrides:
+        _apply_override(tree, override)
+    return validate(cls, tree, origin=origin)
+
+
+def validate(cls: type[SettingsType], tree: Mapping[str, Any], *, origin: str) -> SettingsType:
+    """Validate a plain tree; ConfigError lists every fault, unknown keys with the nearest known name."""
+    try:
+        return cls.model_validate(_widen_numbers(cls, dict(tree)))
+    except ValidationError as error:
+        lines = [_explain(cls, dict(item)) for item in error.errors()]
+        raise ConfigError(f"{origin}: " + "; ".join(lines)) from error
+
+
+def to_tree(settings: Settings) -> dict[str, Any]:
+    """Plain, JSON-able tree of every field, defaults included."""
+    return settings.model_dump(mode="json")
+
+
+def dump_yaml(settings: Settings) -> str:
+    """YAML text that load_settings reads back as the same settings."""
+    return yaml.safe_dump(to_tree(settings), sort_keys=False, allow_unicode=True)
+
+
+def split_arguments(arguments: Sequence[str], *, program: str) -> Arguments:
+    """Split a command line into --config FILE, `key=value` overrides and what follows `--`.
+
+    Raises ConfigError for anything else, naming the nearest thing that exists.
+    """
+    file: str | None = None
+    overrides: list[str] = []
+    flags: list[str] = []
+    position = 0
+    while position < len(arguments):
+        word = arguments[position]
+        position += 1
+        if word == "--":
+            return Arguments(file, tuple(overrides), tuple(flags), tuple(arguments[position:]))
+        if word == "--config":
+            if position == len(arguments):
+                raise ConfigError(f"{program}: --config needs a file")
+            file = arguments[position]
+            position += 1
+        elif word.startswith("--config="):
+            file = word.partition("=")[2]
+        elif word in ("-h", "--help"):
+            flags.append("--help")
+        elif word.startswith("-"):
+            flags.append(word)
+        elif "=" in word:
+            overrides.append(word)
+        else:
+            raise ConfigError(f"{program}: '{word}' is neither --config FILE nor key.sub=value; see {program} --help")
+    return Arguments(file, tuple(overrides), tuple(flags), ())
+
+
+class Arguments(NamedTuple):
+    """A split command line: config file, overrides, flags (words that begin with '-'), words after '--'."""
+
+    file: str | None
+    overrides: tuple[str, ...]
+    flags: tuple[str, ...]
+    rest: tuple[str, ...]
+
+
+def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a flag that `program` does not know, naming the nearest."""
+    for flag in flags:
+        name = flag.partition("=")[0]
+        if name not in known and name != "--help":
+            near = difflib.get_close_matches(name, [*known, "--config", "--help"], n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; see {program} --help"
+            raise ConfigError(f"{program}: unknown option {flag}{hint}")
+
+
+def describe(cls: type[Settings], *, prefix: str = "") -> str:
+    """Help text: every field as `key.sub (type, default): docstring`, in order of declaration."""
+    lines: list[str] = []
+    for name, field in cls.model_fields.items():
+        key = f"{prefix}{name}"
+        text = " ".join((field.description or "").split())
+        inner = nested_settings(field.annotation)
+        is_list = get_origin(_without_none(field.annotation)) in (list, tuple)
+        if inner is not None:
+            lines.append(f"  {key}: {text}")
+            lines.append(describe(inner, prefix=f"{key}.N." if is_list else f"{key}."))
+            continue
+        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
+        lines.append(f"  {key} ({_type_name(field.annotation)}, {default}): {text}")
+    return "\n".join(lines)
+
+
+def nested_settings(annotation: Any) -> type[Settings] | None:
+    """The Settings class inside an annotation (plain, optional or in a list), if there is one."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return annotation
+    for argument in get_args(annotation):
+        inner = nested_settings(argument)
+        if inner is not None:
+            return inner
+    return None
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, separator, raw = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"override '{override}': write key.sub=value")
+    value = parse_yaml(raw, origin=f"override '{override}'")
+    node: Any = tree
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        if isinstance(node, list):
+            if not part.isdigit() or int(part) >= len(node):
+                raise ConfigError(f"override '{override}': '{part}' is not an index into a list of {len(node)} entries")
+            index: Any = int(part)
+        elif isinstance(node, dict):
+            index = part
+        else:
+            raise ConfigError(f"override '{override}': '{'.'.join(parts[:depth])}' is a value, it has no '{part}'")
+        if last:
+            node[index] = value
+        else:
+            if isinstance(node, dict) and (index not in node or node[index] is None):
+                node[index] = {}
+            node = node[index]
+
+
+def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
+    """Let a whole number stand for a float field, a list for a tuple: what YAML cannot say apart."""
+    if not isinstance(tree, dict):
+        return tree
+    result = dict(tree)
+    for name, field in cls.model_fields.items():
+        if name not in result:
+            continue
+        value, inner = result[name], nested_settings(field.annotation)
+        if inner is not None and isinstance(value, dict):
+            result[name] = _widen_numbers(inner, value)
+        elif inner is not None and isinstance(value, (list, tuple)):
+            result[name] = tuple(_widen_numbers(inner, item) for item in value)
+        elif isinstance(value, list):
+            result[name] = tuple(value)
+        elif isinstance(value, int) and not isinstance(value, bool) and _accepts(field.annotation, float):
+            result[name] = value if _accepts(field.annotation, int) else float(value)
+    return result
+
+
+def _accepts(annotation: Any, kind: type) -> bool:
+    return annotation is kind or any(_accepts(argument, kind) for argument in get_args(annotation))
+
+
+def _without_none(annotation: Any) -> Any:
+    if get_origin(annotation) in (Union, types.UnionType):
+        rest = [argument for argument in get_args(annotation) if argument is not type(None)]
+        if len(rest) == 1:
+            return rest[0]
+    return annotation
+
+
+def _type_name(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(value) for value in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join(_type_name(argument) for argument in get_args(annotation))
+    if annotation is type(None):
+        return "null"
+    if get_origin(annotation) is typing.Annotated:
+        return _type_name(get_args(annotation)[0])
+    if get_origin(annotation) in (tuple, list):
+        return "list of " + _type_name(get_args(annotation)[0])
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
+    parts = [str(part) for part in item["loc"] if not (isinstance(part, str) and part.endswith("]"))]
+    location = ".".join(parts) or "settings"
+    value, kind = item.get("input"), item["type"]
+    if kind == "extra_forbidden":
+        parent = _class_at(cls, item["loc"][:-1])
+        near = difflib.get_close_matches(str(item["loc"][-1]), list(parent.model_fields), n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else "known: " + ", ".join(parent.model_fields)
+        return f"unknown key '{location}' (value {value!r}); {hint}"
+    if kind == "missing":
+        return f"'{location}' is required; set it in the file or as {location}=VALUE"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if kind == "value_error" and (not item["loc"] or isinstance(value, (dict, Settings))):
+        return message if not item["loc"] else f"{location}: {message}"
+    return f"{location}={value!r}: {message}"
+
+
+def _class_at(cls: type[Settings], location: Sequence[Any]) -> type[Settings]:
+    for part in location:
+        if isinstance(part, str) and part in cls.model_fields:
+            inner = nested_settings(cls.model_fields[part].annotation)
+            cls = inner if inner is not None else cls
+    return cls
+
+
+def fail(error: BaseException) -> int:
+    """Print a user error as one line on stderr; returns the exit status of a refused input (2)."""
+    print(f"error: {error}", file=sys.stderr)
+    return 2

@@ -1,0 +1,1 @@
+"""Sentence pairs to a pretrained BERT: the training half of Cloze (Ray Train and DeepSpeed)."""

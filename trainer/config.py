@@ -1,0 +1,228 @@
+"""The trainer's config: data, model, batch, schedule, machines.
+
+Checked where it is declared; what the fields cannot say alone is checked in one place below.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from pipeline.settings import Settings
+
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+ModelSize: TypeAlias = Literal["tiny", "mini", "small", "medium", "base", "large"]
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+
+MODEL_SHAPES: dict[ModelSize, tuple[int, int, int]] = {
+    "tiny": (2, 2, 128),
+    "mini": (4, 4, 256),
+    "small": (4, 8, 512),
+    "medium": (8, 8, 512),
+    "base": (12, 12, 768),
+    "large": (24, 16, 1024),
+}
+"""Layers, attention heads, width of each published size; the feed-forward layer is four times as wide."""
+
+
+class ModelConfig(Settings):
+    """The encoder."""
+
+    size: ModelSize = "base"
+    """Layers/heads/width: tiny 2/2/128, mini 4/4/256, small 4/8/512, medium 8/8/512, base 12/12/768,
+    large 24/16/1024."""
+    max_positions: Annotated[int, Field(ge=8)] = 512
+    """Learned positions; longer input is refused."""
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    """GELU exact, or its tanh approximation."""
+    norm: Literal["post", "pre"] = "post"
+    """LayerNorm after each sublayer (as published) or before."""
+    dropout: Probability = 0.1
+    """Dropout after embeddings and sublayers."""
+    attention_dropout: Probability = 0.1
+    """Dropout on attention probabilities."""
+    initialize_from: str | None = None
+    """Start from an exported model or a transformers BERT folder instead of random weights."""
+
+    @property
+    def num_layers(self) -> int:
+        """Encoder layers."""
+        return MODEL_SHAPES[self.size][0]
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads."""
+        return MODEL_SHAPES[self.size][1]
+
+    @property
+    def width(self) -> int:
+        """Hidden size."""
+        return MODEL_SHAPES[self.size][2]
+
+
+class BatchConfig(Settings):
+    """The global batch of one step: one slot of every lane (docs/DESIGN.md)."""
+
+    pairs: Positive | None = None
+    """Sentence pairs a step (on average, or exactly with `exact_pairs`). Give this or tokens."""
+    tokens: Positive | None = None
+    """Tokens a step. Give this or pairs."""
+    lanes: Positive | None = None
+    """Lanes the data runs in; also the largest number of workers. Null: derived."""
+    tokens_per_slot: Positive | None = None
+    """Tokens of a micro-batch. Null: derived."""
+    exact_pairs: bool = False
+    """Every step holds exactly `pairs` pairs, at a cost in fill."""
+
+    @model_validator(mode="after")
+    def _check_unit(self) -> BatchConfig:
+        if (self.pairs is None) == (self.tokens is None):
+            raise ValueError("give exactly one of batch.pairs and batch.tokens")
+        if self.exact_pairs and self.pairs is None:
+            raise ValueError("batch.exact_pairs needs batch.pairs")
+        return self
+
+
+class OptimizerConfig(Settings):
+    """AdamW; biases and LayerNorm are not decayed."""
+
+    name: Literal["adamw"] = "adamw"
+    """Update rule."""
+    learning_rate: PositiveFloat = 1e-4
+    """Peak learning rate."""
+    beta1: Probability = 0.9
+    """Decay of the first moment."""
+    beta2: Probability = 0.999
+    """Decay of the second moment."""
+    epsilon: PositiveFloat = 1e-6
+    """Added to the root of the second moment."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
+    """Decoupled weight decay."""
+    clip_norm: Annotated[float, Field(ge=0.0)] = 1.0
+    """Greatest global gradient norm; 0 for none."""
+
+
+class ScheduleConfig(Settings):
+    """Learning rate as a function of the step."""
+
+    name: Literal["linear", "constant"] = "linear"
+    """linear: warm-up, then down to final_factor at max_steps. constant: warm-up, then flat."""
+    warmup_steps: Count | None = None
+    """Steps of linear warm-up; null: warmup_fraction of max_steps."""
+    warmup_fraction: Probability = 0.01
+    """Used where warmup_steps is null."""
+    final_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Learning rate at max_steps, as a share of the peak."""
+
+
+class CheckpointConfig(Settings):
+    """When checkpoints are written and which are kept."""
+
+    every_steps: Positive = 1000
+    """Steps between checkpoints; one is also written at the end and on SIGTERM or SIGINT."""
+    keep_last: Positive = 3
+    """Newest checkpoints that stay."""
+    keep_every_steps: Positive | None = None
+    """Checkpoints at multiples of this step stay for ever."""
+
+
+class EvaluationConfig(Settings):
+    """Held-out evaluation."""
+
+    every_steps: Positive | None = None
+    """Steps between evaluations; null: only at the end."""
+    max_pairs: Positive | None = 4096
+    """Held-out pairs evaluated, the first of a fixed order; null: all."""
+
+
+class LoggingConfig(Settings):
+    """What is shown and kept."""
+
+    every_steps: Positive = 10
+    """Steps between progress lines; metrics.jsonl has every step."""
+    tensorboard: bool = True
+    """Write RUN/tensorboard."""
+    row_ids: bool = False
+    """Write the rows of every step to RUN/rows-RANK.jsonl (shard, row group, row)."""
+
+
+class IngestConfig(Settings):
+    """Reading of the data."""
+
+    read_ahead_blocks: Positive = 4
+    """Row groups decoded ahead of their use, a worker."""
+    object_store_mb: Positive = 256
+    """Ray object store that a worker's read-ahead may fill, MB."""
+    verify: Literal["footers", "full"] = "footers"
+    """At start: sizes and footer hashes, or the sha256 of every shard. Page checksums are always verified."""
+
+
+class TrainerConfig(Settings):
+    """Settings of `trainer/run.py`."""
+
+    data: str
+    """Folder of the data set."""
+    output: str
+    """Run directory; the same command continues what is in it."""
+    model: ModelConfig = ModelConfig()
+    """The encoder."""
+    batch: BatchConfig
+    """The global batch."""
+    max_steps: Positive
+    """Optimizer steps in all."""
+    workers: Positive = 1
+    """Worker processes: GPUs where there are any, otherwise CPU processes."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where Ray has GPUs for the workers, otherwise cpu."""
+    launcher: Literal["ray", "processes"] = "ray"
+    """ray: Ray Train. processes: the same loop in spawned processes on this machine, without Ray."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
+    """DeepSpeed ZeRO stage."""
+    precision: Precision = "bf16"
+    """Numbers the model computes in; optimizer state is always fp32."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
+    """Seed of weights, data order and dropout."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The update rule."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """The learning rate."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation."""
+    logging: LoggingConfig = LoggingConfig()
+    """Progress and metrics."""
+    ingest: IngestConfig = IngestConfig()
+    """Reading of the data."""
+    threads_per_worker: Positive | None = None
+    """CPU threads of a worker; null: this machine's cores shared out. Recorded, since sums depend on it."""
+    cpus_per_worker: PositiveFloat = 0.5
+    """Ray's logical CPUs that a CPU worker asks for."""
+    collective_timeout_s: Positive = 600
+    """Longest wait of a collective before the run fails."""
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """Raw DeepSpeed settings merged over the derived ones."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> TrainerConfig:
+        warmup = self.schedule.warmup_steps
+        if warmup is not None and warmup >= self.max_steps:
+            raise ValueError(
+                f"schedule.warmup_steps={warmup} leaves none of max_steps={self.max_steps} at the full rate; lower it"
+            )
+        if self.precision != "fp32" and self.zero_stage == 0:
+            raise ValueError(
+                f"zero_stage=0 with precision={self.precision} is not supported (DeepSpeed's own path follows another "
+                f"curve there); set zero_stage=1"
+            )
+        lanes = self.batch.lanes
+        if lanes is not None and self.workers > lanes:
+            raise ValueError(
+                f"workers={self.workers} exceeds batch.lanes={lanes}: some would never work; raise batch.lanes"
+            )
+        return self
