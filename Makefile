@@ -68,5 +68,5 @@ fix: setup  ## Format the code and mend what the linter can
 bench: setup  ## Run the benchmarks; tables go to bench/
 	$(BIN)/python -m bench.run $(ARGS)
 
-clean:  ## Remove what was built, trained and cached (data/, runs/), but not .venv
-	rm -rf data runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+clean:  ## Remove caches and the sample's products; your own data/ and runs/ stay
+	rm -rf data/sample data/sample-set runs/sample build .pytest_cache .mypy_cache .ruff_cache .hypothesis

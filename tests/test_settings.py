@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import PipelineConfig
+from pipeline.settings import (
+    Arguments,
+    ConfigError,
+    describe,
+    dump_yaml,
+    load_settings,
+    refuse_flags,
+    split_arguments,
+)
+from trainer.config import TrainerConfig
+
+PIPELINE = ["output=out", "sources=[{kind: books, path: a.txt}]"]
+TRAINER = ["output=out", "data=set", "max_steps=10", "batch.pairs=8"]
+
+
+def load_pipeline(*overrides: str) -> PipelineConfig:
+    return load_settings(PipelineConfig, overrides=[*PIPELINE, *overrides])
+
+
+def load_trainer(*overrides: str) -> TrainerConfig:
+    return load_settings(TrainerConfig, overrides=[*TRAINER, *overrides])
+
+
+def test_file_then_overrides(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("output: a\nsources:\n- {kind: text, path: x.txt}\nseed: 3\nmasked_probability: 1e-1\n")
+    config = load_settings(PipelineConfig, file=file, overrides=["seed=4", "sources.0.path=[y.txt, z.txt]"])
+    assert (config.output, config.seed, config.masked_probability) == ("a", 4, 0.1)
+    assert config.sources[0].paths == ("y.txt", "z.txt")
+
+
+def test_settings_survive_yaml(tmp_path: Path) -> None:
+    for config in (load_pipeline("masks_per_pair=3"), load_trainer("optimizer.learning_rate=3e-4")):
+        file = tmp_path / "c.yaml"
+        file.write_text(dump_yaml(config))
+        assert load_settings(type(config), file=file) == config
+
+
+def test_a_whole_number_stands_for_a_float_but_not_the_reverse() -> None:
+    assert load_trainer("optimizer.weight_decay=0").optimizer.weight_decay == 0.0
+    with pytest.raises(ConfigError, match=r"max_steps=1\.5: Input should be a valid integer"):
+        load_trainer("max_steps=1.5")
+    with pytest.raises(ConfigError, match=r"seed='7'"):
+        load_trainer("seed='7'")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("max_seq_len=5", r"unknown key 'max_seq_len' \(value 5\); did you mean 'max_seq_length'\?"),
+        ("vocabulary.siz=5", r"unknown key 'vocabulary\.siz' \(value 5\); did you mean 'size'\?"),
+        ("qqqqqqqq=5", r"unknown key 'qqqqqqqq' \(value 5\); known: sources, vocabulary"),
+        ("sources.0.kind=boks", r"sources\.0\.kind='boks': Input should be 'wikipedia'"),
+        ("sources.3.kind=books", r"'3' is not an index into a list of 1 entries"),
+        ("seed.sub=1", r"unknown key|has no 'sub'|valid integer"),
+        ("output.a.b=1", r"'output' is a value, it has no 'a'"),
+        ("sources=[]", r"sources is empty; list at least one source"),
+        ("sources.0.path=''", r"path is empty"),
+        ("sources.0.rows_per_document=3", r"not with kind books; remove them"),
+        ("sources=[{kind: parquet, path: a, row: sentence}]", r"set exactly one of document_column"),
+        ("sources=[{kind: parquet, path: a, rows_per_document: 3}]", r"need row: sentence"),
+        ("vocabulary.train=true", r"needs vocabulary\.path"),
+        ("max_predictions=511", r"max_predictions=511 exceeds what max_seq_length=512 can hold"),
+        ("masked_probability=1.5", r"less than 1"),
+        ("output={a: 1", r"override 'output=\{a: 1' line 1, column 6: not valid YAML"),
+        ("output={a: 1, a: 2}", r"key 'a' stands twice"),
+        ("nonsense", r"write key\.sub=value"),
+    ],
+)
+def test_pipeline_refusals(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_pipeline(override)
+
+
+def test_reference_mode_knows_only_what_was_published() -> None:
+    with pytest.raises(ConfigError, match="random_document only, not none"):
+        load_pipeline("mode=reference", "next_sentence=none")
+    with pytest.raises(ConfigError, match="whole_word and token, not span"):
+        load_pipeline("mode=reference", "masking=span")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("batch.tokens=100", r"exactly one of batch\.pairs and batch\.tokens"),
+        ("schedule.warmup_steps=10", r"schedule\.warmup_steps=10 leaves none"),
+        ("zero_stage=0", r"set zero_stage=1"),
+        ("model.size=huge", r"model\.size='huge'"),
+    ],
+)
+def test_trainer_refusals(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_trainer(override)
+
+
+def test_trainer_refuses_workers_without_lanes_and_exact_pairs_without_pairs() -> None:
+    with pytest.raises(ConfigError, match=r"workers=5 exceeds batch\.lanes=4"):
+        load_trainer("workers=5", "batch.lanes=4")
+    with pytest.raises(ConfigError, match=r"batch\.exact_pairs needs batch\.pairs"):
+        load_settings(
+            TrainerConfig,
+            overrides=["output=o", "data=d", "max_steps=2", "batch.tokens=9", "batch.exact_pairs=true"],
+        )
+
+
+def test_missing_required_keys_are_all_named() -> None:
+    with pytest.raises(ConfigError, match=r"'data' is required.*'output' is required.*'batch' is required"):
+        load_settings(TrainerConfig)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"- a\n", "must hold a mapping of settings, found list"),
+        (b"a: [1\n", r"line 2, column 1: not valid YAML"),
+        (b"\xff\xfe\x00", "cannot be read as UTF-8"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_settings(PipelineConfig, file=file)
+    assert str(file) in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such config file"):
+        load_settings(PipelineConfig, file=tmp_path / "none.yaml")
+
+
+def test_command_line() -> None:
+    words = ["--config", "c.yaml", "a.b=1", "--dry-run", "--", "--runner=X"]
+    assert split_arguments(words, program="run.py") == Arguments("c.yaml", ("a.b=1",), ("--dry-run",), ("--runner=X",))
+    assert split_arguments(["-h", "--config=d.yaml"], program="p").flags == ("--help",)
+    with pytest.raises(ConfigError, match="--config needs a file"):
+        split_arguments(["--config"], program="p")
+    with pytest.raises(ConfigError, match="'word' is neither"):
+        split_arguments(["word"], program="p")
+
+
+def test_unknown_flags_name_the_nearest() -> None:
+    refuse_flags(["--help", "--dry-run"], program="p", known=["--dry-run"])
+    with pytest.raises(ConfigError, match=r"unknown option --conifg; did you mean --config\?"):
+        refuse_flags(["--conifg"], program="p")
+    with pytest.raises(ConfigError, match="see p --help"):
+        refuse_flags(["--zzz"], program="p")
+
+
+@pytest.mark.parametrize("cls", [PipelineConfig, TrainerConfig])
+def test_help_explains_every_field(cls: type[PipelineConfig] | type[TrainerConfig]) -> None:
+    for line in describe(cls).splitlines():
+        assert line.partition(": ")[2].strip(), f"no help text: {line}"
+
+
+def test_workers_output_and_paths_do_not_shape_the_data() -> None:
+    one = load_pipeline("workers=1")
+    other = load_settings(PipelineConfig, overrides=["output=b", "sources=[{kind: books, path: /c/a.txt}]"])
+    assert one.data_tree() == other.data_tree()
+    assert one.data_tree() != load_pipeline("seed=1").data_tree()
+
+
+def test_default_predictions_follow_the_length() -> None:
+    assert load_pipeline("max_seq_length=128").predictions == 20
+    assert load_pipeline("max_seq_length=512").predictions == 77
