@@ -1,0 +1,190 @@
+"""One training engine over DeepSpeed: forward, backward, step, and its state by named slices.
+
+With trainer/engine_*.py the only code that knows DeepSpeed. Invariant: between two steps the state of a
+run is `steps_taken`, the loss scale and the slices; nothing else is needed to go on, at any world size,
+stage or precision. A step is applied whole or not at all: the gradient norm is tested once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer import engine_state
+from trainer.config import TrainerConfig
+from trainer.engine_setup import INITIAL_LOSS_SCALE, deepspeed_dictionary, load_deepspeed
+from trainer.engine_state import LocalSlice
+from trainer.optimizers import build_optimizer
+
+logger = logging.getLogger(__name__)
+
+SliceReader = Callable[[str, int, int], dict[str, Tensor]]
+"""(name, start, stop) -> the elements [start, stop) of "parameter", "exp_avg", "exp_avg_sq", 1-D fp32."""
+
+SCALE_WINDOW = 1000
+"""fp16: finite steps in a row after which the loss scale is doubled."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`grad_norm` before clipping, unscaled, the same on every rank (not finite if `skipped`)."""
+
+    grad_norm: float
+    skipped: bool
+
+
+@dataclass(slots=True)
+class LossScale:
+    """fp16's loss scale: halved after an overflow, doubled after SCALE_WINDOW finite steps; else 1."""
+
+    value: float = 1.0
+    finite_steps: int = 0
+
+    def update(self, *, finite: bool) -> None:
+        """Move the scale after a step."""
+        self.finite_steps = self.finite_steps + 1 if finite else 0
+        if not finite:
+            self.value = max(1.0, self.value / 2)
+        elif self.finite_steps % SCALE_WINDOW == 0:
+            self.value *= 2
+
+
+class Engine:
+    """A model under DeepSpeed ZeRO 0-3 on this rank. torch.distributed must be initialized.
+
+    `micro_batches`: backward calls of one step, the same on every rank. Within a step call
+    `forward` and `backward` that many times, with `last=True` for the last, then `step`.
+    """
+
+    def __init__(self, model: nn.Module, *, config: TrainerConfig, device: torch.device, micro_batches: int) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError("Engine needs an initialized torch.distributed process group")
+        deepspeed = load_deepspeed(device)
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        self.device = device
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.stage = config.zero_stage
+        self.micro_batches = micro_batches
+        self.steps_taken = 0
+        self.loss_scale = LossScale(INITIAL_LOSS_SCALE if config.precision == "fp16" else 1.0)
+        self._dynamic_scale = config.precision == "fp16"
+        self._clip_norm = config.optimizer.clip_norm
+        model.to(device)
+        optimizer = build_optimizer(model, config=config.optimizer, device=device)
+        self._engine: Any = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            config=deepspeed_dictionary(config, micro_batches=micro_batches),
+        )[0]
+        self.module: nn.Module = self._engine.module
+        if self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
+            # Non-finite gradients show in the global norm, which is computed anyway: test that one number.
+            self._engine.optimizer.check_grad_overflow = True
+            self._engine.optimizer.check_overflow = lambda partition_gradients=True: None
+        engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=0)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Forward pass of the model. Under ZeRO-3 collective: every rank calls it equally often."""
+        return self._engine(*inputs)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradients of `loss` (scalar); `last`: this is the step's last micro-batch.
+
+        Gradients are averaged over ranks and summed over micro-batches, so that the loss to pass is
+        (sum over the micro-batch) x world size / (count over all ranks and micro-batches).
+        """
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> StepResult:
+        """Clip to optimizer.clip_norm and update with `learning_rate`; skip where the norm is not finite."""
+        for group in self._base_optimizer.param_groups:
+            group["lr"] = learning_rate
+        result = self._step_replicated() if self.stage == 0 else self._step_partitioned()
+        if not result.skipped:
+            self.steps_taken += 1
+        if self._dynamic_scale:
+            self.loss_scale.update(finite=not result.skipped)
+            self._engine.optimizer.loss_scaler.cur_scale = self.loss_scale.value
+        return result
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Evaluation mode without gradients inside; call the engine as in training."""
+        training = self.module.training
+        self._engine.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._engine.train(training)
+
+    def local_slices(self) -> list[LocalSlice]:
+        """Views of this rank's share of parameters and moments; the ranks' shares cover all, once."""
+        slices = engine_state.list_slices(self._engine, stage=self.stage, rank=self.rank)
+        return slices if self.stage else [self._own_share(piece) for piece in slices]
+
+    def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
+        """Take over parameters and moments from `read`, whatever wrote them. Collective.
+
+        `loss_scale`: of the checkpoint, used where both it and this engine are fp16.
+        """
+        engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=steps_taken)
+        for piece in engine_state.list_slices(self._engine, stage=self.stage, rank=self.rank):
+            for kind, values in read(piece.name, piece.start, piece.stop).items():
+                piece.tensors[kind].copy_(values)
+        engine_state.refresh_working_copies(self._engine, stage=self.stage)
+        self.steps_taken = steps_taken
+        if self._dynamic_scale and loss_scale is not None and loss_scale.value > 1.0:
+            self.loss_scale = loss_scale
+            self._engine.optimizer.loss_scaler.cur_scale = loss_scale.value
+
+    def optimizer_bytes(self) -> int:
+        """Bytes of Adam's moments on this rank."""
+        return engine_state.optimizer_bytes(self._engine, stage=self.stage)
+
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters that the model computes with, on this rank, between two steps."""
+        return engine_state.parameter_bytes(self._engine, stage=self.stage)
+
+    def close(self) -> None:
+        """Take DeepSpeed's hooks off the model."""
+        self._engine.destroy()
+
+    @property
+    def _base_optimizer(self) -> torch.optim.Optimizer:
+        return engine_state.base_optimizer(self._engine, stage=self.stage)
+
+    def _step_replicated(self) -> StepResult:
+        parameters = [p for _, p in engine_state.trainable_parameters(self.module)]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        grad_norm = float(norm)
+        if not math.isfinite(grad_norm):
+            self._engine.zero_grad()
+            return StepResult(grad_norm=grad_norm, skipped=True)
+        if self._clip_norm > 0.0:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, norm)
+        self._engine.step()
+        return StepResult(grad_norm=grad_norm, skipped=False)
+
+    def _step_partitioned(self) -> StepResult:
+        self._engine.step()
+        optimizer = self._engine.optimizer
+        return StepResult(grad_norm=float(optimizer._global_grad_norm), skipped=bool(optimizer.overflow))
+
+    def _own_share(self, piece: LocalSlice) -> LocalSlice:
+        numel = piece.stop - piece.start
+        first = numel * self.rank // self.world_size
+        stop = numel * (self.rank + 1) // self.world_size
+        tensors = {kind: values[first:stop] for kind, values in piece.tensors.items()}
+        return LocalSlice(name=piece.name, start=piece.start + first, shape=piece.shape, tensors=tensors)

@@ -1,0 +1,112 @@
+"""DeepSpeed made ready: its dictionary as a pure function of the config, and an import that compiles nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pipeline.settings import ConfigError
+from trainer.config import TrainerConfig
+
+INITIAL_LOSS_SCALE = 2.0**16
+"""First loss scale of fp16; the engine moves it (DeepSpeed sees a constant one at each step)."""
+
+_OWNED_KEYS = {
+    "train_batch_size": "batch.*",
+    "train_micro_batch_size_per_gpu": "batch.*",
+    "gradient_accumulation_steps": "batch.lanes",
+    "gradient_clipping": "optimizer.clip_norm",
+    "optimizer": "optimizer.*",
+    "scheduler": "schedule.*",
+    "zero_optimization.stage": "zero_stage",
+    "bf16.enabled": "precision",
+    "fp16.enabled": "precision",
+}
+"""DeepSpeed settings that have a field of their own here: setting them raw would say the same thing twice."""
+
+
+def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int) -> dict[str, Any]:
+    """DeepSpeed's settings for a rank that takes `micro_batches` micro-batches a step.
+
+    `config.deepspeed` is merged over the result, nested mappings key by key. Raises ConfigError for a
+    raw key that this config has a field for.
+    """
+    dictionary: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": micro_batches,
+        "gradient_clipping": 0.0 if config.zero_stage == 0 else config.optimizer.clip_norm,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**62,
+    }
+    if config.zero_stage > 0:
+        dictionary["zero_optimization"] = _zero_settings(config.zero_stage)
+    if config.precision == "bf16":
+        # The test of every single gradient costs a third of the step (608 launches for BERT-Large).
+        dictionary["bf16"] = {"enabled": True, "check_grad_overflow": False}
+    if config.precision == "fp16":
+        dictionary["fp16"] = {"enabled": True, "loss_scale": INITIAL_LOSS_SCALE}
+    if config.precision != "fp32" and micro_batches > 1:
+        # Sums over micro-batches lose the small ones in 8 or 11 bits of mantissa.
+        dictionary["data_types"] = {"grad_accum_dtype": "fp32"}
+    _refuse_owned_keys(config.deepspeed)
+    return _merge(dictionary, config.deepspeed)
+
+
+def _zero_settings(stage: int) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "stage": stage,
+        # Overlap with compiled models has raced (DeepSpeed#8061, #5545): off until a parity test covers it.
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+    }
+    if stage == 3:
+        # True would replace torch.nn.functional.linear for the whole process.
+        settings["memory_efficient_linear"] = False
+        # Below this many elements (biases, LayerNorm) a parameter stays whole on every rank.
+        settings["stage3_param_persistence_threshold"] = 8192
+    return settings
+
+
+def _refuse_owned_keys(raw: Mapping[str, Any]) -> None:
+    for dotted, field in _OWNED_KEYS.items():
+        node: Any = raw
+        for part in dotted.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        if node is not None:
+            raise ConfigError(f"deepspeed.{dotted}: has a field of its own in the trainer's config; set {field}")
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        known = merged.get(key)
+        merged[key] = _merge(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def load_deepspeed(device: torch.device) -> ModuleType:
+    """Import DeepSpeed for `device` without its probing of compilers and without a first-use compilation.
+
+    Sets DS_ACCELERATOR, LOCAL_RANK and, on GPUs, TORCH_CUDA_ARCH_LIST in this process's environment.
+    """
+    os.environ["DS_ACCELERATOR"] = device.type
+    if device.type == "cuda":
+        os.environ["LOCAL_RANK"] = str(device.index)
+        # DeepSpeed cannot parse "9.0a".
+        architectures = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace("a", "")
+        if architectures:
+            os.environ["TORCH_CUDA_ARCH_LIST"] = architectures
+    else:
+        os.environ.setdefault("LOCAL_RANK", "0")
+    import deepspeed
+    import deepspeed.ops
+
+    # gloo through shared memory is C++ that DeepSpeed compiles on first use (50 s, needs g++).
+    deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
+    module: ModuleType = deepspeed
+    return module

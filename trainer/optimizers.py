@@ -1,0 +1,49 @@
+"""The optimizer that DeepSpeed wraps: AdamW in two groups, decayed matrices and everything else.
+
+Invariant: the groups are a function of the model alone, so that every rank, stage and run sees the same
+order. torch's AdamW serves on the GPU too (its fused kernel): DeepSpeed's FusedAdam is compiled on
+first use (52 s).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.config import OptimizerConfig
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's state of an element: mean and uncentred variance of its gradient, fp32, shaped as the parameter."""
+
+
+def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
+    """Two parameter groups: matrices with `weight_decay`; biases and LayerNorm without.
+
+    google-research/bert (optimization.py) leaves out "LayerNorm", "layer_norm" and "bias": exactly the
+    parameters with one dimension. Tied parameters are listed once. Raises ValueError where nothing trains.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise ValueError(f"{type(model).__name__} has no trainable parameter; set requires_grad on some")
+    groups = [
+        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(model: nn.Module, *, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
+    """AdamW with decoupled weight decay (Loshchilov and Hutter 2019) over `parameter_groups`.
+
+    Its rate is zero until `Engine.step` sets it: DeepSpeed may take a step with empty gradients while it
+    initializes, which at rate zero leaves the parameters alone.
+    """
+    return torch.optim.AdamW(
+        parameter_groups(model, weight_decay=config.weight_decay),
+        lr=0.0,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        fused=device.type == "cuda",
+    )
