@@ -1,0 +1,91 @@
+"""Self-attention over packed sequences: a token attends to its own sequence and to nothing else.
+
+Two backends behind attention(): padded rows through scaled_dot_product_attention (the reference, any device,
+with dropout), and torch.nn.attention.varlen on GPUs (no padding, but it has no dropout).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.config import ModelConfig
+from trainer.model.layers import Linear
+
+
+class SequenceLayout(NamedTuple):
+    """Where the sequences lie: made once a micro-batch, shared by all layers."""
+
+    offsets: Tensor
+    """int32 [S + 1], cumulative lengths from 0 to T."""
+    max_length: int
+    """No sequence is longer."""
+    padded_index: Tensor
+    """int64 [T]: row of each token among S * max_length padded rows."""
+    key_mask: Tensor
+    """bool [S, 1, 1, max_length]: true where a padded row holds a token."""
+
+
+def sequence_layout(offsets: Tensor, *, max_length: int, num_tokens: int) -> SequenceLayout:
+    """Derive the layout on the offsets' device, without waiting for it."""
+    lengths = offsets.diff()
+    tokens = torch.arange(num_tokens, device=offsets.device)
+    sequence = torch.searchsorted(offsets, tokens, right=True, out_int32=False) - 1
+    padded_index = sequence * max_length + tokens - offsets.index_select(0, sequence)
+    key_mask = torch.arange(max_length, device=offsets.device) < lengths[:, None]
+    return SequenceLayout(offsets, max_length, padded_index, key_mask[:, None, None, :])
+
+
+def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v inside each sequence: qkv [T, 3, heads, d] -> [T, heads, d].
+
+    q, k and v come as one tensor, so that their gradients are written into one. `dropout` is the probability
+    of dropping an attention weight; give 0 outside training.
+    """
+    if qkv.is_cuda and dropout == 0.0 and qkv.dtype in (torch.bfloat16, torch.float16):
+        return attend_varlen(qkv, layout=layout)
+    return attend_padded(qkv, layout=layout, dropout=dropout)
+
+
+def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
+    """The reference backend: every sequence in a row of its own, padded to the longest."""
+    _, _, heads, head_width = qkv.shape
+    num_sequences = layout.key_mask.shape[0]
+    rows = qkv.new_zeros(num_sequences * layout.max_length, 3, heads, head_width)
+    rows = rows.index_copy(0, layout.padded_index, qkv)
+    query, key, value = (
+        rows.view(num_sequences, layout.max_length, 3, heads, head_width).permute(2, 0, 3, 1, 4).unbind(0)
+    )
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=layout.key_mask, dropout_p=dropout)
+    return output.transpose(1, 2).reshape(-1, heads, head_width).index_select(0, layout.padded_index)
+
+
+def attend_varlen(qkv: Tensor, *, layout: SequenceLayout) -> Tensor:
+    """The GPU backend (bf16 or fp16, torch 2.10 and later): flash attention straight on the packed tokens."""
+    from torch.nn.attention.varlen import varlen_attn  # absent before torch 2.10
+
+    query, key, value = qkv.unbind(1)
+    output = varlen_attn(query, key, value, layout.offsets, layout.offsets, layout.max_length, layout.max_length)
+    assert isinstance(output, Tensor)
+    return output
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), without dropout and residual around it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.dropout = config.attention_dropout
+        self.qkv = Linear(config.width, 3 * config.width)
+        self.output = Linear(config.width, config.width)
+
+    def forward(self, hidden: Tensor, *, layout: SequenceLayout) -> Tensor:
+        """[T, width] -> [T, width]."""
+        num_tokens, width = hidden.shape
+        qkv = self.qkv(hidden).view(num_tokens, 3, self.num_heads, width // self.num_heads)
+        context = attention(qkv, layout=layout, dropout=self.dropout if self.training else 0.0)
+        return self.output(context.reshape(num_tokens, width))  # type: ignore[no-any-return]

@@ -1,0 +1,29 @@
+"""Token, segment and position embeddings of packed tokens, summed."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from trainer.config import ModelConfig
+from trainer.model.layers import Embedding, layer_norm
+
+NUM_SEGMENTS = 2
+
+
+class Embeddings(nn.Module):
+    """Three tables summed; post-LN adds LayerNorm, pre-LN leaves that to the encoder's end (as megatron-bert)."""
+
+    def __init__(self, config: ModelConfig, *, num_rows: int) -> None:
+        super().__init__()
+        self.word = Embedding(num_rows, config.width)
+        self.segment = Embedding(NUM_SEGMENTS, config.width)
+        self.position = Embedding(config.max_positions, config.width)
+        self.norm = layer_norm(config.width) if config.norm == "post" else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, input_ids: Tensor, *, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """int64 [T] each -> [T, width]."""
+        hidden: Tensor = self.word(input_ids) + self.segment(segment_ids) + self.position(position_ids)
+        if self.norm is not None:
+            hidden = self.norm(hidden)
+        return self.dropout(hidden)  # type: ignore[no-any-return]

@@ -1,0 +1,76 @@
+"""Pooler and the two pretraining heads; they run on [CLS] and on the masked positions only.
+
+Losses are sums of weighted fp32 cross-entropies: the loop divides by the global counts.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.config import ModelConfig
+from trainer.model.layers import Linear, activation_function, layer_norm
+
+PADDED_LOGIT = -30_000.0
+"""Logit of the rows that only pad the vocabulary: exp of it is zero beside any real logit, and fp16 can hold it."""
+NO_LABEL = -1
+"""nsp_labels where a pair has no second segment."""
+
+
+class Pooler(nn.Module):
+    """tanh of a dense layer over [CLS]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = Linear(config.width, config.width)
+
+    def forward(self, cls_hidden: Tensor) -> Tensor:
+        """[P, width] -> [P, width]."""
+        return torch.tanh(self.dense(cls_hidden))
+
+
+class MaskedLanguageHead(nn.Module):
+    """Dense, GELU, LayerNorm, then the product with the tied embedding plus a bias for each word.
+
+    `tied_weight` is the very Parameter of the embedding, registered here under a second name: so this module's
+    own hooks gather it under ZeRO-3, its gradients add up, and named_parameters() lists it once, as
+    embeddings.word.weight.
+    """
+
+    def __init__(self, config: ModelConfig, *, embedding: nn.Embedding, vocabulary_size: int) -> None:
+        super().__init__()
+        self.dense = Linear(config.width, config.width)
+        self.activation = activation_function(config.activation)
+        self.norm = layer_norm(config.width)
+        self.tied_weight = embedding.weight
+        self.bias = nn.Parameter(torch.zeros(vocabulary_size))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[M, width] -> logits [M, padded vocabulary]; padding words get PADDED_LOGIT and never a gradient."""
+        hidden = self.norm(self.activation(self.dense(hidden)))
+        num_padding = self.tied_weight.shape[0] - self.bias.shape[0]
+        return F.linear(hidden, self.tied_weight, F.pad(self.bias, (0, num_padding), value=PADDED_LOGIT))
+
+
+class NextSentenceHead(nn.Module):
+    """A dense layer with two classes: 0 = the second segment follows the first, 1 = it does not."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dense = Linear(config.width, 2)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """[P, width] -> logits [P, 2]."""
+        return self.dense(pooled)  # type: ignore[no-any-return]
+
+
+def cross_entropy_sum(logits: Tensor, labels: Tensor, *, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted sum of the cross-entropies, and weighted count of rows whose largest logit is the label.
+
+    logits [N, C] of any float type, labels int64 [N] (NO_LABEL: counts nothing), weights float32 [N];
+    two float32 scalars, the second without gradient. Softmax and sum run in float32.
+    """
+    losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=NO_LABEL)
+    correct = (logits.detach().argmax(-1) == labels) * weights
+    return (losses * weights).sum(), correct.sum()
