@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from worker_group import WorkerGroup
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -22,3 +24,16 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real test data is absent: {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def worker_group() -> Iterator[Callable[[int], WorkerGroup]]:
+    """worker_group(n): n processes joined by gloo that run functions; kept for all tests of the session."""
+    groups: dict[int, WorkerGroup] = {}
+
+    def group_of(world_size: int) -> WorkerGroup:
+        return groups.setdefault(world_size, WorkerGroup(world_size))
+
+    yield group_of
+    for group in groups.values():
+        group.close()

@@ -7,11 +7,11 @@ stage or precision. A step is applied whole or not at all: the gradient norm is 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -23,8 +23,6 @@ from trainer.config import TrainerConfig
 from trainer.engine_setup import INITIAL_LOSS_SCALE, deepspeed_dictionary, load_deepspeed
 from trainer.engine_state import LocalSlice
 from trainer.optimizers import build_optimizer
-
-logger = logging.getLogger(__name__)
 
 SliceReader = Callable[[str, int, int], dict[str, Tensor]]
 """(name, start, stop) -> the elements [start, stop) of "parameter", "exp_avg", "exp_avg_sq", 1-D fp32."""
@@ -67,8 +65,7 @@ class Engine:
     def __init__(self, model: nn.Module, *, config: TrainerConfig, device: torch.device, micro_batches: int) -> None:
         if not dist.is_initialized():
             raise RuntimeError("Engine needs an initialized torch.distributed process group")
-        deepspeed = load_deepspeed(device)
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        deepspeed = load_deepspeed(device, precision=config.precision)
         self.device = device
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
@@ -80,11 +77,12 @@ class Engine:
         self._clip_norm = config.optimizer.clip_norm
         model.to(device)
         optimizer = build_optimizer(model, config=config.optimizer, device=device)
-        self._engine: Any = deepspeed.initialize(
-            model=model,
-            optimizer=optimizer,
-            config=deepspeed_dictionary(config, micro_batches=micro_batches),
-        )[0]
+        with redirect_stdout(StringIO()):  # memory reports that no log level turns off
+            self._engine: Any = deepspeed.initialize(
+                model=model,
+                optimizer=optimizer,
+                config=deepspeed_dictionary(config, micro_batches=micro_batches),
+            )[0]
         self.module: nn.Module = self._engine.module
         if self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
             # Non-finite gradients show in the global norm, which is computed anyway: test that one number.

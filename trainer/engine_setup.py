@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from pipeline.settings import ConfigError
-from trainer.config import TrainerConfig
+from trainer.config import Precision, TrainerConfig
 
 INITIAL_LOSS_SCALE = 2.0**16
 """First loss scale of fp16; the engine moves it (DeepSpeed sees a constant one at each step)."""
@@ -89,10 +90,11 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def load_deepspeed(device: torch.device) -> ModuleType:
+def load_deepspeed(device: torch.device, *, precision: Precision) -> ModuleType:
     """Import DeepSpeed for `device` without its probing of compilers and without a first-use compilation.
 
-    Sets DS_ACCELERATOR, LOCAL_RANK and, on GPUs, TORCH_CUDA_ARCH_LIST in this process's environment.
+    Sets DS_ACCELERATOR, LOCAL_RANK and, on GPUs, TORCH_CUDA_ARCH_LIST in this process's environment. Raises
+    ConfigError where the device cannot compute in `precision`.
     """
     os.environ["DS_ACCELERATOR"] = device.type
     if device.type == "cuda":
@@ -108,5 +110,8 @@ def load_deepspeed(device: torch.device) -> ModuleType:
 
     # gloo through shared memory is C++ that DeepSpeed compiles on first use (50 s, needs g++).
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if precision == "fp16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+        raise ConfigError(f"precision=fp16: this machine's {device.type} cannot; set precision=bf16 or fp32")
     module: ModuleType = deepspeed
     return module

@@ -1,0 +1,66 @@
+"""Which parameters are decayed, and that AdamW does what its paper says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.config import OptimizerConfig
+from trainer.optimizers import build_optimizer, parameter_groups
+
+
+class TiedModel(nn.Module):
+    """A matrix used twice, biases and a LayerNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.dense = nn.Linear(4, 4)
+        self.LayerNorm = nn.LayerNorm(4)
+        self.decoder = nn.Linear(4, 6)
+        self.decoder.weight = self.embedding.weight
+
+
+def test_only_matrices_decay_and_tied_ones_count_once() -> None:
+    model = TiedModel()
+    decayed, plain = parameter_groups(model, weight_decay=0.01)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert decayed["weight_decay"] == 0.01
+    assert [names[id(p)] for p in decayed["params"]] == ["embedding.weight", "dense.weight"]
+    assert plain["weight_decay"] == 0.0
+    assert [names[id(p)] for p in plain["params"]] == [
+        "dense.bias",
+        "LayerNorm.weight",
+        "LayerNorm.bias",
+        "decoder.bias",
+    ]
+
+
+def test_frozen_parameters_stay_out() -> None:
+    model = nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    groups = parameter_groups(model, weight_decay=0.1)
+    assert [len(group["params"]) for group in groups] == [1]
+
+
+def test_nothing_to_train_is_refused() -> None:
+    model = nn.Linear(3, 2).requires_grad_(False)
+    with pytest.raises(ValueError, match="Linear has no trainable parameter"):
+        parameter_groups(model, weight_decay=0.1)
+
+
+def test_one_step_by_hand() -> None:
+    """First step of AdamW: w - rate * (decay * w + g / (|g| + epsilon)), decay on the matrix alone."""
+    model = nn.Linear(2, 1)
+    config = OptimizerConfig(weight_decay=0.1, epsilon=1e-6)
+    optimizer = build_optimizer(model, config=config, device=torch.device("cpu"))
+    assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.0]
+    weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
+    model.weight.grad = torch.tensor([[3.0, -0.5]])
+    model.bias.grad = torch.tensor([2.0])
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), weight - 0.01 * (0.1 * weight + torch.tensor([[1.0, -1.0]])))
+    torch.testing.assert_close(model.bias.detach(), bias - 0.01)
