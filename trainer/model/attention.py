@@ -1,7 +1,8 @@
 """Self-attention over packed sequences: a token attends to its own sequence and to nothing else.
 
-Two backends behind attention(): padded rows through scaled_dot_product_attention (the reference, any device,
-with dropout), and torch.nn.attention.varlen on GPUs (no padding, but it has no dropout).
+Backends behind attention(): one sequence after another on the CPU (attention_cpu.py), torch's varlen flash
+attention on GPUs (no padding, but it has no dropout), and padded rows through scaled_dot_product_attention:
+the reference that the others are tested against, and what runs where they cannot.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
+from trainer.model.attention_cpu import attend_each
 from trainer.model.layers import Linear
 
 
@@ -23,28 +25,16 @@ class SequenceLayout(NamedTuple):
     """int32 [S + 1], cumulative lengths from 0 to T."""
     max_length: int
     """No sequence is longer."""
-    padded_index: Tensor
-    """int64 [T]: row of each token among S * max_length padded rows."""
-    key_mask: Tensor
-    """bool [S, 1, 1, max_length]: true where a padded row holds a token."""
-
-
-def sequence_layout(offsets: Tensor, *, max_length: int, num_tokens: int) -> SequenceLayout:
-    """Derive the layout on the offsets' device, without waiting for it."""
-    lengths = offsets.diff()
-    tokens = torch.arange(num_tokens, device=offsets.device)
-    sequence = torch.searchsorted(offsets, tokens, right=True, out_int32=False) - 1
-    padded_index = sequence * max_length + tokens - offsets.index_select(0, sequence)
-    key_mask = torch.arange(max_length, device=offsets.device) < lengths[:, None]
-    return SequenceLayout(offsets, max_length, padded_index, key_mask[:, None, None, :])
 
 
 def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
     """softmax(q k^T / sqrt(d)) v inside each sequence: qkv [T, 3, heads, d] -> [T, heads, d].
 
     q, k and v come as one tensor, so that their gradients are written into one. `dropout` is the probability
-    of dropping an attention weight; give 0 outside training.
+    of dropping an attention weight; give 0 outside training. Nothing here waits for a GPU.
     """
+    if qkv.is_cpu and not torch.compiler.is_compiling():
+        return attend_each(qkv, lengths=layout.offsets.diff().tolist(), dropout=dropout)
     if qkv.is_cuda and dropout == 0.0 and qkv.dtype in (torch.bfloat16, torch.float16):
         return attend_varlen(qkv, layout=layout)
     return attend_padded(qkv, layout=layout, dropout=dropout)
@@ -52,15 +42,18 @@ def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
 
 def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
     """The reference backend: every sequence in a row of its own, padded to the longest."""
-    _, _, heads, head_width = qkv.shape
-    num_sequences = layout.key_mask.shape[0]
-    rows = qkv.new_zeros(num_sequences * layout.max_length, 3, heads, head_width)
-    rows = rows.index_copy(0, layout.padded_index, qkv)
-    query, key, value = (
-        rows.view(num_sequences, layout.max_length, 3, heads, head_width).permute(2, 0, 3, 1, 4).unbind(0)
-    )
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=layout.key_mask, dropout_p=dropout)
-    return output.transpose(1, 2).reshape(-1, heads, head_width).index_select(0, layout.padded_index)
+    num_tokens, _, heads, head_width = qkv.shape
+    offsets, max_length = layout
+    tokens = torch.arange(num_tokens, device=qkv.device)
+    sequence = torch.searchsorted(offsets, tokens, right=True) - 1
+    index = sequence * max_length + tokens - offsets.index_select(0, sequence)
+    lengths = offsets.diff().clamp(min=1)
+    key_mask = torch.arange(max_length, device=qkv.device) < lengths[:, None]
+    num_sequences = lengths.shape[0]
+    rows = qkv.new_zeros(num_sequences * max_length, 3, heads, head_width).index_copy(0, index, qkv)
+    query, key, value = rows.view(num_sequences, max_length, 3, heads, head_width).permute(2, 0, 3, 1, 4).unbind(0)
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask=key_mask[:, None, None, :], dropout_p=dropout)
+    return output.transpose(1, 2).reshape(-1, heads, head_width).index_select(0, index)
 
 
 def attend_varlen(qkv: Tensor, *, layout: SequenceLayout) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
-from trainer.model.attention import sequence_layout
+from trainer.model.attention import SequenceLayout
 from trainer.model.embeddings import Embeddings
 from trainer.model.encoder import Encoder
 from trainer.model.heads import MaskedLanguageHead, NextSentenceHead, Pooler, cross_entropy_sum
@@ -71,14 +71,21 @@ class BertForPretraining(nn.Module):
         Dropout (in training mode) draws from torch's global generator of the batch's device.
         Raises ValueError where a sequence is longer than config.max_positions.
         """
-        mlm_logits, nsp_logits = self._padded_logits(batch)
-        mlm_loss_sum, mlm_correct = cross_entropy_sum(mlm_logits, batch.masked_labels, weights=batch.masked_weights)
-        nsp_loss_sum, nsp_correct = cross_entropy_sum(nsp_logits, batch.nsp_labels, weights=batch.nsp_weights)
+        hidden = self.encode(batch)
+        mlm_loss_sum, mlm_correct = self.mlm_head(
+            hidden.index_select(0, batch.masked_positions),
+            labels=batch.masked_labels,
+            weights=batch.masked_weights,
+        )
+        nsp_logits = self.nsp_head(self.pooler(hidden.index_select(0, batch.cls_positions)))
+        nsp_loss_sum, nsp_correct = cross_entropy_sum(nsp_logits, labels=batch.nsp_labels, weights=batch.nsp_weights)
         return PretrainingOutput(mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct)
 
     def logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits of both heads: [M, vocabulary_size] at the masked positions and [P, 2] of the pairs."""
-        mlm_logits, nsp_logits = self._padded_logits(batch)
+        hidden = self.encode(batch)
+        mlm_logits = self.mlm_head(hidden.index_select(0, batch.masked_positions))
+        nsp_logits = self.nsp_head(self.pooler(hidden.index_select(0, batch.cls_positions)))
         return mlm_logits[:, : self.vocabulary_size], nsp_logits
 
     def encode(self, batch: Batch) -> Tensor:
@@ -88,7 +95,7 @@ class BertForPretraining(nn.Module):
                 f"a sequence of {batch.max_length} tokens exceeds the model's {self.config.max_positions} learned "
                 f"positions; build the data with a smaller max_seq_length or raise model.max_positions"
             )
-        layout = sequence_layout(batch.offsets, max_length=batch.max_length, num_tokens=batch.input_ids.shape[0])
+        layout = SequenceLayout(batch.offsets, batch.max_length)
         hidden = self.embeddings(batch.input_ids, segment_ids=batch.segment_ids, position_ids=batch.position_ids)
         return self.encoder(hidden, layout=layout)  # type: ignore[no-any-return]
 
@@ -104,12 +111,6 @@ class BertForPretraining(nn.Module):
         )
         num_rows, width = self.embeddings.word.weight.shape
         return total - (num_rows - self.vocabulary_size) * width
-
-    def _padded_logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        hidden = self.encode(batch)
-        mlm_logits = self.mlm_head(hidden.index_select(0, batch.masked_positions))
-        nsp_logits = self.nsp_head(self.pooler(hidden.index_select(0, batch.cls_positions)))
-        return mlm_logits, nsp_logits
 
 
 @torch.no_grad()

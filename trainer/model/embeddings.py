@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
+from trainer.model.dropout import Dropout
 from trainer.model.layers import Embedding, layer_norm
 
 NUM_SEGMENTS = 2
@@ -19,7 +20,7 @@ class Embeddings(nn.Module):
         self.segment = Embedding(NUM_SEGMENTS, config.width)
         self.position = Embedding(config.max_positions, config.width)
         self.norm = layer_norm(config.width) if config.norm == "post" else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, input_ids: Tensor, *, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
         """int64 [T] each -> [T, width]."""

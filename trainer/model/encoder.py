@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from trainer.config import ModelConfig
 from trainer.model.attention import SelfAttention, SequenceLayout
+from trainer.model.dropout import Dropout
 from trainer.model.layers import Linear, activation_function, layer_norm
 
 FEED_FORWARD_FACTOR = 4
@@ -38,7 +39,7 @@ class EncoderLayer(nn.Module):
         self.attention_norm = layer_norm(config.width)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = layer_norm(config.width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout) -> Tensor:
         """[T, width] -> [T, width]."""

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
+from trainer.model.cross_entropy import NO_LABEL, linear_cross_entropy_sum
 from trainer.model.layers import Linear, activation_function, layer_norm
 
 PADDED_LOGIT = -30_000.0
 """Logit of the rows that only pad the vocabulary: exp of it is zero beside any real logit, and fp16 can hold it."""
-NO_LABEL = -1
-"""nsp_labels where a pair has no second segment."""
 
 
 class Pooler(nn.Module):
@@ -46,11 +45,19 @@ class MaskedLanguageHead(nn.Module):
         self.tied_weight = embedding.weight
         self.bias = nn.Parameter(torch.zeros(vocabulary_size))
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[M, width] -> logits [M, padded vocabulary]; padding words get PADDED_LOGIT and never a gradient."""
+    def forward(
+        self, hidden: Tensor, *, labels: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """[M, width] -> logits [M, padded vocabulary]; with labels and weights: linear_cross_entropy_sum of them.
+
+        Words that only pad the vocabulary get PADDED_LOGIT: no probability and no gradient.
+        """
         hidden = self.norm(self.activation(self.dense(hidden)))
         num_padding = self.tied_weight.shape[0] - self.bias.shape[0]
-        return F.linear(hidden, self.tied_weight, F.pad(self.bias, (0, num_padding), value=PADDED_LOGIT))
+        bias = F.pad(self.bias, (0, num_padding), value=PADDED_LOGIT)
+        if labels is None or weights is None:
+            return F.linear(hidden, self.tied_weight, bias)
+        return linear_cross_entropy_sum(hidden, self.tied_weight, bias, labels=labels, weights=weights)
 
 
 class NextSentenceHead(nn.Module):
@@ -65,10 +72,10 @@ class NextSentenceHead(nn.Module):
         return self.dense(pooled)  # type: ignore[no-any-return]
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor, *, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted sum of the cross-entropies, and weighted count of rows whose largest logit is the label.
+def cross_entropy_sum(logits: Tensor, *, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted sum of the cross-entropies, and weighted count of rows whose largest logit is the label's.
 
-    logits [N, C] of any float type, labels int64 [N] (NO_LABEL: counts nothing), weights float32 [N];
+    logits [N, C] of any float type, labels int64 [N] (NO_LABEL counts nothing), weights float32 [N];
     two float32 scalars, the second without gradient. Softmax and sum run in float32.
     """
     losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=NO_LABEL)
