@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -69,12 +70,13 @@ def draw(keys: UInt64s, counters: UInt64s) -> UInt64s:
     return mix(keys + (counters + np.uint64(1)) * _GOLDEN)
 
 
-def row_keys(seed: int, *parts: bytes | str | int, ids: npt.NDArray[np.uint8], ordinals: UInt64s) -> UInt64s:
-    """A well mixed key for each row of (seed, parts, 128-bit id, ordinal). ids: uint8[n, 16]."""
+def row_keys(seed: int, *parts: bytes | str | int, ids: npt.NDArray[np.uint8], counters: Sequence[UInt64s]) -> UInt64s:
+    """A well mixed key for each row of (seed, parts, id, counters). ids: uint8[n, 16]; counters: uint64[n] each."""
     words = np.ascontiguousarray(ids).view("<u8").astype(np.uint64).reshape(-1, 2)
     keys = mix(words[:, 0] ^ np.uint64(key(seed, *parts)))
-    keys = mix(keys + words[:, 1] * _GOLDEN)
-    return mix(keys + (ordinals + np.uint64(1)) * _GOLDEN)
+    for counter in (words[:, 1], *counters):
+        keys = mix(keys + (counter + np.uint64(1)) * _GOLDEN)
+    return keys
 
 
 def below(draws: UInt64s, bound: int) -> npt.NDArray[np.int64]:

@@ -37,6 +37,16 @@ class Masks:
     inputs: Ids
     offsets: Int64s
 
+    def __len__(self) -> int:
+        return int(self.offsets.size) - 1
+
+    def take(self, rows: Int64s) -> Masks:
+        """These rows, in this order."""
+        begin, length = self.offsets[rows], np.diff(self.offsets)[rows]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])
+        gather = np.repeat(begin - offsets[:-1], length) + np.arange(offsets[-1])
+        return Masks(self.positions[gather], self.inputs[gather], offsets)
+
 
 def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int) -> Int64s:
     """N = min(max_predictions, max(1, round(probability x length))), halves to even, specials counted."""

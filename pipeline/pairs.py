@@ -67,7 +67,7 @@ class PairTable:
     """Pairs as columns, all of one length n. Documents are indices into the list that make_pairs was given.
 
     second_document is -1 where there is no second segment; label: 0 next, 1 not, -1 none. ordinal counts the pairs of
-    a document within the pass.
+    a document within its pass.
     """
 
     first_document: Int32s
@@ -78,6 +78,33 @@ class PairTable:
     second_stop: Int32s
     label: npt.NDArray[np.int8]
     ordinal: Int32s
+    pass_number: Int32s
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[PairTable]) -> PairTable:
+        """The rows of all tables, one after another; all must be of the same documents."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(table, name) for table in tables]) for name in names))
+
+    @classmethod
+    def from_pairs(cls, pairs: Sequence[tuple[Pair, int, int]], *, documents: Sequence[int]) -> PairTable:
+        """Columns of (pair, ordinal, pass number); document d of a pair becomes documents[d]."""
+        rows = [(*pair.first, *(pair.second or (-1, 0, 0)), pair.label, *rest) for pair, *rest in pairs]
+        columns = np.array(rows, np.int64).reshape(-1, 9).T
+        given = np.array([*documents, -1], np.int64)
+        columns[0], columns[3] = given[columns[0]], given[columns[3]]
+        numbers = [np.ascontiguousarray(column, np.int32) for column in columns]
+        return cls(
+            first_document=numbers[0],
+            first_start=numbers[1],
+            first_stop=numbers[2],
+            second_document=numbers[3],
+            second_start=numbers[4],
+            second_stop=numbers[5],
+            label=numbers[6].astype(np.int8),
+            ordinal=numbers[7],
+            pass_number=numbers[8],
+        )
 
     def __len__(self) -> int:
         return int(self.label.size)
@@ -102,12 +129,12 @@ def make_pairs(documents: Sequence[Tokens], *, config: PipelineConfig, pass_numb
     Raises ValueError for two documents with one id, a document without tokens, or (random_document) fewer than two.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
-    _check_documents(documents, order=order, next_sentence=config.next_sentence)
+    check_documents(documents, next_sentence=config.next_sentence)
     ranked = [documents[index] for index in order]
     room = row_room(config.max_seq_length, next_sentence=config.next_sentence)
     bounds = [cut_units(document, room=room, rng_parts=(config.seed, document.id, pass_number)) for document in ranked]
     corpus = Corpus(ranked, bounds=bounds)
-    rows: list[tuple[int, ...]] = []
+    rows: list[tuple[Pair, int, int]] = []
     for index, document in enumerate(ranked):
         pairs = pair_document(
             corpus,
@@ -118,22 +145,8 @@ def make_pairs(documents: Sequence[Tokens], *, config: PipelineConfig, pass_numb
             rules=STRICT,
             rng=draws.stream(config.seed, "pairs", document.id, pass_number),
         )
-        for ordinal, (first, second, label) in enumerate(pairs):
-            rows.append((*first, *(second or (-1, 0, 0)), label, ordinal))
-    columns = np.array(rows, np.int64).reshape(-1, 8).T
-    given = np.array([*order, -1], np.int64)
-    columns[0], columns[3] = given[columns[0]], given[columns[3]]
-    numbers = [np.ascontiguousarray(column, np.int32) for column in columns]
-    return PairTable(
-        first_document=numbers[0],
-        first_start=numbers[1],
-        first_stop=numbers[2],
-        second_document=numbers[3],
-        second_start=numbers[4],
-        second_stop=numbers[5],
-        label=numbers[6].astype(np.int8),
-        ordinal=numbers[7],
-    )
+        rows += ((pair, ordinal, pass_number) for ordinal, pair in enumerate(pairs))
+    return PairTable.from_pairs(rows, documents=order)
 
 
 def pair_document(
@@ -206,17 +219,20 @@ def pair_document(
             begin = end
 
 
-def _check_documents(documents: Sequence[Tokens], *, order: Sequence[int], next_sentence: NextSentence) -> None:
+def check_documents(documents: Sequence[Tokens], *, next_sentence: NextSentence) -> None:
+    """Raise ValueError for what pairing cannot work with: too few documents, one without tokens, one given twice."""
     if next_sentence == "random_document" and len(documents) < 2:
         raise ValueError(
             f"next_sentence: random_document takes second segments from other documents, but there are "
             f"{len(documents)} in the bucket; give at least two, or set next_sentence: sentence_order or none"
         )
-    for index, following in zip(order, [*order[1:], None], strict=True):
-        if following is not None and documents[index].id == documents[following].id:
-            raise ValueError(f"document id {documents[index].id.hex()} stands twice in a bucket; drop duplicates first")
-        if not documents[index].ids.size:
-            raise ValueError(f"document {documents[index].id.hex()} has no tokens; drop it before pairing")
+    seen: set[bytes] = set()
+    for document in documents:
+        if document.id in seen:
+            raise ValueError(f"document id {document.id.hex()} stands twice in a bucket; drop duplicates first")
+        seen.add(document.id)
+        if not document.ids.size:
+            raise ValueError(f"document {document.id.hex()} has no tokens; drop it before pairing")
 
 
 def _draw_other(

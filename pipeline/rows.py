@@ -27,7 +27,8 @@ class Rows:
     ids: id dtype of the documents, [total]. offsets: int64[n + 1]. word_starts: bool[total], true on special tokens and
     on the first token of each segment too, so no word crosses a [SEP]. first_length: int32[n], [CLS] and [SEP]
     included. label: int8[n], -1 where there is none. document_id, second_document_id: uint8[n, 16], the latter zero
-    where has_second (bool[n]) is false. keys: uint64[n], a random key for the masks of each row.
+    where has_second (bool[n]) is false. pass_number: int32[n]. keys: uint64[n], a random key for
+    the masks of each row.
     """
 
     ids: Ids
@@ -38,15 +39,14 @@ class Rows:
     document_id: npt.NDArray[np.uint8]
     second_document_id: npt.NDArray[np.uint8]
     has_second: npt.NDArray[np.bool_]
+    pass_number: npt.NDArray[np.int32]
     keys: npt.NDArray[np.uint64]
 
     def __len__(self) -> int:
         return int(self.label.size)
 
 
-def assemble_rows(
-    documents: Sequence[Tokens], pairs: PairTable, *, special: SpecialIds, seed: int, pass_number: int
-) -> Rows:
+def assemble_rows(documents: Sequence[Tokens], pairs: PairTable, *, special: SpecialIds, seed: int) -> Rows:
     """Rows of these pairs, in their order. `documents` is the list that the pairs index.
 
     keys depend on (seed, document id, pass, ordinal) alone, so that pairs get the same masks in any batches and order.
@@ -83,5 +83,11 @@ def assemble_rows(
         document_id=document_id,
         second_document_id=names[pairs.second_document],
         has_second=has_second,
-        keys=draws.row_keys(seed, "masks", pass_number, ids=document_id, ordinals=pairs.ordinal.astype(np.uint64)),
+        pass_number=pairs.pass_number,
+        keys=draws.row_keys(
+            seed,
+            "masks",
+            ids=document_id,
+            counters=(pairs.pass_number.astype(np.uint64), pairs.ordinal.astype(np.uint64)),
+        ),
     )
