@@ -1,0 +1,53 @@
+"""What flows through the pipeline before pairs: documents, dropped things with a reason, and splits of the input.
+
+Pure and picklable. A document's id is a hash of its cleaned text alone, so that it depends neither on paths nor on order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Cleaned sentences of one document: at least one, none empty, none with a line break inside.
+
+    `name` is for people (a title, a file and line) and enters no hash.
+    """
+
+    name: str
+    sentences: tuple[str, ...]
+
+    @property
+    def id(self) -> bytes:
+        """16 bytes: blake2b over the sentences joined by line breaks, in UTF-8."""
+        return hashlib.blake2b("\n".join(self.sentences).encode(), digest_size=ID_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """One thing left out: `reason` is a snake_case counter name, `name` says where, `detail` what."""
+
+    reason: str
+    name: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A part of one input file that one worker reads.
+
+    `source` is the index into the config's sources. `start` and `end` are what the kind means by them: byte offsets
+    (wikipedia: of compressed streams; text and jsonl: of lines), row groups (parquet), members (zip); `end` -1 is the
+    end of the file. `num_bytes` are bytes on disk; `text_bytes` estimates the plain text inside, from the input alone.
+    """
+
+    source: int
+    path: str
+    start: int
+    end: int
+    num_bytes: int
+    text_bytes: int

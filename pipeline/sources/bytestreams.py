@@ -1,0 +1,170 @@
+"""Bytes of plain and compressed files, in pieces, every fault named with file and offset.
+
+.bz2 (any number of streams), .gz, .xz, .zst and plain. Memory is flat: a piece is at most PIECE_BYTES however much the input
+expands. Truncation inside a stream is an error here; at a stream boundary the reader of the content must see it.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+PIECE_BYTES = 1 << 18
+# A megabyte that expands this much is no text: real dumps and books stay below 20 (bz2, xz of prose: 4-8).
+MOST_EXPANSION = 1_000
+_EXPANSION_FREE_BYTES = 64 << 20
+
+COMPRESSED = {".bz2": "bz2", ".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
+REFUSED = {
+    ".7z": "7-Zip archives are not read; unpack it first (7z x)",
+    ".rar": "RAR archives are not read; unpack it first",
+    ".lz4": "lz4 files are not read; unpack it first (lz4 -d)",
+    ".br": "Brotli files are not read; unpack it first (brotli -d)",
+    ".z": "compress(1) files are not read; unpack it first (gunzip)",
+}
+
+
+class _Decompressor(Protocol):
+    eof: bool
+    unused_data: bytes
+    needs_input: bool
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _Gzip:
+    """zlib's gzip decompressor with the interface of bz2's and lzma's."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(wbits=31)
+        self._pending = b""
+
+    eof = property(lambda self: self._inner.eof)
+    unused_data = property(lambda self: self._inner.unused_data)
+    needs_input = property(lambda self: not self._pending)
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        piece = self._inner.decompress(self._pending + data, max(0, max_length))
+        self._pending = self._inner.unconsumed_tail
+        return piece
+
+
+_DECOMPRESSORS: dict[str, Callable[[], _Decompressor]] = {
+    "bz2": bz2.BZ2Decompressor,
+    "gzip": _Gzip,
+    "xz": lzma.LZMADecompressor,
+}
+
+
+def compression_of(path: str | Path) -> str:
+    """bz2, gzip, xz, zstd or "" by the file's suffix; ValueError for one that is known and not read."""
+    suffix = Path(path).suffix.lower()
+    if suffix in REFUSED:
+        raise ValueError(f"{path}: {REFUSED[suffix]}")
+    return COMPRESSED.get(suffix, "")
+
+
+def read_pieces(path: str | Path, *, start: int = 0, end: int = -1) -> Iterator[bytes]:
+    """The decompressed content, from byte `start` of the file (where a stream starts) to `end` (where one ends).
+
+    Raises ValueError naming the file and the byte offset where the data are truncated, corrupt or expand beyond reason.
+    """
+    compression = compression_of(path)
+    with open(path, "rb") as file:
+        if compression == "zstd":
+            yield from _read_zstd(path, file)
+            return
+        file.seek(start)
+        size = Path(path).stat().st_size
+        raw = _read_raw(file, (size if end < 0 else end) - start)
+        if compression:
+            yield from decompress_pieces(raw, compression=compression, name=str(path), offset=start)
+        else:
+            yield from raw
+
+
+def _read_raw(file: IO[bytes], length: int) -> Iterator[bytes]:
+    while length > 0:
+        data = file.read(min(PIECE_BYTES, length))
+        if not data:
+            return
+        length -= len(data)
+        yield data
+
+
+def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offset: int = 0) -> Iterator[bytes]:
+    """Decompress concatenated streams; `offset` is that of the first byte, for the messages."""
+    make = _DECOMPRESSORS[compression]
+    decompressor: _Decompressor | None = None
+    stream_start = offset
+    taken = given = 0
+    data = b""
+    for block in raw:
+        data += block
+        taken += len(block)
+        while data or (decompressor is not None and not decompressor.needs_input):
+            if decompressor is None:
+                data = data.lstrip(b"\0") if compression in ("gzip", "xz") else data
+                if not data:
+                    break
+                stream_start = offset + taken - len(data)
+                decompressor = make()
+            try:
+                piece = decompressor.decompress(data, PIECE_BYTES)
+            except (OSError, lzma.LZMAError, zlib.error, EOFError) as error:
+                place = f"in the {compression} stream that starts at byte {stream_start}"
+                raise ValueError(f"{name}: corrupt data {place}: {error}; fetch the file again") from error
+            data = b""
+            given += len(piece)
+            if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * taken:
+                raise ValueError(
+                    f"{name}: {taken} bytes up to byte {offset + taken} expand to {given}, more than {MOST_EXPANSION} "
+                    f"times as much; this is no text, remove the file"
+                )
+            if piece:
+                yield piece
+            if decompressor.eof:
+                data = decompressor.unused_data
+                decompressor = None
+            elif decompressor.needs_input:
+                break
+    if decompressor is not None:
+        raise ValueError(
+            f"{name}: the file ends at byte {offset + taken}, inside the {compression} stream that starts at byte "
+            f"{stream_start}: it is truncated; fetch it again"
+        )
+
+
+def _read_zstd(path: str | Path, file: IO[bytes]) -> Iterator[bytes]:
+    import pyarrow as pa
+
+    given = 0
+    size = max(1, Path(path).stat().st_size)
+    try:
+        with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as stream:
+            while piece := stream.read(PIECE_BYTES):
+                given += len(piece)
+                if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * size:
+                    raise ValueError(
+                        f"{path}: {size} bytes expand to more than {given}; this is no text, remove the file"
+                    )
+                yield piece
+    except OSError as error:
+        raise ValueError(f"{path}: corrupt or truncated zstd data, after {given} bytes of content: {error}; "
+                         f"fetch the file again") from error
+
+
+def read_whole(path: str | Path, *, most_bytes: int) -> bytes | None:
+    """All content of a file, decompressed; None where it is more than `most_bytes`."""
+    pieces: list[bytes] = []
+    total = 0
+    for piece in read_pieces(path):
+        total += len(piece)
+        if total > most_bytes:
+            return None
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,225 @@
+"""MediaWiki's XML export, schemas 0.5 to 0.11, to pages: one pass of expat, flat in memory.
+
+A page is held only while it is open, and of its text never more than the budget. Files of bare <page> elements are read too.
+A document type declaration is refused, so that no entity can expand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from xml.parsers import expat
+
+
+@dataclass
+class Page:
+    """One page at its newest revision. `namespace` is None and `model` "" where the dump does not say."""
+
+    title: str = ""
+    namespace: int | None = None
+    is_redirect: bool = False
+    model: str = ""
+    text: str = ""
+    text_bytes: int = 0
+    over_budget: bool = False
+
+
+@dataclass
+class _Revision:
+    timestamp: str = ""
+    model: str = ""
+    pieces: list[str] = field(default_factory=list)
+    num_characters: int = 0
+    over_budget: bool = False
+
+
+@dataclass
+class SiteInfo:
+    """What the head of a dump says of its wiki: language, database name, namespaces by name."""
+
+    language: str = ""
+    database: str = ""
+    namespaces: dict[str, int] = field(default_factory=dict)
+    complete: bool = False
+
+
+_CAPTURED = frozenset(
+    ("title", "ns", "timestamp", "model", "text", "namespace", "dbname", "role", "contentmodel")
+)
+
+
+class DumpReader:
+    """Feeds pieces of bytes to expat and hands out pages.
+
+    `name` is the file for messages. `starts_inside`, `ends_inside`: the pieces begin after the head of the dump, or end before
+    its </mediawiki>, because they are a part of it.
+    """
+
+    def __init__(
+        self, name: str, *, most_characters: int, starts_inside: bool = False, ends_inside: bool = False
+    ) -> None:
+        self.site = SiteInfo()
+        self.num_pages = 0
+        self._name = name
+        self._most_characters = most_characters
+        self._starts_inside = starts_inside
+        self._ends_inside = ends_inside
+        self._started = False
+        self._path: list[str] = []
+        self._capturing: list[str] | None = None
+        self._pages: list[Page] = []
+        self._page = Page()
+        self._revision = _Revision()
+        self._newest: _Revision | None = None
+        self._role = ""
+        self._content_revision = _Revision()
+        self._namespace_key = ""
+        self._parser = expat.ParserCreate()
+        self._parser.buffer_text = True
+        self._parser.buffer_size = 1 << 18
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._characters
+        self._parser.StartDoctypeDeclHandler = self._doctype
+
+    def read(self, pieces: Iterable[bytes]) -> Iterator[Page]:
+        """Pages in order. Raises ValueError for what is not well-formed, ends early, or is no MediaWiki export."""
+        for piece in self._after_head(pieces):
+            self._parse(piece)
+            if self._pages:
+                yield from self._pages
+                self._pages = []
+        if not self._started:
+            raise ValueError(f"{self._name}: the file is empty; give a MediaWiki XML dump")
+        if self._path:
+            place = "/".join(self._path)
+            missing = "the </mediawiki> at the end is missing" if len(self._path) == 1 else f"it ends inside <{place}>"
+            if not (self._ends_inside and len(self._path) == 1):
+                raise ValueError(
+                    f"{self._name}: the dump is truncated: {missing}, after {self.num_pages} pages and "
+                    f"{self._parser.CurrentByteIndex} bytes of XML; fetch it again"
+                )
+            self._parse(b"</mediawiki>")
+        yield from self._pages
+        self._pages = []
+
+    def _after_head(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        head = b""
+        for piece in pieces:
+            if self._started:
+                yield piece
+                continue
+            head += piece
+            stripped = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+            if len(stripped) < 64 and len(head) < 1 << 20:
+                continue
+            yield from self._open(stripped)
+        if not self._started and (stripped := head.removeprefix(b"\xef\xbb\xbf").lstrip()):
+            yield from self._open(stripped)
+
+    def _open(self, head: bytes) -> Iterator[bytes]:
+        self._started = True
+        if self._starts_inside or head.startswith(b"<page"):
+            # Bare pages have no end of their own either.
+            self._ends_inside = self._ends_inside or not self._starts_inside
+            yield b"<mediawiki>"
+        elif not head.startswith(b"<"):
+            shown = head[:40].decode("utf-8", "replace")
+            raise ValueError(f"{self._name}: not a MediaWiki XML dump: it begins with {shown!r}; give a file of <mediawiki> "
+                             f"or <page> elements, or use kind: text")
+        yield head
+
+    def _parse(self, piece: bytes) -> None:
+        try:
+            self._parser.Parse(piece, False)
+        except expat.ExpatError as error:
+            if error.code == expat.errors.codes[expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT]:
+                raise ValueError(f"{self._name}: more data follow the </mediawiki> at byte "
+                                 f"{self._parser.ErrorByteIndex} of the XML; give one dump a file") from error
+            raise ValueError(
+                f"{self._name}: not well-formed XML at byte {self._parser.ErrorByteIndex} of the XML (line {error.lineno}, "
+                f"column {error.offset}; last page {self._page.title!r}): {expat.ErrorString(error.code)}; fetch it again"
+            ) from error
+
+    def _doctype(self, name: str, *_: object) -> None:
+        raise ValueError(f"{self._name}: has a document type declaration (<!DOCTYPE {name}>), which no MediaWiki dump has and "
+                         f"which can make entities expand without end; remove it")
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        depth = len(self._path)
+        self._path.append(tag)
+        if depth == 0:
+            if tag != "mediawiki":
+                raise ValueError(f"{self._name}: the root element is <{tag}>, not <mediawiki>; give a MediaWiki XML dump")
+            self.site.language = attributes.get("xml:lang", "")
+        elif tag == "page" and depth == 1:
+            self._page, self._newest = Page(), None
+            self.site.complete = True
+        elif tag in ("revision", "upload") and depth == 2:
+            self._revision = _Revision()
+        elif tag == "content" and depth == 3:
+            self._role, self._content_revision = "", _Revision()
+        elif tag == "redirect" and depth == 2:
+            self._page.is_redirect = True
+        elif tag == "namespace":
+            self._namespace_key = attributes.get("key", "")
+        if tag in _CAPTURED:
+            self._capturing = []
+
+    def _characters(self, data: str) -> None:
+        if self._capturing is None:
+            return
+        if self._path[-1] != "text":
+            self._capturing.append(data[:1024])
+            return
+        revision = self._content_revision if "content" in self._path else self._revision
+        revision.num_characters += len(data)
+        if revision.num_characters > self._most_characters:
+            revision.over_budget = True
+            revision.pieces.clear()
+        else:
+            revision.pieces.append(data)
+
+    def _end(self, tag: str) -> None:
+        self._path.pop()
+        captured, self._capturing = self._capturing, None
+        value = "".join(captured).strip() if captured else ""
+        depth = len(self._path)
+        if tag == "page" and depth == 1:
+            self._finish_page()
+        elif tag == "revision" and depth == 2:
+            # The newest by time stamp (ISO 8601 sorts as text); of equals the later one.
+            if self._newest is None or self._revision.timestamp >= self._newest.timestamp:
+                self._newest = self._revision
+        elif tag == "content" and depth == 3:
+            if self._role in ("main", "") and not self._revision.num_characters:
+                chosen = self._content_revision
+                chosen.timestamp = self._revision.timestamp
+                self._revision = chosen
+        elif captured is not None:
+            self._take(tag, value, depth)
+
+    def _take(self, tag: str, value: str, depth: int) -> None:
+        if depth == 2 and tag == "title":
+            self._page.title = value
+        elif depth == 2 and tag == "ns":
+            self._page.namespace = int(value) if value.lstrip("-").isdecimal() else None
+        elif tag == "timestamp" and depth == 3:
+            self._revision.timestamp = value
+        elif tag == "model":
+            (self._content_revision if "content" in self._path else self._revision).model = value
+        elif tag == "role":
+            self._role = value
+        elif tag == "dbname":
+            self.site.database = value
+        elif tag == "namespace" and self._namespace_key.lstrip("-").isdecimal():
+            self.site.namespaces[value] = int(self._namespace_key)
+
+    def _finish_page(self) -> None:
+        page, revision = self._page, self._newest or _Revision()
+        page.model = revision.model
+        page.text = "".join(revision.pieces)
+        page.text_bytes = revision.num_characters
+        page.over_budget = revision.over_budget
+        self.num_pages += 1
+        self._pages.append(page)

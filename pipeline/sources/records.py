@@ -1,0 +1,162 @@
+"""Records with a text column: JSON lines and Parquet. A row is a document, or a sentence with a stated boundary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.clean import normalize_line
+from pipeline.config import SourceConfig
+from pipeline.documents import Document, Drop, Split
+from pipeline.sentences import split_sentences
+from pipeline.sources.assembly import assemble
+from pipeline.sources.textlines import next_line, read_lines, split_lines
+
+_ROWS_AT_ONCE = 1_000
+_SPLIT_BYTES = 32 << 20
+
+
+class _Row(NamedTuple):
+    """Where a row is, its text (None: null) and its document's key (None: no document_column)."""
+
+    place: str
+    text: str | None
+    key: object
+
+
+def split_records(
+    path: Path, *, source: int, config: SourceConfig, split_bytes: int | None = None
+) -> list[Split]:
+    """Line ranges or row groups where a row is a document; the whole file where documents span rows."""
+    if config.kind == "jsonl":
+        boundary = next_line if config.row == "document" else None
+        return split_lines(path, source=source, boundary=boundary, split_bytes=split_bytes)
+    file = _open_parquet(path)
+    _check_columns(path, file.schema_arrow, config=config)
+    leaf = [file.metadata.schema.column(i).path for i in range(file.metadata.num_columns)].index(config.text_column)
+    groups = [file.metadata.row_group(index).column(leaf) for index in range(file.num_row_groups)]
+    if not any(file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)):
+        raise ValueError(f"{path}: has no rows; remove it or give another file")
+    splits: list[Split] = []
+    first = packed = text = 0
+    for index, group in enumerate(groups):
+        packed += group.total_compressed_size
+        text += group.total_uncompressed_size
+        last = index == len(groups) - 1
+        if last or (config.row == "document" and text >= (split_bytes or _SPLIT_BYTES)):
+            splits.append(Split(source, str(path), first, index + 1, packed, text))
+            first, packed, text = index + 1, 0, 0
+    return splits
+
+
+def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
+    """Documents of a split: a row each, or runs of rows up to the configured boundary."""
+    rows = _jsonl_rows(split, config=source) if source.kind == "jsonl" else _parquet_rows(split, config=source)
+    if source.row == "sentence":
+        yield from _join_rows(rows, config=source)
+        return
+    for row in rows:
+        if row.text is None:
+            yield Drop("null_text", row.place)
+        else:
+            yield from assemble(row.place, split_sentences(row.text, language=source.language))
+
+
+def _join_rows(rows: Iterable[_Row], *, config: SourceConfig) -> Iterator[Document | Drop]:
+    """Runs of sentence rows that belong to one document."""
+    sentences: list[str] = []
+    place, num_rows, key = "", 0, object()
+    for row in rows:
+        text = normalize_line(row.text or "")
+        ends = (
+            (config.document_column is not None and num_rows > 0 and row.key != key)
+            or (config.blank_row_ends_document and not text)
+            or num_rows == config.rows_per_document
+        )
+        if ends and num_rows:
+            yield from assemble(place, sentences)
+            sentences, num_rows = [], 0
+        if not text:
+            if not config.blank_row_ends_document:
+                num_rows += 1
+                yield Drop("null_text" if row.text is None else "empty_row", row.place)
+            continue
+        place = place if sentences else row.place
+        key = row.key
+        num_rows += 1
+        sentences.append(text)
+    if num_rows:
+        yield from assemble(place, sentences)
+
+
+# ---- JSON lines ----
+
+
+def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
+    where = f" after byte {split.start}" if split.start else ""
+    for number, line in read_lines(split):
+        place = f"{split.path}, line {number}{where}"
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{place}: not JSON: {error}; a .jsonl file holds one object a line") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"{place}: holds {type(record).__name__}, not an object with '{config.text_column}'")
+        text = _field(record, config.text_column, place=place, setting="text_column")
+        if text is not None and not isinstance(text, str):
+            raise ValueError(f"{place}: '{config.text_column}' holds {text!r:.40}, not text; check text_column")
+        key = None
+        if config.document_column is not None:
+            key = _field(record, config.document_column, place=place, setting="document_column")
+        yield _Row(f"{Path(split.path).name}, line {number}{where}", text, key)
+
+
+def _field(record: dict[str, object], name: str, *, place: str, setting: str) -> object:
+    if name not in record:
+        known = ", ".join(list(record)[:20]) or "nothing"
+        raise ValueError(f"{place}: has no field '{name}' (it has {known}); set {setting}")
+    return record[name]
+
+
+# ---- Parquet ----
+
+
+def _open_parquet(path: str | Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path}: not a whole Parquet file: {error}; fetch it again") from error
+
+
+def _check_columns(path: str | Path, schema: pa.Schema, *, config: SourceConfig) -> None:
+    for name, setting in ((config.text_column, "text_column"), (config.document_column, "document_column")):
+        if name is not None and name not in schema.names:
+            raise ValueError(f"{path}: has no column '{name}' (it has {', '.join(schema.names)}); set {setting}")
+    kind = schema.field(config.text_column).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise ValueError(f"{path}: column '{config.text_column}' is {kind}, not text; set text_column")
+
+
+def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
+    file = _open_parquet(split.path)
+    _check_columns(split.path, file.schema_arrow, config=config)
+    columns = [config.text_column] + ([config.document_column] if config.document_column is not None else [])
+    groups = list(range(split.start, file.num_row_groups if split.end < 0 else split.end))
+    number = sum(file.metadata.row_group(index).num_rows for index in range(split.start))
+    name = Path(split.path).name
+    try:
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=columns):
+            texts = batch.column(config.text_column).to_pylist()
+            keys = batch.column(config.document_column).to_pylist() if config.document_column else [None] * len(texts)
+            for text, key in zip(texts, keys, strict=True):
+                yield _Row(f"{name}, row {number}", text, key)
+                number += 1
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{split.path}: cannot be read near row {number}: {error}; fetch it again") from error

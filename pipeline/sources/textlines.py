@@ -1,0 +1,99 @@
+"""Lines of a text file with their numbers, and parts of a large one: shared by kinds that hold a record or sentence a line.
+
+A part is a range of bytes; the line that starts in a range belongs to it. Compressed files are one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from pipeline.documents import Split
+from pipeline.sources.bytestreams import compression_of, read_pieces
+
+SPLIT_BYTES = 32 << 20
+LONGEST_LINE = 64 << 20
+_TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
+
+
+def split_lines(
+    path: Path, *, source: int, boundary: Callable[[IO[bytes], int], int] | None, split_bytes: int | None = None
+) -> list[Split]:
+    """Ranges of about `split_bytes` cut at `boundary(file, position)`; one split where it is None or compressed."""
+    compression = compression_of(path)
+    size = path.stat().st_size
+    share = _TEXT_SHARE[compression]
+    step = split_bytes or SPLIT_BYTES
+    cuts = [0]
+    if boundary is not None and not compression:
+        with open(path, "rb") as file:
+            while cuts[-1] + step < size:
+                cut = boundary(file, cuts[-1] + step)
+                if cut >= size:
+                    break
+                cuts.append(cut)
+    return [
+        Split(source, str(path), start, end, end - start, round(share * (end - start)))
+        for start, end in zip(cuts, [*cuts[1:], size], strict=True)
+    ]
+
+
+def next_line(file: IO[bytes], position: int) -> int:
+    """The offset of the first line that starts at or after `position`."""
+    file.seek(position - 1)
+    file.readline()
+    return file.tell()
+
+
+def after_blank_line(file: IO[bytes], position: int) -> int:
+    """The offset after the first blank line that starts at or after `position`; the size of the file if there is none."""
+    next_line(file, position)
+    while line := file.readline():
+        if not line.strip():
+            break
+    return file.tell()
+
+
+def read_lines(split: Split) -> Iterator[tuple[int, str]]:
+    """(number of the line within the split, counted from 1; its text without the line break).
+
+    Raises ValueError naming file, line and byte for what is not UTF-8 or a line above LONGEST_LINE bytes.
+    """
+    pieces = read_pieces(split.path, start=split.start, end=split.end)
+    offset = split.start
+    where = "" if split.start == 0 else f" after byte {split.start}"
+    for number, line in enumerate(_break_lines(pieces, name=split.path), start=1):
+        data = line.removeprefix(b"\xef\xbb\xbf") if number == 1 and split.start == 0 else line
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{split.path}, line {number}{where} (byte {offset + error.start} of the text): not UTF-8 "
+                f"({data[error.start : error.start + 4]!r}); convert it, for example with iconv -f latin1 -t utf-8"
+            ) from error
+        yield number, text.rstrip("\r\n")
+        offset += len(line)
+
+
+def _break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
+    rest: list[bytes] = []
+    held = 0
+    for piece in pieces:
+        lines = piece.split(b"\n")
+        if len(lines) == 1:
+            rest.append(piece)
+            held += len(piece)
+            if held > LONGEST_LINE:
+                raise ValueError(f"{name}: a line is longer than {LONGEST_LINE} bytes; is this a text file with line breaks?")
+            continue
+        yield b"".join(rest) + lines[0] + b"\n"
+        for line in lines[1:-1]:
+            yield line + b"\n"
+        rest = [lines[-1]]
+        held = len(lines[-1])
+    last = b"".join(rest)
+    if last:
+        yield last
+
+

@@ -1,0 +1,168 @@
+"""Wikipedia dumps: splits at stream and page boundaries, articles to documents.
+
+A multistream .bz2 is split where its streams start, found by the streams' ten-byte signature and checked by decompressing: the
+index beside it says the same, but of the English dump it alone is over 1 GB to read. Plain XML is split at <page>.
+"""
+
+from __future__ import annotations
+
+import bz2
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.config import SourceConfig
+from pipeline.documents import Document, Drop, Split
+from pipeline.sentences import split_sentences
+from pipeline.sources.assembly import assemble
+from pipeline.sources.bytestreams import compression_of, read_pieces
+from pipeline.sources.dumpxml import DumpReader, Page, SiteInfo
+from pipeline.wikitext import DEFAULT_BUDGET, exceeded_budget, wikitext_to_text
+from pipeline.wikitext_names import WikiNames, wiki_names
+
+# Plain text in a byte of the file: an estimate that only steers the number of buckets.
+_TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
+SPLIT_BYTES = {"bz2": 8 << 20, "": 32 << 20}
+_WINDOW = 32 << 20
+_PAGE = b"<page>"
+_STREAM = b"1AY&SY"  # after BZh and a digit: the first block of a bz2 stream
+_STREAM_END = b"\x17rE8P\x90"  # a stream without blocks
+
+
+def split_dump(path: Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
+    """Splits of one dump of about `split_bytes` each, cut where a stream (.bz2) or page (plain) starts; else one split."""
+    compression = compression_of(path)
+    size = path.stat().st_size
+    step = split_bytes or SPLIT_BYTES.get(compression, size)
+    starts = [0]
+    if compression in SPLIT_BYTES:
+        find = _next_stream if compression == "bz2" else _next_page
+        while starts[-1] + step < size:
+            found = find(path, starts[-1] + step)
+            if found is None:
+                break
+            starts.append(found)
+    share = _TEXT_SHARE[compression]
+    ends = [*starts[1:], size]
+    return [
+        Split(source, str(path), start, end, end - start, round(share * (end - start)))
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _next_page(path: Path, position: int) -> int | None:
+    return _search(path, position, _PAGE)
+
+
+def _next_stream(path: Path, position: int) -> int | None:
+    """Where the first stream at or after `position` starts whose content begins with a page."""
+    while (found := _search(path, position, _STREAM)) is not None:
+        start = found - 4
+        if start >= position and _begins_with_page(path, start):
+            return start
+        position = found + 1
+    return None
+
+
+def _search(path: Path, position: int, wanted: bytes) -> int | None:
+    """The first offset of `wanted` in the window after `position`; None where there is none."""
+    end = position + _WINDOW
+    with open(path, "rb") as file:
+        file.seek(position)
+        tail = b""
+        while position < end and (block := file.read(1 << 20)):
+            data = tail + block
+            found = data.find(wanted)
+            if found >= 0:
+                return position - len(tail) + found
+            tail = data[-(len(wanted) - 1) :]
+            position += len(block)
+    return None
+
+
+def _begins_with_page(path: Path, start: int) -> bool:
+    with open(path, "rb") as file:
+        file.seek(start)
+        if file.read(3) != b"BZh":
+            return False
+        file.seek(start)
+        decompressor = bz2.BZ2Decompressor()
+        content = b""
+        try:
+            while len(content) < 64 and not decompressor.eof and (block := file.read(1 << 20)):
+                content += decompressor.decompress(block, 4096)
+        except OSError:
+            return False
+    return content.lstrip().startswith(_PAGE)
+
+
+def read_site(path: str) -> SiteInfo:
+    """The siteinfo at the head of a dump; empty where it has none."""
+    reader = DumpReader(path, most_characters=0, ends_inside=True)
+    for _ in reader.read(_until_page(path)):
+        break
+    return reader.site
+
+
+def _until_page(path: str) -> Iterator[bytes]:
+    head = b""
+    for piece in read_pieces(path):
+        head += piece
+        found = head.find(_PAGE)
+        if found >= 0 or len(head) > _WINDOW:
+            yield head[: found if found >= 0 else 0]
+            return
+    yield head
+
+
+def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
+    """Documents of the articles in a split, in order; a Drop for every other page and every sentence left out."""
+    size = Path(split.path).stat().st_size
+    most = DEFAULT_BUDGET.num_bytes
+    reader = DumpReader(split.path, most_characters=most, starts_inside=split.start > 0,
+                        ends_inside=split.end not in (-1, size))
+    site = read_site(split.path) if split.start > 0 else reader.site
+    names: WikiNames | None = None
+    for page in reader.read(read_pieces(split.path, start=split.start, end=split.end)):
+        if names is None:
+            names = names_of_site(site, language=source.language)
+        yield from convert_page(page, names=names, language=source.language)
+
+
+def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
+    """Names by the dump's siteinfo united with the known ones of its language and of the configured one."""
+    languages = {language, site.language, site.database.removesuffix("wiki").replace("_", "-")}
+    # English names work on every wiki; so a siteinfo in another language than the configured one must not hide any.
+    return wiki_names(sorted(languages), siteinfo=site.namespaces)
+
+
+def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Document | Drop]:
+    """One page to its document, or to a Drop that says why it is none."""
+    namespace = page.namespace if page.namespace is not None else names.namespace_of(page.title)
+    if namespace != 0:
+        yield Drop("not_main_namespace", page.title, str(namespace))
+        return
+    if page.is_redirect or names.is_redirect(page.text):
+        yield Drop("redirect", page.title)
+        return
+    if page.model not in ("", "wikitext"):
+        yield Drop("not_wikitext", page.title, page.model)
+        return
+    excess = (
+        f"{page.text_bytes} characters of markup, more than {DEFAULT_BUDGET.num_bytes} bytes"
+        if page.over_budget
+        else exceeded_budget(page.text)
+    )
+    if excess is not None:
+        yield Drop("page_over_budget", page.title, excess)
+        return
+    plain = wikitext_to_text(page.text, names=names, language=language, title=page.title)
+    kept: list[str] = []
+    for sentence in split_sentences(plain.text, language=language, keep_reserved=True):
+        missing = plain.hole_in(sentence)
+        if missing is None:
+            kept.append(sentence)
+        else:
+            yield Drop("sentence_with_unrendered_template", page.title, missing)
+    yield from assemble(page.title, kept)
+
+
