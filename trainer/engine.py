@@ -146,6 +146,17 @@ class Engine:
             self.loss_scale = loss_scale
             self._engine.optimizer.loss_scaler.cur_scale = loss_scale.value
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Full shape of every trainable parameter by name."""
+        parameters = engine_state.trainable_parameters(self.module)
+        return {name: engine_state.full_shape(parameter) for name, parameter in parameters}
+
+    def broadcast_int(self, value: int) -> int:
+        """Rank 0's value, on every rank. Collective."""
+        tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
+        dist.broadcast(tensor, src=0)
+        return int(tensor.item())
+
     def optimizer_bytes(self) -> int:
         """Bytes of Adam's moments on this rank."""
         return engine_state.optimizer_bytes(self._engine, stage=self.stage)

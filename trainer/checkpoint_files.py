@@ -1,0 +1,205 @@
+"""Files of a checkpoint: written so that they are whole or absent, verified before anything trusts them.
+
+A checkpoint is a folder of safetensors and JSON files with a manifest of sizes and sha256. Invariant:
+bytes are hashed as they are written and reach the disk (fsync) before a name for them appears.
+Nothing here is a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+FORMAT = "cloze-checkpoint-1"
+
+_STEP = re.compile(r"step-(\d{8,})")
+_LIBRARIES = ("torch", "deepspeed", "numpy", "safetensors", "pyarrow", "ray")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
+_CHUNK_BYTES = 16 * 2**20
+
+
+class CheckpointError(ValueError):
+    """A checkpoint could not be written, is not whole, or does not fit the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointState:
+    """state.json: all of a run's state that is not a tensor."""
+
+    step: int
+    """Steps of the run that are done, skipped ones included."""
+    steps_taken: int
+    """Updates the optimizer has applied (Adam's step count)."""
+    loss_scale: dict[str, Any]
+    plan_state: dict[str, Any]
+    config: dict[str, Any]
+    """The resolved TrainerConfig."""
+    world_size: int
+    threads: int
+    versions: dict[str, str]
+    """Python, libraries and device: compared with a warning, since bits may depend on them."""
+
+
+def write_tensors(path: Path, *, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Write CPU tensors (fp32 or uint8) as safetensors, straight from their memory, and fsync.
+
+    Returns the file's manifest entry, {"bytes", "sha256"}: hashed while written, in one pass.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in (struct.pack("<Q", len(text)), text):
+            file.write(piece)
+            digest.update(piece)
+        for tensor in tensors.values():
+            memory = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+            for start in range(0, len(memory), _CHUNK_BYTES):
+                chunk = memory[start : start + _CHUNK_BYTES]
+                file.write(chunk)
+                digest.update(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def write_json(path: Path, value: Any) -> dict[str, Any]:
+    """Write `value` under a temporary name, fsync, rename. Returns the manifest entry."""
+    data = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file; CheckpointError names it where it is absent or torn."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: is missing") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: is not valid JSON ({error})") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names created in or renamed into `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_manifest(folder: Path, *, step: int, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the list of files; it carries a hash of itself."""
+    body = {"format": FORMAT, "step": step, "files": {name: dict(entry) for name, entry in files.items()}}
+    write_json(folder / MANIFEST, {**body, "sha256": _hash_of(body)})
+
+
+def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """File name -> {"bytes", "sha256"}, after checks of the manifest itself.
+
+    Raises CheckpointError where it is missing, torn, altered, of another format or another step than the
+    folder's name says, or names a file outside the folder.
+    """
+    path = folder / MANIFEST
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        raise CheckpointError(f"{path}: format is {found!r}, this version reads {FORMAT!r}")
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    if manifest.get("sha256") != _hash_of(body):
+        raise CheckpointError(f"{path}: was altered after it was written (its own sha256 differs)")
+    if folder.name != step_name(manifest["step"]):
+        raise CheckpointError(f"{path}: is of step {manifest['step']}, but stands in folder {folder.name}")
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    for name in files:
+        if not _FILE_NAME.fullmatch(name) or (folder / name).is_symlink():
+            raise CheckpointError(f"{path}: file name {name!r} leads out of the checkpoint; refused")
+    return files
+
+
+def verify(folder: Path) -> None:
+    """Read every byte that the manifest lists; CheckpointError names the first file that differs."""
+    for name, entry in read_manifest(folder).items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path}: is missing (listed in {MANIFEST})")
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            raise CheckpointError(f"{path}: has {size} bytes, {MANIFEST} says {entry['bytes']}")
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != entry["sha256"]:
+            raise CheckpointError(f"{path}: sha256 is {found}, {MANIFEST} says {entry['sha256']}")
+
+
+def step_name(step: int) -> str:
+    """Folder name of the checkpoint after `step` steps."""
+    return f"step-{step:08d}"
+
+
+def list_checkpoints(run_dir: str | Path) -> list[Path]:
+    """Committed checkpoints of a run, oldest first, unverified."""
+    root = checkpoints_folder(run_dir)
+    if not root.is_dir():
+        return []
+    return sorted((path for path in root.iterdir() if _STEP.fullmatch(path.name)), key=step_of)
+
+
+def checkpoints_folder(run_dir: str | Path) -> Path:
+    """Where a run's checkpoints stand."""
+    return Path(run_dir) / "checkpoints"
+
+
+def step_of(folder: Path) -> int:
+    """Step of a checkpoint's folder."""
+    match = _STEP.fullmatch(folder.name)
+    if match is None:
+        raise CheckpointError(f"{folder}: is not a checkpoint; their folders are called {step_name(100)}")
+    return int(match.group(1))
+
+
+def library_versions(device: torch.device) -> dict[str, str]:
+    """What the bits of a run may depend on besides its config: Python, libraries, device."""
+    versions = {"python": platform.python_version()}
+    for library in _LIBRARIES:
+        with suppress(PackageNotFoundError):  # the trainer runs without Ray too
+            versions[library] = version(library)
+    on_gpu = device.type == "cuda"
+    return {**versions, "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine()}
+
+
+def _hash_of(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
