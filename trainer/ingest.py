@@ -1,0 +1,213 @@
+"""The stream of slots that one rank trains on: blocks read ahead, cut into slots, their counts summed over all ranks.
+
+Every rank always gets ceil(G / W) slots a step, empty ones included. One host all-reduce a step carries the counts
+that losses are divided by and every lane's cursor: so each rank knows the whole state, and when an epoch ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.manifest import Manifest
+from trainer.batches import Slot, SlotShape
+from trainer.blocks import BlockRef, LengthReader, make_refs
+from trainer.plan import Plan, PlanError, PlanState, lanes_of
+from trainer.readers import ReadAhead, local_blocks, ray_blocks
+from trainer.slots import Rows, SlotCutter
+
+AllReduce: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Sum of a host vector over all ranks."""
+
+_MASKED, _LABELLED, _PAIRS, _TOKENS, _CURSORS = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step's data on this rank, and its counts over all ranks."""
+
+    slots: tuple[Slot | None, ...]
+    """A slot a micro-step; None is an empty one."""
+    lanes: tuple[int, ...]
+    """The lane of each slot; -1 where the rank has none left to take."""
+    num_masked: int
+    """Masked positions of the step, all ranks."""
+    num_labelled: int
+    """Pairs with a next-sentence label, all ranks."""
+    num_pairs: int
+    """Pairs, all ranks."""
+    num_tokens: int
+    """Tokens, all ranks."""
+    state: PlanState
+    """Where the run stands after this step; the same on every rank."""
+    wait_s: float
+    """Seconds that this rank waited for blocks."""
+
+
+class SlotStream:
+    """Steps of one rank from `state` on (None: from the start), without end.
+
+    `all_reduce` is called once a step by every rank (None: world size 1). `blocks` says who reads: threads of this
+    process, or Ray Data; the slots are the same. Memory: a block a lane, and `read_ahead_blocks` more.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        root: str | Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        state: PlanState | None = None,
+        blocks: Literal["local", "ray"] = "local",
+        all_reduce: AllReduce | None = None,
+        read_ahead_blocks: int = 4,
+        object_store_mb: int = 256,
+        last_epoch: int | None = None,
+    ) -> None:
+        self._plan, self._state = plan, plan.start() if state is None else state
+        plan.check(self._state)
+        self._lanes = lanes_of(rank, world_size=world_size, lanes=plan.lanes)
+        self._all_reduce = all_reduce
+        self._lock = threading.Lock()
+        self._known_rows: dict[int, NDArray[np.int64]] = {}
+        self._read_lengths = LengthReader(plan, root=root)
+        self._cursors = {lane: self._state.cursors[lane] for lane in self._lanes if lane >= 0}
+        self._waiting: dict[int, deque[Rows]] = {lane: deque() for lane in self._cursors}
+        self._cutters = {
+            lane: SlotCutter(plan.shape, quota=plan.quota(lane), next_block=partial(self._next_block, lane))
+            for lane in self._cursors
+        }
+        self._cut_slots: tuple[Slot | None, ...] | None = None
+        self._wait_s = 0.0
+        epochs = count(self._state.epoch) if last_epoch is None else range(self._state.epoch, last_epoch + 1)
+        refs = self._refs(epochs, dict(self._cursors)) if self._cursors else iter(())
+        tables = (
+            local_blocks(refs, root=root)
+            if blocks == "local"
+            else ray_blocks(refs, root=root, object_store_bytes=object_store_mb << 20)
+        )
+        self._blocks = ReadAhead(tables, depth=read_ahead_blocks)
+
+    @property
+    def state(self) -> PlanState:
+        """Where the run stands after the step that was committed last."""
+        return self._state
+
+    def next_step(self) -> Step:
+        """Cut this rank's slots and sum the counts over all ranks: collective, one all_reduce."""
+        counts = self.cut()
+        return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
+
+    def cut(self) -> NDArray[np.int64]:
+        """First half of next_step, local: [4 + G] counts and cursors of this rank's lanes, zero for others'."""
+        assert self._cut_slots is None
+        self._wait_s = 0.0
+        counts = np.zeros(_CURSORS + self._plan.lanes, dtype=np.int64)
+        slots: list[Slot | None] = []
+        for lane in self._lanes:
+            slot = None if lane < 0 else self._cutters[lane].cut(rows_left=self._rows_left(lane))
+            slots.append(slot)
+            if slot is not None:
+                self._cursors[lane] += slot.num_pairs
+                counts[:_CURSORS] += (slot.num_masked, slot.num_labelled, slot.num_pairs, slot.num_tokens)
+            if lane >= 0:
+                counts[_CURSORS + lane] = self._cursors[lane]
+        self._cut_slots = tuple(slots)
+        return counts
+
+    def commit(self, counts: NDArray[np.int64]) -> Step:
+        """Second half: `counts` summed over all ranks. Begins the next epoch where every lane is through."""
+        assert self._cut_slots is not None
+        slots, self._cut_slots = self._cut_slots, None
+        epoch, epoch_step, cursors = self._state.epoch, self._state.epoch_step + 1, counts[_CURSORS:]
+        while cursors.any() and (cursors >= (rows := self._lane_rows(epoch))).all():
+            cursors, epoch, epoch_step = cursors - rows, epoch + 1, 0
+            self._known_rows.pop(epoch - 1)
+        self._cursors = {lane: int(cursors[lane]) for lane in self._cursors}
+        self._state = PlanState(
+            plan_hash=self._plan.hash,
+            step=self._state.step + 1,
+            epoch=epoch,
+            epoch_step=epoch_step,
+            cursors=tuple(cursors.tolist()),
+        )
+        return Step(
+            slots=slots,
+            lanes=tuple(self._lanes),
+            num_masked=int(counts[_MASKED]),
+            num_labelled=int(counts[_LABELLED]),
+            num_pairs=int(counts[_PAIRS]),
+            num_tokens=int(counts[_TOKENS]),
+            state=self._state,
+            wait_s=self._wait_s,
+        )
+
+    def one_epoch(self, *, max_pairs: int | None = None) -> Iterator[Step]:
+        """Steps up to the end of the epoch, or until `max_pairs` pairs are reached; the same number on every rank."""
+        epoch, pairs = self._state.epoch, 0
+        while self._state.epoch == epoch and (max_pairs is None or pairs < max_pairs):
+            step = self.next_step()
+            pairs += step.num_pairs
+            yield step
+
+    def close(self) -> None:
+        """Stop reading ahead. Idempotent."""
+        self._blocks.close()
+
+    def _rows_left(self, lane: int) -> int:
+        """Rows that a slot may take: in exact mode a slot runs on into the next epoch."""
+        quota = self._plan.quota(lane)
+        return quota if quota is not None else int(self._lane_rows(self._state.epoch)[lane]) - self._cursors[lane]
+
+    def _lane_rows(self, epoch: int) -> NDArray[np.int64]:
+        """Rows of every lane; without the lock where known, since the other thread may read lengths under it."""
+        known = self._known_rows.get(epoch)
+        if known is None:
+            with self._lock:
+                known = np.diff(self._plan.cuts(epoch, read_lengths=self._read_lengths).rows)
+            self._known_rows[epoch] = known
+        return known
+
+    def _refs(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[BlockRef]:
+        """All that this rank's lanes read, epoch after epoch; runs in the thread that reads ahead."""
+        for epoch in epochs:
+            rows = self._lane_rows(epoch)
+            with self._lock:
+                blocks = self._plan.blocks(
+                    epoch, lanes=list(cursors), cursors=list(cursors.values()), read_lengths=self._read_lengths
+                )
+            yield from make_refs(self._plan, blocks, epoch=epoch)
+            cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
+
+    def _next_block(self, lane: int) -> Rows:
+        """The lane's next block; blocks of other lanes that come before it wait for their turn."""
+        start = time.perf_counter()
+        while not self._waiting[lane]:
+            ref, table = next(self._blocks)
+            self._waiting[ref.lane].append(Rows.from_table(table))
+        self._wait_s += time.perf_counter() - start
+        return self._waiting[lane].popleft()
+
+
+def validation_plan(manifest: Manifest, *, shape: SlotShape, lanes: int) -> Plan:
+    """Plan over the held-out rows: one fixed order, so that the first pairs are the same at every evaluation.
+
+    Raises PlanError where nothing is held out.
+    """
+    rows = manifest.num_rows("validation")
+    if rows == 0:
+        raise PlanError(
+            "the data set holds no validation rows; build it with validation_fraction above 0, or switch evaluation off"
+        )
+    return Plan.from_manifest(manifest, split="validation", lanes=min(lanes, rows), shape=shape, seed=0)

@@ -1,0 +1,140 @@
+"""Who reads the blocks: threads of this process, or Ray Data; the same tables in the same order.
+
+Both are iterators that a thread runs ahead of the training loop, by a bounded number of blocks.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from trainer.blocks import ROW_GROUP, SHARD, BlockError, BlockRef, read_block
+
+_LOCAL_THREADS = 2
+_DATASET_BLOCKS = 256
+_SMALL_DATASET_BLOCKS = 16
+
+
+Tables: TypeAlias = Generator[tuple[BlockRef, pa.Table], None, None]
+
+
+def local_blocks(refs: Iterable[BlockRef], *, root: str | Path) -> Tables:
+    """Read blocks in two threads (decoding leaves Python's lock), at most two beyond the one that is asked for."""
+    pending: deque[tuple[BlockRef, Future[pa.Table]]] = deque()
+    with ThreadPoolExecutor(max_workers=_LOCAL_THREADS, thread_name_prefix="read-block") as pool:
+        for ref in refs:
+            pending.append((ref, pool.submit(read_block, ref, root=root)))
+            if len(pending) > _LOCAL_THREADS:
+                first, table = pending.popleft()
+                yield first, table.result()
+        while pending:
+            first, table = pending.popleft()
+            yield first, table.result()
+
+
+def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes: int) -> Tables:
+    """Read blocks in Ray tasks, on any node that sees `root`; what is read ahead is bounded by object_store_bytes.
+
+    The tasks ask for no CPU, so that they run beside train workers that hold all of them. Raises BlockError.
+    """
+    import ray  # absent where the loop runs without it
+
+    def read_item(item: pa.Table) -> pa.Table:
+        return read_block(BlockRef(**item.to_pylist()[0]), root=root)
+
+    for chunk in _chunks(refs):
+        dataset = ray.data.from_items([asdict(ref) for ref in chunk], override_num_blocks=len(chunk)).map_batches(
+            read_item,
+            batch_format="pyarrow",
+            batch_size=None,
+            num_cpus=0,
+            compute=ray.data.TaskPoolStrategy(size=1),
+        )
+        options = dataset.context.execution_options
+        options.preserve_order = True
+        options.resource_limits = ray.data.ExecutionResources(object_store_memory=object_store_bytes)
+        tables = dataset.iterator().iter_batches(batch_format="pyarrow", batch_size=None)
+        for ref, table in zip(chunk, _plain_errors(tables), strict=True):
+            assert (table.column(SHARD)[0].as_py(), table.column(ROW_GROUP)[0].as_py()) == (ref.shard, ref.row_group)
+            assert table.num_rows == ref.stop - ref.start
+            yield ref, table
+
+
+def _chunks(refs: Iterable[BlockRef]) -> Iterator[list[BlockRef]]:
+    """Blocks of one data set each: not so few that starting it counts, not so many that the list of tasks does."""
+    chunk: list[BlockRef] = []
+    for ref in refs:
+        ends = len(chunk) >= _SMALL_DATASET_BLOCKS and ref.epoch != chunk[-1].epoch
+        if ends or len(chunk) == _DATASET_BLOCKS:
+            yield chunk
+            chunk = []
+        chunk.append(ref)
+    if chunk:
+        yield chunk
+
+
+def _plain_errors(tables: Iterable[Any]) -> Iterator[Any]:
+    """Pass tables on; a BlockError that was raised inside a Ray task comes out as itself."""
+    try:
+        yield from tables
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, BlockError):
+            cause = getattr(cause, "cause", None) or cause.__cause__
+        if cause is None:
+            raise
+        raise BlockError(str(cause)) from error
+
+
+class ReadAhead:
+    """Runs an iterator in a thread, at most `depth` items ahead; what it raises comes out of next(), every time."""
+
+    def __init__(self, items: Tables, *, depth: int) -> None:
+        self._queue: queue.Queue[tuple[BlockRef, pa.Table] | BaseException] = queue.Queue(maxsize=depth)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(items,), name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> tuple[BlockRef, pa.Table]:
+        """The next item, as soon as it is there."""
+        if self._error is not None:
+            raise self._error
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            self._error = item
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Stop the thread and wait for it. Idempotent."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self, items: Tables) -> None:
+        try:
+            for item in items:
+                if not self._put(item):
+                    return
+            self._put(StopIteration())
+        except BaseException as error:
+            self._put(error)
+        finally:
+            items.close()
+
+    def _put(self, item: tuple[BlockRef, pa.Table] | BaseException) -> bool:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
