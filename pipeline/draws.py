@@ -70,6 +70,11 @@ def draw(keys: UInt64s, counters: UInt64s) -> UInt64s:
     return mix(keys + (counters + np.uint64(1)) * _GOLDEN)
 
 
+def derive(keys: UInt64s, number: int) -> UInt64s:
+    """Other well mixed keys, one for each of `keys`: child `number` of each."""
+    return mix(keys + np.uint64((number + 1) * int(_GOLDEN) % 2**64))
+
+
 def row_keys(seed: int, *parts: bytes | str | int, ids: npt.NDArray[np.uint8], counters: Sequence[UInt64s]) -> UInt64s:
     """A well mixed key for each row of (seed, parts, id, counters). ids: uint8[n, 16]; counters: uint64[n] each."""
     words = np.ascontiguousarray(ids).view("<u8").astype(np.uint64).reshape(-1, 2)

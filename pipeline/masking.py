@@ -70,7 +70,7 @@ def mask_rows(rows: Rows, *, config: PipelineConfig, tokenizer: WordTokenizer, m
     counts: list[Int64s] = [np.zeros(1, np.int64)]
     for begin, end in _batches(rows.offsets):
         batch = _Batch.cut(rows, begin, end, is_special=is_special, token_wise=config.masking == "token")
-        keys = draws.mix(rows.keys[begin:end] + np.uint64(mask_set + 1) * np.uint64(0x9E3779B97F4A7C15))
+        keys = draws.derive(rows.keys[begin:end], mask_set)
         chosen = _choose_words(batch, keys=keys, config=config)
         place, ids = _replace(batch, chosen, keys=keys, tokenizer=tokenizer)
         row = np.searchsorted(batch.offsets, place, side="right") - 1
