@@ -1,0 +1,228 @@
+"""Export a run as a transformers model: `python -m trainer.export RUN OUT [--data DIR]`.
+
+OUT is whole or absent: it is written beside its place and renamed. Needs neither DeepSpeed nor transformers, and no
+accelerator. Pre-LN models become `megatron-bert`, which is transformers' name for that layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, file_sha256, read_manifest, resolve_inside
+from pipeline.settings import fail, validate
+from trainer.checkpoint import newest_verified, read_state, read_weights
+from trainer.checkpoint_files import STATE
+from trainer.config import TrainerConfig
+from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
+from trainer.model_card import render_model_card
+from trainer.pretrained import CONFIG_FILE, WEIGHTS_FILE
+from trainer.transformers_layout import MODEL_TYPES, to_transformers, transformers_config
+
+MARKER = "cloze_export.json"
+"""Lists the export's files with their sha256; a folder with it may be replaced by a later export."""
+FORMAT = "cloze-export-1"
+_EXCHANGE = 2
+_HERE = -100
+
+
+class ExportError(ValueError):
+    """A run cannot be exported, or not to where it was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was written."""
+
+    folder: Path
+    checkpoint: Path
+    step: int
+    model_type: str
+    num_parameters: int
+
+
+def export(source: str | Path, *, out: str | Path, data: str | Path | None = None) -> Export:
+    """Write the newest verified checkpoint of a run directory (or one checkpoint folder) to `out`.
+
+    config.json, model.safetensors (fp32, transformers' names, tied decoder left out as save_pretrained does), the data
+    set's tokenizer files, README.md and MARKER. An earlier export in `out` is replaced in one rename.
+    `data`: the data set, where it no longer lies where the run read it. Raises ValueError (ExportError,
+    CheckpointError, DataSetError) naming what is wrong; `out` is then as it was.
+    """
+    target = Path(os.path.abspath(out))
+    _check_target(target)
+    checkpoint = _find_checkpoint(Path(source))
+    state = read_state(checkpoint)
+    config = validate(TrainerConfig, state.config, origin=str(checkpoint / STATE))
+    root = Path(data if data is not None else config.data)
+    manifest, tokenizer_files = _open_tokenizer(root)
+    weights = read_weights(checkpoint)
+    if len(weights["mlm_head.bias"]) != manifest.vocabulary_size:
+        raise ExportError(
+            f"{checkpoint}: its vocabulary has {len(weights['mlm_head.bias'])} entries, that of {root} has "
+            f"{manifest.vocabulary_size}: this is not the data set of the run; name that one with --data"
+        )
+    tensors = to_transformers(weights, norm=config.model.norm, vocabulary_size=manifest.vocabulary_size)
+    num_parameters = sum(tensor.numel() for tensor in tensors.values())
+    card = render_model_card(
+        config,
+        manifest=manifest,
+        data_card=_read_text(root / "README.md"),
+        step=state.step,
+        num_parameters=num_parameters,
+        training=_last_record(checkpoint, name=METRICS_NAME, step=state.step),
+        evaluation=_last_record(checkpoint, name=EVALUATIONS_NAME, step=state.step),
+    )
+    settings = transformers_config(config.model, vocabulary_size=manifest.vocabulary_size, pad=manifest.special.pad)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        _write_folder(partial, tensors=tensors, settings=settings, card=card, tokenizer_files=tokenizer_files)
+        _write_marker(partial, step=state.step, manifest=manifest)
+        _put_in_place(partial, target=target)
+    except OSError as error:
+        raise ExportError(f"{target}: cannot be written: {error}; free space or give another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    model_type = MODEL_TYPES[config.model.norm]
+    return Export(target, checkpoint, state.step, model_type, num_parameters)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0 done, 2 refused."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.export", description="Export a run for transformers.")
+    parser.add_argument("run", help="run directory (its newest checkpoint that verifies), or one checkpoint folder")
+    parser.add_argument("out", help="folder to write; an earlier export there is replaced")
+    parser.add_argument("--data", help="the run's data set, where it was moved")
+    options = parser.parse_args(arguments)
+    try:
+        done = export(options.run, out=options.out, data=options.data)
+    except ValueError as error:
+        return fail(error)
+    print(
+        f"exported step {done.step:,} ({done.checkpoint}) to {done.folder}: {done.model_type}, "
+        f"{done.num_parameters:,} parameters"
+    )
+    return 0
+
+
+def _check_target(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir() or target.is_symlink():
+        raise ExportError(f"{target}: is not a folder; give another one")
+    present = {path.name for path in target.iterdir()}
+    if not present:
+        return
+    if MARKER not in present:
+        raise ExportError(f"{target}: is not empty and not an earlier export; give a new folder")
+    try:
+        listed = json.loads((target / MARKER).read_bytes())["files"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ExportError(f"{target / MARKER}: is damaged; remove {target} or give a new folder") from error
+    foreign = sorted(present - {MARKER} - set(listed))
+    if foreign:
+        raise ExportError(
+            f"{target}: beside an earlier export it holds {', '.join(foreign)}, which would be lost; move that away or "
+            f"give a new folder"
+        )
+
+
+def _find_checkpoint(source: Path) -> Path:
+    if (source / STATE).is_file():
+        return source
+    newest = newest_verified(source) if source.is_dir() else None
+    if newest is None:
+        raise ExportError(f"{source}: holds no checkpoint; train first, or give a run directory or a checkpoint")
+    return newest
+
+
+def _open_tokenizer(root: Path) -> tuple[Manifest, dict[str, Path]]:
+    """The data set's manifest and its tokenizer files by name, hashes checked."""
+    try:
+        manifest = read_manifest(root)
+    except DataSetError as error:
+        raise ExportError(f"the tokenizer comes from the run's data set: {error} (moved? --data DIR)") from error
+    files: dict[str, Path] = {}
+    for name, expected in manifest.files.items():
+        folder, _, file = name.rpartition("/")
+        if folder != TOKENIZER_FOLDER:
+            continue
+        path = resolve_inside(root, name)
+        if not path.is_file():
+            raise ExportError(f"{path}: listed in the data set's manifest but missing; restore it")
+        found = file_sha256(path)
+        if found != expected:
+            raise ExportError(f"{path}: sha256 {found} differs from the manifest's {expected}; restore it")
+        files[file] = path
+    if "tokenizer.json" not in files:
+        raise ExportError(f"{root}: its manifest lists no {TOKENIZER_FOLDER}/tokenizer.json; build the data set again")
+    return manifest, files
+
+
+def _last_record(checkpoint: Path, *, name: str, step: int) -> dict[str, Any] | None:
+    records = read_json_lines(checkpoint.parent.parent / name)
+    return next((record for record in reversed(records) if record["step"] <= step), None)
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _write_folder(
+    folder: Path,
+    *,
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    card: str,
+    tokenizer_files: Mapping[str, Path],
+) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    save_file(dict(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="ascii")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    for name, path in tokenizer_files.items():
+        shutil.copyfile(path, folder / name)
+
+
+def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:
+    """List the files with their hashes; on disk before the folder gets its name."""
+    files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
+    tree = {"format": FORMAT, "step": step, "vocabulary_hash": manifest.vocabulary_hash, "files": files}
+    (folder / MARKER).write_text(json.dumps(tree, indent=1) + "\n", encoding="ascii")
+    for path in [*folder.iterdir(), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _put_in_place(partial: Path, *, target: Path) -> None:
+    """Rename `partial` to `target`; an earlier export there swaps places with it, in one step where Linux can."""
+    if not target.exists() or not any(target.iterdir()):
+        os.replace(partial, target)
+        return
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if exchange is not None and exchange(_HERE, bytes(partial), _HERE, bytes(target), _EXCHANGE) == 0:
+        return
+    old = target.with_name(f".{target.name}.previous")
+    shutil.rmtree(old, ignore_errors=True)
+    os.replace(target, old)
+    os.replace(partial, target)
+    shutil.rmtree(old)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Whether two tokenizer folders give the same ids for the same text, and if not, where they first differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What decides ids: tokens in the order of their ids, and how text is split and normalised (None: not said)."""
+
+    tokens: tuple[str, ...]
+    splitting: dict[str, Any] | None
+
+    @property
+    def hash(self) -> str:
+        """sha256 over everything."""
+        facts = {"tokens": self.tokens, "splitting": self.splitting}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """Read tokenizer.json, or where there is none vocab.txt; ValueError where neither can be read."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            backend = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"{path}: not a tokenizer.json that the tokenizers library reads: {error}") from error
+        ids: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        layout = json.loads(backend.to_str())
+        model = {key: value for key, value in layout["model"].items() if key != "vocab"}
+        parts = {"model": model, "normalizer": layout["normalizer"], "pre_tokenizer": layout["pre_tokenizer"]}
+        return Vocabulary(tuple(sorted(ids, key=ids.__getitem__)), parts)
+    path = folder / "vocab.txt"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{folder}: holds neither tokenizer.json nor vocab.txt, so its vocabulary cannot be checked against the "
+            f"data set's; put the model's tokenizer there"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8; a vocab.txt is UTF-8, one token a line") from error
+    return Vocabulary(tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")), None)
+
+
+def check_same_vocabulary(folder: Path, *, data_tokenizer: Path) -> None:
+    """ValueError that names the first difference between a model's tokenizer and the data set's.
+
+    A vocab.txt without a tokenizer.json says nothing of normalisation; then the tokens alone are compared.
+    """
+    model, data = read_vocabulary(folder), read_vocabulary(data_tokenizer)
+    if model.hash == data.hash:
+        return
+    remedy = f"start from a model with the data set's vocabulary, or build the data set with {folder}'s"
+    if model.tokens != data.tokens:
+        pairs = enumerate(zip(model.tokens, data.tokens, strict=False))
+        index, here, there = next(
+            ((index, repr(a), repr(b)) for index, (a, b) in pairs if a != b),
+            (min(len(model.tokens), len(data.tokens)), "", ""),
+        )
+        what = (
+            f"id {index} is {here} there and {there} in {data_tokenizer}"
+            if here
+            else f"it has {len(model.tokens)} tokens, {data_tokenizer} has {len(data.tokens)}"
+        )
+        raise ValueError(
+            f"{folder}: its vocabulary ({model.hash[:12]}) is not the data set's ({data.hash[:12]}): {what}; {remedy}"
+        )
+    if model.splitting is None or data.splitting is None:
+        return
+    part = next(key for key in model.splitting if model.splitting[key] != data.splitting[key])
+    raise ValueError(
+        f"{folder}: its tokens are the data set's, but {part} is {json.dumps(model.splitting[part])} there and "
+        f"{json.dumps(data.splitting[part])} in {data_tokenizer}: the same text gets other ids; {remedy}"
+    )
