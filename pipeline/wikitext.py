@@ -32,36 +32,37 @@ class PageBudget:
 
 DEFAULT_BUDGET = PageBudget()
 _OPENINGS = ("{{", "[[", "{|", "<")
-_BRACKETS = re.compile(r"\{\{|\}\}|\[\[|\]\]")
 
 
-def exceeded_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> str | None:
-    """What the page has too much of, in words with both numbers; None where it keeps the budget."""
+class PageOverBudget(ValueError):
+    """A page holds more of something than its budget; the message says of what, with both numbers."""
+
+
+def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
+    """Raise PageOverBudget for a page with too many bytes or openings (depth is counted while the page is read)."""
     size = len(markup) if markup.isascii() else len(markup.encode("utf-8", "surrogatepass"))
     if size > budget.num_bytes:
-        return f"{size} bytes of markup, more than {budget.num_bytes}"
+        raise PageOverBudget(f"{size} bytes of markup, more than {budget.num_bytes}")
     openings = sum(map(markup.count, _OPENINGS))
     if openings > budget.openings:
-        return f"{openings} openings of templates, links, tables and tags, more than {budget.openings}"
-    depth = deepest = 0
-    for found in _BRACKETS.finditer(markup):
-        if found.group() in ("{{", "[["):
-            depth += 1
-            deepest = max(deepest, depth)
-        else:
-            depth = max(0, depth - 1)
-    if deepest > budget.depth:
-        return f"{deepest} levels of open templates and links, more than {budget.depth}"
-    return None
+        raise PageOverBudget(
+            f"{openings} openings of templates, links, tables and tags, more than {budget.openings}"
+        )
 
 
-def wikitext_to_text(markup: str, *, names: WikiNames, language: str = "en", title: str = "") -> PlainText:
-    """The page's prose: a paragraph or list item a line, headings, tables, references, files and the rest left out."""
+def wikitext_to_text(
+    markup: str, *, names: WikiNames, language: str = "en", title: str = "", budget: PageBudget = DEFAULT_BUDGET
+) -> PlainText:
+    """The page's prose: a paragraph or list item a line, headings, tables, references, files and the rest left out.
+
+    Raises PageOverBudget.
+    """
+    check_budget(markup, budget=budget)
     page = TemplatePage(title=title, language=language, holes=[])
     text = RESERVED.sub("", markup) if RESERVED.search(markup) else markup
     text = remove_comments(text)
     text = resolve_tags(text, hole=page.hole)
-    text = _resolve_brackets("\n" + text, names=names, page=page)
+    text = _resolve_brackets("\n" + text, names=names, page=page, most_open=budget.depth)
     text = resolve_external_links(text)
     text = _resolve_variants(text, language=language)
     lines = [_finish_line(line) for line in _paragraphs(text)]
@@ -121,7 +122,7 @@ def _simple_link(found: re.Match[str]) -> str:
     return found.group(2) or found.group(1)
 
 
-def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage) -> str:
+def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_open: int) -> str:
     if "[[" in text:
         text = _SIMPLE_LINK.sub(_simple_link, text)
     if "{{{" in text:
@@ -137,6 +138,8 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage) -> str
         if mark in open_of:
             frames.append(_Frame(mark, token.end()))
             open_of[mark] += 1
+            if len(frames) > most_open:
+                raise PageOverBudget(f"{len(frames)} levels of open templates, links and tables, more than {most_open}")
             continue
         kind = {"}}": _TEMPLATE, "]]": _LINK, "|}": _TABLE}[mark]
         if not open_of[kind] or (kind == _LINK and frame.kind != _LINK):
@@ -226,6 +229,8 @@ def _resolve_variants(text: str, *, language: str) -> str:
 # ---- lines ----
 
 _HEADING = re.compile(r"(={1,6}).+=\s*$")
+# A heading inside a line, where a page has lost its line breaks.
+_INNER_HEADING = re.compile(r"(?<=[^=\n])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)|(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\3(?!=)(?=[^\s=])")
 _RULE = re.compile(r"-{4,}")
 _ITEM = re.compile(r"[*#:;]+[ \t]*")
 _MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__")
@@ -235,6 +240,8 @@ def _paragraphs(text: str) -> Iterator[str]:
     """Paragraphs, list items and preformatted lines; lines of one paragraph are joined by a space."""
     if "__" in text:
         text = _MAGIC_WORD.sub(lambda found: found.group() if found.group(1) != found.group(1).upper() else "", text)
+    if "==" in text:
+        text = _INNER_HEADING.sub(BREAK, text)
     open_lines: list[str] = []
     for line in text.replace(BREAK, "\n\n").split("\n"):
         first = line[:1]
@@ -247,7 +254,9 @@ def _paragraphs(text: str) -> Iterator[str]:
         stripped = line.strip()
         if not stripped or first in "|!" or stripped.startswith(("{|", "|}", "|-")):
             continue
-        if first == "=" and _HEADING.match(stripped):
+        if first == "=":
+            if not _HEADING.match(stripped):
+                open_lines.append(stripped.lstrip("="))
             continue
         if first in "*#:;":
             yield line[_ITEM.match(line).end() :]  # type: ignore[union-attr]
@@ -275,6 +284,7 @@ _HOLES_BEFORE = re.compile(rf"^(?:{HOLE}[\ufde0-\ufdef]*\s*)+(?='')")
 _EMPTY_PARENTHESES = re.compile(r"\s?[(\uff08][\s,;:\u060c\u061b\u3001\u2013/-]*[)\uff09]")
 _PARENTHESIS_START = re.compile(r"([(\uff08])\s*(?:[,;:\u060c\u061b\u3001]\s*)+")
 _PARENTHESIS_END = re.compile(r"(?:\s*[,;:\u060c\u061b\u3001]){0,4}\s*([)\uff09])")
+_ODD_PARENTHESIS = re.compile(r"[(\uff08][\s,;:)\uff09\u060c\u061b\u3001\u2013/-]|[\s,;:\u060c\u061b\u3001][)\uff09]")
 _SPACE_BEFORE_POINT = re.compile(r"\s+([,.])(?=\s|$)")
 _DOUBLE_POINT = re.compile(r"[,;\u060c]\s*(?=[;)\uff09])")
 
@@ -294,11 +304,13 @@ def _finish_line(line: str) -> str:
     if "&" in line:
         line = _ENTITY.sub(_decode_entity, line)
     line = " ".join(line.split())
-    if "(" in line or "\uff08" in line:
+    if _ODD_PARENTHESIS.search(line) is not None:
         line = _DOUBLE_POINT.sub("", line)
         line = _PARENTHESIS_START.sub(r"\1", _EMPTY_PARENTHESES.sub("", line))
         line = _PARENTHESIS_END.sub(r"\1", line)
-    return _SPACE_BEFORE_POINT.sub(r"\1", line).strip()
+    if " ," in line or " ." in line:
+        line = _SPACE_BEFORE_POINT.sub(r"\1", line)
+    return line.strip()
 
 
 def _decode_entity(found: re.Match[str]) -> str:

@@ -23,10 +23,10 @@ def resolve_link(content: str, *, names: WikiNames) -> str:
     if colon:
         folded = fold_name(prefix)
         if not visible_prefix:
-            if folded in names.files or folded in names.categories:
+            if folded in names.invisible or folded in names.language_codes:
                 return ""
-            if folded in names.language_codes:
-                return ""
+        elif not bar and folded in names.invisible:
+            return rest.strip()
         if not bar and (folded in PROJECT_PREFIXES or folded in names.language_codes):
             name = rest.partition(":")[2] if fold_name(rest.partition(":")[0]) in names.language_codes else rest
     if "\n" in target:

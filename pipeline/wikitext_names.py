@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-FILE, CATEGORY = 6, 14
+_INVISIBLE = (-2, 6, 14)  # media, file, category: a link to one shows no text
 
 _CANONICAL: Mapping[int, tuple[str, ...]] = {
     -2: ("media",), -1: ("special",), 1: ("talk",), 2: ("user",), 3: ("user talk",),
@@ -36,19 +36,21 @@ PROJECT_PREFIXES = frozenset(
 
 @dataclass(frozen=True)
 class WikiNames:
-    """Names in use on one wiki, all by `fold_name`: of namespaces other than 0, of redirects, of other languages."""
+    """Names in use on one wiki, all by `fold_name`: of namespaces other than 0, of redirects, of other languages.
+
+    `invisible`: prefixes of links that show no text, in this wiki's language and (longer names) in any other, since pages
+    are translated from other wikis with their files.
+    """
 
     namespaces: Mapping[str, int]
     redirect_words: frozenset[str]
     language_codes: frozenset[str]
-    files: frozenset[str] = field(init=False)
-    categories: frozenset[str] = field(init=False)
+    invisible: frozenset[str] = field(init=False)
     redirect_pattern: re.Pattern[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        number_of = self.namespaces.items()
-        object.__setattr__(self, "files", frozenset(name for name, number in number_of if number in (FILE, -2)))
-        object.__setattr__(self, "categories", frozenset(name for name, number in number_of if number == CATEGORY))
+        own = {name for name, number in self.namespaces.items() if number in _INVISIBLE}
+        object.__setattr__(self, "invisible", _all_invisible() | own)
         words = "|".join(re.escape(word) for word in sorted(self.redirect_words, key=lambda word: (-len(word), word)))
         object.__setattr__(self, "redirect_pattern", re.compile(rf"\s*[#\uff03]\s*(?:{words})\s*:?\s*\[\[", re.I))
 
@@ -97,6 +99,14 @@ def _known_names() -> dict[str, dict[str, list[str]]]:
         language, kind, names = line.split("\t")
         table.setdefault(language, {})[kind] = names.split("|") if names else []
     return table
+
+
+@cache
+def _all_invisible() -> frozenset[str]:
+    known = {"file", "image", "media", "category"}
+    for kinds in _known_names().values():
+        known.update(name for number in _INVISIBLE for name in kinds.get(str(number), ()) if len(name) > 2)
+    return frozenset(known)
 
 
 @cache

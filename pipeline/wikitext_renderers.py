@@ -354,7 +354,8 @@ _register("lien|lien-", lambda a: a.named.get("texte") or a.at(1) or a.named.get
 _register("quote|blockquote|cquote|quotation|bquote|centered pull quote|rquote|quote box|pull quote|citation bloc|cita|zitat"
           "|citazione|citaat|cytat|\u0446\u0438\u0442\u0430\u0442\u0430|\ub530\uc634\ud45c|\uc778\uc6a9\ubb38|quotebox|poem quote|verse translation"
           "|poemquote|poem|columns-list|div col-x|multiple columns", _quotation)
-_register("\u00ab|\u00ab-|\u00bb|guillemets|cita-|quote-inline|citation|citation\u00e9trang\u00e8re", _argument(1))
+_register("\u00ab|\u00ab-|\u00bb|guillemets|cita-|quote-inline", _argument(1))
+_register("citation", lambda a: a.at(1) if a.language == "fr" else "")
 _register("\"|quote1", _around("\"", "\""))
 _register("'|apostrophe|\u2019", _constant("\u2019"))
 _register("'s", _constant("\u2019s"))
@@ -406,6 +407,12 @@ _register("hlist|cslist|csv|comma separated entries|flatlist|plainlist|ubl|unbul
 _register("si\u00e8cle|s|s2", _century("e si\u00e8cle"))
 _register("s-|-s", _century("e si\u00e8cle"))
 _register("siglo", _century("", "siglo "))
+_register("segle", _century("", "segle "))
+_register("m s.l.m.", _constant(" m s.l.m."))
+_register("tutto attaccato|maiuscoletto|vol-ru|vol-pl|vol-de|vol-la|vol-lv|vol-lt|vol-be|vol-en", _argument(1))
+_register("co2", _constant("CO\u2082"))
+_register("h2o", _constant("H\u2082O"))
+_register("mdashb", _constant("\u2014"))
 _register("1er", _constant("1er"))
 _register("1re", _constant("1re"))
 _register("ier|er", _constant("er"))

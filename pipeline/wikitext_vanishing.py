@@ -60,15 +60,18 @@ _NAMES = frozenset(
     |\u043d\u0435\u0442 \u0410\u0418|\u043d\u0435\u0442 \u0430\u0438|\u043a\u0442\u043e|\u043a\u043e\u0433\u0434\u0430|\u0433\u0434\u0435|\u043a\u0430\u043a\u043e\u0439
     |\u0434\u0436\u0435\u0440\u0435\u043b\u043e?|\ucd9c\ucc98|\ucd9c\ucc98 \ud544\uc694|\ub204\uac00|\uc5b8\uc81c|\uac01\uc8fc|\ud655\uc778 \ud544\uc694
     |\u8981\u51fa\u5178|\u8ab0|\u3044\u3064|\u3069\u3053|\u8981\u691c\u8a3c|\u6765\u6e90\u8acb\u6c42|\u4f86\u6e90\u8acb\u6c42|\u8ab0?|\u6709\u4f86\u6e90
+    |bandera|flaggbild|flaga|vlag|drapeau|zastava|bayrak|\u0444\u043b\u0430\u0433\u0447\u0435|\u0444\u043b\u0430\u0433
+    |\u067e\u0631\u0686\u0645\u06a9|\u067e\u0631\u0686\u0645 \u062a\u0635\u0648\u06cc\u0631|lingue|ling|eqm|pqm|sprogikon|vr|youtube|bibleref|bibleverse
+    |\u062d\u0648\u0627\u0644\u06c1 \u062f\u0631\u06a9\u0627\u0631|\u0623\u0644\u0645\u0627\u0646\u064a\u0629|\u0625\u0646\u062c\u0644\u064a\u0632\u064a\u0629|\u0641\u0631\u0646\u0633\u064a\u0629
     """.split("|")
     if name.strip()
 )
 _NAMES = frozenset(" ".join(name.split()) for name in _NAMES)
 _PATTERN = re.compile(
-    r"(?:infobox|taxobox|navbox|cite|citation|ipa-|ipac-|sfn|efn|harv|efs|wikidata|geobox|automatic taxobox|speciesbox|"
+    r"(?:infobox|taxobox|navbox|cite|citation|cita |citar |citeer |citeweb|literatur|internetquelle|ouvrage|lien web|ipa-|ipac-|sfn|efn|harv|efs|wikidata|geobox|automatic taxobox|speciesbox|"
     r"chembox|drugbox|succession|sidebar|s-|pp-|portal|commons|stub|use |epi|coor |geo |bk|isbn|issn|doi|oclc|pmid|lccn|"
     r"arxiv|imdb|google|official|allmusic|discogs|gutenberg|webarchive|wayback|internet archive|ref-|refe|unref|"
-    r"link[ _-](?:fa|ga)|r/).*|.*(?:-stub| stub|-geo-stub|box|list of refs|footer|sidebar|needed|-inline| inline)"
+    r"link[ _-](?:fa|ga)|r/).*|.*(?:-stub| stub|-geo-stub|box|list of refs|footer|sidebar|needed|-inline| inline| icon)"
 )
 
 

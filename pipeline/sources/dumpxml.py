@@ -6,6 +6,7 @@ A document type declaration is refused, so that no entity can expand.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from xml.parsers import expat
@@ -43,6 +44,7 @@ class SiteInfo:
     complete: bool = False
 
 
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat reads it by its mark
 _CAPTURED = frozenset(
     ("title", "ns", "timestamp", "model", "text", "namespace", "dbname", "role", "contentmodel")
 )
@@ -123,7 +125,7 @@ class DumpReader:
             # Bare pages have no end of their own either.
             self._ends_inside = self._ends_inside or not self._starts_inside
             yield b"<mediawiki>"
-        elif not head.startswith(b"<"):
+        elif not head.startswith((b"<", *_UTF16_MARKS)):
             shown = head[:40].decode("utf-8", "replace")
             raise ValueError(f"{self._name}: not a MediaWiki XML dump: it begins with {shown!r}; give a file of <mediawiki> "
                              f"or <page> elements, or use kind: text")

@@ -16,7 +16,7 @@ from pipeline.sentences import split_sentences
 from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_pieces
 from pipeline.sources.dumpxml import DumpReader, Page, SiteInfo
-from pipeline.wikitext import DEFAULT_BUDGET, exceeded_budget, wikitext_to_text
+from pipeline.wikitext import DEFAULT_BUDGET, PageOverBudget, wikitext_to_text
 from pipeline.wikitext_names import WikiNames, wiki_names
 
 # Plain text in a byte of the file: an estimate that only steers the number of buckets.
@@ -147,15 +147,15 @@ def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Doc
     if page.model not in ("", "wikitext"):
         yield Drop("not_wikitext", page.title, page.model)
         return
-    excess = (
-        f"{page.text_bytes} characters of markup, more than {DEFAULT_BUDGET.num_bytes} bytes"
-        if page.over_budget
-        else exceeded_budget(page.text)
-    )
-    if excess is not None:
+    if page.over_budget:
+        excess = f"{page.text_bytes} characters of markup, more than {DEFAULT_BUDGET.num_bytes} bytes"
         yield Drop("page_over_budget", page.title, excess)
         return
-    plain = wikitext_to_text(page.text, names=names, language=language, title=page.title)
+    try:
+        plain = wikitext_to_text(page.text, names=names, language=language, title=page.title)
+    except PageOverBudget as error:
+        yield Drop("page_over_budget", page.title, str(error))
+        return
     kept: list[str] = []
     for sentence in split_sentences(plain.text, language=language, keep_reserved=True):
         missing = plain.hole_in(sentence)
