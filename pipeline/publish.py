@@ -1,0 +1,124 @@
+"""What a build writes beside its shards: tokenizer, token counts, manifest, data card and report."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config import PipelineConfig
+from pipeline.data_card import render_card
+from pipeline.manifest import TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, Manifest, Special, file_sha256
+from pipeline.output import CARD_NAME, REPORT_NAME
+from pipeline.pairs import NEXT, NOT_NEXT
+from pipeline.report import render_report
+from pipeline.schema import SCHEMA_VERSION, token_counts_schema
+from pipeline.tally import BuildResult, ReadTally, RowTally, summarize_rows
+from pipeline.wordpieces import WordTokenizer
+
+CODE_VERSION = "1"
+"""Version of our own cleaning, pairing and masking; raised whenever the same input gives other bytes."""
+_LIBRARIES = ("sentencex", "mwparserfromhell", "tokenizers", "numpy", "pyarrow")
+_LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
+"""Share of rows labelled as not next; the published algorithm draws every single-sentence chunk as not next."""
+_ENOUGH_ROWS = 400
+"""Below this many labels the share may leave the bounds by chance (four standard deviations)."""
+
+
+def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
+    """ValueError where next-sentence labels are far from balanced: a model would learn the majority."""
+    labels: Counter[int] = Counter()
+    for tally in result.tallies.values():
+        labels += tally.labels
+    total = labels[NEXT] + labels[NOT_NEXT]
+    low, high = _LABEL_BOUNDS[config.mode]
+    if total >= _ENOUGH_ROWS and not low <= labels[NOT_NEXT] / total <= high:
+        raise ValueError(
+            f"{labels[NOT_NEXT]:,} of {total:,} second segments do not follow the first "
+            f"({100 * labels[NOT_NEXT] / total:.0f}%; {100 * low:.0f} to {100 * high:.0f}% were expected): the "
+            "documents are too short to have a next sentence; check what ends a document in the sources (a blank line "
+            "after every sentence?), or set next_sentence=none"
+        )
+
+
+def write_set(
+    folder: Path, *, config: PipelineConfig, tokenizer: WordTokenizer, result: BuildResult, read: ReadTally
+) -> Manifest:
+    """Write everything but the shards and the manifest into `folder` (OUT/_tmp); returns the manifest to write last."""
+    train = result.tallies["train"]
+    _write_token_counts(folder / TOKEN_COUNTS_NAME, train, tokenizer=tokenizer)
+    tokenizer.save(folder / TOKENIZER_FOLDER)
+    others = [folder / TOKEN_COUNTS_NAME, *sorted((folder / TOKENIZER_FOLDER).iterdir())]
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        config=config.data_tree(),
+        seed=config.seed,
+        versions=library_versions(),
+        vocabulary_hash=tokenizer.vocabulary_hash,
+        vocabulary_size=tokenizer.vocab_size,
+        special=Special(**{name: getattr(tokenizer.special, name) for name in ("pad", "unk", "cls", "sep", "mask")}),
+        max_seq_length=config.max_seq_length,
+        max_predictions=config.predictions,
+        mask_sets=config.masks_per_pair,
+        next_sentence=config.next_sentence,
+        shards=tuple(result.shards),
+        files={path.relative_to(folder).as_posix(): file_sha256(path) for path in others},
+        drops=count_drops(result, read=read),
+        statistics={
+            "sources": summarize_sources(read, config=config),
+            "splits": {
+                split: summarize_rows(tally, mask_sets=config.masks_per_pair, max_seq_length=config.max_seq_length)
+                for split, tally in sorted(result.tallies.items())
+            },
+        },
+    )
+    (folder / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
+    page = render_report(manifest, read=read, rows=result.tallies, tokens=tokenizer.tokens)
+    (folder / REPORT_NAME).write_text(page, encoding="utf-8")
+    return manifest
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of everything that shapes the data."""
+    libraries = {name: version(name) for name in _LIBRARIES}
+    return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
+
+
+def count_drops(result: BuildResult, *, read: ReadTally) -> dict[str, int]:
+    """Everything left out, by reason: while reading, and exact duplicates found afterwards."""
+    drops: dict[str, int] = {}
+    for counts in read.drops.values():
+        for reason, count in counts.items():
+            drops[reason] = drops.get(reason, 0) + count
+    duplicates = sum(tally.duplicates for tally in result.tallies.values())
+    if duplicates:
+        drops["duplicate"] = duplicates
+    return dict(sorted(drops.items()))
+
+
+def summarize_sources(read: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
+    """Documents, sentences and characters by kind and language, whatever the order and the paths of the sources."""
+    totals: dict[tuple[str, str], list[int]] = {}
+    for index, source in enumerate(config.sources):
+        total = totals.setdefault((source.kind, source.language), [0, 0, 0])
+        for position, counts in enumerate((read.documents, read.sentences, read.characters)):
+            total[position] += counts[index]
+    return [
+        {"kind": kind, "language": language, "documents": total[0], "sentences": total[1], "characters": total[2]}
+        for (kind, language), total in sorted(totals.items())
+    ]
+
+
+def _write_token_counts(path: Path, tally: RowTally, *, tokenizer: WordTokenizer) -> None:
+    """How often each id stands in the training input_ids; special tokens count as zero."""
+    counts = tally.token_counts.copy()
+    counts[tokenizer.special_ids] = 0
+    columns = [np.arange(counts.size, dtype=np.int32), tokenizer.tokens, counts]
+    table = pa.table([pa.array(column) for column in columns], schema=token_counts_schema())
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True)

@@ -1,0 +1,183 @@
+"""Text to a data set of masked sentence pairs: `python pipeline/run.py --config FILE key.sub=value -- --beam_option`.
+
+The recipe: list the splits, get the vocabulary, build every shard on a Beam engine, check, publish, manifest last.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__" and not __package__:
+    sys.path[0] = str(_ROOT)  # as a script, pipeline/ itself would stand first and its modules hide others
+
+# ruff: noqa: E402
+import os
+import time
+from collections.abc import Callable, Sequence
+from traceback import format_exc
+
+from pipeline.buckets import choose_buckets
+from pipeline.config import PipelineConfig
+from pipeline.inputs import fingerprint_inputs
+from pipeline.manifest import Manifest, read_manifest, write_manifest
+from pipeline.output import OutputFolder
+from pipeline.progress import ProgressPrinter
+from pipeline.publish import check_labels, write_set
+from pipeline.settings import Arguments, describe, fail, load_settings, refuse_flags, split_arguments, to_tree, validate
+from pipeline.sources import list_splits
+from pipeline.wordpieces import WordTokenizer
+
+SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
+_USAGE = """usage: python pipeline/run.py [--config FILE] [key.sub=value ...] [--traceback] [-- --beam_option ...]
+
+Builds a data set of masked sentence pairs from text. Without --config it builds the sample set.
+Relative paths are relative to the current directory (those of the sample config to the repository).
+What stands after -- goes to Apache Beam as it is; --runner=... there replaces the local processes.
+
+Settings of the config file, each also as key.sub=value:
+"""
+
+Say = Callable[[str], None]
+
+
+def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = print) -> Manifest:
+    """Build the data set that `config` describes into config.output; returns its manifest.
+
+    A finished set of the same config and inputs is left as it is. Raises ValueError for whatever the user can mend,
+    naming place, value and remedy; then nothing is left in the output folder.
+    """
+    started = time.time()
+    workers = choose_workers(config, say=say)
+    splits = list_splits(config.sources)
+    identity = {"config": config.data_tree(), "inputs": fingerprint_inputs(split.path for split in splits)}
+    tokenizer = given_vocabulary(config)
+    if tokenizer is not None:
+        identity["vocabulary_hash"] = tokenizer.vocabulary_hash
+    with OutputFolder(config.output, identity=identity) as output:
+        if output.finished:
+            say(f"{output.root}: already complete, nothing to do")
+            return read_manifest(output.root)
+        total = sum(split.num_bytes for split in splits)
+        say(f"{len(splits)} splits, {total / 1e6:,.1f} MB of input, {workers} worker(s)")
+        if tokenizer is None:
+            tokenizer = trained_vocabulary(config, scratch=output.folder("vocabulary"), say=say)
+        tokenizer.save(output.folder("tokenizer"))
+
+        from pipeline.engines import run_graph  # Beam takes 2 s to import; --help and refused input need not wait
+        from pipeline.transforms import Job
+
+        job = Job(
+            config=config,
+            buckets=choose_buckets(
+                text_bytes=sum(split.text_bytes for split in splits),
+                shards=None if config.shards == "auto" else config.shards,
+                validation_fraction=config.validation_fraction,
+            ),
+            tokenizer=str(output.folder("tokenizer") / "tokenizer.json"),
+            vocabulary_size=tokenizer.vocab_size,
+            spills=str(output.folder("spills")),
+            shards=str(output.folder("data")),
+            progress=str(output.folder("progress")),
+            exchange=str(output.folder("exchange")),
+        )
+        with ProgressPrinter(job.progress, num_splits=len(splits)) as progress:
+            result, read = run_graph(splits, job=job, workers=workers, beam_options=beam_options)
+        say(progress.line())
+
+        check_labels(result, config=config)
+        manifest = write_set(output.temporary, config=config, tokenizer=tokenizer, result=result, read=read)
+        output.publish()
+        run = {"inputs": identity["inputs"], "workers": workers, "seconds": round(time.time() - started, 1)}
+        write_manifest(output.root, manifest, run={**run, "sources": to_tree(config)["sources"]})
+        output.sweep()
+    say(
+        f"{output.root}: {manifest.num_rows('train'):,} training rows ({manifest.num_tokens('train'):,} tokens) in "
+        f"{len(manifest.shards_of('train'))} shards, {manifest.num_rows('validation'):,} validation rows; "
+        f"report: {output.root / 'report.html'}"
+    )
+    return manifest
+
+
+def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
+    """The vocabulary of vocabulary.path; None where one is to be trained."""
+    settings = config.vocabulary
+    if settings.path is None or (settings.train and not Path(settings.path).exists()):
+        return None
+    return WordTokenizer.from_path(settings.path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+
+
+def trained_vocabulary(config: PipelineConfig, *, scratch: Path, say: Say) -> WordTokenizer:
+    """Train a vocabulary into vocabulary.path, where later builds find it, or for this build alone."""
+    from pipeline.vocabulary import train_vocabulary
+
+    settings = config.vocabulary
+    path = Path(settings.path) if settings.path is not None else scratch / "vocab.txt"
+    say(f"training a vocabulary of {settings.size:,} entries into {path}")
+    train_vocabulary(config, path=path)
+    return WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+
+
+def choose_workers(config: PipelineConfig, *, say: Say) -> int:
+    """Number of worker processes; more than there are cores is allowed, with a warning."""
+    cores = len(os.sched_getaffinity(0))
+    if config.workers is not None and config.workers > cores:
+        say(f"warning: workers={config.workers} is more than the {cores} cores of this machine")
+    return config.workers or cores
+
+
+def read_config(arguments: Arguments, *, say: Say = print) -> PipelineConfig:
+    """The config of a command line, with every path made absolute.
+
+    Relative paths are relative to the current directory; those that the sample config brings, to the repository.
+    """
+    if arguments.file is not None:
+        config = load_settings(PipelineConfig, file=arguments.file, overrides=arguments.overrides)
+        return absolute_paths(config, base_of=lambda path: Path.cwd())
+    say(f"no --config given: using {SAMPLE_CONFIG}")
+    sample = load_settings(PipelineConfig, file=SAMPLE_CONFIG)
+    brought = {sample.output, sample.vocabulary.path, *(path for source in sample.sources for path in source.paths)}
+    config = load_settings(PipelineConfig, file=SAMPLE_CONFIG, overrides=arguments.overrides)
+    return absolute_paths(config, base_of=lambda path: _ROOT if path in brought else Path.cwd())
+
+
+def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) -> PipelineConfig:
+    """The same config with output, vocabulary.path and every source's path joined to `base_of(path)`."""
+
+    def absolute(path: str) -> str:
+        return str(base_of(path) / Path(path).expanduser())
+
+    tree = to_tree(config)
+    tree["output"] = absolute(config.output)
+    if config.vocabulary.path is not None:
+        tree["vocabulary"]["path"] = absolute(config.vocabulary.path)
+    for source, entry in zip(config.sources, tree["sources"], strict=True):
+        entry["path"] = [absolute(path) for path in source.paths]
+    return validate(PipelineConfig, tree, origin="config")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0, 2 for what the user can mend, 130 where interrupted."""
+    program = "pipeline/run.py"
+    details = False
+    try:
+        parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program)
+        refuse_flags(parsed.flags, program=program, known=("--traceback",))
+        if "--help" in parsed.flags:
+            print(_USAGE + describe(PipelineConfig))
+            return 0
+        details = "--traceback" in parsed.flags
+        build(read_config(parsed), beam_options=parsed.rest)
+    except (ValueError, OSError) as error:
+        if details:
+            print(getattr(error, "details", "") or format_exc(), file=sys.stderr)
+        return fail(error)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

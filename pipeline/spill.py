@@ -1,0 +1,202 @@
+"""Files between the two halves of a build: tokenized documents sorted by bucket, found again by byte range.
+
+Only names and offsets cross the shuffle (FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there).
+An extent is two Arrow messages: an index (id and tokens of each document), which counting reads alone, and the tokens.
+A writer holds at most FLUSH_TOKENS tokens and one document more, whatever the size of the input.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.documents import ID_BYTES
+from pipeline.wordpieces import TokenizedDocument
+
+FLUSH_TOKENS = 4_000_000
+FLUSH_DOCUMENTS = 50_000
+
+_INDEX = pa.schema([pa.field("id", pa.binary(ID_BYTES)), pa.field("tokens", pa.int64())])
+
+
+class SpillError(ValueError):
+    """A spill file is not as it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where documents of one bucket lie: `num_bytes` from `offset` in a file, the first `index_bytes` the index."""
+
+    path: str
+    offset: int
+    index_bytes: int
+    num_bytes: int
+    checksum: int
+    """CRC-32 of the extent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The documents of some extents, in file order. ids: uint8[n, 16]; tokens: int64[n]."""
+
+    ids: npt.NDArray[np.uint8]
+    tokens: npt.NDArray[np.int64]
+
+    def distinct(self) -> npt.NDArray[np.int64]:
+        """Positions of the first of every distinct id, ordered by id."""
+        words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
+        order = np.lexsort((words[:, 1], words[:, 0]))  # stable: the first in file order stays first
+        ordered = words[order]
+        new = np.ones(order.size, np.bool_)
+        new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+        return order[new]
+
+
+class SpillWriter:
+    """Writes documents into one file of its own under `folder`; on an error the file is removed.
+
+    `name` only helps people; a random part keeps a second attempt at the same split apart.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        name: str,
+        bucket_of: Callable[[bytes], int],
+        id_type: pa.DataType,
+        flush_tokens: int = FLUSH_TOKENS,
+    ) -> None:
+        self.path = Path(folder) / f"{name}-{uuid.uuid4().hex[:16]}.arrow"
+        self._bucket_of, self._schema, self._flush_tokens = bucket_of, _documents_schema(id_type), flush_tokens
+        self._pending: list[tuple[int, TokenizedDocument]] = []
+        self._pending_tokens = 0
+        self._extents: list[tuple[int, Extent]] = []
+        self._stream = open(self.path, "wb")  # noqa: SIM115 (closed by __exit__)
+
+    def __enter__(self) -> SpillWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._flush()
+        self._stream.close()
+        if kind is not None:
+            self.path.unlink(missing_ok=True)
+
+    def add(self, document: TokenizedDocument) -> None:
+        """Take a document with at least one token."""
+        self._pending.append((self._bucket_of(document.id), document))
+        self._pending_tokens += document.ids.size
+        if self._pending_tokens >= self._flush_tokens or len(self._pending) >= FLUSH_DOCUMENTS:
+            self._flush()
+
+    @property
+    def extents(self) -> list[tuple[int, Extent]]:
+        """(bucket, extent) of everything written; complete once the writer is closed."""
+        return self._extents
+
+    def _flush(self) -> None:
+        self._pending.sort(key=lambda item: item[0])
+        start = 0
+        for stop in range(1, len(self._pending) + 1):
+            if stop == len(self._pending) or self._pending[stop][0] != self._pending[start][0]:
+                self._write(self._pending[start][0], [document for _, document in self._pending[start:stop]])
+                start = stop
+        self._pending.clear()
+        self._pending_tokens = 0
+
+    def _write(self, bucket: int, documents: Sequence[TokenizedDocument]) -> None:
+        ids = pa.array([document.id for document in documents], pa.binary(ID_BYTES))
+        tokens = np.array([document.ids.size for document in documents], np.int64)
+        index = pa.record_batch([ids, pa.array(tokens)], schema=_INDEX).serialize()
+        columns = [
+            _list_array([getattr(document, field.name) for document in documents], field.type) for field in self._schema
+        ]
+        data = pa.record_batch(columns, schema=self._schema).serialize()
+        checksum = zlib.crc32(data, zlib.crc32(index))
+        extent = Extent(str(self.path), self._stream.tell(), index.size, index.size + data.size, checksum)
+        self._stream.write(index)
+        self._stream.write(data)
+        self._extents.append((bucket, extent))
+
+
+def read_index(extents: Iterable[Extent]) -> Index:
+    """Ids and token counts of the extents' documents; reads nothing else of the files."""
+    ids, tokens = [np.zeros((0, ID_BYTES), np.uint8)], [np.zeros(0, np.int64)]
+    for extent in extents:
+        batch = pa.ipc.read_record_batch(_read(extent, num_bytes=extent.index_bytes), _INDEX)
+        ids.append(_fixed_binary(batch.column(0)))
+        tokens.append(batch.column(1).to_numpy())
+    return Index(np.concatenate(ids), np.concatenate(tokens))
+
+
+def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
+    """Distinct documents of the extents, ordered by id, and how many duplicates were left out.
+
+    Equal for equal documents, whatever extents they lie in. The arrays are views of the files' bytes: 2.2 bytes a
+    token and 4 a sentence in memory. SpillError where a file is not as it was written.
+    """
+    schema = _documents_schema(id_type)
+    found: list[TokenizedDocument] = []
+    indexes: list[npt.NDArray[np.uint8]] = [np.zeros((0, ID_BYTES), np.uint8)]
+    for extent in extents:
+        buffer = _read(extent, num_bytes=extent.num_bytes)
+        if zlib.crc32(buffer) != extent.checksum:
+            raise SpillError(
+                f"{extent.path} at byte {extent.offset}: changed since it was written; run the build again"
+            )
+        index = pa.ipc.read_record_batch(buffer.slice(0, extent.index_bytes), _INDEX)
+        batch = pa.ipc.read_record_batch(buffer.slice(extent.index_bytes), schema)
+        indexes.append(_fixed_binary(index.column(0)))
+        columns = [_split_list(batch.column(position)) for position in range(len(schema))]
+        found += map(TokenizedDocument, index.column(0).to_pylist(), *columns)
+    ids = np.concatenate(indexes)
+    kept = Index(ids, np.zeros(len(found), np.int64)).distinct()
+    return [found[position] for position in kept], len(found) - kept.size
+
+
+def _documents_schema(id_type: pa.DataType) -> pa.Schema:
+    """One list a document; the field names are those of TokenizedDocument."""
+    return pa.schema(
+        [
+            pa.field("ids", pa.list_(id_type)),
+            pa.field("word_starts", pa.list_(pa.bool_())),
+            pa.field("sentence_lengths", pa.list_(pa.int32())),
+        ]
+    )
+
+
+def _list_array(parts: Sequence[npt.NDArray[Any]], kind: pa.DataType) -> pa.Array:
+    offsets = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum([part.size for part in parts], out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(parts), kind.value_type))
+
+
+def _split_list(column: pa.ListArray) -> list[npt.NDArray[Any]]:
+    values = column.values.to_numpy(zero_copy_only=False)
+    return np.split(values, column.offsets.to_numpy()[1:-1])
+
+
+def _fixed_binary(column: pa.FixedSizeBinaryArray) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(column.buffers()[1], np.uint8, len(column) * ID_BYTES).reshape(-1, ID_BYTES)
+
+
+def _read(extent: Extent, *, num_bytes: int) -> pa.Buffer:
+    with open(extent.path, "rb") as stream:
+        stream.seek(extent.offset)
+        data = stream.read(num_bytes)
+    if len(data) != num_bytes:
+        raise SpillError(f"{extent.path}: ends before byte {extent.offset + num_bytes}; run the build again")
+    return pa.py_buffer(data)

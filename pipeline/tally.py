@@ -1,0 +1,213 @@
+"""Counts that travel with the data through the build and end in the manifest and the report.
+
+Beam metrics are not used for them: their names differ between runners and some runners have none. Every tally
+merges in any order to the same result, so that it depends on neither workers nor bundles.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.manifest import Shard, SplitName
+
+NUM_EXAMPLES = 5
+_DROP_EXAMPLES = 3
+_BY_SOURCE = ("documents", "sentences", "characters")
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class ReadTally:
+    """What reading gave: documents, sentences, characters and drops (by reason), each by index of the source."""
+
+    documents: Counter[int] = field(default_factory=Counter)
+    sentences: Counter[int] = field(default_factory=Counter)
+    characters: Counter[int] = field(default_factory=Counter)
+    drops: dict[int, Counter[str]] = field(default_factory=dict)
+    examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    """A few (name, detail) of every drop reason."""
+
+    def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
+        """Count one thing that was left out."""
+        self.drops.setdefault(source, Counter())[reason] += 1
+        self.examples[reason] = sorted({*self.examples.get(reason, ()), (name, detail)})[:_DROP_EXAMPLES]
+
+    def merge(self, other: ReadTally) -> None:
+        """Add another tally to this one."""
+        self.documents += other.documents
+        self.sentences += other.sentences
+        self.characters += other.characters
+        for source, drops in other.drops.items():
+            self.drops[source] = self.drops.get(source, Counter()) + drops
+        for reason, examples in other.examples.items():
+            self.examples[reason] = sorted({*self.examples.get(reason, ()), *examples})[:_DROP_EXAMPLES]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Example:
+    """One row for people to read. `key` is its random rank: the lowest ones of all shards are shown."""
+
+    key: int
+    input_ids: tuple[int, ...]
+    first_length: int
+    label: int | None
+    masked_positions: tuple[int, ...]
+    masked_inputs: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class RowTally:
+    """What one part of the set (train or validation) holds."""
+
+    lengths: Counts
+    """int64[max_seq_length + 1]: rows by number of tokens."""
+    token_counts: Counts
+    """int64[vocabulary size]: how often each id stands in input_ids, specials included."""
+    documents: int = 0
+    duplicates: int = 0
+    document_tokens: int = 0
+    words: int = 0
+    sentences: int = 0
+    unknown: int = 0
+    labels: Counter[int] = field(default_factory=Counter)
+    """Rows by next-sentence label; -1 where there is none."""
+    masked: int = 0
+    """Positions to predict, over all mask sets."""
+    masked_as: Counter[str] = field(default_factory=Counter)
+    """Of those: shown as the mask token ("mask"), kept ("kept"), or another token ("random")."""
+    examples: list[Example] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self.lengths.sum())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all rows, specials included."""
+        return int(self.lengths @ np.arange(self.lengths.size))
+
+    def merge(self, other: RowTally) -> None:
+        """Add another tally to this one."""
+        self.lengths = self.lengths + other.lengths
+        self.token_counts = self.token_counts + other.token_counts
+        self.documents += other.documents
+        self.duplicates += other.duplicates
+        self.document_tokens += other.document_tokens
+        self.words += other.words
+        self.sentences += other.sentences
+        self.unknown += other.unknown
+        self.labels += other.labels
+        self.masked += other.masked
+        self.masked_as += other.masked_as
+        self.examples = heapq.nsmallest(NUM_EXAMPLES, [*self.examples, *other.examples])
+
+
+@dataclass(slots=True)
+class BuildResult:
+    """Everything the second half of a build hands back."""
+
+    shards: list[Shard]
+    tallies: dict[SplitName, RowTally]
+
+
+def merge_reads(tallies: Iterable[ReadTally]) -> ReadTally:
+    """Sum of tallies; none gives zeros."""
+    total = ReadTally()
+    for tally in tallies:
+        total.merge(tally)
+    return total
+
+
+def merge_results(results: Iterable[BuildResult]) -> BuildResult:
+    """One result of many: shards in order of path."""
+    total = BuildResult([], {})
+    for result in results:
+        total.shards += result.shards
+        for split, tally in result.tallies.items():
+            if split in total.tallies:
+                total.tallies[split].merge(tally)
+            else:
+                merged = RowTally(np.zeros_like(tally.lengths), np.zeros_like(tally.token_counts))
+                merged.merge(tally)
+                total.tallies[split] = merged
+    total.shards.sort(key=lambda shard: shard.path)
+    return total
+
+
+def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> dict[str, Any]:
+    """The manifest's statistics of one part of the set; rates are shares of one, null where nothing was counted."""
+    labelled = tally.labels[0] + tally.labels[1]
+    return {
+        "documents": tally.documents,
+        "sentences": tally.sentences,
+        "words": tally.words,
+        "document_tokens": tally.document_tokens,
+        "rows": tally.rows,
+        "tokens": tally.tokens,
+        "mean_length": _rate(tally.tokens, tally.rows),
+        "fill": _rate(tally.tokens, tally.rows * max_seq_length),
+        "not_next_rate": _rate(tally.labels[1], labelled),
+        "mask_rate": _rate(tally.masked, tally.tokens * mask_sets),
+        "masked_as": {kind: tally.masked_as[kind] for kind in ("mask", "kept", "random")},
+        "unknown_rate": _rate(tally.unknown, tally.document_tokens),
+        "lengths": tally.lengths.tolist(),
+    }
+
+
+def results_to_json(result: BuildResult, tally: ReadTally) -> str:
+    """ASCII text that results_from_json reads back."""
+    tree = {
+        "read": _fields(tally),
+        "shards": [shard.model_dump(mode="json") for shard in result.shards],
+        "rows": {split: _fields(rows) for split, rows in result.tallies.items()},
+    }
+    return json.dumps(tree, default=lambda leaf: _fields(leaf) if isinstance(leaf, Example) else leaf.tolist())
+
+
+def _fields(data: ReadTally | RowTally | Example) -> dict[str, Any]:
+    return {entry.name: getattr(data, entry.name) for entry in fields(data)}
+
+
+def results_from_json(text: str) -> tuple[BuildResult, ReadTally]:
+    """What results_to_json wrote."""
+    tree = json.loads(text)
+    read = tree["read"]
+    by_source = {name: Counter({int(key): n for key, n in read[name].items()}) for name in _BY_SOURCE}
+    examples = {reason: [(name, detail) for name, detail in found] for reason, found in read["examples"].items()}
+    drops = {int(source): Counter(counts) for source, counts in read["drops"].items()}
+    tally = ReadTally(**by_source, drops=drops, examples=examples)
+    shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
+    return BuildResult(shards, {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}), tally
+
+
+def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
+    lengths, token_counts = (np.array(tree.pop(name), np.int64) for name in ("lengths", "token_counts"))
+    labels = Counter({int(label): count for label, count in tree.pop("labels").items()})
+    examples = [
+        Example(
+            key=example["key"],
+            input_ids=tuple(example["input_ids"]),
+            first_length=example["first_length"],
+            label=example["label"],
+            masked_positions=tuple(example["masked_positions"]),
+            masked_inputs=tuple(example["masked_inputs"]),
+        )
+        for example in tree.pop("examples")
+    ]
+    return RowTally(
+        lengths, token_counts, labels=labels, masked_as=Counter(tree.pop("masked_as")), examples=examples, **tree
+    )
+
+
+def _rate(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

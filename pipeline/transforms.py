@@ -1,0 +1,221 @@
+"""The Beam graph of a build: few, coarse elements, nothing but names and counts across the shuffles.
+
+It uses neither tagged outputs, finish_bundle output nor metrics, which some engines lose (docs/DESIGN.md).
+Any engine gives the same shards, because every group is sorted and every draw is keyed by the data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import apache_beam as beam
+
+from pipeline.buckets import BucketCount, Buckets, ShardPlan, membership, plan_shards
+from pipeline.config import PipelineConfig
+from pipeline.documents import Drop, Split
+from pipeline.manifest import shard_name
+from pipeline.progress import WorkReport
+from pipeline.schema import id_type
+from pipeline.shards import build_shard
+from pipeline.sources import read_documents, refuse_empty_source
+from pipeline.spill import Extent, SpillWriter, read_index
+from pipeline.tally import BuildResult, ReadTally, merge_reads, merge_results, results_to_json
+from pipeline.wordpieces import WordTokenizer
+
+ERROR_NAME = "error.json"
+RESULT_NAME = "result.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every worker needs to know. The folders are under OUT/_tmp and must be visible to all workers."""
+
+    config: PipelineConfig
+    buckets: Buckets
+    tokenizer: str
+    """tokenizer.json of the build."""
+    vocabulary_size: int
+    spills: str
+    shards: str
+    progress: str
+    exchange: str
+
+
+@dataclass(frozen=True, slots=True)
+class SplitResult:
+    """What reading one split gave: counts, and where the tokens of each bucket lie."""
+
+    tally: ReadTally
+    extents: tuple[tuple[int, Extent], ...]
+
+
+def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job) -> None:
+    """Lay out the whole build on `pipeline`; its result is left as RESULT_NAME in the exchange folder."""
+    read = (
+        pipeline
+        | "List splits" >> beam.Create(splits, reshuffle=False)
+        | "Spread splits" >> beam.Reshuffle()
+        | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(job))
+    )
+    tally = read | "Tallies" >> beam.Map(_tally_of) | "Sum tallies" >> beam.CombineGlobally(merge_reads)
+    grouped = read | "Extents" >> beam.FlatMap(_extents_of) | "Group by bucket" >> beam.GroupByKey()
+    counts = grouped | "Count buckets" >> beam.Map(count_bucket)
+    plan = tally | "Plan shards" >> beam.ParDo(PlanShards(job), counts=beam.pvalue.AsList(counts))
+    only_plan = beam.pvalue.AsSingleton(plan)
+    results = (
+        grouped
+        | "Join small buckets" >> beam.FlatMap(assign_shard, plan=only_plan)
+        | "Group by shard" >> beam.GroupByKey()
+        | "Pair, mask, write" >> beam.ParDo(WriteShards(job))
+        | "Gather shards" >> beam.CombineGlobally(merge_results)
+    )
+    _ = results | "Leave the result" >> beam.ParDo(LeaveResult(job), tally=beam.pvalue.AsSingleton(tally))
+
+
+class _Step(beam.DoFn):
+    """A step that leaves the reason of its failure where the main process finds it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def setup(self) -> None:
+        """Load the tokenizer once a worker."""
+        self.tokenizer = WordTokenizer.from_path(self.job.tokenizer, lowercase=self.job.config.vocabulary.lowercase)
+
+
+class SpillSplits(_Step):
+    """Split -> SplitResult."""
+
+    def process(self, split: Split) -> Iterator[SplitResult]:
+        """Read, clean, tokenize and spill one split."""
+        with leave_error(self.job.exchange):
+            yield spill_split(split, job=self.job, tokenizer=self.tokenizer)
+
+
+class PlanShards(beam.DoFn):
+    """(tally, all bucket counts) -> ShardPlan; refuses sources without documents."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
+        """Check what was read, then plan."""
+        with leave_error(self.job.exchange):
+            for index, source in enumerate(self.job.config.sources):
+                drops = tally.drops.get(index, Counter())
+                refuse_empty_source(source, num_documents=tally.documents[index], drops=drops)
+            yield plan_shards(counts, buckets=self.job.buckets)
+
+
+class WriteShards(_Step):
+    """((split name, index, count), groups of extents) -> BuildResult of one shard."""
+
+    def process(self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]]) -> Iterator[BuildResult]:
+        """Load, pair, mask, write and verify one shard."""
+        (split, index, count), groups = element
+        extents = [extent for group in groups for extent in group]
+        with leave_error(self.job.exchange), WorkReport(self.job.progress, stage="shard") as report:
+            result = build_shard(
+                extents,
+                config=self.job.config,
+                tokenizer=self.tokenizer,
+                split="train" if split == "train" else "validation",
+                name=shard_name("train" if split == "train" else "validation", index, count),
+                folder=Path(self.job.shards),
+            )
+            report.add(rows=sum(shard.rows for shard in result.shards))
+            yield result
+
+
+class LeaveResult(beam.DoFn):
+    """Writes the sum of everything where the main process finds it: engines cannot return values."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def process(self, result: BuildResult, tally: ReadTally) -> None:
+        """Write RESULT_NAME."""
+        path = Path(self.job.exchange) / RESULT_NAME
+        partial = path.with_suffix(f".{uuid.uuid4().hex}")
+        partial.write_text(results_to_json(result, tally), encoding="ascii")
+        os.replace(partial, path)
+
+
+def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer) -> SplitResult:
+    """Read one split whole: documents go to a spill file, everything left out is counted with its reason."""
+    tally = ReadTally()
+    name = Path(split.path).name[:40]
+    types = id_type(job.vocabulary_size)
+    with (
+        WorkReport(job.progress, stage="read") as report,
+        SpillWriter(job.spills, name=name, bucket_of=job.buckets.bucket_of, id_type=types) as writer,
+    ):
+        for item in read_documents(split, job.config.sources[split.source]):
+            if isinstance(item, Drop):
+                tally.count_drop(item.reason, source=split.source, name=item.name, detail=item.detail)
+                continue
+            document = tokenizer.tokenize(item)
+            if not document.ids.size:
+                detail = "nothing is left after normalisation"
+                tally.count_drop("no_tokens", source=split.source, name=item.name, detail=detail)
+                continue
+            characters = sum(map(len, item.sentences))
+            tally.documents[split.source] += 1
+            tally.sentences[split.source] += len(item.sentences)
+            tally.characters[split.source] += characters
+            writer.add(document)
+            report.add(documents=1, characters=characters)
+    return SplitResult(tally, tuple(writer.extents))
+
+
+def count_bucket(element: tuple[int, Iterable[Extent]]) -> BucketCount:
+    """Distinct documents of a bucket; reads the index of each extent only."""
+    bucket, extents = element
+    index = read_index(extents)
+    kept = index.distinct()
+    lowest = sorted(membership(index.ids[position].tobytes()) for position in kept[:2])
+    return BucketCount(bucket, documents=kept.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
+
+
+def assign_shard(
+    element: tuple[int, Iterable[Extent]], plan: ShardPlan
+) -> Iterator[tuple[tuple[str, int, int], tuple[Extent, ...]]]:
+    """Key a bucket's extents by the shard that it goes to."""
+    bucket, extents = element
+    split, index = plan.shard_of[bucket]
+    yield (split, index, plan.num_shards[split]), tuple(extents)
+
+
+@contextmanager
+def leave_error(folder: str) -> Iterator[None]:
+    """Write an exception's message where the main process finds it: engines wrap errors into text.
+
+    ValueError and OSError are the user's (bad input, full disk): one line is enough. The first one to fail wins.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        tree = {"message": str(error), "traceback": traceback.format_exc()}
+        partial = Path(folder) / f"error.{uuid.uuid4().hex}"
+        try:
+            partial.write_text(json.dumps(tree), encoding="ascii")
+            os.link(partial, Path(folder) / ERROR_NAME)
+        except OSError:  # another worker was first, or the disk is full: the exception itself still goes up
+            pass
+        raise
+
+
+def _tally_of(result: SplitResult) -> ReadTally:
+    return result.tally
+
+
+def _extents_of(result: SplitResult) -> Iterable[tuple[int, Extent]]:
+    return result.extents
