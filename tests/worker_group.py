@@ -6,6 +6,7 @@ serve many tests. A call that fails ends its group; the next call starts a fresh
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -95,6 +96,7 @@ def _serve(connection: Connection, rank: int, world_size: int, store: str) -> No
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # what the server loaded need not be walked again at each collection
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

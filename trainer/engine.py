@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any
 
 import torch
@@ -77,12 +76,11 @@ class Engine:
         self._clip_norm = config.optimizer.clip_norm
         model.to(device)
         optimizer = build_optimizer(model, config=config.optimizer, device=device)
-        with redirect_stdout(StringIO()):  # memory reports that no log level turns off
-            self._engine: Any = deepspeed.initialize(
-                model=model,
-                optimizer=optimizer,
-                config=deepspeed_dictionary(config, micro_batches=micro_batches),
-            )[0]
+        self._engine: Any = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            config=deepspeed_dictionary(config, micro_batches=micro_batches),
+        )[0]
         self.module: nn.Module = self._engine.module
         if self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
             # Non-finite gradients show in the global norm, which is computed anyway: test that one number.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -107,7 +108,12 @@ def load_deepspeed(device: torch.device, *, precision: Precision) -> ModuleType:
         os.environ.setdefault("LOCAL_RANK", "0")
     import deepspeed
     import deepspeed.ops
+    from deepspeed.runtime import bf16_optimizer
 
+    # Memory reports that no log level turns off, each with a garbage collection (2 s an engine).
+    bf16_optimizer.see_memory_usage = lambda *_args, **_kwargs: None
+    # DeepSpeed calls collectives by names that torch 2.13 is giving up: one line a call.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     # gloo through shared memory is C++ that DeepSpeed compiles on first use (50 s, needs g++).
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
