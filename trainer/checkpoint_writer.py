@@ -141,45 +141,51 @@ class _Job:
     deadline: float
 
     def write(self) -> None:
-        status = self.temporary / f"rank-{self.rank}.writing"
         try:
-            status.touch()
-            entries = {}
-            name = part_name(self.rank, world_size=self.state.world_size)
-            entries[name] = write_part(self.temporary / name, slices=self.slices, generators=self.generators)
+            self._write_part()
             if self.rank == 0:
-                entries[STATE] = write_json(self.temporary / STATE, asdict(self.state))
-            write_json(self._done(self.rank), entries)
-            status.unlink()
-        except OSError as error:
-            with suppress(OSError):
-                status.write_text(str(error))
-            with suppress(OSError):  # a rename needs no space on a full disk
-                status.rename(self._failed(self.rank))
-            raise CheckpointError(f"rank {self.rank} could not write {self.temporary}: {error}") from error
-        if self.rank == 0:
-            self._commit()
-        else:
-            self._await_commit()
-
-    def _commit(self) -> None:
-        try:
-            entries = self._collect()
-            for rank in range(self.state.world_size):
-                self._done(rank).unlink()
-            write_manifest(self.temporary, step=self.state.step, files=entries)
-            sync_folder(self.temporary)
-            final = self.root / step_name(self.state.step)
-            if final.exists():
-                _remove(final)
-            self.temporary.rename(final)
-            sync_folder(self.root)
+                self._commit()
         except (OSError, CheckpointError) as error:
-            shutil.rmtree(self.temporary, ignore_errors=True)
+            if self.rank == 0:
+                shutil.rmtree(self.temporary, ignore_errors=True)  # tells the others
+            else:
+                self._tell_rank_0(str(error))
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"rank 0 could not commit {self.temporary}: {error}") from error
-        _prune(self.root, step=self.state.step, keep_last=self.keep_last, keep_every_steps=self.keep_every_steps)
+            raise CheckpointError(f"rank {self.rank} could not write {self.temporary}: {error}") from error
+        if self.rank != 0:
+            self._await_commit()
+
+    def _write_part(self) -> None:
+        self._writing.touch()
+        name = part_name(self.rank, world_size=self.state.world_size)
+        entries = {name: write_part(self.temporary / name, slices=self.slices, generators=self.generators)}
+        if self.rank == 0:
+            entries[STATE] = write_json(self.temporary / STATE, asdict(self.state))
+        write_json(self._done(self.rank), entries)
+        self._writing.unlink()
+
+    def _tell_rank_0(self, message: str) -> None:
+        with suppress(OSError):
+            self._writing.write_text(message)
+        with suppress(OSError):  # a rename needs no space on a full disk
+            self._writing.rename(self._failed(self.rank))
+
+    def _commit(self) -> None:
+        entries = self._collect()
+        for rank in range(self.state.world_size):
+            self._done(rank).unlink()
+        write_manifest(self.temporary, step=self.state.step, files=entries)
+        sync_folder(self.temporary)
+        final = self.root / step_name(self.state.step)
+        if final.exists():
+            _remove(final)
+        self.temporary.rename(final)
+        sync_folder(self.root)
+        try:
+            _prune(self.root, step=self.state.step, keep_last=self.keep_last, keep_every_steps=self.keep_every_steps)
+        except OSError as error:  # the checkpoint itself stands
+            logger.warning("an old checkpoint in %s could not be removed: %s", self.root, error)
 
     def _collect(self) -> dict[str, dict[str, Any]]:
         """Manifest entries of all ranks, when all have written."""
@@ -207,6 +213,10 @@ class _Job:
         if time.monotonic() > self.deadline:
             raise CheckpointError(f"{self.temporary}: {what} in time (collective_timeout_s); see their logs")
         time.sleep(0.02)
+
+    @property
+    def _writing(self) -> Path:
+        return self.temporary / f"rank-{self.rank}.writing"
 
     def _done(self, rank: int) -> Path:
         return self.temporary / f"rank-{rank}.done"
