@@ -1,0 +1,135 @@
+"""Held-out evaluation, and the loss that knowing the training set's token frequencies alone would give.
+
+The held-out pairs come in a fixed order with their first mask set, so that evaluations of one data set and
+batch shape compare; dropout is off. Sums are reduced once, at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+import torch
+import torch.distributed as dist
+
+from pipeline.manifest import TOKEN_COUNTS_NAME, Manifest
+from trainer.batches import to_batch
+from trainer.config import TrainerConfig
+from trainer.engine import Engine
+from trainer.ingest import SlotStream, validation_plan
+from trainer.shapes import BatchShape
+
+UNIGRAM_SMOOTHING = 1.0
+"""Added to every token's count, so that tokens which training never saw have a probability too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Losses in nats; `nsp_*` are None where no pair has a label."""
+
+    step: int
+    pairs: int
+    masked: int
+    mlm_loss: float
+    mlm_accuracy: float
+    nsp_loss: float | None
+    nsp_accuracy: float | None
+    unigram_loss: float
+    """Cross-entropy of the same masked tokens under the training set's unigram distribution (add-one smoothed)."""
+
+    def lines(self) -> list[str]:
+        """The result in words."""
+        gain = self.unigram_loss - self.mlm_loss
+        place = f"{abs(gain):.4f} nats {'below' if gain >= 0 else 'ABOVE'} it"
+        lines = [
+            f"held-out masked-LM loss {self.mlm_loss:.4f} nats (perplexity {_perplexity(self.mlm_loss)}), "
+            f"accuracy {self.mlm_accuracy:.2%}, over {self.masked:,} masked tokens of {self.pairs:,} pairs",
+            f"unigram cross-entropy of the same masked tokens {self.unigram_loss:.4f} nats (token frequencies of the "
+            f"training set, add-one smoothing): the model is {place}",
+        ]
+        if self.nsp_accuracy is not None:
+            lines.append(f"held-out next-sentence accuracy {self.nsp_accuracy:.2%}, loss {self.nsp_loss:.4f} nats")
+        return lines
+
+
+class Evaluator:
+    """Evaluates on the held-out rows of one data set. ValueError where it holds none."""
+
+    def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape) -> None:
+        self._config, self._special, self._slot = config, manifest.special, shape.slot
+        self._plan = validation_plan(manifest, shape=shape.slot, lanes=shape.lanes)
+        log_probabilities = unigram_log_probabilities(Path(config.data), vocabulary_size=manifest.vocabulary_size)
+        self._unigram = torch.from_numpy(log_probabilities)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the config asks for an evaluation after this step, before the end of the run."""
+        every = self._config.evaluation.every_steps
+        return every is not None and step % every == 0
+
+    def evaluate(self, engine: Engine, *, step: int) -> Evaluation:
+        """Evaluate the weights after `step` steps; the same result on every rank. Collective."""
+        stream = SlotStream(
+            self._plan,
+            self._config.data,
+            rank=engine.rank,
+            world_size=engine.world_size,
+            all_reduce=sum_over_ranks,
+            last_epoch=0,
+        )
+        sums = torch.zeros(5, dtype=torch.float64)
+        pairs = masked = labelled = 0
+        with engine.evaluation():
+            for data in stream.one_epoch(max_pairs=self._config.evaluation.max_pairs):
+                pairs += data.num_pairs
+                masked += data.num_masked
+                labelled += data.num_labelled
+                for slot in data.slots:
+                    batch = to_batch(
+                        slot,
+                        shape=self._slot,
+                        special=self._special,
+                        constant_shapes=engine.device.type == "cuda",
+                        device=engine.device,
+                    )
+                    sums[:4] += torch.stack(engine(batch)).double().cpu()
+                    if slot is not None:
+                        sums[4] -= self._unigram[slot.masked_labels.astype(np.int64)].sum()
+        stream.close()
+        dist.all_reduce(sums)
+        mlm, nsp, mlm_correct, nsp_correct, unigram = sums.tolist()
+        return Evaluation(
+            step=step,
+            pairs=pairs,
+            masked=masked,
+            mlm_loss=mlm / max(1, masked),
+            mlm_accuracy=mlm_correct / max(1, masked),
+            nsp_loss=nsp / labelled if labelled else None,
+            nsp_accuracy=nsp_correct / labelled if labelled else None,
+            unigram_loss=unigram / max(1, masked),
+        )
+
+
+def sum_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Element-wise sum over all ranks, on the host."""
+    total = torch.from_numpy(counts)
+    dist.all_reduce(total)
+    return total.numpy()
+
+
+def unigram_log_probabilities(data: Path, *, vocabulary_size: int) -> npt.NDArray[np.float64]:
+    """Natural logarithm of each id's share of the training tokens, add-one smoothed; [vocabulary_size].
+
+    (count + 1) / (sum of counts + vocabulary_size), from OUT/token_counts.parquet.
+    """
+    table = pq.read_table(data / TOKEN_COUNTS_NAME, columns=["id", "count"])
+    counts = np.full(vocabulary_size, UNIGRAM_SMOOTHING)
+    np.add.at(counts, table["id"].to_numpy(), table["count"].to_numpy())
+    return np.asarray(np.log(counts) - math.log(counts.sum()), dtype=np.float64)
+
+
+def _perplexity(loss: float) -> str:
+    return f"{math.exp(loss):,.1f}" if loss < 20 else "over 1e8"

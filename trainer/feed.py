@@ -1,0 +1,57 @@
+"""Steps of data, one ahead: while a step computes, the counts of the next one are summed over all ranks.
+
+So neither cutting slots nor the small all-reduce that losses are divided by stands in the way of the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.manifest import Special
+from trainer.batches import Batch, Slot, SlotShape, to_batch
+from trainer.ingest import SlotStream, Step
+
+
+class Feed:
+    """A rank's steps, in order. `next_step` and `look_ahead` are collective."""
+
+    def __init__(self, stream: SlotStream, *, shape: SlotShape, special: Special, device: torch.device) -> None:
+        self._stream, self._shape, self._special, self._device = stream, shape, special, device
+        self._ahead: tuple[Tensor, Any] | None = None
+        self.epoch = stream.state.epoch
+        """Epoch of the step that next_step gave last, from 0."""
+
+    def next_step(self) -> Step:
+        """The next step's data, as soon as its counts are known."""
+        self.look_ahead()
+        assert self._ahead is not None
+        (counts, sent), self._ahead = self._ahead, None
+        sent.wait()
+        self.epoch = self._stream.state.epoch
+        return self._stream.commit(counts.numpy())
+
+    def look_ahead(self) -> None:
+        """Cut the next step's slots and send their counts, without waiting for the other ranks. Idempotent."""
+        if self._ahead is None:
+            counts = torch.from_numpy(self._stream.cut())
+            self._ahead = counts, dist.all_reduce(counts, async_op=True)
+
+    def to_batch(self, slot: Slot | None) -> Batch:
+        """The slot on the device; with constant shapes on GPUs, as it is on CPUs."""
+        return to_batch(
+            slot,
+            shape=self._shape,
+            special=self._special,
+            constant_shapes=self._device.type == "cuda",
+            device=self._device,
+        )
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._ahead is not None:
+            self._ahead[1].wait()
+        self._stream.close()

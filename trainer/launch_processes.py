@@ -1,0 +1,169 @@
+"""Workers as spawned processes of this machine, joined by torch.distributed over 127.0.0.1.
+
+Every child ends with its parent, however that ends, and the parent ends every child: none is left behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from pipeline.settings import ConfigError
+from trainer.config import TrainerConfig
+from trainer.launch import STOP_SIGNALS, Failure, Outcome, Place, Say, StopRequest, WorkerError, raise_first
+from trainer.worker import backend_of, work
+
+POLL_S = 0.2
+"""Longest delay between a signal to this process and its arrival at the workers."""
+GRACE_S = 5.0
+"""Seconds that children get to end by themselves once the run is lost."""
+
+
+def resolve_device(config: TrainerConfig) -> TrainerConfig:
+    """Settle `device: auto`. ConfigError where cuda is asked for and this machine has fewer GPUs than workers."""
+    count = torch.cuda.device_count()
+    device = config.device
+    if device == "auto":
+        device = "cuda" if count else "cpu"
+    if device == "cuda" and count < config.workers:
+        raise ConfigError(
+            f"workers={config.workers} on device={device} need {config.workers} GPUs, this machine shows {count}; "
+            f"lower workers or set device=cpu"
+        )
+    return config.model_copy(update={"device": device})
+
+
+def run_in_processes(config: TrainerConfig, *, say: Say, stop: StopRequest) -> Outcome:
+    """Run all workers to their end and return what they came to.
+
+    Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
+    """
+    context = multiprocessing.get_context("spawn")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    links: dict[Connection, int] = {}
+    children: list[BaseProcess] = []
+    try:
+        # Children inherit the mask and take signals only once they can answer them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        for rank in range(config.workers):
+            ours, theirs = context.Pipe(duplex=False)
+            place = Place(rank, config.workers, rank, config.workers)
+            child = context.Process(target=_child, args=(config, place, store.port, theirs), name=f"worker-{rank}")
+            child.start()
+            theirs.close()
+            links[ours] = rank
+            children.append(child)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        return _listen(links, children=children, say=say, stop=stop)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        _end(children)
+
+
+def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say: Say, stop: StopRequest) -> Outcome:
+    open_links = set(links)
+    outcomes: dict[int, Outcome] = {}
+    failures: list[Failure] = []
+    told = False
+    while open_links:
+        if stop and not told:
+            told = True
+            for child in children:
+                child.terminate()  # SIGTERM, which a worker takes as the request to stop
+        for ready in connection.wait(list(open_links), timeout=POLL_S):
+            assert isinstance(ready, Connection)
+            message = _receive(ready)
+            if message is None:
+                open_links.discard(ready)
+                if links[ready] not in outcomes:
+                    raise_first(failures)
+                    raise _lost(children[links[ready]], rank=links[ready])
+            elif isinstance(message, str):
+                say(message)
+            elif isinstance(message, Failure):
+                failures.append(message)
+            else:
+                outcomes[links[ready]] = message
+    return outcomes[0]
+
+
+def _receive(link: Connection) -> str | Failure | Outcome | None:
+    """A child's next message; None where it has closed its end."""
+    try:
+        message: str | Failure | Outcome = link.recv()
+        return message
+    except (EOFError, ConnectionResetError):
+        return None
+
+
+def _lost(child: BaseProcess, *, rank: int) -> WorkerError:
+    child.join(GRACE_S)
+    code = child.exitcode
+    how = f"ended by signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit {code}"
+    hint = "; out of memory?" if code == -signal.SIGKILL else ""
+    return WorkerError(f"worker {rank} was lost: {how}{hint}; the same command goes on from the last checkpoint")
+
+
+def _end(children: list[BaseProcess]) -> None:
+    running = [child for child in children if child.is_alive()]
+    for child in running:
+        child.join(GRACE_S / len(running))
+    for child in children:
+        if child.is_alive():
+            child.kill()
+        child.join()
+
+
+class _PipeLink:
+    """A Link over the pipe to the parent; a signal to this process is the request to stop."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._stop = False
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: self._request())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+    def say(self, line: str) -> None:
+        self._pipe.send(line)
+
+    def stop_requested(self) -> bool:
+        return self._stop
+
+    def _request(self) -> None:
+        self._stop = True
+
+
+def _child(config: TrainerConfig, place: Place, port: int, pipe: Connection) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    link = _PipeLink(pipe)
+    device = torch.device("cuda", place.local_rank) if config.device == "cuda" else torch.device("cpu")
+    try:
+        store = TCPStore("127.0.0.1", port, is_master=False)
+        timeout = timedelta(seconds=config.collective_timeout_s)
+        dist.init_process_group(
+            backend_of(config), store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
+        )
+        pipe.send(work(config, place=place, link=link, device=device))
+        dist.destroy_process_group()
+    except Exception as error:
+        pipe.send(Failure.of(error, rank=place.rank))
+    pipe.close()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

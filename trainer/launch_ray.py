@@ -1,0 +1,209 @@
+"""Workers under Ray Train: on the cluster that RAY_ADDRESS names (a submitted job has it), else on a Ray of our own.
+
+What Ray would wait for in silence is checked before anything starts: whether its logical CPUs and GPUs can
+hold the workers and their ingest.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from pipeline.settings import ConfigError
+from trainer.config import TrainerConfig
+from trainer.launch import Failure, Outcome, Place, Say, StopRequest, WorkerError, raise_first
+from trainer.switchboard import Switchboard
+from trainer.worker import backend_of, work
+
+INGEST_CPUS = 1.0
+"""Logical CPUs left for Ray Data beside the workers (its tasks ask for none, but must find a place to run)."""
+RAY_FOLDER = ".ray"
+"""Ray Train's own notes, in the run directory."""
+POLL_S = 0.2
+"""Longest delay between a signal to the driver and its way to the workers."""
+QUIET = {
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Ray's settings where the user has none: quiet, quick to notice an end, patient while nodes boot."""
+
+
+@contextmanager
+def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
+    """Connect to Ray, check that it can hold the run, and settle `device`; disconnect at the end.
+
+    Raises ConfigError that says what is asked for, what there is and what to change.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+    cluster = bool(os.environ.get("RAY_ADDRESS"))
+    if cluster:
+        ray.init(**common)
+    else:
+        cores = len(os.sched_getaffinity(0))
+        ray.init(
+            address="local",
+            num_cpus=max(cores, math.ceil(cpus_needed(config))),
+            object_store_memory=object_store_bytes(config),
+            include_dashboard=False,
+            **common,
+        )
+    try:
+        yield check_resources(config, _cluster_resources(), cluster=cluster)
+    finally:
+        ray.shutdown()
+
+
+def cpus_needed(config: TrainerConfig) -> float:
+    """Logical CPUs of a CPU run: its workers and one for ingest."""
+    return config.workers * config.cpus_per_worker + INGEST_CPUS
+
+
+def object_store_bytes(config: TrainerConfig) -> int:
+    """Object store of a Ray of our own: each worker's read-ahead twice over, and room for Ray's own objects."""
+    return (2 * config.workers * config.ingest.object_store_mb + 256) * 2**20
+
+
+def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
+    """Settle `device: auto` and refuse what Ray could never schedule (it would wait without a word).
+
+    `resources`: logical resources of the cluster at its largest. Raises ConfigError.
+    """
+    cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+    device = config.device
+    if device == "auto":
+        device = "cuda" if gpus >= 1 else "cpu"
+    where = "the Ray cluster" if cluster else "Ray on this machine"
+    if device == "cuda" and gpus < config.workers:
+        raise ConfigError(
+            f"workers={config.workers} need {config.workers} GPUs, {where} has {gpus:g}; "
+            f"lower workers, add GPU nodes, or set device=cpu"
+        )
+    if device == "cpu" and cpus < cpus_needed(config):
+        raise ConfigError(
+            f"workers={config.workers} at cpus_per_worker={config.cpus_per_worker:g} and {INGEST_CPUS:g} for ingest "
+            f"need {cpus_needed(config):g} logical CPUs, {where} has {cpus:g}; lower workers or cpus_per_worker, "
+            f"or add nodes"
+        )
+    return config.model_copy(update={"device": device})
+
+
+def run_on_ray(config: TrainerConfig, *, say: Say, stop: StopRequest) -> Outcome:
+    """Run all workers to their end and return what they came to. Call inside a ray_session.
+
+    Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
+    """
+    board = ray.remote(num_cpus=0, max_concurrency=1000)(Switchboard).remote()
+    gpu = config.device == "cuda"
+    trainer = TorchTrainer(
+        _train,
+        train_loop_config={"config": config, "board": board},
+        scaling_config=ScalingConfig(
+            num_workers=config.workers,
+            use_gpu=gpu,
+            resources_per_worker={"GPU": 1} if gpu else {"CPU": config.cpus_per_worker},
+        ),
+        torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
+        # Ray's own notes go into the run directory: it checks that every node sees that folder.
+        run_config=RunConfig(name=RAY_FOLDER, storage_path=config.output),
+    )
+    fit = _Fit(trainer)
+    fit.start()
+    asked = False
+    lines = board.next_lines.remote()
+    while fit.is_alive():
+        ready, _ = ray.wait([lines], timeout=POLL_S)
+        if ready:
+            for line in ray.get(lines):
+                say(line)
+            lines = board.next_lines.remote()
+        if stop and not asked:
+            asked = True
+            board.request_stop.remote()
+    fit.join()
+    board.flush.remote()
+    for line in ray.get(lines):
+        say(line)
+    if fit.error is not None:
+        raise_first(ray.get(board.failures.remote()))
+        raise WorkerError(f"Ray Train ended the run: {fit.error}") from fit.error
+    assert isinstance(fit.outcome, Outcome)
+    return fit.outcome
+
+
+class _Fit(threading.Thread):
+    """TorchTrainer.fit() in a thread of its own, so that signals and lines are attended to meanwhile.
+
+    (In the main thread Ray would take SIGINT for itself and abort the workers in mid-step.)
+    """
+
+    def __init__(self, trainer: TorchTrainer) -> None:
+        super().__init__(name="fit", daemon=True)
+        self._trainer = trainer
+        self.outcome: object = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.outcome = self._trainer.fit().return_value
+        except Exception as error:
+            self.error = error
+
+
+class _BoardLink:
+    """A Link over the Switchboard; a thread waits for the request to stop, so that asking costs nothing."""
+
+    def __init__(self, board: Any) -> None:
+        self._board = board
+        self._stop = threading.Event()
+        threading.Thread(target=self._wait_for_stop, name="stop", daemon=True).start()
+
+    def say(self, line: str) -> None:
+        self._board.say.remote(line)
+
+    def stop_requested(self) -> bool:
+        return self._stop.is_set()
+
+    def _wait_for_stop(self) -> None:
+        ray.get(self._board.wait_for_stop.remote())
+        self._stop.set()
+
+
+def _train(task: Mapping[str, Any]) -> Outcome:
+    context = ray.train.get_context()
+    place = Place(
+        context.get_world_rank(),
+        context.get_world_size(),
+        context.get_local_rank(),
+        context.get_local_world_size(),
+    )
+    board, config = task["board"], task["config"]
+    try:
+        outcome = work(config, place=place, link=_BoardLink(board), device=ray.train.torch.get_device(), blocks="ray")
+    except Exception as error:
+        ray.get(board.fail.remote(Failure.of(error, rank=place.rank)))
+        raise
+    ray.get(board.flush.remote())  # what this worker said before has arrived by now
+    return outcome
+
+
+def _cluster_resources() -> dict[str, float]:
+    """Logical resources of the cluster, or what it may grow to where an autoscaler says so."""
+    present = dict(ray.cluster_resources())
+    largest = ray._private.state.state.get_max_resources_from_cluster_config() or {}
+    return {name: max(present.get(name, 0.0), float(largest.get(name, 0))) for name in {*present, *largest}}

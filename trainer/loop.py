@@ -1,0 +1,131 @@
+"""The training loop: slots in, one update a step, out of it metrics, checkpoints, evaluations.
+
+A step is a function of data set, seed and step number: its losses are sums over all ranks divided by the counts of
+all ranks, and dropout is seeded by (seed, step, lane). So the curve of a resumed run is the uninterrupted one, bit
+for bit at the same number of workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint import CheckpointWriter
+from trainer.config import TrainerConfig
+from trainer.engine import Engine
+from trainer.evaluate import Evaluator
+from trainer.feed import Feed
+from trainer.ingest import Step
+from trainer.launch import Link
+from trainer.metrics import RunLog, StepMetrics
+from trainer.schedules import learning_rate
+
+
+class DivergenceError(ValueError):
+    """Training left the finite numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that the loop works with on one rank."""
+
+    config: TrainerConfig
+    engine: Engine
+    feed: Feed
+    evaluator: Evaluator | None
+    """None where the data set holds nothing out."""
+    checkpoints: CheckpointWriter
+    log: RunLog
+    link: Link
+
+
+def train(job: Job, *, first_step: int) -> int:
+    """Run the steps after `first_step` up to max_steps, or until asked to stop; return the last step done.
+
+    Evaluates in between as configured and at the end. What is returned is in a committed checkpoint.
+    """
+    config, step, stopping = job.config, first_step, False
+    while step < config.max_steps and not stopping:
+        step += 1
+        data, metrics, stopping = train_step(job, step)
+        last = stopping or step == config.max_steps
+        job.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
+        if last or step % config.checkpoint.every_steps == 0:
+            job.checkpoints.save(step, plan_state=data.state.to_tree())
+        if job.evaluator is not None and not last and job.evaluator.is_due(step):
+            job.log.write_evaluation(job.evaluator.evaluate(job.engine, step=step))
+    job.checkpoints.finish()
+    if job.evaluator is not None and step >= config.max_steps:
+        job.log.write_evaluation(job.evaluator.evaluate(job.engine, step=step))
+    return step
+
+
+def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, bool]:
+    """One update from one slot of every lane; also whether a rank was asked to stop.
+
+    Raises DivergenceError, on all ranks, where loss or gradient norm is not finite (fp16 may skip an update).
+    """
+    began = time.perf_counter()
+    config, engine = job.config, job.engine
+    data = job.feed.next_step()
+    sums = torch.zeros(4, dtype=torch.float64, device=engine.device)
+    for index, (slot, lane) in enumerate(zip(data.slots, data.lanes, strict=True)):
+        batch = job.feed.to_batch(slot)
+        torch.manual_seed(dropout_seed(config.seed, step=step, lane=lane))
+        output = engine(batch)
+        loss = output.mlm_loss_sum / max(1, data.num_masked) + output.nsp_loss_sum / max(1, data.num_labelled)
+        engine.backward(loss * engine.world_size, last=index + 1 == len(data.slots))
+        sums += torch.stack(output).detach()
+    if step < config.max_steps:
+        job.feed.look_ahead()
+    rate = learning_rate(step, config)
+    update = engine.step(rate)
+
+    totals = torch.cat([sums.cpu(), torch.tensor([data.wait_s, job.link.stop_requested()], dtype=torch.float64)])
+    dist.all_reduce(totals)
+    mlm, nsp, mlm_correct, nsp_correct, wait_s, stops = totals.tolist()
+    labelled = data.num_labelled > 0
+    mlm_loss, nsp_loss = mlm / max(1, data.num_masked), nsp / max(1, data.num_labelled)
+    seconds = time.perf_counter() - began
+    metrics = StepMetrics(
+        step=step,
+        epoch=job.feed.epoch,
+        loss=mlm_loss + nsp_loss,
+        mlm_loss=mlm_loss,
+        nsp_loss=nsp_loss if labelled else None,
+        mlm_accuracy=mlm_correct / max(1, data.num_masked),
+        nsp_accuracy=nsp_correct / data.num_labelled if labelled else None,
+        learning_rate=rate,
+        grad_norm=update.grad_norm,
+        tokens=data.num_tokens,
+        pairs=data.num_pairs,
+        masked=data.num_masked,
+        tokens_per_second=data.num_tokens / seconds,
+        data_wait_s=wait_s / engine.world_size,
+        step_s=seconds,
+        skipped=update.skipped,
+    )
+    check_finite(metrics, precision=config.precision)
+    return data, metrics, stops > 0
+
+
+def check_finite(metrics: StepMetrics, *, precision: str) -> None:
+    """Raise DivergenceError where a step's numbers are not finite; fp16 finds its loss scale by overflowing."""
+    if math.isfinite(metrics.loss) and (math.isfinite(metrics.grad_norm) or precision == "fp16"):
+        return
+    raise DivergenceError(
+        f"step {metrics.step}: loss {metrics.loss}, gradient norm {metrics.grad_norm} (the update was not applied); "
+        f"lower optimizer.learning_rate, lengthen the warm-up or set precision: the same command goes on from the last "
+        f"checkpoint"
+    )
+
+
+def dropout_seed(seed: int, *, step: int, lane: int) -> int:
+    """Seed of torch's generator for one micro-batch; 63 bits."""
+    digest = hashlib.blake2b(f"dropout/{seed}/{step}/{lane}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,237 @@
+"""What a run tells: one JSON object a step, TensorBoard scalars, progress lines.
+
+Invariant: after a resume at step N, metrics.jsonl holds the steps 1..N of the checkpoint and nothing past it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.config import TrainerConfig
+from trainer.launch import Say
+
+if TYPE_CHECKING:
+    from trainer.evaluate import Evaluation
+    from trainer.ingest import Step
+
+METRICS_NAME = "metrics.jsonl"
+EVALUATIONS_NAME = "evaluations.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+SMOOTHING = 0.9
+"""Weight of the past in the running mean of step times behind the remaining time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """One step over all workers. Losses are in nats; `nsp_*` are None where no pair has a label."""
+
+    step: int
+    epoch: int
+    loss: float
+    mlm_loss: float
+    nsp_loss: float | None
+    mlm_accuracy: float
+    nsp_accuracy: float | None
+    learning_rate: float
+    grad_norm: float
+    """Before clipping."""
+    tokens: int
+    pairs: int
+    masked: int
+    tokens_per_second: float
+    data_wait_s: float
+    """Seconds that a worker waited for data, mean over workers."""
+    step_s: float
+    skipped: bool
+    """fp16: the update was left out, for an overflow under the loss scale."""
+
+
+class JsonLines:
+    """An append-only file of JSON objects with ascending `step`, flushed at every line.
+
+    Opening cuts the lines past `keep_through` (and a torn last one), in place.
+    """
+
+    def __init__(self, path: Path, *, keep_through: int) -> None:
+        self.path = path
+        path.touch()
+        with open(path, "r+b") as stream:
+            stream.truncate(_end_of_step(stream.read().splitlines(keepends=True), step=keep_through))
+        self._stream = open(path, "a", encoding="ascii")  # noqa: SIM115 (closed by close)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one object; floats in full precision, non-finite ones as null (JSON has none)."""
+        finite = {key: None if _non_finite(value) else value for key, value in record.items()}
+        self._stream.write(json.dumps(finite, allow_nan=False) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All complete objects of a file that JsonLines writes; none where there is no file."""
+    if not path.is_file():
+        return []
+    with open(path, "rb") as stream:
+        lines = stream.read().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+class RunLog:
+    """What one rank records: rank 0 the metrics, evaluations, TensorBoard and progress, each rank its row ids.
+
+    Lines for the user go to `say`.
+    """
+
+    def __init__(
+        self, run_directory: Path, *, config: TrainerConfig, rank: int, world_size: int, resume_step: int, say: Say
+    ) -> None:
+        self._say, self._rank = say, rank
+        self._progress = Progress(max_steps=config.max_steps)
+        self._files: dict[str, JsonLines] = {}
+        self._board: Any = None
+        if rank == 0:
+            names = [METRICS_NAME, EVALUATIONS_NAME]
+            for path in run_directory.glob(rows_name("*")):  # of ranks that are no more
+                if path.name not in [rows_name(other) for other in range(world_size)]:
+                    JsonLines(path, keep_through=resume_step).close()
+        else:
+            names = []
+        if config.logging.row_ids:
+            names.append(rows_name(rank))
+        for name in names:
+            self._files[name] = JsonLines(run_directory / name, keep_through=resume_step)
+        if rank == 0 and config.logging.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+            folder = str(run_directory / TENSORBOARD_FOLDER)
+            self._board = SummaryWriter(folder, purge_step=resume_step + 1)
+
+    def say(self, line: str) -> None:
+        """Show a line, from rank 0 only."""
+        if self._rank == 0:
+            self._say(line)
+
+    def write_step(self, metrics: StepMetrics, *, data: Step, show: bool) -> None:
+        """Record one training step; `show`: as a progress line too."""
+        rows = self._files.get(rows_name(self._rank))
+        if rows is not None:
+            rows.write({"step": metrics.step, "rows": row_ids(data)})
+        if self._rank != 0:
+            return
+        self._progress.add(metrics.step_s)
+        record = dataclasses.asdict(metrics)
+        self._files[METRICS_NAME].write(record)
+        self._write_scalars("train", record)
+        if show:
+            self._say(self._progress.line(metrics))
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Record and show one held-out evaluation."""
+        if self._rank != 0:
+            return
+        record = dataclasses.asdict(evaluation)
+        self._files[EVALUATIONS_NAME].write(record)
+        self._write_scalars("validation", record)
+        for line in evaluation.lines():
+            self._say(line)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _write_scalars(self, part: str, record: Mapping[str, Any]) -> None:
+        if self._board is None:
+            return
+        for key, value in record.items():
+            if isinstance(value, (int, float)) and key != "step":
+                self._board.add_scalar(f"{part}/{key}", value, record["step"])
+
+
+def rows_name(rank: int | str) -> str:
+    """File in which a rank notes the rows that it took."""
+    return f"rows-{rank}.jsonl"
+
+
+def row_ids(data: Step) -> list[list[int]]:
+    """[shard, row group, row] of every pair of a step on this rank."""
+    return [
+        ids
+        for slot in data.slots
+        if slot is not None
+        for ids in np.stack([slot.shards, slot.row_groups, slot.rows], axis=1).tolist()
+    ]
+
+
+class Progress:
+    """Turns the metrics of a step into one line with the remaining time."""
+
+    def __init__(self, *, max_steps: int) -> None:
+        self._max_steps = max_steps
+        self._mean_step_s: float | None = None
+
+    def add(self, step_s: float) -> None:
+        """Take note of a step's duration; every step counts, shown or not."""
+        past = self._mean_step_s
+        self._mean_step_s = step_s if past is None else SMOOTHING * past + (1.0 - SMOOTHING) * step_s
+
+    def line(self, metrics: StepMetrics) -> str:
+        """`step 120/400  loss 6.213 (mlm 5.520, nsp 0.693)  lr 9.1e-04  ...  31s left`."""
+        width = len(str(self._max_steps))
+        parts = f"mlm {metrics.mlm_loss:.3f}"
+        if metrics.nsp_loss is not None:
+            parts += f", nsp {metrics.nsp_loss:.3f}"
+        remaining = (self._max_steps - metrics.step) * (self._mean_step_s or metrics.step_s)
+        return (
+            f"step {metrics.step:>{width}}/{self._max_steps}  loss {metrics.loss:.3f} ({parts})  "
+            f"lr {metrics.learning_rate:.1e}  norm {metrics.grad_norm:.2f}  "
+            f"{metrics.tokens_per_second:,.0f} tokens/s  "
+            f"waiting {metrics.data_wait_s / max(metrics.step_s, 1e-9):.0%}  {duration(remaining)} left"
+            + ("  (update skipped: overflow)" if metrics.skipped else "")
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `31s`, `4m 05s`, `2h 13m`, `3d 04h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600:02d}h"
+
+
+def _end_of_step(lines: list[bytes], *, step: int) -> int:
+    end = 0
+    for line in lines:
+        if not line.endswith(b"\n") or _step_of(line) > step:
+            break
+        end += len(line)
+    return end
+
+
+def _step_of(line: bytes) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):  # a block that a power cut left unwritten: cut from here
+        return math.inf
+
+
+def _non_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,136 @@
+"""What is read and checked before anything starts: the command line, its paths, the data set, the plan.
+
+Invariant: after these checks a run can only fail for what happens later; a refused run has written nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.manifest import TOKENIZER_FOLDER, Manifest, open_data_set
+from pipeline.settings import Arguments, ConfigError, load_settings
+from trainer import pretrained
+from trainer.checkpoint import CheckpointError, list_checkpoints, read_state
+from trainer.config import TrainerConfig
+from trainer.metrics import EVALUATIONS_NAME, read_json_lines
+from trainer.plan import Plan, PlanState
+from trainer.run_directory import check_run_directory
+from trainer.shapes import derive_shape
+from trainer.vocabulary_check import check_same_vocabulary
+
+SAMPLE_CONFIG = Path("trainer") / "configs" / "sample.yaml"
+PATH_KEYS = ("data", "output", "model.initialize_from")
+
+
+def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
+    """The config of a command line, its paths absolute.
+
+    Without --config it is the repository's sample, whose own paths are relative to the repository. All other
+    relative paths are relative to the current directory. Raises ConfigError.
+    """
+    file = arguments.file if arguments.file is not None else repository / SAMPLE_CONFIG
+    config = load_settings(TrainerConfig, file=file, overrides=arguments.overrides)
+    overridden = {override.partition("=")[0] for override in arguments.overrides}
+    uploaded = job_working_folder()
+    for key in PATH_KEYS:
+        value = _get(config, key)
+        if value is None or os.path.isabs(value):
+            continue
+        if uploaded is not None:
+            raise ConfigError(
+                f"{key}={value}: this job runs in an uploaded copy of its folder ({uploaded}), where ignored files "
+                f"such as data are missing and what is written is lost; give an absolute path that all nodes see, "
+                f"as in {key}=$PWD/{value}"
+            )
+        base = repository if arguments.file is None and key not in overridden else Path.cwd()
+        config = _set(config, key, os.path.normpath(base / value))
+    return config
+
+
+def job_working_folder() -> str | None:
+    """The uploaded folder (`--working-dir`) of the submitted Ray job that this process is, if it is one."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    folder = (job.get("runtime_env") or {}).get("working_dir")
+    return None if folder is None else str(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the checks found."""
+
+    lines: tuple[str, ...]
+    """For the user: data set, batch, what changed since the run began."""
+    done: bool
+    """All steps are done and evaluated: nothing to launch."""
+
+
+def check(config: TrainerConfig) -> Checked:
+    """Check data set, model, plan and run directory against each other; writes nothing. Raises ValueError."""
+    manifest = open_data_set(config.data, full=config.ingest.verify == "full")
+    check_model(config, manifest=manifest)
+    shape = derive_shape(manifest, batch=config.batch)
+    plan = Plan.from_manifest(
+        manifest, lanes=shape.lanes, shape=shape.slot, seed=config.seed, exact_pairs=shape.exact_pairs
+    )
+    if config.workers > plan.lanes:
+        raise ConfigError(
+            f"workers={config.workers} exceeds the {plan.lanes} lanes of the plan: some would never work; lower "
+            f"workers or set batch.lanes={config.workers}"
+        )
+    changes = check_run_directory(config)
+    step = check_checkpoints(config, plan=plan)
+    evaluations = read_json_lines(Path(config.output) / EVALUATIONS_NAME)
+    evaluated = not manifest.num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
+    train, held_out = manifest.num_rows("train"), manifest.num_rows("validation")
+    data = (
+        f"data: {config.data}: {train:,} pairs, {manifest.num_tokens('train'):,} tokens, {held_out:,} pairs held out, "
+        f"vocabulary of {manifest.vocabulary_size:,}, rows of at most {manifest.max_seq_length} tokens"
+    )
+    lines = (data, *shape.describe().splitlines(), *changes)
+    return Checked(lines, done=step is not None and step >= config.max_steps and evaluated)
+
+
+def check_model(config: TrainerConfig, *, manifest: Manifest) -> None:
+    """Refuse a model that the data set's rows do not fit, or whose given weights or vocabulary do not fit it."""
+    if manifest.max_seq_length > config.model.max_positions:
+        raise ConfigError(
+            f"data={config.data}: max_seq_length={manifest.max_seq_length} exceeds model.max_positions="
+            f"{config.model.max_positions}; raise model.max_positions, or build the data set with shorter rows"
+        )
+    if config.model.initialize_from is not None:
+        folder = Path(config.model.initialize_from)
+        pretrained.check_config(config.model, settings=pretrained.read_config(folder), folder=folder)
+        check_same_vocabulary(folder, data_tokenizer=Path(config.data) / TOKENIZER_FOLDER)
+
+
+def check_checkpoints(config: TrainerConfig, *, plan: Plan) -> int | None:
+    """Step of the newest checkpoint, None where there is none. PlanError where it belongs to another plan.
+
+    Reads a few bytes; that every byte is as it was written is verified when the workers resume.
+    """
+    for folder in reversed(list_checkpoints(config.output)):
+        try:
+            state = read_state(folder)
+        except CheckpointError:
+            continue
+        plan.check(PlanState.from_tree(state.plan_state))
+        return state.step
+    return None
+
+
+def _get(config: TrainerConfig, key: str) -> str | None:
+    node: object = config
+    for part in key.split("."):
+        node = getattr(node, part)
+    assert node is None or isinstance(node, str)
+    return node
+
+
+def _set(config: TrainerConfig, key: str, value: str) -> TrainerConfig:
+    head, _, rest = key.partition(".")
+    if not rest:
+        return config.model_copy(update={head: value})
+    return config.model_copy(update={head: getattr(config, head).model_copy(update={rest: value})})

@@ -1,0 +1,111 @@
+"""Pretrain BERT: `python trainer/run.py --config FILE key.sub=value ...`, also `python -m trainer.run`.
+
+The same command continues an interrupted run, and says so when all is done.
+"""
+
+# ruff: noqa: E402  (a script has to mend the path before it imports)
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+if not __package__:
+    # Run as a script, Python puts trainer/ first on the path. The repository belongs there: it is also what
+    # Ray's workers import from, in a submitted job the uploaded copy.
+    sys.path[0] = str(REPOSITORY)
+
+from pipeline.settings import describe, fail, refuse_flags, split_arguments
+from trainer import launch_processes
+from trainer.checkpoint import list_checkpoints
+from trainer.config import TrainerConfig
+from trainer.curve import draw_curve
+from trainer.evaluate import Evaluation
+from trainer.launch import Outcome, Say, StopRequest, WorkerError, stop_on_signals
+from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
+from trainer.preflight import SAMPLE_CONFIG, check, read_config
+from trainer.run_directory import write_config
+
+PROGRAM = "trainer/run.py"
+HELP = f"""usage: python {PROGRAM} [--config FILE] [key.sub=value ...]
+
+Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMPLE_CONFIG}.
+The same command continues an interrupted run from its last checkpoint. Ctrl-C or SIGTERM: the step in hand is
+finished, a checkpoint written, and the exit status is 130 or 143; a second signal ends the run at once.
+Ray: the cluster that RAY_ADDRESS names (set inside a submitted job), otherwise one of its own on this machine.
+
+Settings:
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0 done, 2 refused, 1 failed, 128 + n stopped by signal n."""
+    try:
+        words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
+        refuse_flags(words.flags, program=PROGRAM)
+        if "--help" in words.flags:
+            print(HELP + describe(TrainerConfig))
+            return 0
+        if words.file is None:
+            print(f"no --config given: using {REPOSITORY / SAMPLE_CONFIG}", flush=True)
+        with stop_on_signals() as stop:
+            return train(read_config(words, repository=REPOSITORY), stop=stop, say=_print)
+    except ValueError as error:
+        return fail(error)
+    except WorkerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def train(config: TrainerConfig, *, stop: StopRequest, say: Say) -> int:
+    """Check, launch, and tell what came of it; returns the exit status."""
+    checked = check(config)
+    for line in checked.lines:
+        say(line)
+    if not checked.done:
+        outcome = launch(config, stop=stop, say=say)
+        if not outcome.finished:
+            say(f"stopped at step {outcome.last_step} of {config.max_steps}; the same command goes on from there")
+            return 128 + (stop.signal_number or 0)
+    show_results(config, say=say, done_before=checked.done)
+    return 0
+
+
+def launch(config: TrainerConfig, *, stop: StopRequest, say: Say) -> Outcome:
+    """Run the workers under the configured launcher. Makes the run directory once the machine can hold them."""
+    if config.launcher == "processes":
+        settled = launch_processes.resolve_device(config)
+        write_config(config)
+        return launch_processes.run_in_processes(settled, stop=stop, say=say)
+    from trainer import launch_ray  # absent where the loop runs without it
+
+    with launch_ray.ray_session(config) as settled:
+        write_config(config)
+        return launch_ray.run_on_ray(settled, stop=stop, say=say)
+
+
+def show_results(config: TrainerConfig, *, say: Say, done_before: bool) -> None:
+    """Draw the curve and say where everything is."""
+    folder = Path(config.output)
+    steps = read_json_lines(folder / METRICS_NAME)
+    evaluations = read_json_lines(folder / EVALUATIONS_NAME)
+    if done_before:
+        say(f"all {config.max_steps} steps are done; nothing to train")
+        for line in Evaluation(**evaluations[-1]).lines() if evaluations else ():
+            say(line)
+    if steps:
+        say(f"loss curve: {draw_curve(folder)}")
+    newest = list_checkpoints(folder)[-1]
+    say(f"run directory: {folder} (metrics.jsonl, tensorboard/, config.yaml); newest checkpoint: {newest}")
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The run directory: to whom it belongs, and what may change when a run goes on in it.
+
+Invariant: a directory holds one run. Whatever shapes the weights is fixed by its config.yaml; a command that
+differs in such a setting is refused, not started from zero and not mixed in.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pipeline.settings import ConfigError, dump_yaml, load_settings, to_tree
+from trainer.config import TrainerConfig
+
+CONFIG_NAME = "config.yaml"
+
+MAY_CHANGE = (
+    "data",
+    "output",
+    "max_steps",
+    "workers",
+    "device",
+    "launcher",
+    "zero_stage",
+    "precision",
+    "checkpoint",
+    "evaluation",
+    "logging",
+    "ingest",
+    "threads_per_worker",
+    "cpus_per_worker",
+    "collective_timeout_s",
+)
+"""Settings that a run may go on with changed.
+
+Where it runs (a checkpoint fits any number of workers, ZeRO stage and precision), what it reports, where its files
+lie (another data set is refused by its hash), and how long it trains: the learning rate is a function of the step
+and the config, so from the resumed step on it follows the new max_steps.
+"""
+
+
+def check_run_directory(config: TrainerConfig) -> list[str]:
+    """Refuse an output that cannot be written or belongs to another run; writes nothing.
+
+    Returns lines that tell what changed since the run began. Raises ConfigError naming path and remedy.
+    """
+    folder = Path(config.output)
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir():
+        raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
+    if existing != folder or not any(folder.iterdir()):
+        return []
+    saved = folder / CONFIG_NAME
+    if not saved.is_file():
+        raise ConfigError(
+            f"output={folder}: is not empty and not a run directory (no {CONFIG_NAME}); give a new or empty folder"
+        )
+    before, now = _flatten(to_tree(load_settings(TrainerConfig, file=saved))), _flatten(to_tree(config))
+    changes = {
+        key: f"{key}: {before.get(key)} -> {now.get(key)}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
+    }
+    refused = [text for key, text in changes.items() if key.split(".")[0] not in MAY_CHANGE]
+    if refused:
+        raise ConfigError(
+            f"output={folder}: holds a run with other settings ({'; '.join(refused)}); run it with the same settings "
+            f"to go on, or give another output"
+        )
+    told = [text for key, text in changes.items() if key not in ("data", "output")]
+    return [f"changed since this run began: {'; '.join(told)}"] if told else []
+
+
+def write_config(config: TrainerConfig) -> Path:
+    """Make the run directory and write the resolved config.yaml; ConfigError where that fails."""
+    folder = Path(config.output)
+    path = folder / CONFIG_NAME
+    temporary = path.with_suffix(".yaml.partial")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "w", encoding="utf-8") as stream:
+            stream.write(dump_yaml(config))
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigError(f"output={folder}: cannot be written: {error}; give another output") from error
+    return path
+
+
+def _flatten(tree: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat.update(_flatten(value, prefix=f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,141 @@
+"""One worker of a run, from an initialized process group to the last step; the same under every launcher."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, read_manifest
+from pipeline.settings import ConfigError
+from trainer.checkpoint import CheckpointWriter, list_checkpoints, resume
+from trainer.config import TrainerConfig
+from trainer.engine import Engine
+from trainer.evaluate import Evaluator
+from trainer.feed import Feed
+from trainer.ingest import SlotStream
+from trainer.launch import Link, Outcome, Place
+from trainer.loop import Job, train
+from trainer.metrics import RunLog
+from trainer.model import BertForPretraining
+from trainer.plan import Plan, PlanState, lanes_of
+from trainer.pretrained import initialize_from
+from trainer.run_directory import CONFIG_NAME
+from trainer.shapes import derive_shape
+
+
+def backend_of(config: TrainerConfig) -> str:
+    """The torch.distributed backend: NCCL between GPUs, and gloo for what the hosts tell each other."""
+    return "cpu:gloo,cuda:nccl" if config.device == "cuda" else "gloo"
+
+
+def work(
+    config: TrainerConfig,
+    *,
+    place: Place,
+    link: Link,
+    device: torch.device,
+    blocks: Literal["local", "ray"] = "local",
+) -> Outcome:
+    """Train this rank's share until max_steps or until asked to stop, resuming what the run directory holds.
+
+    torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input.
+    """
+    set_up_process(config, place=place, device=device)
+    run_directory = Path(config.output)
+    manifest = open_shared_folders(config)
+    shape = derive_shape(manifest, batch=config.batch)
+    plan = Plan.from_manifest(
+        manifest, lanes=shape.lanes, shape=shape.slot, seed=config.seed, exact_pairs=shape.exact_pairs
+    )
+    engine = build_engine(config, manifest=manifest, plan=plan, place=place, device=device)
+    saved = resume(run_directory, engine=engine)
+    first_step = 0 if saved is None else saved.step
+    stream = SlotStream(
+        plan,
+        config.data,
+        rank=place.rank,
+        world_size=place.world_size,
+        state=None if saved is None else PlanState.from_tree(saved.plan_state),
+        blocks=blocks,
+        read_ahead_blocks=config.ingest.read_ahead_blocks,
+        object_store_mb=config.ingest.object_store_mb,
+    )
+    job = Job(
+        config=config,
+        engine=engine,
+        feed=Feed(stream, shape=shape.slot, special=manifest.special, device=device),
+        evaluator=Evaluator(config, manifest=manifest, shape=shape) if manifest.num_rows("validation") else None,
+        checkpoints=CheckpointWriter(run_directory, engine=engine, config=config),
+        log=RunLog(
+            run_directory,
+            config=config,
+            rank=place.rank,
+            world_size=place.world_size,
+            resume_step=first_step,
+            say=link.say,
+        ),
+        link=link,
+    )
+    job.log.say(describe_start(config, place=place, device=device, first_step=first_step))
+    try:
+        last_step = train(job, first_step=first_step)
+    finally:
+        job.feed.close()
+        job.log.close()
+    engine.close()
+    return Outcome(first_step=first_step, last_step=last_step, finished=last_step >= config.max_steps)
+
+
+def set_up_process(config: TrainerConfig, *, place: Place, device: torch.device) -> None:
+    """Threads, device, and what makes results repeat."""
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(config.threads_per_worker or max(1, cores // place.local_world_size))
+    torch.manual_seed(config.seed)
+    torch.use_deterministic_algorithms(device.type == "cpu")
+    # A guard against reading memory that nothing was written to; costs a pass over every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def open_shared_folders(config: TrainerConfig) -> Manifest:
+    """Read the manifest, and look for the run directory, from where this worker runs.
+
+    Raises ConfigError that names the node where it does not see one of them.
+    """
+    host = socket.gethostname()
+    remedy = "give an absolute path on storage that all nodes mount"
+    try:
+        manifest = read_manifest(config.data)
+    except DataSetError as error:
+        raise ConfigError(f"data={config.data}: on node {host}: {error}; {remedy}") from error
+    if not (Path(config.output) / CONFIG_NAME).is_file():
+        raise ConfigError(f"output={config.output}: node {host} does not see the run directory; {remedy}")
+    return manifest
+
+
+def build_engine(
+    config: TrainerConfig, *, manifest: Manifest, plan: Plan, place: Place, device: torch.device
+) -> Engine:
+    """The model, with the weights that it starts from, in an engine."""
+    model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
+    if config.model.initialize_from is not None and not list_checkpoints(config.output):
+        tokenizer = Path(config.data) / TOKENIZER_FOLDER
+        initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
+    micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=plan.lanes))
+    return Engine(model, config=config, device=device, micro_batches=micro_batches)
+
+
+def describe_start(config: TrainerConfig, *, place: Place, device: torch.device, first_step: int) -> str:
+    """What begins here, in a line: `resumed at step 40` or `training from step 0`, and on what."""
+    begin = f"resumed at step {first_step}" if first_step else "training from step 0"
+    return (
+        f"{begin} of {config.max_steps}: BERT {config.model.size}, "
+        f"{place.world_size} worker{'s' * (place.world_size > 1)} on {device.type}, "
+        f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each, {config.precision}, "
+        f"ZeRO {config.zero_stage}"
+    )
