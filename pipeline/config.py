@@ -84,8 +84,9 @@ class VocabularyConfig(Settings):
     """Training of wordpiece: merge by p(st)/(p(s)p(t)), or by pair count."""
     size: Annotated[int, Field(ge=110)] = 30_522
     """Training: number of entries, special and unused ones included."""
-    min_pair_count: Positive = 2
-    """Training: pairs seen less often are never merged."""
+    min_pair_count: Positive | None = None
+    """Training: pairs seen less often are never merged. null: 2 for frequency; for likelihood the bound falls from the
+    count of the most frequent pair, by a fifth whenever no pair reaches it, down to 2."""
     lowercase: bool = True
     """Lower-case text (uncased vocabulary)."""
     strip_accents: bool | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,8 @@ def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bo
     """BERT's own pipeline around a list of tokens; ValueError names `origin` and the special tokens that are missing.
 
     Accents are stripped by canonical decomposition, which takes Hangul syllables apart too. Where the vocabulary holds
-    syllables (U+AC00 to U+D7A3) the text is composed again (NFC) afterwards; vocabularies that hold jamo only, such as
-    Google's uncased ones, get jamo as they were trained on.
+    composed characters the text is composed again (NFC) afterwards; vocabularies without any, such as Google's
+    uncased ones, get the jamo that they were trained on.
     """
     missing = [token for token in BERT_SPECIAL if token not in set(tokens)]
     if missing:
@@ -53,7 +54,7 @@ def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bo
     vocabulary = {token: index for index, token in enumerate(tokens)}
     backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
     backend.normalizer = bert_normalizer(
-        lowercase=lowercase, strip_accents=strip_accents, recompose=any(map(has_syllable, tokens))
+        lowercase=lowercase, strip_accents=strip_accents, recompose=any(map(is_composed, tokens))
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix=PIECE_PREFIX)
@@ -70,9 +71,9 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: b
     return normalizers.Sequence([bert, normalizers.NFC()]) if strips and recompose else bert
 
 
-def has_syllable(text: str) -> bool:
-    """Whether the text holds a composed Hangul syllable."""
-    return any("\uac00" <= character <= "\ud7a3" for character in text)
+def is_composed(text: str) -> bool:
+    """Whether canonical decomposition (NFD) changes the text, as it does with Hangul syllables and accented letters."""
+    return not unicodedata.is_normalized("NFD", text)
 
 
 def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
