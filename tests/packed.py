@@ -59,8 +59,9 @@ def unpad(values: Tensor, *, batch: Batch) -> Tensor:
 
 
 def with_tokens_of_pair_changed(batch: Batch, *, pair: int, vocabulary_size: int) -> Batch:
-    """The same batch with every token of one pair replaced by another."""
+    """The same batch with every token and segment of one pair replaced by another."""
     start, stop = batch.offsets[pair : pair + 2].tolist()
-    ids = batch.input_ids.clone()
+    ids, segments = batch.input_ids.clone(), batch.segment_ids.clone()
     ids[start:stop] = (ids[start:stop] + 1) % vocabulary_size
-    return dataclasses.replace(batch, input_ids=ids, segment_ids=1 - batch.segment_ids)
+    segments[start:stop] = 1 - segments[start:stop]
+    return dataclasses.replace(batch, input_ids=ids, segment_ids=segments)

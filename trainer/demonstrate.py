@@ -18,6 +18,7 @@ from pipeline.settings import fail
 from trainer.batches import Batch
 from trainer.model import BertForPretraining
 from trainer.pretrained import load_model
+from trainer.vocabulary_check import read_vocabulary
 
 MASK = "[MASK]"
 EXAMPLES = (
@@ -49,6 +50,7 @@ class FillMask:
         if not path.is_file():
             raise ValueError(f"{path}: is missing; give an export of `python -m trainer.export`")
         self.tokenizer = Tokenizer.from_file(str(path))
+        self.tokens = read_vocabulary(self.folder).tokens
 
     @torch.no_grad()
     def guess(self, text: str, *, count: int = NUM_GUESSES) -> list[list[Guess]]:
@@ -67,7 +69,7 @@ class FillMask:
         logits, _ = self.model.logits(_one_text(ids, masks=masks))
         best = torch.softmax(logits, -1).topk(min(count, self.model.vocabulary_size))
         return [
-            [Guess(self.tokenizer.id_to_token(token), share) for token, share in zip(tokens, shares, strict=True)]
+            [Guess(self.tokens[token], share) for token, share in zip(tokens, shares, strict=True)]
             for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
