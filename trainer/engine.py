@@ -63,7 +63,7 @@ class Engine:
 
     def __init__(self, model: nn.Module, *, config: TrainerConfig, device: torch.device, micro_batches: int) -> None:
         if not dist.is_initialized():
-            raise RuntimeError("Engine needs an initialized torch.distributed process group")
+            raise RuntimeError("Engine needs an initialized process group (torch.distributed)")
         deepspeed = load_deepspeed(device, precision=config.precision)
         self.device = device
         self.rank = dist.get_rank()
