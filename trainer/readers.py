@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from trainer.blocks import ROW_GROUP, SHARD, BlockError, BlockRef, read_block
 _LOCAL_THREADS = 2
 _DATASET_BLOCKS = 256
 _SMALL_DATASET_BLOCKS = 16
+_ERROR = "error"
 
 
 Tables: TypeAlias = Generator[tuple[BlockRef, pa.Table], None, None]
@@ -48,7 +49,10 @@ def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes
     import ray  # absent where the loop runs without it
 
     def read_item(item: pa.Table) -> pa.Table:
-        return read_block(BlockRef(**item.to_pylist()[0]), root=root)
+        try:
+            return read_block(BlockRef(**item.to_pylist()[0]), root=root)
+        except BlockError as error:  # as data: Ray passes an exception on without its type, and out of order
+            return pa.table({_ERROR: [str(error)]})
 
     for chunk in _chunks(refs):
         dataset = ray.data.from_items([asdict(ref) for ref in chunk], override_num_blocks=len(chunk)).map_batches(
@@ -58,11 +62,14 @@ def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes
             num_cpus=0,
             compute=ray.data.TaskPoolStrategy(size=1),
         )
+        dataset.context.enable_progress_bars = False
         options = dataset.context.execution_options
         options.preserve_order = True
         options.resource_limits = ray.data.ExecutionResources(object_store_memory=object_store_bytes)
         tables = dataset.iterator().iter_batches(batch_format="pyarrow", batch_size=None)
-        for ref, table in zip(chunk, _plain_errors(tables), strict=True):
+        for ref, table in zip(chunk, tables, strict=True):
+            if table.column_names == [_ERROR]:
+                raise BlockError(table.column(_ERROR)[0].as_py())
             assert (table.column(SHARD)[0].as_py(), table.column(ROW_GROUP)[0].as_py()) == (ref.shard, ref.row_group)
             assert table.num_rows == ref.stop - ref.start
             yield ref, table
@@ -79,19 +86,6 @@ def _chunks(refs: Iterable[BlockRef]) -> Iterator[list[BlockRef]]:
         chunk.append(ref)
     if chunk:
         yield chunk
-
-
-def _plain_errors(tables: Iterable[Any]) -> Iterator[Any]:
-    """Pass tables on; a BlockError that was raised inside a Ray task comes out as itself."""
-    try:
-        yield from tables
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, BlockError):
-            cause = getattr(cause, "cause", None) or cause.__cause__
-        if cause is None:
-            raise
-        raise BlockError(str(cause)) from error
 
 
 class ReadAhead:
