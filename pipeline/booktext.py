@@ -1,4 +1,5 @@
-"""The text of a book file: Project Gutenberg's header and licence cut, hard-wrapped lines rejoined into paragraphs. Pure.
+"""The text of a book file: Project Gutenberg's header and licence cut, hard-wrapped lines rejoined into paragraphs.
+Pure.
 
 Whether lines are wrapped is judged from the whole file, so that files with a paragraph a line stay as they are.
 """
@@ -6,6 +7,7 @@ Whether lines are wrapped is judged from the whole file, so that files with a pa
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from pipeline.clean import normalize_text
 
@@ -68,7 +70,7 @@ def _is_wrapped(lines: list[str]) -> bool:
     width = lengths[int(0.95 * (len(lengths) - 1))]
     if width > _LONGEST_WRAPPED:
         return False
-    inner = [len(line) for line, following in zip(lines, lines[1:], strict=False) if line and following]
+    inner = [len(line) for line, following in pairwise(lines) if line and following]
     near = sum(1 for length in inner if length >= 0.7 * width)
     return 2 * near > len(inner)
 

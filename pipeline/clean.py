@@ -10,9 +10,9 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-# Removed: C0 and C1 controls but white space, soft hyphen, zero-width space, word joiner, direction marks and embeddings,
-# byte order mark, interlinear and replacement characters, variation selectors' tags, lone surrogates, noncharacters.
-# Kept: the zero-width joiner and non-joiner (U+200C, U+200D), which Persian and Indic spelling needs.
+# Removed: C0 and C1 controls but white space, soft hyphen, zero-width space, word joiner, direction marks and
+# embeddings, byte order mark, interlinear and replacement characters, variation selectors' tags, lone surrogates,
+# noncharacters. Kept: the zero-width joiner and non-joiner (U+200C, U+200D), which Persian and Indic spelling needs.
 _REMOVED = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f"
     "\ufdd0-\ufdef\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]+"

@@ -1,6 +1,7 @@
 """What flows through the pipeline before pairs: documents, dropped things with a reason, and splits of the input.
 
-Pure and picklable. A document's id is a hash of its cleaned text alone, so that it depends neither on paths nor on order.
+Pure and picklable. A document's id is a hash of its cleaned text alone, so that it depends neither on paths nor on
+order.
 """
 
 from __future__ import annotations

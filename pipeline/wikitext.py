@@ -1,7 +1,7 @@
 """Wikitext to plain text: paragraphs of prose, a line each, nothing of the markup left. Pure.
 
-A scanner of our own, because a full parse costs 2.5 MB/s and unbounded memory on hostile pages: every stage goes once from
-left to right, so that time and memory are linear in the page whatever stands in it. Templates that cannot be
+A scanner of our own, because a full parse costs 2.5 MB/s and unbounded memory on hostile pages: every stage goes once
+from left to right, so that time and memory are linear in the page whatever stands in it. Templates that cannot be
 rendered leave a hole, and the sentence around it is to be dropped (`split_at_holes`).
 """
 
@@ -34,20 +34,19 @@ DEFAULT_BUDGET = PageBudget()
 _OPENINGS = ("{{", "[[", "{|", "<")
 
 
-class PageOverBudget(ValueError):
+class PageOverBudgetError(ValueError):
     """A page holds more of something than its budget; the message says of what, with both numbers."""
 
 
 def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
-    """Raise PageOverBudget for a page with too many bytes or openings (depth is counted while the page is read)."""
+    """Raise PageOverBudgetError for a page with too many bytes or openings (depth is counted while the page is
+    read)."""
     size = len(markup) if markup.isascii() else len(markup.encode("utf-8", "surrogatepass"))
     if size > budget.num_bytes:
-        raise PageOverBudget(f"{size} bytes of markup, more than {budget.num_bytes}")
+        raise PageOverBudgetError(f"{size} bytes of markup, more than {budget.num_bytes}")
     openings = sum(map(markup.count, _OPENINGS))
     if openings > budget.openings:
-        raise PageOverBudget(
-            f"{openings} openings of templates, links, tables and tags, more than {budget.openings}"
-        )
+        raise PageOverBudgetError(f"{openings} openings of templates, links and tags, more than {budget.openings}")
 
 
 def wikitext_to_text(
@@ -55,7 +54,7 @@ def wikitext_to_text(
 ) -> PlainText:
     """The page's prose: a paragraph or list item a line, headings, tables, references, files and the rest left out.
 
-    Raises PageOverBudget.
+    Raises PageOverBudgetError.
     """
     check_budget(markup, budget=budget)
     page = TemplatePage(title=title, language=language, holes=[])
@@ -139,7 +138,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
             frames.append(_Frame(mark, token.end()))
             open_of[mark] += 1
             if len(frames) > most_open:
-                raise PageOverBudget(f"{len(frames)} levels of open templates, links and tables, more than {most_open}")
+                raise PageOverBudgetError(f"{len(frames)} levels of open templates and links, more than {most_open}")
             continue
         kind = {"}}": _TEMPLATE, "]]": _LINK, "|}": _TABLE}[mark]
         if not open_of[kind] or (kind == _LINK and frame.kind != _LINK):
@@ -167,9 +166,7 @@ def _give_up(frames: list[_Frame], open_of: dict[str, int]) -> None:
     """An opening that nothing closes: its content is text of what is around it."""
     frame = frames.pop()
     open_of[frame.kind] -= 1
-    if frame.kind == _TABLE:
-        frames[-1].parts.append("\n|")
-    elif frame.kind == _TEMPLATE and frame.parts and "\n" in frame.parts[0]:
+    if frame.kind == _TABLE or (frame.kind == _TEMPLATE and frame.parts and "\n" in frame.parts[0]):
         frames[-1].parts.append("\n|")
     frames[-1].parts.extend(frame.parts)
 
@@ -181,9 +178,7 @@ def _protect(rendered: str) -> str:
     return rendered.replace("=", EQUALS) if "=" in rendered else rendered
 
 
-def _close_template(
-    closed: _Frame, outer: _Frame, text: str, token: re.Match[str], *, page: TemplatePage
-) -> str:
+def _close_template(closed: _Frame, outer: _Frame, text: str, token: re.Match[str], *, page: TemplatePage) -> str:
     content = "".join(closed.parts)
     rendered = render_template(content, page=page)
     if rendered is not None:
@@ -192,8 +187,10 @@ def _close_template(
     following = text[end : end + 3]
     starts_line = outer.at_line_start()
     ends_line = not following or following[0] == "\n"
-    if outer.kind == "" and starts_line and (
-        ends_line or "\n" in text[closed.start : end] or following.startswith(("{{", "[[", "'''", BREAK))
+    if (
+        outer.kind == ""
+        and starts_line
+        and (ends_line or "\n" in text[closed.start : end] or following.startswith(("{{", "[[", "'''", BREAK)))
     ):
         return "\n"  # a box, a notice, an infobox: no sentence stands around it
     return page.hole(content.partition("|")[0])
@@ -230,7 +227,9 @@ def _resolve_variants(text: str, *, language: str) -> str:
 
 _HEADING = re.compile(r"(={1,6}).+=\s*$")
 # A heading inside a line, where a page has lost its line breaks.
-_INNER_HEADING = re.compile(r"(?<=[^=\n])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)|(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\3(?!=)(?=[^\s=])")
+_INNER_HEADING = re.compile(
+    r"(?<=[^=\n])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)|(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\3(?!=)(?=[^\s=])"
+)
 _RULE = re.compile(r"-{4,}")
 _ITEM = re.compile(r"[*#:;]+[ \t]*")
 _MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__")
@@ -276,15 +275,15 @@ _LEFT_OVER = re.compile(r"\[\[|\]\]|\{\{+|\}\}+|\{\||\|\}")
 _AROUND_FOOTNOTE = re.compile(
     rf"(?<=[^\s(\[\u201c\u2018\u00ab{HOLE}\ufde0-\ufdef\-])(?:{HOLE}[\ufde0-\ufdef]*)+(?=[\s.,;:!?)\]]|$)"
 )
-_IN_PARENTHESES = re.compile(
-    rf"\s?[(\uff08][^()\uff08\uff09{HOLE}]{{0,300}}{HOLE}[^()\uff08\uff09]{{0,300}}[)\uff09]"
-)
+_IN_PARENTHESES = re.compile(rf"\s?[(\uff08][^()\uff08\uff09{HOLE}]{{0,300}}{HOLE}[^()\uff08\uff09]{{0,300}}[)\uff09]")
 _NO_WORD = re.compile(r"\W*")  # holes are no word characters
 _HOLES_BEFORE = re.compile(rf"^(?:{HOLE}[\ufde0-\ufdef]*\s*)+(?='')")
 _EMPTY_PARENTHESES = re.compile(r"\s?[(\uff08][\s,;:\u060c\u061b\u3001\u2013/-]*[)\uff09]")
 _PARENTHESIS_START = re.compile(r"([(\uff08])\s*(?:[,;:\u060c\u061b\u3001]\s*)+")
 _PARENTHESIS_END = re.compile(r"(?:\s*[,;:\u060c\u061b\u3001]){0,4}\s*([)\uff09])")
-_ODD_PARENTHESIS = re.compile(r"[(\uff08][\s,;:)\uff09\u060c\u061b\u3001\u2013/-]|[\s,;:\u060c\u061b\u3001][)\uff09]")
+_ODD_PARENTHESIS = re.compile(
+    r"[(\uff08][\s,;:)\uff09\u060c\u061b\u3001\u2013/-]|[\s,;:\u060c\u061b\u3001][)\uff09]|[,;]\s?;"
+)
 _SPACE_BEFORE_POINT = re.compile(r"\s+([,.])(?=\s|$)")
 _DOUBLE_POINT = re.compile(r"[,;\u060c]\s*(?=[;)\uff09])")
 

@@ -9,7 +9,7 @@ from pipeline.wikitext_names import PROJECT_PREFIXES, WikiNames, fold_name
 _PARENTHESES = re.compile(r"\s*[(\uff08][^()\uff08\uff09]*[)\uff09]\s*$")
 _EXTERNAL = re.compile(
     r"\[(?:(?:https?|ftps?|ircs?|news|gopher|telnet|nntp|svn|git|ssh|sip|sips|xmpp|bitcoin|magnet|geo|urn|worldwind)"
-    r":(?://)?|mailto:|tel:|sms:|//)[^\s\[\]<>\"]*+[ \t]*+([^\]\n]{0,1000}+)\]",
+    r":(?://)?|mailto:|tel:|sms:|//)[^\s\[\]<>\"]*+[ \t]*+((?:[^\[\]\n]++|\[[^\[\]\n]*+\])*+)\]",
     re.I,
 )
 

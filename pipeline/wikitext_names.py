@@ -13,24 +13,50 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
+    return frozenset(text.split())
+
+
 _INVISIBLE = (-2, 6, 14)  # media, file, category: a link to one shows no text
 
 _CANONICAL: Mapping[int, tuple[str, ...]] = {
-    -2: ("media",), -1: ("special",), 1: ("talk",), 2: ("user",), 3: ("user talk",),
-    4: ("project", "wikipedia"), 5: ("project talk", "wikipedia talk"), 6: ("file", "image"),
-    7: ("file talk", "image talk"), 8: ("mediawiki",), 9: ("mediawiki talk",), 10: ("template",),
-    11: ("template talk",), 12: ("help",), 13: ("help talk",), 14: ("category",), 15: ("category talk",),
-    100: ("portal",), 101: ("portal talk",), 118: ("draft",), 119: ("draft talk",), 710: ("timedtext",),
-    711: ("timedtext talk",), 828: ("module",), 829: ("module talk",),
+    -2: ("media",),
+    -1: ("special",),
+    1: ("talk",),
+    2: ("user",),
+    3: ("user talk",),
+    4: ("project", "wikipedia"),
+    5: ("project talk", "wikipedia talk"),
+    6: ("file", "image"),
+    7: ("file talk", "image talk"),
+    8: ("mediawiki",),
+    9: ("mediawiki talk",),
+    10: ("template",),
+    11: ("template talk",),
+    12: ("help",),
+    13: ("help talk",),
+    14: ("category",),
+    15: ("category talk",),
+    100: ("portal",),
+    101: ("portal talk",),
+    118: ("draft",),
+    119: ("draft talk",),
+    710: ("timedtext",),
+    711: ("timedtext talk",),
+    828: ("module",),
+    829: ("module talk",),
 }
-_OLD_CODES = (
+_OLD_CODES = words(
     "be-x-old be-tarask zh-classical lzh fiu-vro vro map-bms nds-nl roa-rup rup roa-tara cbk-zam sgs nan yue gsw nb "
     "minnan zh-cfr zh-cn zh-tw cz dk jp epo"
 )
-PROJECT_PREFIXES = frozenset(
-    "b betawikiversity c c2 commons d foundation incubator m mediawikiwiki meta metawikipedia mw n outreach phab q s "
-    "species species testwiki toollabs translatewiki v voy w wikibooks wikicommons wikidata wikidatawiki wikimedia "
-    "wikinews wikipedia wikiquote wikisource wikispecies wikitech wikiversity wikivoyage wikt wiktionary wmf".split()
+PROJECT_PREFIXES = words(
+    "b betawikiversity c c2 commons d foundation incubator m mediawikiwiki meta metawikipedia mw n "
+    "outreach phab q s species species testwiki toollabs translatewiki v voy w wikibooks wikicommons "
+    "wikidata wikidatawiki wikimedia wikinews wikipedia wikiquote wikisource wikispecies wikitech "
+    "wikiversity wikivoyage wikt wiktionary wmf "
 )
 
 
@@ -38,8 +64,8 @@ PROJECT_PREFIXES = frozenset(
 class WikiNames:
     """Names in use on one wiki, all by `fold_name`: of namespaces other than 0, of redirects, of other languages.
 
-    `invisible`: prefixes of links that show no text, in this wiki's language and (longer names) in any other, since pages
-    are translated from other wikis with their files.
+    `invisible`: prefixes of links that show no text, in this wiki's language and (longer names) in any other, since
+    pages are translated from other wikis with their files.
     """
 
     namespaces: Mapping[str, int]
@@ -111,4 +137,4 @@ def _all_invisible() -> frozenset[str]:
 
 @cache
 def _language_codes() -> frozenset[str]:
-    return frozenset(_known_names()) - {"commons"} | frozenset(_OLD_CODES.split())
+    return frozenset(_known_names()) - {"commons"} | _OLD_CODES

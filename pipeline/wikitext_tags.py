@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from pipeline.wikitext_names import words
+
 # Noncharacters of Unicode that stand in the text for something while a page is worked on; none may come in with it.
 HOLE = "\ufdd0"
 PIPE = "\ufdd1"
@@ -20,19 +22,17 @@ _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9]*)((?:\s[^<>]*)?/?)>")
 _INERT = str.maketrans({mark: f"&#{ord(mark)};" for mark in "[]{}<>&'|=_*#:;!~\n-"})
 
 # Content and all goes; a sentence it stood in lacks nothing.
-_VANISH = frozenset(
-    "ref references indicator section templatestyles templatedata categorytree gallery imagemap timeline graph mapframe "
-    "maplink inputbox pagelist score syntaxhighlight source pre style script includeonly table figure noinclude_ "
-    "listing rss youtube video audio".split()
+_VANISH = words(
+    "ref references indicator section templatestyles templatedata categorytree gallery imagemap timeline "
+    "graph mapframe maplink inputbox pagelist score syntaxhighlight source pre style script includeonly "
+    "table figure noinclude_ listing rss youtube video audio "
 )
 # Of these, the ones that are blocks by themselves: what follows is a new paragraph.
-_BLOCKS = frozenset("gallery imagemap timeline syntaxhighlight source pre table graph mapframe figure categorytree".split())
+_BLOCKS = words("gallery imagemap timeline syntaxhighlight source pre table graph mapframe figure categorytree ")
 # Content goes and leaves a hole: the sentence cannot be read without it.
-_HOLES = frozenset("math chem ce hiero phonos rb".split())
+_HOLES = words("math chem ce hiero phonos rb ")
 # The tag ends a line.
-_LINES = frozenset(
-    "br p div blockquote center poem ul ol li dl dt dd hr h1 h2 h3 h4 h5 h6 tr td th tbody caption thead".split()
-)
+_LINES = words("br p div blockquote center poem ul ol li dl dt dd hr h1 h2 h3 h4 h5 h6 tr td th tbody caption thead ")
 _SUPERSCRIPTS = str.maketrans(
     "0123456789+-\u2212n",
     "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b\u207b\u207f",

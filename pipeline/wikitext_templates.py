@@ -1,7 +1,7 @@
 """Templates that stand inside sentences, rendered as a reader sees them. Pure.
 
-`render_template` returns the text, "" for what leaves no gap (footnotes, coordinates, notices), None for a template that
-it does not know. Renderers by name are in wikitext_renderers.py; arguments arrive already resolved.
+`render_template` returns the text, "" for what leaves no gap (footnotes, coordinates, notices), None for a template
+that it does not know. Renderers by name are in wikitext_renderers.py; arguments arrive already resolved.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pipeline.wikitext_names import fold_name
-from pipeline.wikitext_renderers import RENDERERS, Arguments, format_number
+from pipeline.wikitext_names import fold_name, words
+from pipeline.wikitext_quantities import Arguments, format_number
+from pipeline.wikitext_renderers import renderers
 from pipeline.wikitext_tags import EQUALS, HOLE, PIPE
 from pipeline.wikitext_vanishing import vanishes
 
 _DIGITS = str.maketrans("0123456789abcdef", "".join(map(chr, range(0xFDE0, 0xFDF0))))
 _CASES = {"lc": str.lower, "uc": str.upper}
 _MARKUP_VARIABLES = {"!": PIPE, "=": EQUALS, "(": "(", ")": ")", "!!": "", "!-": "", "-": "", "\\": " "}
-_TITLES = frozenset("pagename fullpagename basepagename subpagename pagenamee fullpagenamee articlepagename".split())
+_TITLES = words("pagename fullpagename basepagename subpagename pagenamee fullpagenamee articlepagename")
 _LANGUAGE_TEMPLATE = re.compile(r"(?:lang|lang-|langue-|llang-|lang )([a-z]{2,3}(?:-[a-z0-9]+)*)")
 
 
@@ -48,9 +49,9 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
             return page.title
     if ":" in name or name.startswith("#"):
         return _render_function(name, head, rest, page=page)
-    renderer = RENDERERS.get(name)
+    renderer = renderers().get(name)
     if renderer is None and _LANGUAGE_TEMPLATE.fullmatch(name):
-        renderer = RENDERERS["lang-xx"]
+        renderer = renderers()["lang-xx"]
     if renderer is not None:
         return renderer(_arguments(rest if bar else None, language=page.language))
     return "" if vanishes(name) else None

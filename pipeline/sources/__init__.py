@@ -41,7 +41,9 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
                 raise ValueError(f"{label}: {path} is also read by {seen[resolved]}; list it once")
             seen[resolved] = label
             splits.extend(_split_file(path, source=source, index=index))
-    return sorted(splits, key=lambda split: (-split.text_bytes, split.source, Path(split.path).name, split.path, split.start))
+    return sorted(
+        splits, key=lambda split: (-split.text_bytes, split.source, Path(split.path).name, split.path, split.start)
+    )
 
 
 def _split_file(path: Path, *, source: SourceConfig, index: int) -> list[Split]:
@@ -66,7 +68,9 @@ def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapp
     """Raise ValueError where a source gave no document at all, naming its path and what was dropped for what reason."""
     if num_documents > 0:
         return
-    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(drops.items(), key=lambda item: (-item[1], item[0])))
+    counts = ", ".join(
+        f"{count} {reason}" for reason, count in sorted(drops.items(), key=lambda item: (-item[1], item[0]))
+    )
     what = "article" if source.kind == "wikipedia" else "document"
     paths = ", ".join(source.paths)
     raise ValueError(

@@ -1,6 +1,7 @@
 """Books: a file (or a member of an archive) is a document; Gutenberg's header and licence cut, wrapped lines rejoined.
 
-Archives (.zip, .tar and compressed tar) are read member by member without unpacking to disk. One book is in memory at a time.
+Archives (.zip, .tar and compressed tar) are read member by member without unpacking to disk. One book is in memory at
+a time.
 """
 
 from __future__ import annotations
@@ -107,8 +108,10 @@ def _read_zip(path: Path, start: int, end: int) -> Iterator[tuple[str, bytes | N
             try:
                 yield name, archive.read(member) if _BOOK_NAME.fullmatch(name) else b""
             except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
-                raise ValueError(f"{path}: member {member.filename} (byte {member.header_offset}) cannot be read: {error}; "
-                                 f"fetch the archive again, or pack it without a password") from error
+                raise ValueError(
+                    f"{path}: member {member.filename} (byte {member.header_offset}) cannot be read: {error}; "
+                    f"fetch the archive again, or pack it without a password"
+                ) from error
 
 
 def _open_zip(path: Path) -> zipfile.ZipFile:
@@ -120,5 +123,3 @@ def _open_zip(path: Path) -> zipfile.ZipFile:
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in Path(name).parts)
-
-

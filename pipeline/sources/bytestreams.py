@@ -1,6 +1,6 @@
 """Bytes of plain and compressed files, in pieces, every fault named with file and offset.
 
-.bz2 (any number of streams), .gz, .xz, .zst and plain. Memory is flat: a piece is at most PIECE_BYTES however much the input
+.bz2 (any number of streams), .gz, .xz, .zst and plain. Memory is flat: a piece is at most PIECE_BYTES however the input
 expands. Truncation inside a stream is an error here; at a stream boundary the reader of the content must see it.
 """
 
@@ -29,10 +29,12 @@ REFUSED = {
 
 
 class _Decompressor(Protocol):
-    eof: bool
-    unused_data: bytes
-    needs_input: bool
-
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def needs_input(self) -> bool: ...
     def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
 
 
@@ -43,9 +45,17 @@ class _Gzip:
         self._inner = zlib.decompressobj(wbits=31)
         self._pending = b""
 
-    eof = property(lambda self: self._inner.eof)
-    unused_data = property(lambda self: self._inner.unused_data)
-    needs_input = property(lambda self: not self._pending)
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._pending
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
         piece = self._inner.decompress(self._pending + data, max(0, max_length))
@@ -154,8 +164,9 @@ def _read_zstd(path: str | Path, file: IO[bytes]) -> Iterator[bytes]:
                     )
                 yield piece
     except OSError as error:
-        raise ValueError(f"{path}: corrupt or truncated zstd data, after {given} bytes of content: {error}; "
-                         f"fetch the file again") from error
+        raise ValueError(
+            f"{path}: corrupt or truncated zstd data, after {given} bytes of content: {error}; fetch the file again"
+        ) from error
 
 
 def read_whole(path: str | Path, *, most_bytes: int) -> bytes | None:

@@ -1,7 +1,7 @@
 """MediaWiki's XML export, schemas 0.5 to 0.11, to pages: one pass of expat, flat in memory.
 
-A page is held only while it is open, and of its text never more than the budget. Files of bare <page> elements are read too.
-A document type declaration is refused, so that no entity can expand.
+A page is held only while it is open, and of its text never more than the budget. Files of bare <page> elements are
+read too. A document type declaration is refused, so that no entity can expand.
 """
 
 from __future__ import annotations
@@ -45,16 +45,14 @@ class SiteInfo:
 
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat reads it by its mark
-_CAPTURED = frozenset(
-    ("title", "ns", "timestamp", "model", "text", "namespace", "dbname", "role", "contentmodel")
-)
+_CAPTURED = frozenset(("title", "ns", "timestamp", "model", "text", "namespace", "dbname", "role", "contentmodel"))
 
 
 class DumpReader:
     """Feeds pieces of bytes to expat and hands out pages.
 
-    `name` is the file for messages. `starts_inside`, `ends_inside`: the pieces begin after the head of the dump, or end before
-    its </mediawiki>, because they are a part of it.
+    `name` is the file for messages. `starts_inside`, `ends_inside`: the pieces begin after the head of the dump, or
+    end before its </mediawiki>, because they are a part of it.
     """
 
     def __init__(
@@ -127,8 +125,10 @@ class DumpReader:
             yield b"<mediawiki>"
         elif not head.startswith((b"<", *_UTF16_MARKS)):
             shown = head[:40].decode("utf-8", "replace")
-            raise ValueError(f"{self._name}: not a MediaWiki XML dump: it begins with {shown!r}; give a file of <mediawiki> "
-                             f"or <page> elements, or use kind: text")
+            raise ValueError(
+                f"{self._name}: not a MediaWiki XML dump: it begins with {shown!r}; give a file of <mediawiki> "
+                f"or <page> elements, or use kind: text"
+            )
         yield head
 
     def _parse(self, piece: bytes) -> None:
@@ -136,23 +136,29 @@ class DumpReader:
             self._parser.Parse(piece, False)
         except expat.ExpatError as error:
             if error.code == expat.errors.codes[expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT]:
-                raise ValueError(f"{self._name}: more data follow the </mediawiki> at byte "
-                                 f"{self._parser.ErrorByteIndex} of the XML; give one dump a file") from error
+                raise ValueError(
+                    f"{self._name}: more data follow the </mediawiki> at byte "
+                    f"{self._parser.ErrorByteIndex} of the XML; give one dump a file"
+                ) from error
             raise ValueError(
-                f"{self._name}: not well-formed XML at byte {self._parser.ErrorByteIndex} of the XML (line {error.lineno}, "
-                f"column {error.offset}; last page {self._page.title!r}): {expat.ErrorString(error.code)}; fetch it again"
+                f"{self._name}: not well-formed at byte {self._parser.ErrorByteIndex} of the XML (line {error.lineno}, "
+                f"column {error.offset}; page {self._page.title!r}): {expat.ErrorString(error.code)}; fetch it again"
             ) from error
 
     def _doctype(self, name: str, *_: object) -> None:
-        raise ValueError(f"{self._name}: has a document type declaration (<!DOCTYPE {name}>), which no MediaWiki dump has and "
-                         f"which can make entities expand without end; remove it")
+        raise ValueError(
+            f"{self._name}: has a document type declaration (<!DOCTYPE {name}>), which no MediaWiki dump has and "
+            f"which can make entities expand without end; remove it"
+        )
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         depth = len(self._path)
         self._path.append(tag)
         if depth == 0:
             if tag != "mediawiki":
-                raise ValueError(f"{self._name}: the root element is <{tag}>, not <mediawiki>; give a MediaWiki XML dump")
+                raise ValueError(
+                    f"{self._name}: the root element is <{tag}>, not <mediawiki>; give a MediaWiki XML dump"
+                )
             self.site.language = attributes.get("xml:lang", "")
         elif tag == "page" and depth == 1:
             self._page, self._newest = Page(), None

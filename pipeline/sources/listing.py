@@ -25,8 +25,9 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
 def list_files(source: SourceConfig, *, label: str) -> list[Path]:
     """Every file of a source, each once, sorted by path.
 
-    A folder gives the files below it that have a suffix of the kind; others there are named in one warning. Raises ValueError
-    naming `label` (the source in the config), the path and the remedy for what is missing, matches nothing or is empty.
+    A folder gives the files below it that have a suffix of the kind; others there are named in one warning. Raises
+    ValueError naming `label` (the source in the config), the path and the remedy for what is missing, matches nothing
+    or is empty.
     """
     files: dict[Path, None] = {}
     for given in source.paths:
@@ -35,14 +36,18 @@ def list_files(source: SourceConfig, *, label: str) -> list[Path]:
             found = _files_below(path, kind=source.kind)
             if not found:
                 wanted = ", ".join(_SUFFIXES[source.kind])
-                raise ValueError(f"{label}: no file for kind {source.kind} below the folder {given} (looked for {wanted}, also "
-                                 f"compressed{' and archives' if source.kind == 'books' else ''}); give another path")
+                raise ValueError(
+                    f"{label}: no file for kind {source.kind} below the folder {given} (looked for {wanted}, also "
+                    f"compressed{' and archives' if source.kind == 'books' else ''}); give another path"
+                )
         elif path.is_file():
             found = [path]
         elif glob.has_magic(given):
             found = _matching(given, kind=source.kind)
             if not found:
-                raise ValueError(f"{label}: the glob {given} matches no file; check the path (relative to {Path.cwd()})")
+                raise ValueError(
+                    f"{label}: the glob {given} matches no file; check the path (relative to {Path.cwd()})"
+                )
         else:
             raise ValueError(f"{label}: no such file or folder: {given} (relative to {Path.cwd()}); check path")
         files.update(dict.fromkeys(found))
@@ -74,8 +79,14 @@ def _files_below(folder: Path, *, kind: str) -> list[Path]:
             (taken if _fits(path, kind=kind) else other).append(path)
     if taken and other:
         names = ", ".join(path.name for path in other[:5])
-        _LOGGER.warning("%s: %d files are not of kind %s and not read: %s%s", folder, len(other), kind, names,
-                        ", ..." if len(other) > 5 else "")
+        _LOGGER.warning(
+            "%s: %d files are not of kind %s and not read: %s%s",
+            folder,
+            len(other),
+            kind,
+            names,
+            ", ..." if len(other) > 5 else "",
+        )
     return taken
 
 
@@ -89,7 +100,9 @@ def _fits(path: Path, *, kind: str) -> bool:
     name = path.name.lower()
     if kind == "wikipedia":
         # Parts of a dump are named ...xml-p1p41242.bz2.
-        return ".xml" in name and (path.suffix.lower() in (*COMPRESSED, *REFUSED) or ".xml" in path.suffix.lower() or "-p" in name)
+        return ".xml" in name and (
+            path.suffix.lower() in (*COMPRESSED, *REFUSED) or ".xml" in path.suffix.lower() or "-p" in name
+        )
     if kind == "books" and is_archive(path):
         return True
     for compression in COMPRESSED:

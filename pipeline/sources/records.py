@@ -29,9 +29,7 @@ class _Row(NamedTuple):
     key: object
 
 
-def split_records(
-    path: Path, *, source: int, config: SourceConfig, split_bytes: int | None = None
-) -> list[Split]:
+def split_records(path: Path, *, source: int, config: SourceConfig, split_bytes: int | None = None) -> list[Split]:
     """Line ranges or row groups where a row is a document; the whole file where documents span rows."""
     if config.kind == "jsonl":
         boundary = next_line if config.row == "document" else None

@@ -1,4 +1,5 @@
-"""Lines of a text file with their numbers, and parts of a large one: shared by kinds that hold a record or sentence a line.
+"""Lines of a text file with their numbers, and parts of a large one: shared by kinds that hold a record or sentence a
+line.
 
 A part is a range of bytes; the line that starts in a range belongs to it. Compressed files are one part.
 """
@@ -47,7 +48,8 @@ def next_line(file: IO[bytes], position: int) -> int:
 
 
 def after_blank_line(file: IO[bytes], position: int) -> int:
-    """The offset after the first blank line that starts at or after `position`; the size of the file if there is none."""
+    """The offset after the first blank line that starts at or after `position`; the size of the file if there is
+    none."""
     next_line(file, position)
     while line := file.readline():
         if not line.strip():
@@ -85,7 +87,9 @@ def _break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
             rest.append(piece)
             held += len(piece)
             if held > LONGEST_LINE:
-                raise ValueError(f"{name}: a line is longer than {LONGEST_LINE} bytes; is this a text file with line breaks?")
+                raise ValueError(
+                    f"{name}: a line is longer than {LONGEST_LINE} bytes; is this a text file with line breaks?"
+                )
             continue
         yield b"".join(rest) + lines[0] + b"\n"
         for line in lines[1:-1]:
@@ -95,5 +99,3 @@ def _break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
     last = b"".join(rest)
     if last:
         yield last
-
-

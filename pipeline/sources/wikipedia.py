@@ -1,7 +1,8 @@
 """Wikipedia dumps: splits at stream and page boundaries, articles to documents.
 
-A multistream .bz2 is split where its streams start, found by the streams' ten-byte signature and checked by decompressing: the
-index beside it says the same, but of the English dump it alone is over 1 GB to read. Plain XML is split at <page>.
+A multistream .bz2 is split where its streams start, found by the streams' ten-byte signature and checked by
+decompressing: the index beside it says the same, but of the English dump it alone is over 1 GB to read. Plain XML is
+split at <page>.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pipeline.sentences import split_sentences
 from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_pieces
 from pipeline.sources.dumpxml import DumpReader, Page, SiteInfo
-from pipeline.wikitext import DEFAULT_BUDGET, PageOverBudget, wikitext_to_text
+from pipeline.wikitext import DEFAULT_BUDGET, PageOverBudgetError, wikitext_to_text
 from pipeline.wikitext_names import WikiNames, wiki_names
 
 # Plain text in a byte of the file: an estimate that only steers the number of buckets.
@@ -29,7 +30,8 @@ _STREAM_END = b"\x17rE8P\x90"  # a stream without blocks
 
 
 def split_dump(path: Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Splits of one dump of about `split_bytes` each, cut where a stream (.bz2) or page (plain) starts; else one split."""
+    """Splits of one dump of about `split_bytes` each, cut where a stream (.bz2) or page (plain) starts; else one
+    split."""
     compression = compression_of(path)
     size = path.stat().st_size
     step = split_bytes or SPLIT_BYTES.get(compression, size)
@@ -118,8 +120,9 @@ def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
     """Documents of the articles in a split, in order; a Drop for every other page and every sentence left out."""
     size = Path(split.path).stat().st_size
     most = DEFAULT_BUDGET.num_bytes
-    reader = DumpReader(split.path, most_characters=most, starts_inside=split.start > 0,
-                        ends_inside=split.end not in (-1, size))
+    reader = DumpReader(
+        split.path, most_characters=most, starts_inside=split.start > 0, ends_inside=split.end not in (-1, size)
+    )
     site = read_site(split.path) if split.start > 0 else reader.site
     names: WikiNames | None = None
     for page in reader.read(read_pieces(split.path, start=split.start, end=split.end)):
@@ -153,7 +156,7 @@ def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Doc
         return
     try:
         plain = wikitext_to_text(page.text, names=names, language=language, title=page.title)
-    except PageOverBudget as error:
+    except PageOverBudgetError as error:
         yield Drop("page_over_budget", page.title, str(error))
         return
     kept: list[str] = []
@@ -164,5 +167,3 @@ def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Doc
         else:
             yield Drop("sentence_with_unrendered_template", page.title, missing)
     yield from assemble(page.title, kept)
-
-
