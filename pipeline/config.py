@@ -116,6 +116,9 @@ class PipelineConfig(Settings):
     """Most masked positions of a row; null: masked_probability x max_seq_length, rounded up."""
     masking: Masking = "whole_word"
     """What is masked together: a whole word, a single token, or a span of words."""
+    replacement_draw: Literal["word", "piece"] | None = None
+    """Whether [MASK], keep or replace (80/10/10) is drawn for a whole word (span) or for each piece; null: for the
+    word in strict mode, for the piece in reference mode."""
     masked_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Share of tokens to predict."""
     masks_per_pair: Annotated[int, Field(ge=1, le=255)] = 1
@@ -153,6 +156,13 @@ class PipelineConfig(Settings):
             )
         if self.mode == "reference" and self.next_sentence != "random_document":
             raise ValueError(f"mode: reference knows next_sentence: random_document only, not {self.next_sentence}")
+        if self.mode == "reference" and self.replacement_draw == "word":
+            raise ValueError("mode: reference draws 80/10/10 for each piece; remove replacement_draw: word")
+        if self.mode == "reference" and self.masks_per_pair != 1:
+            raise ValueError(
+                f"mode: reference has one mask set a pair, not masks_per_pair={self.masks_per_pair}; "
+                f"raise passes instead"
+            )
         if self.mode == "reference" and self.masking == "span":
             raise ValueError("mode: reference knows masking: whole_word and token, not span")
         return self

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -62,12 +62,13 @@ def mix(values: UInt64s) -> UInt64s:
     return mixed
 
 
-def draw(keys: UInt64s, counters: UInt64s) -> UInt64s:
-    """64 random bits for each (key, counter): the element `counter` of the SplitMix64 sequence that starts at `key`.
+def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
+    """What to add to a key for element `number` (0, 1, ...) of its sequence: mix(key + counters(number)) is the draw.
 
-    Keys must be well mixed (from `key`, `row_keys` or `mix`), else sequences of neighbouring keys overlap.
+    That is SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix), else the sequences of
+    neighbouring keys overlap.
     """
-    return mix(keys + (counters + np.uint64(1)) * _GOLDEN)
+    return (numbers.astype(np.uint64) + np.uint64(1)) * _GOLDEN
 
 
 def derive(keys: UInt64s, number: int) -> UInt64s:
@@ -75,12 +76,15 @@ def derive(keys: UInt64s, number: int) -> UInt64s:
     return mix(keys + np.uint64((number + 1) * int(_GOLDEN) % 2**64))
 
 
-def row_keys(seed: int, *parts: bytes | str | int, ids: npt.NDArray[np.uint8], counters: Sequence[UInt64s]) -> UInt64s:
-    """A well mixed key for each row of (seed, parts, id, counters). ids: uint8[n, 16]; counters: uint64[n] each."""
+def row_keys(
+    seed: int, *parts: bytes | str | int, ids: npt.NDArray[np.uint8], numbers: Sequence[npt.NDArray[np.integer[Any]]]
+) -> UInt64s:
+    """A well mixed key for each row of (seed, parts, id, numbers). ids: uint8[n, 16]; numbers: integers[n] each."""
     words = np.ascontiguousarray(ids).view("<u8").astype(np.uint64).reshape(-1, 2)
     keys = mix(words[:, 0] ^ np.uint64(key(seed, *parts)))
-    for counter in (words[:, 1], *counters):
-        keys = mix(keys + (counter + np.uint64(1)) * _GOLDEN)
+    keys = mix(keys + words[:, 1] * _GOLDEN)
+    for column in numbers:
+        keys = mix(keys + counters(column.astype(np.int64)))
     return keys
 
 

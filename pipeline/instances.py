@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.config import PipelineConfig
-from pipeline.masking import Masks, mask_rows
+from pipeline.masking import Masks, make_masks
 from pipeline.pairs import PairTable, check_documents, make_pairs
 from pipeline.reference import make_reference
 from pipeline.rows import Rows, assemble_rows
@@ -47,6 +47,4 @@ class Instances:
         if self._reference_masks is not None:
             return made, [self._reference_masks.take(rows)]
         sets = range(self._config.masks_per_pair)
-        return made, [
-            mask_rows(made, config=self._config, tokenizer=self._tokenizer, mask_set=number) for number in sets
-        ]
+        return made, make_masks(made, config=self._config, tokenizer=self._tokenizer, mask_sets=sets)

@@ -84,10 +84,5 @@ def assemble_rows(documents: Sequence[Tokens], pairs: PairTable, *, special: Spe
         second_document_id=names[pairs.second_document],
         has_second=has_second,
         pass_number=pairs.pass_number,
-        keys=draws.row_keys(
-            seed,
-            "masks",
-            ids=document_id,
-            counters=(pairs.pass_number.astype(np.uint64), pairs.ordinal.astype(np.uint64)),
-        ),
+        keys=draws.row_keys(seed, "masks", ids=document_id, numbers=(pairs.pass_number, pairs.ordinal)),
     )

@@ -138,6 +138,23 @@ class _Numbers(dict[str, int]):
         return number
 
 
+class _Column:
+    """A numpy array that grows at its end, by doubling."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.values: npt.NDArray[Any] = np.zeros(1024, dtype)
+        self.size = 0
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        size = self.size + values.size
+        if size > self.values.size:
+            larger = np.zeros(max(size, 2 * self.values.size), self.values.dtype)
+            larger[: self.size] = self.values[: self.size]
+            self.values = larger
+        self.values[self.size : size] = values
+        self.size = size
+
+
 class _ChunkTable:
     """Ids of texts between spaces, in growing flat arrays that a whole document is gathered from.
 
@@ -173,26 +190,27 @@ class _ChunkTable:
         numbers = np.array(list(map(self._numbers.__getitem__, chunks)), np.int64)
         if self._numbers.fresh:
             self._learn()
-        lengths = self._lengths[numbers]
+        lengths = self._lengths.values[numbers]
         stops = np.cumsum(lengths)
-        gather = np.repeat(self._begins[numbers] - (stops - lengths), lengths)
+        gather = np.repeat(self._begins.values[numbers] - (stops - lengths), lengths)
         gather += np.arange(gather.size)
         sentence_lengths = np.diff(stops[np.cumsum(sizes) - 1], prepend=0)
         return (
-            self._ids[gather],
-            self._word_starts[gather],
+            self._ids.values[gather],
+            self._word_starts.values[gather],
             sentence_lengths[sentence_lengths > 0].astype(np.int32),
         )
 
     def _forget(self) -> None:
         self._numbers = _Numbers()
         self._characters = 0
-        self._ids: Ids = np.zeros(0, self._id_dtype)
-        self._word_starts: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._begins: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._lengths: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._ids = _Column(self._id_dtype)
+        self._word_starts = _Column(np.dtype(np.bool_))
+        self._begins = _Column(np.dtype(np.int64))
+        self._lengths = _Column(np.dtype(np.int64))
 
     def _learn(self) -> None:
+        """Append what the new chunks give; the cost is that of the new chunks."""
         ids: list[int] = []
         starts = bytearray()
         lengths: list[int] = []
@@ -203,10 +221,11 @@ class _ChunkTable:
             lengths.append(len(ids) - before)
             self._characters += len(chunk)
         self._numbers.fresh.clear()
-        self._ids = np.concatenate([self._ids, np.array(ids, self._id_dtype)])
-        self._word_starts = np.concatenate([self._word_starts, np.frombuffer(bytes(starts), np.bool_)])
-        self._lengths = np.concatenate([self._lengths, np.array(lengths, np.int64)])
-        self._begins = np.cumsum(self._lengths) - self._lengths
+        sizes = np.array(lengths, np.int64)
+        self._begins.append(self._ids.size + np.cumsum(sizes) - sizes)
+        self._lengths.append(sizes)
+        self._ids.append(np.array(ids, self._id_dtype))
+        self._word_starts.append(np.frombuffer(bytes(starts), np.bool_))
 
     def _split_chunk(self, chunk: str, ids: list[int], starts: bytearray) -> None:
         """BERT's word splitting of text without spaces; plain ASCII needs no more than a pattern."""
