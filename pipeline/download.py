@@ -232,9 +232,9 @@ def _checksums(folder: Path) -> str:
 
 
 def _files(folder: Path) -> list[str]:
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != CHECKSUMS
-    )
+    """Every file but the checksums and the vocabulary that is trained into the folder later."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if name != CHECKSUMS and not name.startswith("vocabulary/"))
 
 
 def _sha256(path: Path) -> str:
