@@ -1,4 +1,7 @@
-"""A worker process of the local engine: Beam's own, but quiet, and gone when the process that started it is gone."""
+"""A worker process of the local engine: Beam's own, but quiet, and gone when the build failed elsewhere or was killed.
+
+Without that a build of hours would tell of a bad file only when every other worker is done with its share.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 import threading
 import time
 
+ABORT_VARIABLE = "CLOZE_ABORT_FILE"
+"""Environment variable with the path of a file; once that exists, workers end."""
 _CHECK_EVERY_S = 1.0
 
 
@@ -24,20 +29,22 @@ def silence_beam() -> None:
 
 def main() -> None:
     """Run the worker that the environment variables of Beam describe."""
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="end-with-parent", daemon=True).start()
+    arguments = (os.getppid(), os.environ.get(ABORT_VARIABLE))
+    threading.Thread(target=_end_with_build, args=arguments, name="end-with-build", daemon=True).start()
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     handler.addFilter(logging.Filter("pipeline"))
     logging.getLogger().addHandler(handler)
     silence_beam()
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (Beam prints tracebacks of what it reports as well)
 
     from apache_beam.runners.worker import sdk_worker_main
 
     sdk_worker_main.main(sys.argv)
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
+def _end_with_build(parent: int, abort: str | None) -> None:
+    while os.getppid() == parent and not (abort and os.path.exists(abort)):
         time.sleep(_CHECK_EVERY_S)
     os._exit(1)
 

@@ -125,7 +125,7 @@ def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets) -> None
     fraction = buckets.validation_fraction
     if fraction and held_out < 2:
         lowest = sorted(number for count in counts for number in count.lowest)[:2]
-        needed = _round_up((lowest[1] + 1) / _HASH_RANGE)
+        needed = _round_up(lowest[1] / _HASH_RANGE)
         remedy = "set validation_fraction=0 or add documents"
         if documents >= 4 and needed <= 0.5:
             remedy = f"the smallest value that works here is {needed}; set it, or 0 for no held-out documents"
@@ -141,6 +141,6 @@ def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets) -> None
 
 
 def _round_up(value: float) -> float:
-    """The next larger number with three significant digits."""
+    """A larger number with three significant digits."""
     scale = 10.0 ** (2 - math.floor(math.log10(value)))
-    return float(f"{math.ceil(value * scale) / scale:.3g}")
+    return float(f"{(math.floor(value * scale) + 1) / scale:.3g}")

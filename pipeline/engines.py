@@ -12,8 +12,9 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from traceback import format_exc
 
 from pipeline import beam_worker
 from pipeline.documents import Split
@@ -29,6 +30,8 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from pipeline.transforms import ERROR_NAME, RESULT_NAME, Job, build_graph
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
+_LOST_WORKER = "Channel closed prematurely"
+"""What FnApiRunner says where a worker process is gone."""
 
 
 class WorkerError(ValueError):
@@ -43,17 +46,27 @@ def run_graph(
     splits: Sequence[Split], *, job: Job, workers: int, beam_options: Sequence[str]
 ) -> tuple[BuildResult, ReadTally]:
     """Build every shard. Raises WorkerError for a ValueError or OSError in a worker, else what the engine raises."""
-    with _importable_in_workers():
-        pipeline = _new_pipeline(workers, beam_options=beam_options)
-        build_graph(pipeline, splits=splits, job=job)
+    left = Path(job.exchange) / ERROR_NAME
+    pipeline = _new_pipeline(workers, beam_options=beam_options)
+    build_graph(pipeline, splits=splits, job=job)
+    with (
+        _environment(PYTHONPATH=_python_path(), **{beam_worker.ABORT_VARIABLE: str(left)}),
+        open(os.devnull, "w") as null,
+    ):
         try:
-            pipeline.run().wait_until_finish()
+            with redirect_stderr(null):  # Beam prints tracebacks of what it raises as well
+                pipeline.run().wait_until_finish()
         except Exception as error:
-            left = Path(job.exchange) / ERROR_NAME
-            if not left.exists():
-                raise
-            tree = json.loads(left.read_text(encoding="ascii"))
-            raise WorkerError(tree["message"], details=tree["traceback"]) from error
+            if left.exists():
+                tree = json.loads(left.read_text(encoding="ascii"))
+                raise WorkerError(tree["message"], details=tree["traceback"]) from error
+            if _LOST_WORKER in str(error):
+                raise WorkerError(
+                    "a worker process ended without a word (killed, or out of memory?); "
+                    f"run again, with fewer workers than {workers} if memory was short",
+                    details=format_exc(),
+                ) from error
+            raise
     return results_from_json((Path(job.exchange) / RESULT_NAME).read_text(encoding="ascii"))
 
 
@@ -69,15 +82,21 @@ def _new_pipeline(workers: int, *, beam_options: Sequence[str]) -> beam.Pipeline
     return beam.Pipeline(runner=FnApiRunner(default_environment=environment), options=options)
 
 
-@contextmanager
-def _importable_in_workers() -> Iterator[None]:
+def _python_path() -> str:
     """Worker processes import `pipeline` from where this one has it, installed or not."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = _ROOT if before is None else f"{_ROOT}{os.pathsep}{before}"
+    return _ROOT if not before else f"{_ROOT}{os.pathsep}{before}"
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

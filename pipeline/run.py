@@ -27,6 +27,7 @@ from pipeline.progress import ProgressPrinter
 from pipeline.publish import check_labels, write_set
 from pipeline.settings import Arguments, describe, fail, load_settings, refuse_flags, split_arguments, to_tree, validate
 from pipeline.sources import list_splits
+from pipeline.vocabulary import train_vocabulary
 from pipeline.wordpieces import WordTokenizer
 
 SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
@@ -110,10 +111,9 @@ def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
 
 def trained_vocabulary(config: PipelineConfig, *, scratch: Path, say: Say) -> WordTokenizer:
     """Train a vocabulary into vocabulary.path, where later builds find it, or for this build alone."""
-    from pipeline.vocabulary import train_vocabulary
-
     settings = config.vocabulary
-    path = Path(settings.path) if settings.path is not None else scratch / "vocab.txt"
+    name = "vocab.txt" if settings.algorithm == "wordpiece" else "tokenizer.json"
+    path = Path(settings.path) if settings.path is not None else scratch / name
     say(f"training a vocabulary of {settings.size:,} entries into {path}")
     train_vocabulary(config, path=path)
     return WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
