@@ -251,7 +251,7 @@ def test_needs_a_process_group() -> None:
 
 def test_dictionary_by_hand() -> None:
     config = make_config(zero_stage=2, precision="bf16", optimizer={"clip_norm": 0.7}, deepspeed={})
-    assert deepspeed_dictionary(config, micro_batches=3) == {
+    assert deepspeed_dictionary(config, micro_batches=3, num_elements=777) == {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 3,
         "gradient_clipping": 0.7,
@@ -259,6 +259,7 @@ def test_dictionary_by_hand() -> None:
         "steps_per_print": 2**62,
         "zero_optimization": {
             "stage": 2,
+            "reduce_bucket_size": 777,
             "overlap_comm": False,
             "contiguous_gradients": True,
             "reduce_scatter": True,
@@ -270,7 +271,7 @@ def test_dictionary_by_hand() -> None:
 
 def test_raw_keys_go_over_the_derived_ones() -> None:
     raw = {"zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 1000}, "wall_clock_breakdown": True}
-    settings = deepspeed_dictionary(make_config(zero_stage=1, deepspeed=raw), micro_batches=1)
+    settings = deepspeed_dictionary(make_config(zero_stage=1, deepspeed=raw), micro_batches=1, num_elements=7)
     assert settings["wall_clock_breakdown"] is True
     assert settings["zero_optimization"]["stage"] == 1
     assert settings["zero_optimization"]["overlap_comm"] is True
@@ -288,4 +289,4 @@ def test_raw_keys_go_over_the_derived_ones() -> None:
 )
 def test_raw_keys_with_a_field_of_their_own_are_refused(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        deepspeed_dictionary(make_config(zero_stage=1, deepspeed=raw), micro_batches=1)
+        deepspeed_dictionary(make_config(zero_stage=1, deepspeed=raw), micro_batches=1, num_elements=7)

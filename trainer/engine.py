@@ -75,11 +75,12 @@ class Engine:
         self._dynamic_scale = config.precision == "fp16"
         self._clip_norm = config.optimizer.clip_norm
         model.to(device)
+        num_elements = sum(parameter.numel() for _, parameter in engine_state.trainable_parameters(model))
         optimizer = build_optimizer(model, config=config.optimizer, device=device)
         self._engine: Any = deepspeed.initialize(
             model=model,
             optimizer=optimizer,
-            config=deepspeed_dictionary(config, micro_batches=micro_batches),
+            config=deepspeed_dictionary(config, micro_batches=micro_batches, num_elements=num_elements),
         )[0]
         self.module: nn.Module = self._engine.module
         if self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
@@ -123,6 +124,8 @@ class Engine:
                 yield
         finally:
             self._engine.train(training)
+            if self.stage == 3:  # forward leaves all parameters gathered; in training the step shares them out again
+                self._engine.optimizer.empty_partition_cache()
 
     def local_slices(self) -> list[LocalSlice]:
         """Views of this rank's share of parameters and moments; the ranks' shares cover all, once."""

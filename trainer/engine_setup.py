@@ -17,6 +17,9 @@ from trainer.config import Precision, TrainerConfig
 INITIAL_LOSS_SCALE = 2.0**16
 """First loss scale of fp16; the engine moves it (DeepSpeed sees a constant one at each step)."""
 
+LARGEST_BUCKET = 2**25
+"""Elements of gradients that are reduced together; holds BERT-Large's word table."""
+
 _OWNED_KEYS = {
     "train_batch_size": "batch.*",
     "train_micro_batch_size_per_gpu": "batch.*",
@@ -31,8 +34,8 @@ _OWNED_KEYS = {
 """DeepSpeed settings that have a field of their own here: setting them raw would say the same thing twice."""
 
 
-def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int) -> dict[str, Any]:
-    """DeepSpeed's settings for a rank that takes `micro_batches` micro-batches a step.
+def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_elements: int) -> dict[str, Any]:
+    """DeepSpeed's settings for a model of `num_elements` trained as `micro_batches` a step and rank.
 
     `config.deepspeed` is merged over the result, nested mappings key by key. Raises ConfigError for a
     raw key that this config has a field for.
@@ -45,7 +48,7 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int) -> dict[s
         "steps_per_print": 2**62,
     }
     if config.zero_stage > 0:
-        dictionary["zero_optimization"] = _zero_settings(config.zero_stage)
+        dictionary["zero_optimization"] = _zero_settings(config.zero_stage, num_elements=num_elements)
     if config.precision == "bf16":
         # The test of every single gradient costs a third of the step (608 launches for BERT-Large).
         dictionary["bf16"] = {"enabled": True, "check_grad_overflow": False}
@@ -58,9 +61,11 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int) -> dict[s
     return _merge(dictionary, config.deepspeed)
 
 
-def _zero_settings(stage: int) -> dict[str, Any]:
+def _zero_settings(stage: int, *, num_elements: int) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "stage": stage,
+        # A buffer of this size is allocated for each backward, whatever the model's size (default: 5e8, 2 GB).
+        "reduce_bucket_size": min(LARGEST_BUCKET, num_elements),
         # Overlap with compiled models has raced (DeepSpeed#8061, #5545): off until a parity test covers it.
         "overlap_comm": False,
         "contiguous_gradients": True,

@@ -1,0 +1,123 @@
+"""BertForPretraining under every ZeRO stage: tied embedding, chunked head and dropout included."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from packed import random_batch
+from worker_group import WorkerGroup
+
+from pipeline.manifest import Special
+from trainer import checkpoint
+from trainer.batches import Batch, SlotShape, to_batch
+from trainer.config import TrainerConfig
+from trainer.engine import Engine
+from trainer.model import BertForPretraining
+
+Groups = Callable[[int], WorkerGroup]
+VOCABULARY = 300
+LANES = [[9, 4], [5], [17, 3, 6], [12, 12]]
+STEPS = 4
+
+
+def make_config(stage: int, precision: str) -> TrainerConfig:
+    return TrainerConfig.model_validate(
+        {
+            "data": "data",
+            "output": "run",
+            "batch": {"pairs": 8},
+            "max_steps": 50,
+            "model": {"size": "tiny"},
+            "zero_stage": stage,
+            "precision": precision,
+            "optimizer": {"learning_rate": 1e-3},
+        }
+    )
+
+
+def lane_batch(step: int, lane: int | None) -> Batch:
+    if lane is None:
+        shape = SlotShape(tokens=64, pairs=4, masked=16, max_seq_length=32)
+        special = Special(pad=0, unk=100, cls=101, sep=102, mask=103)
+        return to_batch(None, shape=shape, special=special, constant_shapes=False)
+    return random_batch(LANES[lane], vocabulary_size=VOCABULARY, seed=10 * step + lane)
+
+
+def run(rank: int, stage: int, precision: str, folder: str | None) -> dict[str, Any]:
+    """Losses and norms of some steps; the last state is saved to `folder`."""
+    torch.use_deterministic_algorithms(True)
+    world = dist.get_world_size()
+    micro_batches = -(-len(LANES) // world)
+    config = make_config(stage, precision)
+    model = BertForPretraining(config.model, vocabulary_size=VOCABULARY, seed=1)
+    engine = Engine(model, config=config, device=torch.device("cpu"), micro_batches=micro_batches)
+    losses, norms = [], []
+    for step in range(1, STEPS + 1):
+        batches = [lane_batch(step, lane) for lane in range(len(LANES))]
+        masked = sum(batch.num_masked for batch in batches)
+        labelled = sum(batch.num_labelled for batch in batches)
+        sums = torch.zeros(2, dtype=torch.float64)
+        for index in range(micro_batches):
+            lane = rank + index * world
+            seed = hashlib.blake2b(f"{step}/{lane}".encode(), digest_size=4).digest()
+            torch.manual_seed(int.from_bytes(seed, "little"))
+            output = engine(lane_batch(step, lane if lane < len(LANES) else None))
+            loss = output.mlm_loss_sum / masked + output.nsp_loss_sum / labelled
+            engine.backward(loss * world, last=index == micro_batches - 1)
+            sums += torch.stack([output.mlm_loss_sum, output.nsp_loss_sum]).detach().double()
+        norms.append(engine.step(1e-3).grad_norm)
+        dist.all_reduce(sums)
+        losses.append(float(sums[0] / masked + sums[1] / labelled))
+    with engine.evaluation():
+        held_out = float(engine(lane_batch(99, 2)).mlm_loss_sum)
+    if folder is not None:
+        checkpoint.save(folder, step=STEPS, engine=engine, plan_state={}, config=config)
+    result = {"losses": losses, "norms": norms, "held_out": held_out, "bytes": engine.parameter_bytes()}
+    engine.close()
+    return result
+
+
+@pytest.fixture(scope="module")
+def alone(worker_group: Groups) -> dict[str, Any]:
+    return worker_group(1).run(run, 0, "fp32", None)[0]
+
+
+@pytest.mark.parametrize(("world", "stage"), [(1, 1), (2, 1), (2, 2), (2, 3), (3, 3), (4, 0)])
+def test_same_losses_in_every_stage(worker_group: Groups, alone: dict[str, Any], world: int, stage: int) -> None:
+    """Dropout is on and seeded by lane; three workers have empty slots."""
+    result = worker_group(world).run(run, stage, "fp32", None)[0]
+    np.testing.assert_allclose(result["losses"], alone["losses"], rtol=1e-5)
+    np.testing.assert_allclose(result["norms"], alone["norms"], rtol=1e-5)
+    np.testing.assert_allclose(result["held_out"], alone["held_out"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_low_precision(worker_group: Groups, alone: dict[str, Any], stage: int) -> None:
+    result = worker_group(2).run(run, stage, "bf16", None)[0]
+    np.testing.assert_allclose(result["losses"], alone["losses"], rtol=0.01)
+
+
+def test_parameters_are_shared_out_in_stage_3(worker_group: Groups, alone: dict[str, Any]) -> None:
+    result = worker_group(2).run(run, 3, "fp32", None)[0]
+    assert result["bytes"] / alone["bytes"] == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_weights_come_out_under_the_models_names(worker_group: Groups, tmp_path: Path, stage: int) -> None:
+    """Loaded into a new model they give the held-out loss that the engine gave."""
+    result = worker_group(2).run(run, stage, "fp32", str(tmp_path))[0]
+    model = BertForPretraining(make_config(1, "fp32").model, vocabulary_size=VOCABULARY, seed=2)
+    weights = checkpoint.read_weights(checkpoint.newest_verified(tmp_path) or tmp_path)
+    assert weights.keys() == dict(model.named_parameters()).keys()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    model.eval()
+    assert float(model(lane_batch(99, 2)).mlm_loss_sum.detach()) == pytest.approx(result["held_out"], rel=1e-5)
