@@ -5,6 +5,7 @@ Both are iterators that a thread runs ahead of the training loop, by a bounded n
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -111,7 +112,10 @@ class ReadAhead:
     def close(self) -> None:
         """Stop the thread and wait for it. Idempotent."""
         self._stop.set()
-        self._thread.join()
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._queue.get_nowait()  # the thread may be waiting for room
+            self._thread.join(timeout=0.01)
 
     def _run(self, items: Tables) -> None:
         try:
@@ -125,10 +129,6 @@ class ReadAhead:
             items.close()
 
     def _put(self, item: tuple[BlockRef, pa.Table] | BaseException) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
+        if not self._stop.is_set():
+            self._queue.put(item)
+        return not self._stop.is_set()

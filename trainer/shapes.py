@@ -78,6 +78,18 @@ class _Lengths:
         """Tokens that a slot leaves free: E[l^2] / 2 E[l], with E[l^2] / E[l] taken as (mean + longest) / 2."""
         return (self.mean + self.longest) / 4
 
+    def pairs_in(self, tokens: int, *, most: float = math.inf) -> float:
+        """Expected pairs of a slot: of a normal number between what always fits and `most`.
+
+        Its deviation is the one that `rest` implies: E[l^2] - E[l]^2 = mean (longest - mean) / 2.
+        """
+        least = tokens // self.longest
+        if most <= least:
+            return most
+        mean = max(1.0, (tokens - self.rest) / self.mean)
+        deviation = math.sqrt(mean * (self.longest - self.mean) / (2 * self.mean))
+        return least + _excess(mean - least, deviation) - _excess(mean - most, deviation)
+
 
 def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "train") -> BatchShape:
     """Lanes and slot shape for one split. PlanError names the setting that cannot be, and the remedy."""
@@ -111,22 +123,22 @@ def _mean_shape(lengths: _Lengths, *, batch: BatchConfig) -> BatchShape:
         )
     share = pairs / lanes
     if tokens is None:
-        wanted = _round_up(share * lengths.mean + lengths.rest)
-        tokens = max(wanted, lengths.longest)
-        limited = tokens > wanted
-    else:
-        capacity = (tokens - lengths.rest) / lengths.mean
-        limited = capacity > 1.02 * share
-        if capacity < 0.9 * share and tokens >= lengths.longest:
-            raise PlanError(
-                f"{stated} in batch.lanes={lanes} lanes is {share:,.1f} pairs a slot, but batch.tokens_per_slot="
-                f"{tokens} holds about {max(1.0, capacity):,.1f} (mean length {lengths.mean:,.0f}); set it to "
-                f"{_round_up(share * lengths.mean + lengths.rest)} or leave it out, or raise batch.lanes"
-            )
-    most = math.ceil(share) if limited else _most_pairs(lengths, tokens=tokens)
+        tokens = max(_round_up(share * lengths.mean + lengths.rest), lengths.longest)
+    slot_pairs = lengths.pairs_in(tokens)
+    if slot_pairs < 0.9 * share and tokens >= lengths.longest:
+        raise PlanError(
+            f"{stated} in batch.lanes={lanes} lanes is {share:,.1f} pairs a slot, but batch.tokens_per_slot="
+            f"{tokens} holds about {max(1.0, slot_pairs):,.1f} (mean length {lengths.mean:,.0f}); set it to "
+            f"{_round_up(share * lengths.mean + lengths.rest)} or leave it out, or raise batch.lanes"
+        )
+    most = _most_pairs(lengths, tokens=tokens)
+    if slot_pairs > 1.02 * share:  # more tokens than the batch needs: let pairs end the slots
+        most = next(
+            few for few in range(math.ceil(share), most + 1) if lengths.pairs_in(tokens, most=few) > 0.99 * share
+        )
     masked = _most_masked(lengths, tokens=tokens, pairs=most)
     slot = SlotShape(tokens=tokens, pairs=most, masked=masked, max_seq_length=lengths.longest)
-    held = min(most, max(1.0, (tokens - lengths.rest) / lengths.mean))
+    held = lengths.pairs_in(tokens, most=most)
     steps = math.ceil(lengths.rows / (lanes * held))
     mean = min(lanes * held, lengths.rows)
     least = min(tokens // lengths.longest, most, max(1, masked // lengths.masked_most))
@@ -171,7 +183,10 @@ def _derive_lanes(lengths: _Lengths, *, pairs: float, tokens: int | None) -> int
     to 8 lanes while slots stay long enough to be full."""
     step = pairs * lengths.mean
     if tokens is not None:
-        lanes = max(1, round(step / max(tokens - lengths.rest, lengths.mean)))
+        slot_pairs = lengths.pairs_in(tokens)
+        lanes = int(pairs / slot_pairs)
+        if lanes * slot_pairs < 0.95 * pairs:
+            lanes += 1
     else:
         lanes = 1
         while step / lanes + lengths.rest > max(GREATEST_DERIVED_SLOT, lengths.longest):
@@ -193,6 +208,15 @@ def _most_masked(lengths: _Lengths, *, tokens: int, pairs: int) -> int:
     expected = tokens / lengths.mean * lengths.masked_mean
     most = _round_up(expected + _DEVIATIONS * math.sqrt(expected))
     return max(lengths.masked_most, min(most, pairs * lengths.masked_most))
+
+
+def _excess(mean: float, deviation: float) -> float:
+    """E[max(0, X)] of a normal X."""
+    if deviation == 0 or math.isinf(mean):
+        return max(0.0, mean)
+    place = mean / deviation
+    density = math.exp(-place * place / 2) / math.sqrt(2 * math.pi)
+    return mean * (1 + math.erf(place / math.sqrt(2))) / 2 + deviation * density
 
 
 def _round_up(value: float) -> int:
