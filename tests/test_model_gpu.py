@@ -1,0 +1,115 @@
+"""The GPU paths against float64 and against the CPU: `make test-gpu`, on a host with CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from packed import random_batch
+from torch import Tensor
+
+from trainer.batches import Batch
+from trainer.config import ModelConfig
+from trainer.model import BertForPretraining
+from trainer.model.attention import SequenceLayout, attend_flash, attend_padded
+from trainer.model.attention_cpu import attend_each
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+VOCABULARY = 1_000
+LENGTHS = [1, 512, 3, 64, 65, 127, 128, 200, 511, 2, 300]
+
+
+def to_gpu(batch: Batch) -> Batch:
+    changes = {
+        field.name: getattr(batch, field.name).cuda()
+        for field in dataclasses.fields(batch)
+        if isinstance(getattr(batch, field.name), Tensor)
+    }
+    return dataclasses.replace(batch, **changes)
+
+
+def layout_of(lengths: list[int]) -> SequenceLayout:
+    return SequenceLayout(torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).cuda(), max(lengths))
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+@pytest.mark.parametrize("backend", ["flash", "padded"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_attention_against_float64(backend: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    lengths = [*LENGTHS, *torch.randint(1, 513, (8,)).tolist(), 0, 0]
+    values = torch.randn(sum(lengths), 3, 4, 64, device="cuda", dtype=torch.bfloat16)
+    upstream = torch.randn(sum(lengths), 4, 64, device="cuda", dtype=torch.bfloat16)
+    half, exact = values.clone().requires_grad_(), values.double().cpu().requires_grad_()
+    wanted = attend_each(exact, lengths=lengths, dropout=0.0)
+    attend = attend_flash if backend == "flash" else attend_padded
+    found = attend(half, layout=layout_of(lengths), dropout=0.0)
+    assert relative(found.cpu(), wanted) < 5e-3
+    (gradient,) = torch.autograd.grad(found, half, upstream)
+    (exact_gradient,) = torch.autograd.grad(wanted, exact, upstream.double().cpu())
+    assert relative(gradient.cpu(), exact_gradient) < 5e-3
+
+
+def test_attention_dropout_keeps_the_mean_and_its_mask_in_backward() -> None:
+    torch.manual_seed(0)
+    layout = layout_of(LENGTHS)
+    qkv = torch.randn(sum(LENGTHS), 3, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    upstream = torch.randn(sum(LENGTHS), 2, 64, device="cuda", dtype=torch.bfloat16)
+
+    def attend(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return attend_flash(qkv, layout=layout, dropout=0.1)
+
+    plain = attend_flash(qkv, layout=layout, dropout=0.0)
+    assert torch.equal(attend(1), attend(1))
+    assert not torch.equal(attend(1), attend(2))
+    assert relative(attend(1), plain) > 0.1
+    assert relative(torch.stack([attend(seed).float() for seed in range(400)]).mean(0), plain) < 0.04
+    output = attend(1)  # linear in the values: <d/dv, v> is <output, upstream> only with forward's mask
+    (gradient,) = torch.autograd.grad(output, qkv, upstream)
+    scale = output.double().norm() * upstream.double().norm()
+    there = (gradient[:, 2].double() * qkv[:, 2].double()).sum()
+    here = (output.double() * upstream.double()).sum()
+    assert abs(there - here) < 1e-3 * scale
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_float32_losses_are_the_cpus(norm: str) -> None:
+    config = ModelConfig(size="tiny", norm=norm, dropout=0.0, attention_dropout=0.0)
+    batch = random_batch(LENGTHS, vocabulary_size=VOCABULARY)
+    here = BertForPretraining(config, vocabulary_size=VOCABULARY)
+    there = BertForPretraining(config, vocabulary_size=VOCABULARY).cuda()
+    for found, wanted in zip(there(to_gpu(batch)), here(batch), strict=True):
+        torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_in_bfloat16_waits_for_nothing(compiled: bool) -> None:
+    """Forward and backward with dropout under the sync detector; without dropout the losses are the CPU's."""
+    batch = random_batch(LENGTHS, vocabulary_size=VOCABULARY)
+    on_gpu = to_gpu(batch)
+    config = ModelConfig(size="mini")
+    model = BertForPretraining(config, vocabulary_size=VOCABULARY).cuda().bfloat16()
+    step = torch.compile(model, fullgraph=True) if compiled else model
+    torch.manual_seed(0)
+    (step(on_gpu).mlm_loss_sum / batch.num_masked).backward()  # compiled outside the detector
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        output = step(on_gpu)
+        (output.mlm_loss_sum / batch.num_masked + output.nsp_loss_sum / batch.num_pairs).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+    wanted = BertForPretraining(config, vocabulary_size=VOCABULARY).eval()(batch)
+    found = step.eval()(on_gpu)
+    torch.testing.assert_close(found.mlm_loss_sum.cpu(), wanted.mlm_loss_sum, rtol=2e-3, atol=0)
+    torch.testing.assert_close(found.nsp_loss_sum.cpu(), wanted.nsp_loss_sum, rtol=2e-2, atol=0)
