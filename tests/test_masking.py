@@ -15,6 +15,7 @@ from pipeline.documents import Document
 from pipeline.masking import Masks, mask_rows, num_to_predict
 from pipeline.pairs import make_pairs
 from pipeline.rows import Rows, assemble_rows
+from pipeline.spans import draw_spans, span_length_shares
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +230,51 @@ def test_rows_are_cls_a_sep_b_sep(tokenizer, documents, length, mode):
         length_1 = int(rows.first_length[row])
         heads = [0, 1, length_1 - 1, len(expected) - 1] + ([length_1] if rows.has_second[row] else [])
         assert found[heads].all(), "a word crosses [SEP]"
+
+
+def test_spans_have_the_published_lengths():
+    """Geometric with p = 0.2, at most 10, normalised: mean 3.8 words (SpanBERT, section 3.1)."""
+    shares = span_length_shares()
+    assert abs(shares.sum() - 1) < 1e-12
+    assert abs((shares * np.arange(1, 11)).sum() - 3.8) < 0.02
+    words = draws.mix(draws.counters(np.arange(400_000)))
+    joined = np.ones(words.size, np.bool_)
+    joined[::100] = False
+    heads = draw_spans(words, joined=joined)
+    assert (heads <= np.arange(words.size)).all()
+    assert (heads // 100 == np.arange(words.size) // 100).all(), "a span crosses the end of a run"
+    first, lengths = np.unique(heads, return_counts=True)
+    away = first % 100 < 85  # spans that the end of the run cannot cut
+    found = np.bincount(lengths[away], minlength=11)[1:] / away.sum()
+    assert np.abs(found - shares).max() < 0.006
+
+
+def test_span_masks_are_runs_of_whole_words_with_one_draw_each(tokenizer):
+    documents = [make_document([[1, 2, 1, 3, 1, 1, 1]] * 60, name=name) for name in range(20)]
+    config = make_config(max_seq_length=256, masking="span", short_sequence_probability=0.0)
+    rows = rows_of(documents, config=config, tokenizer=tokenizer)
+    masks = mask_rows(rows, config=config, tokenizer=tokenizer, mask_set=0)
+    runs = []
+    for row in range(len(rows)):
+        positions, _ = entries(masks, row)
+        taken = set(positions)
+        number = [bool(set(word) & taken) for word in words_of(rows, row)]
+        assert all(set(word) <= taken for word in words_of(rows, row) if set(word) & taken), "a word is cut"
+        text = "".join("x" if masked else " " for masked in number)
+        runs += [len(run) for run in text.split()]
+        budget = min(config.predictions, max(1, round(0.15 * (rows.offsets[row + 1] - rows.offsets[row]))))
+        assert len(positions) <= budget
+    assert np.mean(runs) > 2.5, "the masked words are not in spans"
+    assert abs(masks.positions.size / rows.ids.size - 0.15) < 0.01
+    share = (masks.inputs == tokenizer.special.mask).mean()
+    assert 0.72 < share < 0.88
+
+
+def test_replacement_can_be_drawn_for_each_piece(tokenizer):
+    documents = [make_document([[3]] * 100, name=name) for name in range(30)]
+    config = make_config(max_seq_length=128, replacement_draw="piece")
+    rows = rows_of(documents, config=config, tokenizer=tokenizer)
+    masks = mask_rows(rows, config=config, tokenizer=tokenizer, mask_set=0)
+    is_mask = (masks.inputs == tokenizer.special.mask)[: masks.inputs.size // 3 * 3].reshape(-1, 3)
+    assert abs(is_mask.mean() - 0.8) < 0.03
+    assert abs(is_mask.all(axis=1).mean() - 0.512) < 0.05  # 0.8 ** 3: pieces are independent
