@@ -96,7 +96,7 @@ def _hole_number(mark: str) -> int:
 
 _TOKEN = re.compile(r"\{\{|\}\}|\[\[|\]\]|\n[ \t:]*\{\||\n[ \t]*\|\}(?!\})")
 _PARAMETER = re.compile(r"\{\{\{[^{}|]*+(?:\|([^{}]*+))?\}\}\}")
-_SIMPLE_LINK = re.compile(r"\[\[([^\[\]{}|:#<>\n]++)(?:\|([^\[\]{}|\n]++))?\]\]")
+_SIMPLE_LINK = re.compile(r"\[\[([^\[\]{}|:#<>_\n]++)(?:\|([^\[\]{}|\n]++))?\]\]")
 _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 
@@ -272,6 +272,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 _ENTITY = re.compile(r"&(?:#(\d{1,7})|#[xX]([0-9A-Fa-f]{1,6})|([A-Za-z][A-Za-z0-9]{1,31}));")
 _QUOTES = re.compile("'{2,}")
 _LEFT_OVER = re.compile(r"\[\[|\]\]|\{\{+|\}\}+|\{\||\|\}")
+_BROKEN_TAG = re.compile(r"</?(?:br|ref|small|sup|sub|div|span|center|font|nowiki|p|b|i|u)\b/?(?![\w>])", re.I)
 _AROUND_FOOTNOTE = re.compile(
     rf"(?<=[^\s(\[\u201c\u2018\u00ab{HOLE}\ufde0-\ufdef\-])(?:{HOLE}[\ufde0-\ufdef]*)+(?=[\s.,;:!?)\]]|$)"
 )
@@ -300,6 +301,8 @@ def _finish_line(line: str) -> str:
         line = line.replace(PIPE, "|").replace(EQUALS, "=")
     if "[[" in line or "]]" in line or "{{" in line or "}}" in line or "{|" in line or "|}" in line:
         line = _LEFT_OVER.sub("", line)
+    if "<" in line:
+        line = _BROKEN_TAG.sub(" ", line)
     if "&" in line:
         line = _ENTITY.sub(_decode_entity, line)
     line = " ".join(line.split())

@@ -131,7 +131,9 @@ def _known_names() -> dict[str, dict[str, list[str]]]:
 def _all_invisible() -> frozenset[str]:
     known = {"file", "image", "media", "category"}
     for kinds in _known_names().values():
-        known.update(name for number in _INVISIBLE for name in kinds.get(str(number), ()) if len(name) > 2)
+        known.update(
+            name for number in _INVISIBLE for name in kinds.get(str(number), ()) if len(name) > 2 or not name.isascii()
+        )
     return frozenset(known)
 
 

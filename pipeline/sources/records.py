@@ -128,7 +128,7 @@ def _field(record: dict[str, object], name: str, *, place: str, setting: str) ->
 
 def _open_parquet(path: str | Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path, page_checksum_verification=True)
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path}: not a whole Parquet file: {error}; fetch it again") from error
 

@@ -1,0 +1,229 @@
+"""kind: books. Gutenberg's boilerplate, wrapped lines, encodings, archives, hostile members."""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.booktext import book_paragraphs
+from pipeline.config import SourceConfig
+from pipeline.documents import Document, Drop
+from pipeline.sources import books as books_module
+from pipeline.sources import list_splits, read_documents
+
+WRAPPED = """It was a bright cold day in April, and the clocks were striking
+thirteen. He slipped quickly through the glass doors of the well-
+known mansions, though not quickly enough to prevent a swirl--
+of gritty dust from entering along with him, as it always did so.
+
+    The hallway smelt of boiled cabbage and old rag mats. At one end
+of it a coloured poster, too large for indoor display, had been
+tacked to the wall.
+    Another paragraph begins by its indentation alone, and it is long
+enough to be wrapped.
+"""
+
+
+def read(path: Path, language: str = "en") -> list[Document | Drop]:
+    source = SourceConfig(kind="books", path=str(path), language=language)
+    return [item for split in list_splits([source]) for item in read_documents(split, source)]
+
+
+def documents(items: list[Document | Drop]) -> dict[str, tuple[str, ...]]:
+    return {item.name: item.sentences for item in items if isinstance(item, Document)}
+
+
+def test_wrapped_lines_are_rejoined() -> None:
+    assert book_paragraphs(WRAPPED) == [
+        "It was a bright cold day in April, and the clocks were striking thirteen. He slipped quickly through the "
+        "glass doors of the well-known mansions, though not quickly enough to prevent a swirl--of gritty dust from "
+        "entering along with him, as it always did so.",
+        "The hallway smelt of boiled cabbage and old rag mats. At one end of it a coloured poster, too large for "
+        "indoor display, had been tacked to the wall.",
+        "Another paragraph begins by its indentation alone, and it is long enough to be wrapped.",
+    ]
+
+
+def test_a_paragraph_a_line_stays_as_it_is() -> None:
+    lines = [
+        "Chapter 1",
+        "A short one.",
+        "A long paragraph of many words. " * 8,
+        '"Yes," he said.',
+        "No.",
+        "Why not? " * 9,
+    ]
+    assert book_paragraphs("\n".join(lines)) == [line.strip() for line in lines]
+
+
+def test_markup_of_e_texts_goes() -> None:
+    text = "The [Illustration: a\ncat] word _very_ and =bold= and *starred* but snake_case_name.\n\n[Illustration]\n"
+    assert book_paragraphs(text)[0].split() == [
+        "The",
+        "word",
+        "very",
+        "and",
+        "bold",
+        "and",
+        "starred",
+        "but",
+        "snake_case_name.",
+    ]
+
+
+STYLES = {
+    "modern": (
+        "The Project Gutenberg eBook of X\n\nTitle: X\n\n*** START OF THE PROJECT GUTENBERG EBOOK X ***\n\n"
+        "Produced by A. Person\nand others\n\n",
+        "\n\n*** END OF THE PROJECT GUTENBERG EBOOK X ***\nUpdated editions will replace\n",
+    ),
+    "2006": (
+        "Project Gutenberg's X, by Y\n\n*** START OF THIS PROJECT GUTENBERG EBOOK X ***\n\n",
+        "\nEnd of Project Gutenberg's X, by Y\n\n*** END OF THIS PROJECT GUTENBERG EBOOK X ***\n"
+        "\n*** START: FULL LICENSE ***\nlong text\n",
+    ),
+    "2000": (
+        "The Project Gutenberg Etext of X\n\n*START*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*START*\nlawyers\n"
+        "*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\n\n",
+        "\nEnd of The Project Gutenberg Etext of X\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_gutenberg_boilerplate_of_every_style_is_cut(style: str) -> None:
+    header, footer = STYLES[style]
+    assert book_paragraphs(header + WRAPPED + footer) == book_paragraphs(WRAPPED)
+
+
+def test_a_book_that_speaks_of_gutenberg_is_not_cut() -> None:
+    text = "He read Project Gutenberg.\n\nEnd of the story, said Gutenberg.\n"
+    assert len(book_paragraphs(text)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("11-0.txt", "ALICE\u2019S ADVENTURES IN WONDERLAND", "THE END"),
+        ("1342-0.txt", "PRIDE AND PREJUDICE", "means of uniting them."),
+        ("76.txt", "ADVENTURES OF HUCKLEBERRY FINN", "YOURS TRULY, HUCK FINN."),
+        ("84.txt", "Frankenstein,", "lost in darkness and distance."),
+        ("alice30-old.txt", "ALICE'S ADVENTURES IN WONDERLAND", "THE END"),
+    ],
+)
+def test_real_e_texts_begin_and_end_with_the_book(shared_data: Path, name: str, first: str, last: str) -> None:
+    sentences = documents(read(shared_data / "books/gutenberg-with-boilerplate" / name))[name]
+    assert sentences[0] == first
+    assert sentences[-1].endswith(last)
+    assert not [s for s in sentences if "gutenberg" in s.lower() or "\r" in s or "ebook" in s.lower()]
+
+
+def test_the_same_novel_with_and_without_boilerplate_is_much_the_same(shared_data: Path) -> None:
+    first = documents(read(shared_data / "books/plain/11_alices_adventures_in_wonderland.txt"))
+    second = documents(read(shared_data / "books/gutenberg-with-boilerplate/11-0.txt"))
+    (one,), (other,) = first.values(), second.values()
+    assert len(set(one) & set(other)) > 0.6 * len(one)
+
+
+def test_encodings_and_line_ends(tmp_path: Path) -> None:
+    text = "Caf\xe9 \u201cNoir\u201d was open."
+    for name, data in {
+        "bom.txt": b"\xef\xbb\xbf" + text.encode(),
+        "crlf.txt": text.encode() + b"\r\n",
+        "latin.txt": text.encode("cp1252"),
+        "wide.txt": text.encode("utf-16"),
+    }.items():
+        (tmp_path / name).write_bytes(data)
+    assert set(documents(read(tmp_path)).values()) == {(text,)}
+
+
+def pack(path: Path, members: dict[str, bytes]) -> None:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in members.items():
+                archive.writestr(name, data)
+        return
+    with tarfile.open(path, f"w:{path.suffix[1:]}" if path.suffix != ".tar" else "w") as tar:
+        for name, data in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.xz", "a.tar.gz", "a.tar.bz2"])
+def test_members_of_archives_are_books(tmp_path: Path, name: str) -> None:
+    members = {"x/1.txt": b"One book.", "x/2.TXT": b"Two books.", "x/cover.jpg": b"\xff\xd8", "x/.hidden": b"h"}
+    pack(tmp_path / name, members)
+    items = read(tmp_path)
+    assert documents(items) == {f"{name}/x/1.txt": ("One book.",), f"{name}/x/2.TXT": ("Two books.",)}
+    assert [item for item in items if isinstance(item, Drop)] == [Drop("not_a_text_file", f"{name}/x/cover.jpg")]
+
+
+def test_a_large_zip_is_split_by_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(tmp_path / "a.zip", {f"{i}.txt": f"Book number {i}.".encode() for i in range(10)})
+    monkeypatch.setattr(books_module, "_SPLIT_BYTES", 30)
+    source = SourceConfig(kind="books", path=str(tmp_path))
+    splits = sorted(list_splits([source]), key=lambda split: split.start)
+    assert len(splits) > 3
+    items = [item for split in splits for item in read_documents(split, source)]
+    assert list(documents(items)) == [f"a.zip/{i}.txt" for i in range(10)]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.xz", "a.tar.gz"])
+def test_damaged_archives_are_refused(tmp_path: Path, name: str) -> None:
+    pack(tmp_path / name, {f"{i}.txt": bytes(range(256)) * 40 for i in range(5)})
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match=rf"{name}: .*fetch it again"):
+        read(tmp_path)
+
+
+def test_a_damaged_member_and_an_empty_archive_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    pack(path, {"1.txt": b"One book. " * 50})
+    data = bytearray(path.read_bytes())
+    data[40] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.zip: member 1\.txt \(byte 0\) cannot be read"):
+        read(tmp_path)
+    pack(path, {})
+    with pytest.raises(ValueError, match=r"a\.zip: the archive has no members"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.xz", "a.txt", "a.txt.xz"])
+def test_books_over_budget_are_counted_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(books_module, "MOST_BOOK_BYTES", 1_000_000)
+    data = b"word " * 400_000
+    path = tmp_path / name
+    if name == "a.txt.xz":
+        path.write_bytes(lzma.compress(data))
+    elif name == "a.txt":
+        path.write_bytes(data)
+    else:
+        pack(path, {"1.txt": data})
+    (drop,) = read(tmp_path)
+    assert isinstance(drop, Drop)
+    assert (drop.reason, drop.detail) == ("book_over_budget", "more than 1000000 bytes")
+
+
+def test_binary_files_named_txt_are_dropped(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"PK\0\0\0")
+    (tmp_path / "b.txt.bz2").write_bytes(bz2.compress(b"A real book."))
+    items = read(tmp_path)
+    assert Drop("not_a_text_file", "a.txt", "holds NUL bytes") in items
+    assert documents(items) == {"b.txt.bz2": ("A real book.",)}
+
+
+def test_the_hundred_novels_are_read_from_their_archive(shared_data: Path) -> None:
+    found = documents(read(shared_data / "books/litbank-100-novels.tar.xz"))
+    assert len(found) == 100
+    assert sum(len(s) for sentences in found.values() for s in sentences) > 58_000_000
+    sentences = next(value for name, value in found.items() if "158_emma" in name)
+    assert "to distress or vex her." in sentences[2]

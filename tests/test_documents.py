@@ -1,0 +1,104 @@
+"""Document ids come from the text alone; splits cover the input and do not depend on the order of listing."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config import SourceConfig
+from pipeline.documents import Document, Drop
+from pipeline.sources import list_splits, read_documents, refuse_empty_source
+
+SENTENCES = st.lists(
+    st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1), min_size=1
+)
+
+
+def test_the_id_is_the_hash_of_the_sentences() -> None:
+    expected = hashlib.blake2b(b"One.\nTwo.", digest_size=16).digest()
+    assert Document("anything", ("One.", "Two.")).id == expected
+
+
+@given(SENTENCES, SENTENCES)
+def test_ids_are_equal_exactly_where_texts_are(first: list[str], second: list[str]) -> None:
+    same = Document("a", tuple(first)).id == Document("b", tuple(second)).id
+    assert same == (first == second)
+
+
+def test_files_with_the_same_text_give_the_same_id_under_any_name(tmp_path: Path) -> None:
+    for name, text in (("a.txt", "It rained.\n\nAll  day."), ("b.txt", "\ufeffIt rained.\r\n\r\nAll day.\r\n")):
+        (tmp_path / name).write_bytes(text.encode())
+    source = SourceConfig(kind="books", path=str(tmp_path))
+    documents = [item for split in list_splits([source]) for item in read_documents(split, source)]
+    assert len(documents) == 2
+    assert len({item.id for item in documents if isinstance(item, Document)}) == 1
+
+
+def test_splits_come_largest_first_whatever_order_the_paths_have(tmp_path: Path) -> None:
+    for name, size in (("a.txt", 10), ("b.txt", 300), ("c.txt", 20)):
+        (tmp_path / name).write_text("x" * size)
+    paths = [str(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt")]
+    first = list_splits([SourceConfig(kind="books", path=tuple(paths))])
+    second = list_splits([SourceConfig(kind="books", path=tuple(reversed(paths)))])
+    assert first == second == list_splits([SourceConfig(kind="books", path=str(tmp_path / "*.txt"))])
+    assert [Path(split.path).name for split in first] == ["b.txt", "c.txt", "a.txt"]
+    assert [split.text_bytes for split in first] == [300, 20, 10]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("absent.txt", "no such file or folder: .*absent.txt.*check path"),
+        ("none/*.txt", "the glob .* matches no file"),
+        (".", "no file for kind books below the folder"),
+    ],
+)
+def test_missing_input_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"sources\.0 \(books\): " + message):
+        list_splits([SourceConfig(kind="books", path=path)])
+
+
+def test_empty_and_unreadable_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(ValueError, match=r"empty\.txt is empty"):
+        list_splits([SourceConfig(kind="text", path=str(tmp_path / "empty.txt"))])
+    (tmp_path / "dump.xml.7z").write_bytes(b"7z")
+    with pytest.raises(ValueError, match=r"7-Zip archives are not read; unpack it first"):
+        list_splits([SourceConfig(kind="wikipedia", path=str(tmp_path / "dump.xml.7z"))])
+
+
+def test_a_file_listed_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    source = SourceConfig(kind="text", path=str(tmp_path / "a.txt"))
+    with pytest.raises(ValueError, match=r"sources\.1 \(text\): .*is also read by sources\.0"):
+        list_splits([source, source])
+
+
+def test_files_of_another_kind_in_a_folder_are_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a.txt", "cover.jpg", ".hidden.txt"):
+        (tmp_path / name).write_text("x")
+    assert len(list_splits([SourceConfig(kind="books", path=str(tmp_path))])) == 1
+    assert "1 files are not of kind books and not read: cover.jpg" in caplog.text
+
+
+def test_a_source_without_documents_is_an_error_that_says_what_was_dropped() -> None:
+    source = SourceConfig(kind="wikipedia", path="x.xml")
+    refuse_empty_source(source, num_documents=1, drops={})
+    with pytest.raises(ValueError, match=r"x\.xml: not one article .*dropped: 7 redirect, 2 empty.*language=en"):
+        refuse_empty_source(source, num_documents=0, drops={"empty": 2, "redirect": 7})
+
+
+def test_a_document_without_words_is_dropped_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("* * *\n")
+    source = SourceConfig(kind="text", path=str(tmp_path / "a.txt"))
+    items = [item for split in list_splits([source]) for item in read_documents(split, source)]
+    assert [item.reason for item in items if isinstance(item, Drop)] == ["sentence_without_words", "empty"]

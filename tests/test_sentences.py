@@ -1,0 +1,86 @@
+"""Sentences and characters: boundaries, white space, controls, NFC, decoding, and time on pathological lines."""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.clean import decode_text, has_words, normalize_line, normalize_text
+from pipeline.sentences import MAX_LINE_CHARACTERS, split_sentences
+
+
+def test_sentences_of_several_languages() -> None:
+    text = 'Hello Dr. Smith. He said "Go away. Now!" and left.\nA 3.5 m tree.'
+    assert split_sentences(text, language="en") == [
+        "Hello Dr. Smith.",
+        'He said "Go away. Now!" and left.',
+        "A 3.5 m tree.",
+    ]
+    korean = "\uadf8\ub294 \uac14\ub2e4. \ub098\ub294 \uc654\ub2e4."
+    assert split_sentences(korean, language="ko") == ["\uadf8\ub294 \uac14\ub2e4.", "\ub098\ub294 \uc654\ub2e4."]
+    assert split_sentences("\u6211\u53bb\u4e86\u3002\u4ed6\u6765\u4e86\u3002", language="zh") == [
+        "\u6211\u53bb\u4e86\u3002",
+        "\u4ed6\u6765\u4e86\u3002",
+    ]
+    assert split_sentences("One. Two is more.", language="no-such-language") == ["One.", "Two is more."]
+
+
+@given(st.text())
+def test_sentences_are_clean_and_lose_no_letter(text: str) -> None:
+    sentences = split_sentences(text, language="en")
+    for sentence in sentences:
+        assert sentence
+        assert sentence == " ".join(sentence.split())
+        assert unicodedata.is_normalized("NFC", sentence)
+    letters = [character for character in normalize_text(text) if not character.isspace()]
+    assert [character for sentence in sentences for character in sentence if character != " "] == letters
+
+
+@given(st.text())
+def test_normalizing_again_changes_nothing(text: str) -> None:
+    assert normalize_text(normalize_text(text)) == normalize_text(text)
+    assert "\n" not in normalize_line(text)
+
+
+def test_controls_go_joiners_and_line_breaks_stay() -> None:
+    assert normalize_text("a\x00b\x07c\u200bd\xade\ufefff\ufffdg\u202eh") == "abcdefgh"
+    assert (
+        normalize_text("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645")
+        == "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
+    )
+    assert normalize_text("a\r\nb\rc\u2028d\x0ce") == "a\nb\nc\nd\ne"
+    assert normalize_text("e\u0301") == "\xe9"
+    assert normalize_text("a\ufdd0b") == "ab"
+    assert normalize_text("\xe9\ufdd0b", keep_reserved=True) == "\xe9\ufdd0b"
+    assert normalize_line(" a \t\u00a0 b\n c ") == "a b c"
+    assert has_words("... 7 ...")
+    assert not has_words("* -- *")
+
+
+@pytest.mark.parametrize(
+    ("data", "text", "encoding"),
+    [
+        ("caf\xe9".encode(), "caf\xe9", "utf-8"),
+        ("\ufeffcaf\xe9".encode(), "caf\xe9", "utf-8"),
+        ("caf\xe9".encode("utf-16"), "caf\xe9", "utf-16"),
+        ("caf\xe9 \u201cx\u201d".encode("cp1252"), "caf\xe9 \u201cx\u201d", "windows-1252"),
+        ("\xe9\xe8\xea ".encode() + b"\xff x", "\xe9\xe8\xea  x", "utf-8 with bad bytes left out"),
+    ],
+)
+def test_decoding_follows_the_stated_policy(data: bytes, text: str, encoding: str) -> None:
+    assert decode_text(data) == (text, encoding)
+
+
+@pytest.mark.parametrize("unit", ["a", "'", '"', ". ", "(", "He. ", '"He. ', "\u2019", "word "])
+def test_a_million_characters_in_one_line_take_seconds_and_lose_nothing(unit: str) -> None:
+    """pySBD#79, #58: hours on one line."""
+    line = unit * (1_000_000 // len(unit))
+    start = time.process_time()
+    sentences = split_sentences(line, language="en")
+    assert time.process_time() - start < 10
+    assert "".join(sentences).replace(" ", "") == line.replace(" ", "")
+    assert max(map(len, sentences)) <= MAX_LINE_CHARACTERS

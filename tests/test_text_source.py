@@ -1,0 +1,96 @@
+"""kind: text. A sentence a line, a blank line between documents; large files are read in ranges, no document cut."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import SourceConfig
+from pipeline.documents import Document, Drop
+from pipeline.sources import list_splits, read_documents
+from pipeline.sources.text import read_text, split_text
+
+
+def read_all(source: SourceConfig) -> list[Document | Drop]:
+    return [item for split in list_splits([source]) for item in read_documents(split, source)]
+
+
+def source_of(path: Path) -> SourceConfig:
+    return SourceConfig(kind="text", path=str(path))
+
+
+def test_blank_lines_end_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("One  here.\nTwo.\n\n \n\nThree.\n", encoding="utf-8")
+    assert read_all(source_of(tmp_path / "a.txt")) == [
+        Document("a.txt, line 1", ("One here.", "Two.")),
+        Document("a.txt, line 6", ("Three.",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+)
+def test_compressed_text_reads_the_same(tmp_path: Path, suffix: str, compress: object) -> None:
+    data = "\ufeffOne.\r\nTwo.\r\n\r\nThree.".encode()
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(compress(data))  # type: ignore[operator]
+    assert [item.sentences for item in read_all(source_of(path)) if isinstance(item, Document)] == [
+        ("One.", "Two."),
+        ("Three.",),
+    ]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(["", "a", "bb.", " ", "ccc ccc"]), max_size=40), st.integers(1, 30), st.booleans())
+def test_ranges_of_any_size_give_the_documents_of_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], split_bytes: int, ends_with_break: bool
+) -> None:
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_text("x\n" + "\n".join(lines) + ("\n" if ends_with_break else ""))
+    source = source_of(path)
+
+    def documents(size: int | None) -> list[tuple[str, ...]]:
+        splits = split_text(path, source=0, split_bytes=size)
+        assert splits[0].start == 0
+        assert splits[-1].end == path.stat().st_size
+        items = [item for split in splits for item in read_text(split, source=source)]
+        return [item.sentences for item in items if isinstance(item, Document)]
+
+    assert documents(split_bytes) == documents(None)
+
+
+def test_bad_utf8_is_refused_with_file_line_byte_and_remedy(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"fine\ncaf\xe9 x\n")
+    with pytest.raises(ValueError, match=r"a\.txt, line 2 \(byte 8 of the text\): not UTF-8 .*iconv"):
+        read_all(source_of(tmp_path / "a.txt"))
+
+
+def test_a_file_without_line_breaks_is_refused_in_flat_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.sources.textlines.LONGEST_LINE", 1_000_000)
+    (tmp_path / "a.txt").write_bytes(b"x" * 3_000_000)
+    with pytest.raises(ValueError, match=r"a line is longer than 1000000 bytes"):
+        read_all(source_of(tmp_path / "a.txt"))
+
+
+def test_the_published_sample_text(shared_data: Path) -> None:
+    documents = read_all(source_of(shared_data / "bert" / "sample_text.txt"))
+    lines = (shared_data / "bert" / "sample_text.txt").read_text(encoding="utf-8").split("\n")
+    assert sum(len(item.sentences) for item in documents if isinstance(item, Document)) == sum(
+        1 for line in lines if line.strip()
+    )
+
+
+def test_wikitext_2_and_korean_law_are_read_whole(shared_data: Path) -> None:
+    for path in (
+        shared_data / "wiki/text/wikitext-2/test.txt.xz",
+        *(shared_data / "korean/konlpy-corpus").rglob("*.txt"),
+    ):
+        items = read_all(source_of(path))
+        assert sum(isinstance(item, Document) for item in items) >= 1, path
+        assert {item.reason for item in items if isinstance(item, Drop)} <= {"sentence_without_words", "empty"}

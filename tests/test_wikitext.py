@@ -1,0 +1,338 @@
+"""Wikitext to text: rules by hand, no residue in any real dump, prose kept, hostile pages in bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import mwparserfromhell
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.sources.bytestreams import read_pieces
+from pipeline.sources.dumpxml import DumpReader
+from pipeline.sources.wikipedia import names_of_site
+from pipeline.wikitext import PageBudget, PageOverBudgetError, PlainText, check_budget, wikitext_to_text
+from pipeline.wikitext_names import wiki_names
+from pipeline.wikitext_renderers import renderers
+from pipeline.wikitext_vanishing import vanishes
+
+ENGLISH = wiki_names(["en"])
+
+
+def convert(markup: str, *, language: str = "en", title: str = "T") -> PlainText:
+    names = ENGLISH if language == "en" else wiki_names([language])
+    return wikitext_to_text(markup, names=names, language=language, title=title)
+
+
+def text_of(markup: str, *, language: str = "en") -> str:
+    return convert(markup, language=language).text
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        # links
+        ("a [[b]] c", "a b c"),
+        ("a [[b (x)|c]]s", "a cs"),
+        ("a [[Help:b (x)|]] c", "a b c"),
+        ("a [[b, Texas|]] c", "a b c"),
+        ("a [[b_c]]", "a b c"),
+        ("[[:Category:Birds]] fly", "Birds fly"),
+        ("[[wikt:bird|bird]] [[wikt:word]]", "bird word"),
+        ("a [[de:Vogel]][[zh-min-nan:x]] b", "a b"),
+        ("a [[:de:Vogel|Vogel]] b", "a Vogel b"),
+        ("a [[File:x.jpg|thumb|left|A [[bird]] in {{convert|1|m}}.]]b", "a b"),
+        ("a [[Datei:x.jpg|mini|Vogel]]b", "a b"),
+        ("x [[Category:Birds|*]] y", "x y"),
+        ("see [http://x.org/a?b=c the [sic] site] or [http://x.org] now", "see the [sic] site or now"),
+        ("[[unclosed link", "unclosed link"),
+        ("two]] closed}} ends", "two closed ends"),
+        # tags
+        ("a<ref>b</ref> c<ref name=x /> d<ref name='y'>{{cite web|u}}</ref>.", "a c d."),
+        ("a<ref name=x> b<ref>c</ref> d", "a b d"),
+        ("a <!-- b --> c", "a c"),
+        ("a\n<!-- alone -->\nb", "a b"),
+        ("a <!-- open {{ b", "a"),
+        ("a <nowiki>[[b]] ''c'' {{d}}</nowiki> e", "a [[b]] ''c'' {{d}} e"),
+        (
+            "H<sub>2</sub>O, 10<sup>-6</sup>, E=mc<sup>2</sup>, x<sup>ab</sup>",
+            "H\u2082O, 10\u207b\u2076, E=mc\xb2, xab",
+        ),
+        ("a<br/>b<p>c</p>", "a\nb\nc"),
+        ("a <b>b</b> <span style='x'>c</span> <small>d</small>", "a b c d"),
+        ("a\n<gallery>\nFile:x.jpg|y\n</gallery>\nb", "a\nb"),
+        ("a\n<table><tr><td><table>x</table></td></tr></table>b", "a\nb"),
+        ("a <br< b </small c", "a b c"),
+        ("a <includeonly>b</includeonly>c <noinclude>d</noinclude>", "a c d"),
+        # tables, headings, lists
+        ("a\n{| class=x\n! h\n|-\n| b || {{c|d}} [[e]]\n{|\n|nested\n|}\n|}\nf", "a\nf"),
+        ("== H ==\ntext\n=== [[x]] ===\nmore", "text\nmore"),
+        ("lost==Heading==breaks", "lost\nbreaks"),
+        ("a\nb\n\nc", "a b\nc"),
+        ("* a\n** b\n# c\n: d\n; e", "a\nb\nc\nd\ne"),
+        ("----\na", "a"),
+        # quotes, entities, magic words
+        ("'''a''' ''b'' '''''c''''' d's", "a b c d's"),
+        ("l'''amour'' x", "l'amour x"),
+        ("a&nbsp;b &lt;c&gt; &amp;nbsp; &#65; &#x42; &bogus; AT&T", "a b <c> &nbsp; A B &bogus; AT&T"),
+        ("__NOTOC__ a __KEIN_INHALTSVERZEICHNIS__ b __init__", "a b __init__"),
+        # templates that are boxes
+        ("{{Infobox x\n|a={{b|c}}\n|d=[[e|f]]\n}}'''A''' is b.", "A is b."),
+        ("{{Mystery notice}}\n{{Other|x}}\n'''A''' is b.", "A is b."),
+        ("{{DEFAULTSORT:x}}a {{DISPLAYTITLE:''b''}}", "a"),
+        # parentheses that lost their content
+        ("A ({{IPA|x}}) is", "A is"),
+        ("A ({{lang-el|\u03b1}}, {{IPA|x}}; born 1900) is", "A (\u03b1; born 1900) is"),
+        ("A ({{mystery}}, b) is", "A is"),
+    ],
+)
+def test_rules_by_hand(markup: str, text: str) -> None:
+    assert text_of(markup) == text
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("an area of {{convert|1300|mi|km}} and", "an area of 1,300 mi and"),  # WikiExtractor#189
+        ("{{convert|5|to|7|km2|sqmi}}", "5 to 7 km\xb2"),
+        ("{{convert|6|ft|2|in|m}}", "6 ft 2 in"),
+        ("a {{convert|5|km|mi|adj=on}} road", "a 5-km road"),
+        ("{{formatnum:1234567.5}}", "1,234,567.5"),
+        ("{{formatnum:1234567|R}}", "1234567"),
+        ("{{val|1.5|0.1|e=-6|u=m}}", "1.5 \xb1 0.1\xd710\u207b\u2076 m"),
+        ("{{frac|1|2}} {{frac|3|1|2}} {{frac|4}}", "1/2 3 1/2 1/4"),
+        ("{{US$|1500}} {{\u20ac|20}}", "US$1,500 \u20ac20"),
+        ("{{lang|fr|b{{=}}c}} {{lang-de|Haus}} {{transl|el|ISO|ab}} {{lang|fr|text=x}}", "b=c Haus ab x"),
+        ("{{nowrap|a [[b|c]]}} {{nowrap|1=d=e}}", "a c d=e"),
+        ("{{ill|Name|de|Nome|lt=label}} {{ill|Name|de}}", "label Name"),
+        (
+            "{{birth date|1990|2|3}} {{birth date|1990|2|3|df=yes}} {{start date|1990}}",
+            "February 3, 1990 3 February 1990 1990",
+        ),
+        ("{{as of|2009|3}}, {{as of|2009|lc=y}}", "As of March 2009, as of 2009"),
+        ("{{age|1990|5|1|2020|4|30}}", "29"),
+        ("{{circa|1500}} {{reign|1|2}} {{floruit|300}}", "c. 1500 r. 1\u20132 fl. 300"),
+        (
+            "{{USS|Enterprise|CV-6}} {{HMS|Hood||6}} {{sclass|Nimitz|carrier}}",
+            "USS Enterprise (CV-6) HMS Hood Nimitz-class carrier",
+        ),
+        ("{{nihongo|English|\u6f22|kanji}} {{zh|t=\u6f22|p=han}}", "English (\u6f22, kanji) \u6f22, han"),
+        ("a{{snd}}b{{nbsp}}c{{ndash}}d {{!}} {{'}}", "a \u2013 b c\u2013d | \u2019"),
+        ("{{chem|H|2|O}} {{sub|2}}{{sup|x}} 5{{e|-3}}", "H\u2082O \u2082x 5\xd710\u207b\xb3"),
+        ("{{hlist|a|b}} {{sic|x|y}} {{abbr|a.b.|c}}", "a, b xy a.b."),
+        ("He said: {{quote|Yes {{nowrap|a}}.|Me}} Then.", "He said:\nYes a.\nThen."),
+        ("{{PAGENAME}} {{lc:ABC}} {{ucfirst:abc}} {{uc:a}} {{lcfirst:ABC}}", "T abc Abc A aBC"),
+        ("in 1900{{citation needed|date=x}}, b.{{sfn|A|1}}{{r|a}} C", "in 1900, b. C"),
+        ("word{{mystery footnote}} next", "word next"),
+        ("{{{1|default}}} a", "default a"),
+    ],
+)
+def test_inline_templates_are_rendered(markup: str, text: str) -> None:
+    converted = convert(markup)
+    assert converted.text == text
+
+
+@pytest.mark.parametrize(
+    ("language", "markup", "text"),
+    [
+        (
+            "fr",
+            "au {{s|XIX}}, {{unit\xe9|1500|km|2}}, {{date|1|janvier|1900}}",
+            "au XIXe si\xe8cle, 1 500 km\xb2, 1 janvier 1900",
+        ),
+        ("de", "{{formatnum:1234567}} [[Datei:x|mini|y]]", "1.234.567"),
+        ("ko", "{{llang|en|Korea}} [[\ud30c\uc77c:x.jpg]]{{\ubcf8\ubb38|\ud55c\uad6d}}", "Korea \ud55c\uad6d"),
+        ("zh", "-{zh-hans:\u8ba1;zh-hant:\u8a08}- -{T|x}- -{y}-", "\u8ba1 y"),
+        ("ja", "{{\u4eee\u30ea\u30f3\u30af|\u540d|en|Name}}", "\u540d"),
+    ],
+)
+def test_templates_of_other_languages(language: str, markup: str, text: str) -> None:
+    assert text_of(markup, language=language) == text
+
+
+def test_what_cannot_be_rendered_leaves_a_named_hole() -> None:
+    converted = convert("It is {{mystery|a}} wide. Where <math>x</math> and {{#if:a|b}} are, {{age|1990|1|1}} too.")
+    first, second = converted.text.split(". ", 1)
+    assert converted.hole_in(first) == "mystery"
+    assert converted.hole_in(second) == "<math>"
+    assert converted.hole_in("whole") is None
+    assert converted.holes == ("<math>", "mystery", "#if:a", "age")
+
+
+def test_noncharacters_of_the_input_are_not_taken_for_holes() -> None:
+    converted = convert("a\ufdd0\ufde0b")
+    assert converted.text == "ab"
+    assert converted.hole_in(converted.text) is None
+
+
+def test_names_of_a_siteinfo_are_united_with_the_known_ones() -> None:
+    names = wiki_names(["de", "no-such"], siteinfo={"Wikitravel": 4, "Portal": 0, "": 0, "Bild_alt": 6})
+    assert [names.namespace_of(t) for t in ("Vorlage:X", "wikitravel:X", "Portal:X", "Nothing", "a:b")] == [
+        10,
+        4,
+        0,
+        0,
+        0,
+    ]
+    assert {"bild alt", "datei", "\ud30c\uc77c"} <= names.invisible
+    assert names.is_redirect("#Weiterleitung: [[X]]")
+    assert not names.is_redirect("# Erstens [[X]]")
+
+
+def test_every_template_name_of_the_tables_is_in_its_compared_form() -> None:
+    for name in renderers():
+        assert name == " ".join(name.split()).casefold(), name
+    assert vanishes("citation needed")
+    assert vanishes("infobox country")
+    assert not vanishes("convert")
+
+
+# ---- properties ----
+
+MARKUP = st.lists(
+    st.sampled_from(
+        ["{{", "}}", "[[", "]]", "{|", "|}", "|", "=", "==", "\n", "''", "'''", "<ref>", "</ref>", "<!--", "-->", "<b>",
+         "a", "B.", " ", "{{{", "}}}", "<nowiki>", "</nowiki>", "File:", "convert", "lang", "1", "(", ")", "*",
+         "http://x", "[", "]",
+         "&amp;", "-{", "}-", "__X__", "<math>", "</math>", "<br>", "{{unk}}", "[[File:x|y]]", ",", ";", "\u00a0"]
+    ),
+    max_size=60,
+).map("".join)  # fmt: skip
+
+
+@given(MARKUP)
+def test_any_markup_gives_lines_without_brackets_or_outer_spaces(markup: str) -> None:
+    converted = convert(markup)
+    for line in converted.text.split("\n"):
+        assert line == line.strip()
+        assert line or not converted.text
+        if "nowiki" not in markup and "&" not in markup:
+            assert not re.search(r"\[\[|\]\]|\{\{|\}\}|\{\||\|\}|<!--", line)
+
+
+@given(
+    st.text(st.characters(categories=("L", "Nd")), min_size=1), st.text(st.characters(categories=("L",)), min_size=1)
+)
+def test_plain_text_is_untouched(first: str, second: str) -> None:
+    assert text_of(f"{first} {second}, {first}.") == f"{first} {second}, {first}."
+
+
+# ---- hostile pages ----
+
+
+@pytest.mark.parametrize(
+    ("markup", "message"),
+    [
+        ("x" * 5_000_000, "5000000 bytes of markup, more than 4194304"),
+        ("\u00e9" * 2_200_000, "4400000 bytes"),
+        ("[[" * 250_000, "250000 openings"),
+        ("{{a|" * 150, "101 levels of open templates"),
+    ],
+)
+def test_pages_over_budget_say_what_they_have_too_much_of(markup: str, message: str) -> None:
+    """mwparserfromhell#286, #206; wikitextparser#37: one page takes 30 GB or never ends."""
+    start = time.process_time()
+    with pytest.raises(PageOverBudgetError, match=message):
+        convert(markup)
+    assert time.process_time() - start < 1
+
+
+def test_the_budget_is_a_setting() -> None:
+    check_budget("{{a}}", budget=PageBudget(num_bytes=5, openings=1))
+    with pytest.raises(PageOverBudgetError, match="5 bytes"):
+        check_budget("{{a}}", budget=PageBudget(num_bytes=4))
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["{{a}}", "[[a]]", "<ref>", "<ref>a</ref>", "<b>", "\n{|\n|}", "}}", "]]", "<nowiki>", "<table>", "<sup>",
+    "-{", "{{{a|",
+     "'''", "''a'''b", "[http://a ", "&amp;", "(", "(,", " ( ,", "__A", "\n*", "\n==a", "==a==", "<a ", "<",
+     "(\ufdd0", "{{u}}(",
+     "|", "\n= "],
+)  # fmt: skip
+def test_time_is_linear_in_the_page(unit: str) -> None:
+    def seconds(length: int) -> float:
+        start = time.process_time()
+        with contextlib.suppress(PageOverBudgetError):
+            convert(unit * (length // len(unit)))
+        return time.process_time() - start
+
+    assert seconds(400_000) < 0.2 + 12 * max(seconds(100_000), 0.02)
+
+
+# ---- all real dumps ----
+
+RESIDUE = re.compile(
+    r"\{\{|\}\}|\[\[|\]\]|\{\||\|\}|</?(?:ref|br|div|span|gallery|math|table|small|sup|sub|nowiki|center|font)\b"
+    r"|</?references"
+    r"|<!--|\|thumb|thumb\||\b\d+px\b|'''?|__[A-Z]{3,}__|^==|==$|\bcolspan|\browspan|\bstyle\s?=\s?\""
+    r"|\bclass\s?=\s?\""
+    r"|^(?i:category|file|image|datei|kategorie|archivo|fichier|immagine|categoria|\u0444\u0430\u0439\u043b)\s?:\S"
+    r"|#(?i:redirect)\b|\ufdd0"
+)
+# Residue-like text that articles on markup and file names do hold, as their readers see it.
+QUOTED = {"HTML": 10, "ASCII art": 5}
+
+
+def articles(shared_data: Path, *, each: int) -> Iterator[tuple[str, str, str, PlainText]]:
+    """(language, title, markup, text) of articles in every dump; of dumps with many pages each `each`-th."""
+    folder = shared_data / "wiki/dumps"
+    for path in sorted([*folder.glob("*/*.xml*"), *folder.glob("gensim/*shortened.bz2")]):
+        if "index" in path.name or "multistream" in path.name or path.name.startswith(("wikidata", "it-categories")):
+            continue
+        found = re.match(r"([a-z]+)wiki", path.name)
+        language = found.group(1) if found else "it" if path.name.startswith(("it-", "misc")) else "ltg"
+        reader = DumpReader(str(path), most_characters=10**7)
+        for index, page in enumerate(reader.read(read_pieces(path))):
+            names = names_of_site(reader.site, language=language)
+            article = page.namespace == 0 or (page.namespace is None and names.namespace_of(page.title) == 0)
+            if (
+                (index < 4 or index % each == 0)
+                and article
+                and not page.is_redirect
+                and not names.is_redirect(page.text)
+            ):
+                text = wikitext_to_text(page.text, names=names, language=language, title=page.title)
+                yield language, page.title, page.text, text
+
+
+def test_no_markup_remains_in_any_dump(shared_data: Path) -> None:
+    """datasets#3400: localised redirects, File:, categories, magic words left in."""
+    residues: list[str] = []
+    num_lines = 0
+    for language, title, _, converted in articles(shared_data, each=3):
+        lines = [line for line in converted.text.split("\n") if converted.hole_in(line) is None]
+        num_lines += len(lines)
+        found = [match for line in lines if (match := RESIDUE.search(line))]
+        if len(found) > QUOTED.get(title, 0):
+            residues += [f"{language} {title}: {m.string[max(0, m.start() - 30) : m.end() + 30]!r}" for m in found]
+    assert num_lines > 15_000
+    assert len(residues) <= num_lines / 10_000, residues[:30]
+
+
+def test_the_prose_of_a_full_parse_is_kept(shared_data: Path) -> None:
+    """At least 95% of the characters of plain prose that mwparserfromhell's strip_code gives."""
+    kept = total = 0
+    for _, _, markup, converted in articles(shared_data, each=25):
+        if len(markup) < 40_000:
+            parsed = mwparserfromhell.parse(markup)
+            for tag in parsed.filter_tags(
+                matches=lambda node: node.tag in ("table", "ref", "gallery"), recursive=False
+            ):
+                parsed.remove(tag)
+            have = Counter(re.findall(r"\w+", converted.text))
+            for line in parsed.strip_code().split("\n"):
+                if len(line) > 60 and line.strip().endswith((".", "!", "?", "\u3002", "\u06d4")) and "|" not in line:
+                    words = Counter(re.findall(r"\w+", line))
+                    total += sum(len(word) * count for word, count in words.items())
+                    kept += sum(len(word) * count for word, count in (words & have).items())
+                    have -= words
+    assert total > 300_000
+    assert kept >= 0.95 * total, kept / total
