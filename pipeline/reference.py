@@ -10,6 +10,7 @@ import argparse
 import json
 import random
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from pipeline.masking import Masks
 from pipeline.pairs import REFERENCE, Pair, PairTable, pair_document
 from pipeline.segments import Corpus, Segment, whole_units
 from pipeline.settings import fail
+from pipeline.tokenizer_files import PIECE_PREFIX
 from pipeline.wordpieces import Ids, TokenizedDocument, WordTokenizer
 
 _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5
@@ -48,19 +50,23 @@ def make_reference(
         whole_word=config.masking == "whole_word",
         rng=rng,
     )
-    rows: list[tuple[Pair, int, int]] = []
-    positions: list[int] = []
-    inputs: list[int] = []
-    offsets = [0]
+    tables: list[PairTable] = []
+    positions, inputs, counts = array("H"), array("i"), array("q", [0])
     for pass_number in range(config.passes):
+        rows: list[tuple[Pair, int, int]] = []
         for index in range(len(order)):
             for ordinal, (pair, masked) in enumerate(maker.instances(index)):
                 rows.append((pair, ordinal, pass_number))
-                positions += masked
-                inputs += masked.values()
-                offsets.append(len(positions))
-    masks = Masks(np.array(positions, np.uint16), np.array(inputs, tokenizer.id_dtype), np.array(offsets, np.int64))
-    return PairTable.from_pairs(rows, documents=order), masks
+                positions.extend(masked)
+                inputs.extend(masked.values())
+                counts.append(len(masked))
+        tables.append(PairTable.from_pairs(rows, documents=order))
+    masks = Masks(
+        np.array(positions, np.uint16),
+        np.array(inputs, np.int32).astype(tokenizer.id_dtype),
+        np.cumsum(np.array(counts, np.int64)),
+    )
+    return PairTable.concatenate(tables), masks
 
 
 class ReferenceMaker:
@@ -88,7 +94,12 @@ class ReferenceMaker:
         self._rng = rng
         special = tokenizer.special
         self._skipped = {special.cls, special.sep}
-        self._continues = [token.startswith("##") for token in tokenizer.tokens]
+        self._continues = [token.startswith(PIECE_PREFIX) for token in tokenizer.tokens]
+        if whole_word and not any(self._continues):
+            raise ValueError(
+                f"published whole-word masking joins pieces that begin with {PIECE_PREFIX}, and the vocabulary has none; "
+                f"use mode: strict, which takes words from the tokenizer, or masking: token"
+            )
 
     def instances(self, index: int) -> Iterator[tuple[Pair, dict[int, int]]]:
         """Pairs of document `index`, each with its masked positions (ascending) and the ids put there."""

@@ -32,7 +32,7 @@ def test_golden_instances(shared_data, capsys, length, most, kind):
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    return make_tokenizer(tmp_path, [f"piece{number}" for number in range(9100)])
+    return make_tokenizer(tmp_path, [f"piece{number}" for number in range(9099)] + ["##piece"])
 
 
 def rows_by_name(instances: Instances) -> list[tuple[object, ...]]:
@@ -116,3 +116,10 @@ def test_bad_input_is_refused(tmp_path, capsys):
     ):
         assert main([str(tmp_path / name), *rest, length]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_whole_words_without_word_pieces_are_refused(tmp_path):
+    documents = [make_document([[1, 2, 1]] * 3, name=name) for name in range(2)]
+    tokenizer = make_tokenizer(tmp_path, ["a", "b"])
+    with pytest.raises(ValueError, match="the vocabulary has none"):
+        Instances(documents, config=make_config(mode="reference"), tokenizer=tokenizer)
