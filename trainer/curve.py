@@ -56,7 +56,7 @@ def draw_curve(run_directory: Path) -> Path:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)
-    figure.tight_layout()
+    figure.tight_layout(w_pad=3.0)
     path = run_directory / CURVE_NAME
     temporary = path.with_suffix(".partial.png")
     figure.savefig(temporary)

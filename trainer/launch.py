@@ -101,6 +101,11 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.signal_number is not None
 
+    def listen(self) -> None:
+        """Take the signals. Again after whatever takes them for itself, as ray.init does."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self.receive)
+
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Signal handler. Raises KeyboardInterrupt the second time."""
         if self.signal_number is not None:
@@ -112,7 +117,8 @@ class StopRequest:
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turn SIGINT and SIGTERM into a StopRequest inside the block. For the main thread."""
     request = StopRequest()
-    before = {number: signal.signal(number, request.receive) for number in STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    request.listen()
     try:
         yield request
     finally:

@@ -182,12 +182,14 @@ class Progress:
 
     def __init__(self, *, max_steps: int) -> None:
         self._max_steps = max_steps
-        self._mean_step_s: float | None = None
+        self._steps = 0
+        self._mean_step_s = 0.0
 
     def add(self, step_s: float) -> None:
-        """Take note of a step's duration; every step counts, shown or not."""
-        past = self._mean_step_s
-        self._mean_step_s = step_s if past is None else SMOOTHING * past + (1.0 - SMOOTHING) * step_s
+        """Take note of a step's duration. The first is forgotten: it holds what is done once."""
+        self._steps += 1
+        weight = SMOOTHING if self._steps > 2 else 0.0
+        self._mean_step_s = weight * self._mean_step_s + (1.0 - weight) * step_s
 
     def line(self, metrics: StepMetrics) -> str:
         """`step 120/400  loss 6.213 (mlm 5.520, nsp 0.693)  lr 9.1e-04  ...  31s left`."""
@@ -195,7 +197,7 @@ class Progress:
         parts = f"mlm {metrics.mlm_loss:.3f}"
         if metrics.nsp_loss is not None:
             parts += f", nsp {metrics.nsp_loss:.3f}"
-        remaining = (self._max_steps - metrics.step) * (self._mean_step_s or metrics.step_s)
+        remaining = (self._max_steps - metrics.step) * self._mean_step_s
         return (
             f"step {metrics.step:>{width}}/{self._max_steps}  loss {metrics.loss:.3f} ({parts})  "
             f"lr {metrics.learning_rate:.1e}  norm {metrics.grad_norm:.2f}  "

@@ -16,7 +16,7 @@ if not __package__:
     # Ray's workers import from, in a submitted job the uploaded copy.
     sys.path[0] = str(REPOSITORY)
 
-from pipeline.settings import describe, fail, refuse_flags, split_arguments
+from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from trainer import launch_processes
 from trainer.checkpoint import list_checkpoints
 from trainer.config import TrainerConfig
@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
         refuse_flags(words.flags, program=PROGRAM)
+        if words.rest:
+            raise ConfigError(f"{PROGRAM}: takes nothing after '--', found {' '.join(words.rest)}")
         if "--help" in words.flags:
             print(HELP + describe(TrainerConfig))
             return 0
@@ -84,6 +86,7 @@ def launch(config: TrainerConfig, *, stop: StopRequest, say: Say) -> Outcome:
     from trainer import launch_ray  # absent where the loop runs without it
 
     with launch_ray.ray_session(config) as settled:
+        stop.listen()
         write_config(config)
         return launch_ray.run_on_ray(settled, stop=stop, say=say)
 

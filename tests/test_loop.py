@@ -1,0 +1,131 @@
+"""The loop: losses over all ranks, evaluation that leaves no trace, every row once, non-finite numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from small_runs import curve, make_config, rows_by_step, run
+from synthetic import write_data_set
+from test_metrics import make_metrics
+from worker_group import WorkerError, WorkerGroup
+
+from trainer.checkpoint import list_checkpoints
+from trainer.loop import DivergenceError, check_finite, dropout_seed
+from trainer.metrics import read_json_lines
+
+
+@pytest.fixture(scope="module")
+def groups(worker_group: Callable[[int], WorkerGroup]) -> dict[int, WorkerGroup]:
+    return {world_size: worker_group(world_size) for world_size in (1, 2, 3)}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_data_set(folder, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256)
+    return folder
+
+
+def test_numbers_do_not_depend_on_the_number_of_workers(
+    groups: dict[int, WorkerGroup], data: Path, tmp_path: Path
+) -> None:
+    """Four lanes on 1, 2 and 3 workers (3: with empty slots): same rows, same losses, norms and evaluation."""
+    for world_size, group in groups.items():
+        run(group, make_config(data, tmp_path / str(world_size), max_steps=4, workers=world_size))
+    expected = read_json_lines(tmp_path / "1" / "metrics.jsonl")
+    held_out = read_json_lines(tmp_path / "1" / "evaluations.jsonl")
+    for world_size in (2, 3):
+        output = tmp_path / str(world_size)
+        assert rows_by_step(output) == rows_by_step(tmp_path / "1")
+        for record, same in zip(read_json_lines(output / "metrics.jsonl"), expected, strict=True):
+            for key in ("loss", "mlm_loss", "nsp_loss", "grad_norm"):
+                assert record[key] == pytest.approx(same[key], rel=1e-5), (world_size, record["step"], key)
+            for key in ("tokens", "pairs", "masked", "mlm_accuracy", "nsp_accuracy", "epoch", "learning_rate"):
+                assert record[key] == same[key], (world_size, record["step"], key)
+        (evaluation,) = read_json_lines(output / "evaluations.jsonl")
+        assert evaluation == pytest.approx(held_out[0], rel=1e-4)
+
+
+def test_an_epoch_reads_every_row_once(groups: dict[int, WorkerGroup], data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    run(groups[2], make_config(data, output, max_steps=13))
+    epochs = {record["step"]: record["epoch"] for record in read_json_lines(output / "metrics.jsonl")}
+    steps = rows_by_step(output)
+    for epoch in (0, 1):
+        rows = list(chain.from_iterable(steps[step] for step in steps if epochs[step] == epoch))
+        assert sorted(rows) == [(shard, group, row) for shard in (0, 1) for group in (0, 1) for row in range(10)]
+    assert max(epochs.values()) >= 2
+
+
+def test_evaluation_between_steps_leaves_no_trace(groups: dict[int, WorkerGroup], data: Path, tmp_path: Path) -> None:
+    plain, evaluated = tmp_path / "plain", tmp_path / "evaluated"
+    run(groups[2], make_config(data, plain, max_steps=4))
+    run(groups[2], make_config(data, evaluated, max_steps=4, evaluation={"every_steps": 1, "max_pairs": 8}))
+    assert curve(evaluated) == curve(plain)
+    assert [record["step"] for record in read_json_lines(evaluated / "evaluations.jsonl")] == [1, 2, 3, 4]
+
+
+def test_evaluation_takes_no_more_steps_than_max_pairs_needs(
+    groups: dict[int, WorkerGroup], data: Path, tmp_path: Path
+) -> None:
+    run(groups[2], make_config(data, tmp_path / "some", max_steps=1))
+    run(groups[2], make_config(data, tmp_path / "all", max_steps=1, evaluation={"max_pairs": None}))
+    (some,) = read_json_lines(tmp_path / "some" / "evaluations.jsonl")
+    (everything,) = read_json_lines(tmp_path / "all" / "evaluations.jsonl")
+    assert everything["pairs"] == 40
+    assert 16 <= some["pairs"] < 32
+
+
+def test_a_model_without_next_sentences_trains(groups: dict[int, WorkerGroup], tmp_path: Path) -> None:
+    write_data_set(tmp_path / "data", rows=10, max_seq_length=32, vocabulary_size=256, next_sentence="none")
+    report = run(groups[2], make_config(tmp_path / "data", tmp_path / "run", max_steps=2))
+    records = read_json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [(record["nsp_loss"], record["nsp_accuracy"]) for record in records] == [(None, None)] * 2
+    assert all(record["loss"] == record["mlm_loss"] for record in records)
+    assert not any("next-sentence" in line for line in report.said)
+
+
+def test_a_data_set_that_holds_nothing_out_trains_without_evaluation(
+    groups: dict[int, WorkerGroup], tmp_path: Path
+) -> None:
+    write_data_set(tmp_path / "data", rows=10, max_seq_length=32, vocabulary_size=256, validation_shards=0)
+    report = run(groups[1], make_config(tmp_path / "data", tmp_path / "run", max_steps=1, workers=1))
+    assert report.outcome.finished
+    assert read_json_lines(tmp_path / "run" / "evaluations.jsonl") == []
+
+
+def test_checkpoints_are_written_on_time_and_at_the_end(
+    groups: dict[int, WorkerGroup], data: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    run(groups[2], make_config(data, output, max_steps=5, checkpoint={"every_steps": 2, "keep_last": 9}))
+    assert [path.name for path in list_checkpoints(output)] == ["step-00000002", "step-00000004", "step-00000005"]
+
+
+def test_a_run_that_leaves_the_finite_numbers_stops_before_it_saves(
+    groups: dict[int, WorkerGroup], data: Path, tmp_path: Path
+) -> None:
+    optimizer = {"learning_rate": 1e30, "clip_norm": 0.0}
+    config = make_config(data, tmp_path / "run", optimizer=optimizer, schedule={"name": "constant"})
+    with pytest.raises(WorkerError, match=r"DivergenceError: step \d: loss (nan|inf)"):
+        run(groups[1], config.model_copy(update={"workers": 1}))
+    assert list_checkpoints(tmp_path / "run") == []
+
+
+def test_fp16_may_overflow_but_not_lose_its_loss() -> None:
+    check_finite(make_metrics(3, grad_norm=float("inf"), skipped=True), precision="fp16")
+    check_finite(make_metrics(3), precision="bf16")
+    with pytest.raises(DivergenceError, match=r"step 3: loss 7\.0, gradient norm inf"):
+        check_finite(make_metrics(3, grad_norm=float("inf"), skipped=True), precision="bf16")
+    with pytest.raises(DivergenceError, match="step 3: loss nan"):
+        check_finite(make_metrics(3, loss=float("nan")), precision="fp16")
+
+
+def test_dropout_seeds_differ_by_seed_step_and_lane() -> None:
+    seeds = {dropout_seed(seed, step=step, lane=lane) for seed in (1, 2) for step in (1, 2) for lane in range(4)}
+    assert len(seeds) == 16
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert dropout_seed(12_345, step=1, lane=0) == dropout_seed(12_345, step=1, lane=0)
