@@ -272,7 +272,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 _ENTITY = re.compile(r"&(?:#(\d{1,7})|#[xX]([0-9A-Fa-f]{1,6})|([A-Za-z][A-Za-z0-9]{1,31}));")
 _QUOTES = re.compile("'{2,}")
 _LEFT_OVER = re.compile(r"\[\[|\]\]|\{\{+|\}\}+|\{\||\|\}")
-_BROKEN_TAG = re.compile(r"</?(?:br|ref|small|sup|sub|div|span|center|font|nowiki|p|b|i|u)\b/?(?![\w>])", re.I)
+_BROKEN_TAG = re.compile(r"</?(?:br|ref|small|sup|sub|div|span|center|font|nowiki|p|b|i|u)\b/?<?(?![\w>])", re.I)
 _AROUND_FOOTNOTE = re.compile(
     rf"(?<=[^\s(\[\u201c\u2018\u00ab{HOLE}\ufde0-\ufdef\-])(?:{HOLE}[\ufde0-\ufdef]*)+(?=[\s.,;:!?)\]]|$)"
 )
