@@ -15,7 +15,7 @@ import pytest
 import torch
 from packed import padded_rows, random_batch, unpad
 from safetensors.torch import load_file, save_file
-from small_run import VOCABULARY_SIZE, write_data, write_run, write_tokenizer
+from untrained_run import VOCABULARY_SIZE, write_data, write_run, write_tokenizer
 
 from pipeline.manifest import TOKENIZER_FOLDER, file_sha256
 from trainer import demonstrate, export
@@ -120,6 +120,28 @@ def test_the_tokenizer_is_the_data_sets(exported: tuple[Path, BertForPretraining
     assert tokenizer.pad_token_id == 0
     fill = transformers.pipeline("fill-mask", model=str(exported[0]), tokenizer=tokenizer)
     assert len(fill("t104 [MASK] t300")) == 5
+
+
+def test_config_json(exported: tuple[Path, BertForPretraining]) -> None:
+    assert json.loads((exported[0] / "config.json").read_text()) == {
+        "architectures": ["BertForPreTraining"],
+        "attention_probs_dropout_prob": 0.1,
+        "dtype": "float32",
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "hidden_size": 128,
+        "initializer_range": 0.02,
+        "intermediate_size": 512,
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 512,
+        "model_type": "bert",
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+        "type_vocab_size": 2,
+        "vocab_size": VOCABULARY_SIZE,
+    }
 
 
 def test_files_are_listed_with_their_hashes(exported: tuple[Path, BertForPretraining]) -> None:
