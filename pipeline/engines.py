@@ -7,11 +7,14 @@ Beam turns an error in a worker into a RuntimeError that holds a traceback as te
 
 from __future__ import annotations
 
-import json
+import difflib
+import logging
 import os
+import queue
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from traceback import format_exc
@@ -27,11 +30,18 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from pipeline.transforms import ERROR_NAME, RESULT_NAME, Job, build_graph
+from pipeline.failures import FAILURE_NAME, leave_failure, read_failure
+from pipeline.transforms import RESULT_NAME, Job, build_graph
 
+_LOGGER = logging.getLogger(__name__)
 _ROOT = str(Path(__file__).resolve().parent.parent)
-_LOST_WORKER = "Channel closed prematurely"
-"""What FnApiRunner says where a worker process is gone."""
+_WORKER_THREAD = "run_worker"
+"""Beam's name for the thread that waits for a worker process, and raises where that ends with an error."""
+_LOST_WORKER = (
+    "a worker process ended without a word (killed, or out of memory?); run again, with a smaller `workers` if memory "
+    "was short"
+)
+_LAST_WORDS_S = 10.0
 
 
 class WorkerError(ValueError):
@@ -45,41 +55,81 @@ class WorkerError(ValueError):
 def run_graph(
     splits: Sequence[Split], *, job: Job, workers: int, beam_options: Sequence[str]
 ) -> tuple[BuildResult, ReadTally]:
-    """Build every shard. Raises WorkerError for a ValueError or OSError in a worker, else what the engine raises."""
-    left = Path(job.exchange) / ERROR_NAME
-    pipeline = _new_pipeline(workers, beam_options=beam_options)
+    """Build every shard. Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for our own mistakes.
+
+    By default FnApiRunner works with `workers` processes (one: in this process); a --runner option names another.
+    """
+    _note_unknown(beam_options)
+    options = PipelineOptions([f"--direct_num_workers={workers}", *beam_options])
+    runner, in_processes = None, False
+    if not any(option == "--runner" or option.startswith("--runner=") for option in beam_options):
+        in_processes = workers > 1
+        command = f"exec {shlex.quote(sys.executable)} -m {beam_worker.__name__}"
+        environment = SubprocessSDKEnvironment.from_command_string(command) if in_processes else None
+        runner = FnApiRunner(default_environment=environment)
+    pipeline = beam.Pipeline(runner=runner, options=options)
     build_graph(pipeline, splits=splits, job=job)
-    with (
-        _environment(PYTHONPATH=_python_path(), **{beam_worker.ABORT_VARIABLE: str(left)}),
-        open(os.devnull, "w") as null,
-    ):
+    variables = {"PYTHONPATH": _python_path(), beam_worker.ABORT_VARIABLE: str(Path(job.exchange) / FAILURE_NAME)}
+    with _environment(variables), open(os.devnull, "w") as null:
         try:
             with redirect_stderr(null):  # Beam prints tracebacks of what it raises as well
-                pipeline.run().wait_until_finish()
+                if in_processes:
+                    _run_watching_workers(pipeline, exchange=job.exchange)
+                else:
+                    pipeline.run().wait_until_finish()
         except Exception as error:
-            if left.exists():
-                tree = json.loads(left.read_text(encoding="ascii"))
-                raise WorkerError(tree["message"], details=tree["traceback"]) from error
-            if _LOST_WORKER in str(error):
-                raise WorkerError(
-                    "a worker process ended without a word (killed, or out of memory?); "
-                    f"run again, with fewer workers than {workers} if memory was short",
-                    details=format_exc(),
-                ) from error
-            raise
+            failure = read_failure(job.exchange)
+            if failure is None:
+                raise
+            if failure.is_users:
+                raise WorkerError(failure.message, details=failure.details) from error
+            raise RuntimeError(f"a worker failed:\n{failure.details}") from error
     return results_from_json((Path(job.exchange) / RESULT_NAME).read_text(encoding="ascii"))
 
 
-def _new_pipeline(workers: int, *, beam_options: Sequence[str]) -> beam.Pipeline:
-    """On the runner that the options name, else on FnApiRunner with `workers` processes (one: in this process)."""
-    if any(option == "--runner" or option.startswith("--runner=") for option in beam_options):
-        return beam.Pipeline(options=PipelineOptions(list(beam_options)))
-    environment = None
-    if workers > 1:
-        command = f"exec {shlex.quote(sys.executable)} -m {beam_worker.__name__}"
-        environment = SubprocessSDKEnvironment.from_command_string(command)
-    options = PipelineOptions([f"--direct_num_workers={workers}", *beam_options])
-    return beam.Pipeline(runner=FnApiRunner(default_environment=environment), options=options)
+def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
+    """Run to the end, or until a worker process is lost, for which FnApiRunner would wait without end.
+
+    So the runner works in a thread of its own. However it ends, the worker processes are gone on return.
+    """
+    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run_pipeline() -> None:
+        try:
+            pipeline.run().wait_until_finish()
+            outcome.put(None)
+        except BaseException as error:
+            outcome.put(error)
+
+    def note_lost_worker(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.thread is not None and arguments.thread.name == _WORKER_THREAD:
+            leave_failure(exchange, message=_LOST_WORKER, details=str(arguments.exc_value), is_users=True)
+            outcome.put(arguments.exc_value)
+
+    before, threading.excepthook = threading.excepthook, note_lost_worker
+    try:
+        threading.Thread(target=run_pipeline, name="beam-runner", daemon=True).start()
+        error = outcome.get()
+        if error is not None:
+            raise error
+    except BaseException as error:
+        leave_failure(exchange, message=str(error), details=format_exc(), is_users=False)  # the other workers end now
+        for thread in threading.enumerate():
+            if thread.name == _WORKER_THREAD:
+                thread.join(timeout=_LAST_WORDS_S)
+        raise
+    finally:
+        threading.excepthook = before
+
+
+def _note_unknown(beam_options: Sequence[str]) -> None:
+    """Warn of options that Beam would drop without a word; the runner named may still know them."""
+    known = set(PipelineOptions([]).get_all_options())
+    given = set(PipelineOptions(list(beam_options)).get_all_options(retain_unknown_options=True))
+    for name in sorted(given - known):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean --{near[0]}?" if near else ""
+        _LOGGER.warning("warning: Beam does not know the option --%s%s", name, hint)
 
 
 def _python_path() -> str:
@@ -89,7 +139,7 @@ def _python_path() -> str:
 
 
 @contextmanager
-def _environment(**variables: str) -> Iterator[None]:
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -60,9 +60,7 @@ class OutputFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None and not self.finished:
-            self._clear()
-            if self._made:
-                self.root.rmdir()
+            self._abandon()
         os.close(self._lock)
 
     def folder(self, name: str) -> Path:
@@ -106,6 +104,7 @@ class OutputFolder:
                 json.dump(self._identity, stream, indent=1)
             self.temporary.mkdir()
         except OSError as error:
+            self._abandon()
             raise ValueError(
                 f"output={self.root}: cannot be written ({error.strerror}); choose another folder"
             ) from error
@@ -122,6 +121,11 @@ class OutputFolder:
                 f"output={self.root}: holds a finished data set made otherwise: {'; '.join(differences)}; "
                 "choose another output, or delete the folder to build it again"
             )
+
+    def _abandon(self) -> None:
+        self._clear()
+        if self._made:
+            self.root.rmdir()
 
     def _clear(self) -> None:
         for name in _OURS:

@@ -13,6 +13,7 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = str(_ROOT)  # as a script, pipeline/ itself would stand first and its modules hide others
 
 # ruff: noqa: E402
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -43,7 +44,12 @@ Settings of the config file, each also as key.sub=value:
 Say = Callable[[str], None]
 
 
-def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = print) -> Manifest:
+def say_at_once(line: str) -> None:
+    """Print a line of the recipe's story, also where the output is a pipe."""
+    print(line, flush=True)
+
+
+def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = say_at_once) -> Manifest:
     """Build the data set that `config` describes into config.output; returns its manifest.
 
     A finished set of the same config and inputs is left as it is. Raises ValueError for whatever the user can mend,
@@ -127,7 +133,7 @@ def choose_workers(config: PipelineConfig, *, say: Say) -> int:
     return config.workers or cores
 
 
-def read_config(arguments: Arguments, *, say: Say = print) -> PipelineConfig:
+def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConfig:
     """The config of a command line, with every path made absolute.
 
     Relative paths are relative to the current directory; those that the sample config brings, to the repository.
@@ -157,10 +163,17 @@ def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) ->
     return validate(PipelineConfig, tree, origin="config")
 
 
+def show_log() -> None:
+    """Notes and warnings of our own modules go to stderr, those of libraries from warnings on."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("pipeline").setLevel(logging.INFO)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0, 2 for what the user can mend, 130 where interrupted."""
     program = "pipeline/run.py"
     details = False
+    show_log()
     try:
         parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program)
         refuse_flags(parsed.flags, program=program, known=("--traceback",))

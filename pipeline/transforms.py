@@ -6,13 +6,10 @@ Any engine gives the same shards, because every group is sorted and every draw i
 
 from __future__ import annotations
 
-import json
 import os
-import traceback
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +18,7 @@ import apache_beam as beam
 from pipeline.buckets import BucketCount, Buckets, ShardPlan, membership, plan_shards
 from pipeline.config import PipelineConfig
 from pipeline.documents import Drop, Split
+from pipeline.failures import report_failure
 from pipeline.manifest import shard_name
 from pipeline.progress import WorkReport
 from pipeline.schema import id_type
@@ -30,7 +28,6 @@ from pipeline.spill import Extent, SpillWriter, read_index
 from pipeline.tally import BuildResult, ReadTally, merge_reads, merge_results, results_to_json
 from pipeline.wordpieces import WordTokenizer
 
-ERROR_NAME = "error.json"
 RESULT_NAME = "result.json"
 
 
@@ -96,7 +93,7 @@ class SpillSplits(_Step):
 
     def process(self, split: Split) -> Iterator[SplitResult]:
         """Read, clean, tokenize and spill one split."""
-        with leave_error(self.job.exchange):
+        with report_failure(self.job.exchange):
             yield spill_split(split, job=self.job, tokenizer=self.tokenizer)
 
 
@@ -108,7 +105,7 @@ class PlanShards(beam.DoFn):
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
         """Check what was read, then plan."""
-        with leave_error(self.job.exchange):
+        with report_failure(self.job.exchange):
             for index, source in enumerate(self.job.config.sources):
                 drops = tally.drops.get(index, Counter())
                 refuse_empty_source(source, num_documents=tally.documents[index], drops=drops)
@@ -122,7 +119,7 @@ class WriteShards(_Step):
         """Load, pair, mask, write and verify one shard."""
         (split, index, count), groups = element
         extents = [extent for group in groups for extent in group]
-        with leave_error(self.job.exchange), WorkReport(self.job.progress, stage="shard") as report:
+        with report_failure(self.job.exchange), WorkReport(self.job.progress, stage="shard") as report:
             result = build_shard(
                 extents,
                 config=self.job.config,
@@ -192,25 +189,6 @@ def assign_shard(
     bucket, extents = element
     split, index = plan.shard_of[bucket]
     yield (split, index, plan.num_shards[split]), tuple(extents)
-
-
-@contextmanager
-def leave_error(folder: str) -> Iterator[None]:
-    """Write an exception's message where the main process finds it: engines wrap errors into text.
-
-    ValueError and OSError are the user's (bad input, full disk): one line is enough. The first one to fail wins.
-    """
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        tree = {"message": str(error), "traceback": traceback.format_exc()}
-        partial = Path(folder) / f"error.{uuid.uuid4().hex}"
-        try:
-            partial.write_text(json.dumps(tree), encoding="ascii")
-            os.link(partial, Path(folder) / ERROR_NAME)
-        except OSError:  # another worker was first, or the disk is full: the exception itself still goes up
-            pass
-        raise
 
 
 def _tally_of(result: SplitResult) -> ReadTally:

@@ -29,10 +29,7 @@ def write_vocabulary(path: Path) -> Path:
 def make_documents(count: int, *, seed: int = 0, sentences: tuple[int, int] = (2, 12)) -> list[list[str]]:
     """Documents of sentences of 3 to 12 words of 1 to 3 syllables."""
     rng = random.Random(seed)
-    return [
-        [_sentence(rng) for _ in range(rng.randint(*sentences))]
-        for _ in range(count)
-    ]
+    return [[_sentence(rng) for _ in range(rng.randint(*sentences))] for _ in range(count)]
 
 
 def _sentence(rng: random.Random) -> str:

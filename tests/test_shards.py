@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,9 @@ def spilled(folder: Path, documents: list[TokenizedDocument]) -> list[Extent]:
     return [extent for _, extent in writer.extents]
 
 
-def built(folder: Path, documents: list[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer) -> tuple[Path, Shard]:
+def built(
+    folder: Path, documents: list[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
+) -> tuple[Path, Shard]:
     folder.mkdir(exist_ok=True)
     result = build_shard(
         spilled(folder / "spills", documents),
@@ -216,7 +219,7 @@ def test_rows_are_permuted_over_the_whole_shard(tmp_path: Path, tokenizer: WordT
     config = make_config(tmp_path, sources=[{"kind": "text", "path": "x"}], next_sentence="none")
     path, _ = built(tmp_path / "a", tokenize(tokenizer, 60), config=config, tokenizer=tokenizer)
     names = pq.read_table(path)["document_id"].to_pylist()
-    neighbours = sum(first == second for first, second in zip(names, names[1:], strict=False))
+    neighbours = sum(first == second for first, second in pairwise(names))
     assert neighbours < 0.1 * len(names)
 
 

@@ -1,0 +1,434 @@
+"""The command: paths, help, first line, reruns, and every refusal with its place and remedy and exit status 2."""
+
+from __future__ import annotations
+
+import bz2
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from corpora import build_text, make_config, make_documents, write_text, write_vocabulary
+
+from pipeline import engines, run
+from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
+from pipeline.failures import Failure, read_failure, report_failure
+from pipeline.manifest import read_manifest
+from pipeline.progress import ProgressPrinter, WorkReport
+from pipeline.run import build, main
+
+DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="en">
+<siteinfo><namespaces><namespace key="0" case="first-letter" /></namespaces></siteinfo>
+<page><title>A</title><ns>0</ns><id>1</id><redirect title="B" /><revision><id>1</id>
+<model>wikitext</model><format>text/x-wiki</format><text>#REDIRECT [[B]]</text></revision></page>
+</mediawiki>
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """corpus.txt, vocab.txt and c.yaml (its paths relative to this folder)."""
+    write_text(tmp_path / "corpus.txt", make_documents(40))
+    write_vocabulary(tmp_path / "vocab.txt")
+    (tmp_path / "c.yaml").write_text(
+        "sources: [{kind: text, path: corpus.txt}]\nvocabulary: {path: vocab.txt}\noutput: out\n"
+        "max_seq_length: 32\nvalidation_fraction: 0\nshards: 1\nworkers: 1\n"
+    )
+    return tmp_path
+
+
+def refused(folder: Path, *words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run with c.yaml; the one line of the error. Nothing may be left behind."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["--config", str(folder / "c.yaml"), *words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert error[-1].startswith("error: ")
+    assert not any("Traceback" in line for line in error)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    return error[-1]
+
+
+# The command line
+
+
+def test_help_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for cls, prefix in ((PipelineConfig, ""), (SourceConfig, "sources.N."), (VocabularyConfig, "vocabulary.")):
+        for name in cls.model_fields:
+            assert f"  {prefix}{name}" in text
+    assert "-- --beam_option" in text
+
+
+def test_paths_are_relative_to_the_current_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["--config", "c.yaml", "output=sub/set"]) == 0
+    assert read_manifest(folder / "sub" / "set").num_rows("train") > 0
+
+
+def test_the_sample_config_is_relative_to_the_repository(
+    folder: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    made: list[PipelineConfig] = []
+    monkeypatch.setattr(run, "build", lambda config, **_: made.append(config))
+    assert main([]) == 0
+    assert main(["output=mine", "sources.1.path=corpus.txt"]) == 0
+    first, second = made
+    assert first.output == str(repository / "data/sample-set")
+    assert first.vocabulary.path == str(repository / "data/sample/vocabulary/vocab.txt")
+    assert all(path.startswith(str(repository / "data/sample/")) for source in first.sources for path in source.paths)
+    assert second.output == str(folder / "mine")
+    assert second.sources[1].paths == (str(folder / "corpus.txt"),)
+    assert second.sources[0] == first.sources[0]
+    line = f"no --config given: using {repository}/pipeline/configs/sample.yaml"
+    assert capsys.readouterr().out.splitlines()[0] == line
+
+
+@pytest.mark.parametrize("command", [["pipeline/run.py"], ["-m", "pipeline.run"]])
+def test_script_and_module_run_from_anywhere(folder: Path, repository: Path, command: list[str]) -> None:
+    """In a process of its own, with two workers: also where the package is not on the path."""
+    if command[0] != "-m":
+        command = [str(repository / command[0])]
+    environment = {**os.environ, "PYTHONPATH": str(repository)} if command[0] == "-m" else dict(os.environ)
+    done = subprocess.run(
+        [sys.executable, *command, "--config", "c.yaml", "workers=2"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].endswith("2 worker(s)")
+    assert "training rows" in done.stdout.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_unknown_words_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean --config" in refused(folder, "--confg", capsys=capsys)
+    assert "did you mean 'max_seq_length'" in refused(folder, "max_sequence_length=3", capsys=capsys)
+    assert "max_seq_length='long'" in refused(folder, "max_seq_length=long", capsys=capsys)
+
+
+def test_beam_options_pass_through(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every bundle twice, as after a failed attempt: the same set, nothing counted twice."""
+    monkeypatch.chdir(folder)
+    words = ["--config", "c.yaml"]
+    runner = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+    assert main([*words, "output=one", "--", runner, "--direct_runner_bundle_repeat=1", "--job_nam=x"]) == 0
+    assert "does not know the option --job_nam; did you mean --job_name?" in caplog.text
+    assert main([*words, "output=two"]) == 0
+    assert read_manifest("one") == read_manifest("two")
+    assert main([*words, "output=three", "--", "--runner=NoSuchRunner"]) == 2
+    assert "NoSuchRunner" in capsys.readouterr().err
+    assert not (folder / "three").exists()
+
+
+def test_more_workers_than_cores_is_a_warning(folder: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    lines: list[str] = []
+    config = make_config(folder, sources=[{"kind": "text", "path": str(folder / "corpus.txt")}])
+    assert run.choose_workers(config.model_copy(update={"workers": cores + 1}), say=lines.append) == cores + 1
+    assert lines == [f"warning: workers={cores + 1} is more than the {cores} cores of this machine"]
+    assert run.choose_workers(config.model_copy(update={"workers": None}), say=lines.append) == cores
+    assert len(lines) == 1
+
+
+# Input
+
+
+def test_bad_input_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert "nothing.txt" in refused(folder, "sources.0.path=nothing.txt", capsys=capsys)
+    assert "*.md" in refused(folder, "sources.0.path=*.md", capsys=capsys)
+    assert "no such vocabulary file" in refused(folder, "vocabulary.path=none.txt", capsys=capsys)
+    (folder / "empty.txt").write_text("")
+    assert "empty.txt" in refused(folder, "sources.0.path=empty.txt", capsys=capsys)
+    (folder / "blank.txt").write_text("\n\n  \n")
+    assert "blank.txt" in refused(folder, "sources.0.path=blank.txt", capsys=capsys)
+    (folder / "bad.txt").write_text("[PAD]\n[PAD]\n")
+    assert "bad.txt, line 2" in refused(folder, "vocabulary.path=bad.txt", capsys=capsys)
+
+
+def test_a_dump_without_articles_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also beside a source that has documents."""
+    monkeypatch.chdir(folder)
+    (folder / "dump.xml.bz2").write_bytes(bz2.compress(DUMP.encode()))
+    sources = "sources=[{kind: text, path: corpus.txt}, {kind: wikipedia, path: dump.xml.bz2}]"
+    error = refused(folder, sources, capsys=capsys)
+    assert "dump.xml.bz2" in error
+    assert "article" in error
+    assert "1 redirect" in error
+
+
+def test_too_few_documents_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    document = make_documents(1)[0]
+    write_text(folder / "one.txt", [document, document])
+    error = refused(folder, "sources.0.path=one.txt", capsys=capsys)
+    assert "1 distinct document" in error
+    assert "at least 2" in error
+    error = refused(folder, "validation_fraction=0.001", capsys=capsys)
+    assert "the smallest value that works here is" in error
+    fraction = error.split("works here is ")[1].split(";")[0]
+    assert main(["--config", "c.yaml", f"validation_fraction={fraction}"]) == 0
+    assert read_manifest("out").statistics["splits"]["validation"]["documents"] == 2
+
+
+def test_unbalanced_labels_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A blank line after every word: no document has a next sentence."""
+    monkeypatch.chdir(folder)
+    words = sorted({word for document in make_documents(60) for sentence in document for word in sentence.split()})
+    write_text(folder / "words.txt", [[word] for word in words])
+    error = refused(folder, "sources.0.path=words.txt", capsys=capsys)
+    assert "do not follow the first (100%" in error
+    assert "blank line after every sentence" in error
+    assert main(["--config", "c.yaml", "sources.0.path=words.txt", "next_sentence=none"]) == 0
+
+
+def test_errors_in_worker_processes_come_out_as_one_line(folder: Path) -> None:
+    sources = "sources=[{kind: text, path: corpus.txt}, {kind: wikipedia, path: cut.xml.bz2}]"
+    whole = bz2.compress(b"x" * 10 + DUMP.encode() * 2000)
+    (folder / "cut.xml.bz2").write_bytes(whole[: len(whole) // 2])
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.run", "--config", "c.yaml", "workers=2", sources],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    *progress, error = done.stderr.strip().splitlines()
+    assert all(" s: read " in line for line in progress), done.stderr
+    assert error.startswith("error: ")
+    assert "cut.xml.bz2" in error
+    assert not (folder / "out").exists()
+
+
+def test_a_killed_worker_ends_the_build_with_a_clear_error(folder: Path) -> None:
+    """Killed while it starts: Beam alone would wait for it for ever."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.run", "--config", "c.yaml", "workers=2"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    workers: list[int] = []
+    while len(workers) < 2 and process.poll() is None:
+        workers = children(process.pid)
+        time.sleep(0.02)
+    os.kill(workers[0], signal.SIGKILL)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 2, error
+    assert error.strip().splitlines()[-1].startswith("error: a worker process ended without a word")
+    assert not (folder / "out").exists()
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def children(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if int(fields[1]) == parent and b"pipeline.beam_worker" in command:
+                found.append(int(entry.name))
+    return found
+
+
+def test_traceback_shows_where_it_came_from(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "blank.txt").write_text("\n\n  \n")
+    assert main(["--config", "c.yaml", "--traceback", "sources.0.path=blank.txt"]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert "refuse_empty_source" in error
+
+
+def test_our_own_mistakes_keep_their_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr("pipeline.transforms.spill_split", broken)
+    with pytest.raises(Exception, match="a mistake"):
+        main(["--config", "c.yaml"])
+    assert not (folder / "out").exists()
+
+
+def test_the_first_failure_of_several_workers_is_kept(tmp_path: Path) -> None:
+    assert read_failure(str(tmp_path)) is None
+    for message in ("first", "second"):
+        with pytest.raises(OSError, match=message), report_failure(str(tmp_path)):
+            raise OSError(message)
+    failure = read_failure(str(tmp_path))
+    assert isinstance(failure, Failure)
+    assert (failure.message, failure.is_users) == ("first", True)
+    assert "raise OSError(message)" in failure.details
+    with pytest.raises(ValueError, match="still raised"), report_failure(str(tmp_path / "no folder")):
+        raise ValueError("still raised")
+
+
+# Output
+
+
+def test_a_finished_build_is_recognised(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", str(folder / "c.yaml"), f"sources.0.path={folder}/corpus.txt"]
+    words += [f"vocabulary.path={folder}/vocab.txt", f"output={folder}/out"]
+    assert main(words) == 0
+    before = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*")}
+    capsys.readouterr()
+    assert main([*words, "workers=3"]) == 0
+    assert "already complete" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*")} == before
+    # moved input is the same input
+    os.rename(folder / "corpus.txt", folder / "moved.txt")
+    assert main([*words, f"sources.0.path={folder}/moved.txt"]) == 0
+    for change, difference in (
+        ("seed=7", "config.seed: 12345 -> 7"),
+        ("masks_per_pair=3", "config.masks_per_pair: 1 -> 3"),
+    ):
+        assert main([*words, f"sources.0.path={folder}/moved.txt", change]) == 2
+        assert difference in capsys.readouterr().err
+    with open(folder / "moved.txt", "a") as stream:
+        stream.write("\nda di\n")
+    assert main([*words, f"sources.0.path={folder}/moved.txt"]) == 2
+    assert "inputs: " in capsys.readouterr().err
+    (folder / "out" / "data" / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
+    assert main([*words, f"sources.0.path={folder}/moved.txt"]) == 2
+    assert "train-00000-of-00001.parquet" in capsys.readouterr().err
+
+
+def test_another_vocabulary_is_another_build(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["--config", "c.yaml"]) == 0
+    with open(folder / "vocab.txt", "a") as stream:
+        stream.write("dada\n")
+    assert "vocabulary_hash: " in refused(folder, capsys=capsys)
+
+
+def test_foreign_and_unusable_outputs_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "mine").mkdir()
+    (folder / "mine" / "thesis.tex").write_text("x")
+    error = refused(folder, "output=mine", capsys=capsys)
+    assert "thesis.tex" in error
+    assert "choose an empty or new folder" in error
+    (folder / "mine" / "_build.json").write_text("{}")
+    assert "thesis.tex" in refused(folder, "output=mine", capsys=capsys)
+    assert "cannot be made or opened" in refused(folder, "output=corpus.txt", capsys=capsys)
+    assert "cannot be made or opened" in refused(folder, "output=corpus.txt/x", capsys=capsys)
+
+
+def test_an_output_that_cannot_be_written_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tests may run as root, whom no permission stops: writing itself is made to fail."""
+    monkeypatch.chdir(folder)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pipeline.output.json.dump", read_only)
+    assert "cannot be written (Permission denied)" in refused(folder, capsys=capsys)
+
+
+def test_two_builds_do_not_write_into_one_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "out").mkdir()
+    other = os.open(folder / "out", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert "another build is writing there" in refused(folder, capsys=capsys)
+    os.close(other)
+    assert main(["--config", "c.yaml"]) == 0
+
+
+def test_what_a_killed_build_left_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "out" / "_tmp" / "spills").mkdir(parents=True)
+    (folder / "out" / "_tmp" / "spills" / "x.arrow").write_bytes(b"half")
+    (folder / "out" / "data").mkdir()
+    (folder / "out" / "data" / "train-00000-of-00009.parquet").write_bytes(b"half")
+    (folder / "out" / "_build.json").write_text("{}")
+    assert main(["--config", "c.yaml"]) == 0
+    assert sorted(path.name for path in (folder / "out" / "data").iterdir()) == ["train-00000-of-00001.parquet"]
+    assert not (folder / "out" / "_tmp").exists()
+    assert not (folder / "out" / "_build.json").exists()
+
+
+def test_interruption_cleans_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engines, "run_graph", interrupted)
+    assert main(["--config", "c.yaml"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
+    assert not (folder / "out").exists()
+
+
+# Progress
+
+
+def test_progress_sums_what_workers_report(tmp_path: Path) -> None:
+    printer = ProgressPrinter(tmp_path, num_splits=2)
+    with WorkReport(tmp_path, stage="read") as report:
+        report.add(documents=3, characters=2_000_000)
+    assert "read 3 documents, 2.0 MB of text" in printer.line()
+    assert "1 of 2 splits" in printer.line()
+    with suppress(RuntimeError), WorkReport(tmp_path, stage="read") as report:
+        report.add(documents=100, characters=5)
+        raise RuntimeError("failed")
+    assert "read 3 documents" in printer.line()
+    with WorkReport(tmp_path, stage="read") as report, WorkReport(tmp_path, stage="shard") as shard:
+        report.add(documents=1, characters=0)
+        shard.add(rows=50)
+    assert "wrote 50 rows in 1 shards" in printer.line()
+
+
+def test_the_build_tells_its_story(tmp_path: Path) -> None:
+    lines: list[str] = []
+    path = write_text(tmp_path / "a.txt", make_documents(40))
+    build(make_config(tmp_path, sources=[{"kind": "text", "path": str(path)}]), say=lines.append)
+    assert lines[0].startswith("1 splits, 0.0 MB of input, 1 worker(s)")
+    assert "read 40 documents" in lines[-2]
+    assert "report.html" in lines[-1]
+    again: list[str] = []
+    build(make_config(tmp_path, sources=[{"kind": "text", "path": str(path)}]), say=again.append)
+    assert again == [f"{tmp_path}/out: already complete, nothing to do"]
+    assert build_text(tmp_path / "b", make_documents(3)).num_rows("train") > 0
