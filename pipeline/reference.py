@@ -97,8 +97,8 @@ class ReferenceMaker:
         self._continues = [token.startswith(PIECE_PREFIX) for token in tokenizer.tokens]
         if whole_word and not any(self._continues):
             raise ValueError(
-                f"published whole-word masking joins pieces that begin with {PIECE_PREFIX}, and the vocabulary has none; "
-                f"use mode: strict, which takes words from the tokenizer, or masking: token"
+                f"published whole-word masking joins pieces that begin with {PIECE_PREFIX}, and the vocabulary has "
+                f"none; use mode: strict, which takes words from the tokenizer, or masking: token"
             )
 
     def instances(self, index: int) -> Iterator[tuple[Pair, dict[int, int]]]:

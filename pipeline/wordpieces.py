@@ -187,7 +187,7 @@ class _ChunkTable:
             sizes = np.fromiter((sentence.count(" ") + 1 for sentence in sentences), np.int64, len(sentences))
         else:
             chunks, sizes = sentences, np.ones(len(sentences), np.int64)
-        numbers = np.array(list(map(self._numbers.__getitem__, chunks)), np.int64)
+        numbers = np.fromiter(map(self._numbers.__getitem__, chunks), np.int64, len(chunks))
         if self._numbers.fresh:
             self._learn()
         lengths = self._lengths.values[numbers]
