@@ -68,10 +68,10 @@ def micro_batches(world_size: int) -> int:
     return -(-NUM_LANES // world_size)
 
 
-def make_engine(config: TrainerConfig, *, seed: int = 0) -> Engine:
+def make_engine(config: TrainerConfig, *, seed: int = 0, device: str = "cpu") -> Engine:
     torch.manual_seed(seed)
     return Engine(
-        ToyModel(), config=config, device=torch.device("cpu"), micro_batches=micro_batches(dist.get_world_size())
+        ToyModel(), config=config, device=torch.device(device), micro_batches=micro_batches(dist.get_world_size())
     )
 
 
@@ -83,8 +83,8 @@ def accumulate(engine: Engine, step: int, *, poison: float = 1.0, mean_of_means:
     for index in range(engine.micro_batches):
         lane = rank + index * world_size
         ids, labels, weights = lane_batch(step, lane) if lane < NUM_LANES else empty_batch()
-        loss = engine(ids, labels, weights)
-        total += loss.detach().double() / count
+        loss = engine(*(tensor.to(engine.device) for tensor in (ids, labels, weights)))
+        total += loss.detach().double().cpu() / count
         factor = world_size / count
         if mean_of_means:
             factor = world_size / (len(ids) * NUM_LANES)
@@ -110,7 +110,9 @@ def gather_parameters(engine: Engine) -> dict[str, Tensor]:
 
 def gather_state(engine: Engine) -> dict[str, dict[str, Tensor]]:
     """Kind -> name -> full tensor, from all ranks' slices."""
-    mine = [(s.name, s.start, s.shape, {k: v.clone() for k, v in s.tensors.items()}) for s in engine.local_slices()]
+    mine = [
+        (s.name, s.start, s.shape, {k: v.cpu().clone() for k, v in s.tensors.items()}) for s in engine.local_slices()
+    ]
     everyone: list[Any] = [None] * engine.world_size
     dist.all_gather_object(everyone, mine)
     state: dict[str, dict[str, Tensor]] = {}

@@ -1,8 +1,8 @@
 """The writing half of checkpoints: every rank its own part, committed by one rename, off the training thread.
 
 Every rank writes into a temporary folder; rank 0 renames it when all parts are there. Ranks meet through
-files with a deadline, so that one rank's failure ends the save for all. Cost: a copy of this rank's slices in
-host memory (12 bytes a parameter over all ranks) and the pause for making it.
+files with a deadline, so that one rank's failure ends the save for all. Cost: host memory for this rank's slices
+(12 bytes a parameter over all ranks, pinned where there is a GPU), and a pause for the copy into it.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ class CheckpointWriter:
         self._root = checkpoints_folder(run_dir)
         self._engine = engine
         self._config = config
+        self._staging = torch.empty(
+            sum(values.numel() for piece in engine.local_slices() for values in piece.tensors.values()),
+            dtype=torch.float32,
+            pin_memory=engine.device.type == "cuda",
+        )
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -102,12 +107,26 @@ class CheckpointWriter:
                 threads=torch.get_num_threads(),
                 versions=library_versions(engine.device),
             ),
-            slices=[_copy(piece) for piece in engine.local_slices()],
+            slices=self._copy_slices(),
             generators=_generators(engine.device),
             keep_last=self._config.checkpoint.keep_last,
             keep_every_steps=self._config.checkpoint.keep_every_steps,
             deadline=time.monotonic() + self._config.collective_timeout_s,
         )
+
+    def _copy_slices(self) -> list[LocalSlice]:
+        """The rank's slices, copied into the staging memory, which the write before has left."""
+        copies, offset = [], 0
+        for piece in self._engine.local_slices():
+            tensors = {}
+            for kind, values in piece.tensors.items():
+                tensors[kind] = self._staging[offset : offset + values.numel()]
+                tensors[kind].copy_(values, non_blocking=True)
+                offset += values.numel()
+            copies.append(LocalSlice(name=piece.name, start=piece.start, shape=piece.shape, tensors=tensors))
+        if self._engine.device.type == "cuda":
+            torch.cuda.synchronize(self._engine.device)
+        return copies
 
     def _write(self, job: _Job) -> None:
         try:
@@ -148,6 +167,8 @@ class _Job:
         except (OSError, CheckpointError) as error:
             if self.rank == 0:
                 shutil.rmtree(self.temporary, ignore_errors=True)  # tells the others
+            elif not self.temporary.exists():
+                raise self._given_up() from error
             else:
                 self._tell_rank_0(str(error))
             if isinstance(error, CheckpointError):
@@ -207,7 +228,10 @@ class _Job:
         while self.temporary.exists():
             self._pause("rank 0 has not committed")
         if not (self.root / step_name(self.state.step)).exists():
-            raise CheckpointError(f"rank 0 gave up {self.temporary.name}; its own message says why")
+            raise self._given_up()
+
+    def _given_up(self) -> CheckpointError:
+        return CheckpointError(f"rank 0 gave up {self.temporary.name}; its own message says why")
 
     def _pause(self, what: str) -> None:
         if time.monotonic() > self.deadline:
@@ -249,11 +273,6 @@ def _remove(folder: Path) -> None:
 
 def _temporary(root: Path, step: int, token: int) -> Path:
     return root / f".tmp-{step_name(step)}-{token:016x}"
-
-
-def _copy(piece: LocalSlice) -> LocalSlice:
-    tensors = {kind: values.detach().to("cpu", copy=True) for kind, values in piece.tensors.items()}
-    return LocalSlice(name=piece.name, start=piece.start, shape=piece.shape, tensors=tensors)
 
 
 def _generators(device: torch.device) -> dict[str, Tensor]:
