@@ -24,7 +24,7 @@ from pipeline.wordpieces import WordTokenizer
 
 CODE_VERSION = "1"
 """Version of our own cleaning, pairing and masking; raised whenever the same input gives other bytes."""
-_LIBRARIES = ("sentencex", "mwparserfromhell", "tokenizers", "numpy", "pyarrow")
+_LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
 _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
 """Share of rows labelled as not next; the published algorithm draws every single-sentence chunk as not next."""
 _ENOUGH_ROWS = 400
