@@ -28,7 +28,7 @@ from trainer.plan import Plan, PlanError, PlanState
 from trainer.readers import ReadAhead, _chunks
 
 SHAPE = SlotShape(tokens=300, pairs=12, masked=60, max_seq_length=64)
-EXACT_SHAPE = SlotShape(tokens=128, pairs=2, masked=20, max_seq_length=64)
+EXACT_SHAPE = SlotShape(tokens=192, pairs=3, masked=30, max_seq_length=64)
 
 Lanes = dict[int, Slot | None]
 
@@ -91,7 +91,7 @@ def rows_of(slots: list[Slot]) -> Counter[tuple[int, int, int]]:
     )
 
 
-@pytest.mark.parametrize("exact_pairs", [None, 7])
+@pytest.mark.parametrize("exact_pairs", [None, 10])
 def test_the_steps_are_the_same_for_any_world_size(data: tuple[Path, Manifest], exact_pairs: int | None) -> None:
     root, manifest = data
     plan = make_plan(manifest, exact_pairs=exact_pairs)
@@ -101,7 +101,7 @@ def test_the_steps_are_the_same_for_any_world_size(data: tuple[Path, Manifest], 
         assert_same(run(plan, root, world_size=world_size, steps=70), expected)
 
 
-@pytest.mark.parametrize("exact_pairs", [None, 7])
+@pytest.mark.parametrize("exact_pairs", [None, 10])
 def test_every_epoch_holds_every_row_once_with_its_mask_set(
     data: tuple[Path, Manifest], exact_pairs: int | None
 ) -> None:
@@ -146,10 +146,12 @@ def test_every_epoch_holds_every_row_once_with_its_mask_set(
 
 def test_exact_steps_all_hold_the_stated_pairs_across_epochs(data: tuple[Path, Manifest]) -> None:
     root, manifest = data
-    steps = run(make_plan(manifest, exact_pairs=7), root, steps=27 * 5)
-    assert {step.num_pairs for step, _ in steps} == {7}
+    steps = run(make_plan(manifest, exact_pairs=10), root, steps=189)
+    assert {step.num_pairs for step, _ in steps} == {10}
     slots = [slot for _, lanes in steps for slot in lanes.values() if slot]
-    assert set(rows_of(slots).values()) == {5}  # 27 steps of 7 are the 189 rows once
+    assert set(rows_of(slots).values()) == {10}  # 189 steps of 10 are the 189 rows ten times
+    assert steps[-1][0].state.cursors == (0, 0, 0, 0)
+    assert any(max(step.state.cursors) > 0 == min(step.state.cursors) for step, _ in steps)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -163,11 +165,11 @@ def test_resuming_anywhere_at_another_world_size_continues_the_stream(
     data: tuple[Path, Manifest], stop: int, first: int, second: int, exact: bool
 ) -> None:
     root, manifest = data
-    plan = make_plan(manifest, exact_pairs=7 if exact else None)
+    plan = make_plan(manifest, exact_pairs=10 if exact else None)
     expected = run(plan, root, steps=64)
     state = run(plan, root, steps=stop, world_size=first)[-1][0].state
     assert state.step == stop
-    fresh = make_plan(manifest, exact_pairs=7 if exact else None)
+    fresh = make_plan(manifest, exact_pairs=10 if exact else None)
     resumed = run(fresh, root, steps=64 - stop, world_size=second, state=PlanState.from_tree(state.to_tree()))
     assert_same(resumed, expected[stop:])
 

@@ -227,9 +227,7 @@ class Plan:
         rows = self.group_rows[order]
         row_starts = np.concatenate(([0], np.cumsum(rows)))
         if self.exact_pairs is not None:
-            quotas = np.array([self.quota(lane) for lane in range(self.lanes)])
-            before = np.concatenate(([0], np.cumsum(quotas)))
-            return LaneCuts(order, row_starts, self.num_rows * before // self.exact_pairs)
+            return LaneCuts(order, row_starts, self._exact_cuts(epoch))
 
         def read_blocks(blocks: Sequence[int]) -> list[NDArray[np.integer]]:
             groups = [int(order[block]) for block in blocks]
@@ -238,6 +236,13 @@ class Plan:
 
         sequence = RowSequence(rows, tokens=self.group_tokens[order], read_blocks=read_blocks)
         return LaneCuts(order, row_starts, cut_evenly(sequence, lanes=self.lanes)[0])
+
+    def _exact_cuts(self, epoch: int) -> NDArray[np.int64]:
+        """Shares of the rows as the lanes' pairs, rounded so that over all epochs no lane is a row ahead."""
+        assert self.exact_pairs is not None
+        before = np.cumsum([0] + [self.quota(lane) or 0 for lane in range(self.lanes)])
+        done, next_done = (np.diff(count * self.num_rows * before // self.exact_pairs) for count in (epoch, epoch + 1))
+        return np.concatenate(([0], np.cumsum(next_done - done)))
 
     def _row_order(self, group: int, *, epoch: int) -> NDArray[np.int64]:
         return row_permutation(
