@@ -182,13 +182,12 @@ class SlotStream:
     def _refs(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[BlockRef]:
         """All that this rank's lanes read, epoch after epoch; runs in the thread that reads ahead."""
         for epoch in epochs:
-            rows = self._lane_rows(epoch)
             with self._lock:
                 blocks = self._plan.blocks(
                     epoch, lanes=list(cursors), cursors=list(cursors.values()), read_lengths=self._read_lengths
                 )
             yield from make_refs(self._plan, blocks, epoch=epoch)
-            cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
+            cursors = dict.fromkeys(cursors, 0)
 
     def _next_block(self, lane: int) -> Rows:
         """The lane's next block; blocks of other lanes that come before it wait for their turn."""

@@ -238,7 +238,7 @@ class Plan:
         return LaneCuts(order, row_starts, cut_evenly(sequence, lanes=self.lanes)[0])
 
     def _exact_cuts(self, epoch: int) -> NDArray[np.int64]:
-        """Shares of the rows as the lanes' pairs, rounded so that over all epochs no lane is a row ahead."""
+        """Shares of the rows as the lanes' pairs, rounded so that all lanes enter an epoch in the same step."""
         assert self.exact_pairs is not None
         before = np.cumsum([0] + [self.quota(lane) or 0 for lane in range(self.lanes)])
         done, next_done = (np.diff(count * self.num_rows * before // self.exact_pairs) for count in (epoch, epoch + 1))
