@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -117,3 +119,21 @@ def test_shapes_that_fit_no_pair_are_refused() -> None:
         SlotShape(tokens=100, pairs=1, masked=1, max_seq_length=512)
     with pytest.raises(ValueError, match="pairs=0 must be at least 1"):
         SlotShape(tokens=100, pairs=0, masked=1, max_seq_length=10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_batch_on_the_gpu_is_the_batch_on_the_cpu(empty: bool) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    slot = None if empty else make_slot([5, 3], masked=[2, 0])
+    shape = SlotShape(tokens=21, pairs=3, masked=4, max_seq_length=6)
+    here = to_batch(slot, shape=shape, special=SPECIAL, constant_shapes=True)
+    there = to_batch(slot, shape=shape, special=SPECIAL, constant_shapes=True, device="cuda")
+    for field in fields(here):
+        mine, other = getattr(here, field.name), getattr(there, field.name)
+        if isinstance(mine, torch.Tensor):
+            assert other.is_cuda
+            assert torch.equal(mine, other.cpu())
+        else:
+            assert mine == other
