@@ -47,7 +47,7 @@ def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Ten
     tokens = torch.arange(num_tokens, device=qkv.device)
     sequence = torch.searchsorted(offsets, tokens, right=True) - 1
     index = sequence * max_length + tokens - offsets.index_select(0, sequence)
-    lengths = offsets.diff().clamp(min=1)
+    lengths = offsets.diff().clamp(min=1)  # softmax over no key at all is NaN in some kernels
     key_mask = torch.arange(max_length, device=qkv.device) < lengths[:, None]
     num_sequences = lengths.shape[0]
     rows = qkv.new_zeros(num_sequences * max_length, 3, heads, head_width).index_copy(0, index, qkv)
