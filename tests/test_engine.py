@@ -174,11 +174,11 @@ def train_fp16(rank: int, stage: int) -> dict[str, Any]:
     patch.setattr(engine_module, "SCALE_WINDOW", 3)
     config = make_config(zero_stage=stage, precision="fp16")
     engine = make_engine(config)
-    scales, curve = [engine.loss_scale.value], []
+    scales, curve = [engine._engine.optimizer.loss_scale], []
     for step in range(1, 9):
         loss = accumulate(engine, step, poison=float("inf") if step == 4 else 1.0)
         result = engine.step(1e-2)
-        scales.append(engine.loss_scale.value)
+        scales.append(engine._engine.optimizer.loss_scale)  # what DeepSpeed will scale the next loss by
         curve.append((loss, result.grad_norm))
     taken = engine.steps_taken
     engine.restore(lambda name, start, stop: {}, steps_taken=7, loss_scale=LossScale(value=128.0, finite_steps=1))
