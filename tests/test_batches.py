@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.manifest import Special
-from trainer.batches import NO_LABEL, Slot, SlotShape, to_batch
+from trainer.batches import to_batch
+from trainer.slots import NO_LABEL, Slot, SlotShape
 
 SPECIAL = Special(pad=0, unk=100, cls=101, sep=102, mask=103)
 

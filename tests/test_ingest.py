@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from synthetic import write_data_set
 
 from pipeline.manifest import DataSetError, Manifest
-from trainer.batches import NO_LABEL, Slot, SlotShape
 from trainer.blocks import BlockError, LengthReader, make_refs, read_block
 from trainer.ingest import SlotStream, Step, validation_plan
 from trainer.plan import Plan, PlanError, PlanState
 from trainer.readers import ReadAhead, _chunks
+from trainer.slots import NO_LABEL, Slot, SlotShape
 
 SHAPE = SlotShape(tokens=300, pairs=12, masked=60, max_seq_length=64)
 EXACT_SHAPE = SlotShape(tokens=192, pairs=3, masked=30, max_seq_length=64)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +17,11 @@ from hypothesis import strategies as st
 from synthetic import make_manifest, uniform_lengths, wikipedia_lengths
 
 from pipeline.manifest import Manifest, Shard
-from trainer.batches import SlotShape
 from trainer.lanes import RowSequence, cut_evenly
 from trainer.plan import Plan, PlanError, PlanState, lanes_of, permutation, row_permutation
+from trainer.slots import SlotShape
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 SHAPE = SlotShape(tokens=2048, pairs=64, masked=400, max_seq_length=128)
 
 
@@ -273,3 +277,9 @@ def test_lengths_that_are_all_equal_are_cut_into_equal_numbers() -> None:
     data = Fake([uniform_lengths(np.random.default_rng(0), 1, 128).repeat(64) for _ in range(3)])
     cuts = data.plan(lanes=64).cuts(0, read_lengths=data.read_lengths)
     assert np.diff(cuts.rows).tolist() == [3] * 64
+
+
+def test_reading_tasks_import_neither_torch_nor_ray() -> None:
+    code = "import sys, trainer.blocks, trainer.cutting, trainer.shapes; print({'torch', 'ray'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert found.stdout.strip() == "set()"

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from synthetic import wikipedia_lengths
 
 from pipeline import schema
-from trainer.batches import NO_LABEL, Slot, SlotShape
 from trainer.blocks import ROW, ROW_GROUP, SHARD
-from trainer.slots import Rows, SlotCutter
+from trainer.cutting import Rows, SlotCutter
+from trainer.slots import NO_LABEL, Slot, SlotShape
 
 
 def make_table(lengths: Sequence[int], masked: Sequence[int], *, first_row: int = 0) -> pa.Table:

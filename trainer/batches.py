@@ -1,12 +1,12 @@
-"""Slots (numpy: the pairs of one micro-batch) and batches (torch: what the model takes).
+"""Batches: a slot laid out as the tensors that the model takes.
 
-Pairs are packed one after another, never split. With constant shapes every batch has the same sizes, so that the
-model is compiled once; what no pair fills is a dummy with weight zero. Cost: 25 bytes of copy a token.
+With constant shapes every batch has the same sizes, so that the model is compiled once; what no pair fills is a
+dummy with weight zero. Cost: 25 bytes of copy a token.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -15,99 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.manifest import Special
+from trainer.slots import NO_LABEL, Slot, SlotShape
 
-NO_LABEL = -1
-"""Stands in the labels where there is nothing to predict; the weight there is zero."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotShape:
-    """Most that a slot holds. ValueError where not even one pair of the greatest length would fit."""
-
-    tokens: int
-    """T, tokens."""
-    pairs: int
-    """P, sentence pairs."""
-    masked: int
-    """M, masked positions."""
-    max_seq_length: int
-    """No pair, and no dummy sequence, is longer."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value < 1:
-                raise ValueError(f"slot shape: {field.name}={value} must be at least 1")
-        if self.tokens < self.max_seq_length:
-            raise ValueError(
-                f"batch.tokens_per_slot={self.tokens} is below the data set's max_seq_length={self.max_seq_length}: a "
-                f"pair of that length fits no slot; raise it to at least {self.max_seq_length}"
-            )
-
-    @property
-    def sequences(self) -> int:
-        """Sequences of a batch with constant shapes: the pairs, and the dummies that any rest of T tokens may take."""
-        return self.pairs + -(-self.tokens // self.max_seq_length)
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """The pairs of one micro-batch, p >= 1 of them with n tokens and m masked positions in all."""
-
-    input_ids: NDArray[np.integer]
-    """[n] uint16 or int32: the pairs' tokens one after another, with the mask set's inputs in place."""
-    lengths: NDArray[np.int32]
-    """[p] tokens of each pair."""
-    first_lengths: NDArray[np.int32]
-    """[p] tokens of each pair's first segment, [CLS] and [SEP] included."""
-    masked_positions: NDArray[np.int32]
-    """[m] index into the n tokens, ascending."""
-    masked_labels: NDArray[np.integer]
-    """[m] ids that stood there before masking."""
-    nsp_labels: NDArray[np.int8]
-    """[p] 0 = next, 1 = not, NO_LABEL where there is no second segment."""
-    shards: NDArray[np.int32]
-    """[p] index of each row's shard among those of its split, in the manifest's order."""
-    row_groups: NDArray[np.int32]
-    """[p] its row group in the shard."""
-    rows: NDArray[np.int32]
-    """[p] its row in the row group, as stored."""
-
-    @property
-    def num_tokens(self) -> int:
-        """n"""
-        return int(self.input_ids.size)
-
-    @property
-    def num_pairs(self) -> int:
-        """p"""
-        return int(self.lengths.size)
-
-    @property
-    def num_masked(self) -> int:
-        """m"""
-        return int(self.masked_positions.size)
-
-    @property
-    def num_labelled(self) -> int:
-        """Pairs with a next-sentence label."""
-        return int(np.count_nonzero(self.nsp_labels != NO_LABEL))
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """[p] index of each pair's [CLS]."""
-        return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
-
-    @property
-    def position_ids(self) -> NDArray[np.int64]:
-        """[n] place in the pair, from 0."""
-        return np.arange(self.num_tokens) - np.repeat(self.starts, self.lengths)
-
-    @property
-    def segment_ids(self) -> NDArray[np.int64]:
-        """[n] 0 in the first segment, 1 in the second."""
-        second = np.arange(self.num_tokens) >= np.repeat(self.starts + self.first_lengths, self.lengths)
-        return second.astype(np.int64)
+__all__ = ["NO_LABEL", "Batch", "Slot", "SlotShape", "to_batch"]
 
 
 @dataclass(frozen=True, slots=True)

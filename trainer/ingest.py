@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.manifest import Manifest
-from trainer.batches import Slot, SlotShape
 from trainer.blocks import BlockRef, LengthReader, make_refs
+from trainer.cutting import Rows, SlotCutter
 from trainer.plan import Plan, PlanError, PlanState, lanes_of
 from trainer.readers import ReadAhead, local_blocks, ray_blocks
-from trainer.slots import Rows, SlotCutter
+from trainer.slots import Slot, SlotShape
 
 AllReduce: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """Sum of a host vector over all ranks."""

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.manifest import Manifest, SplitName, canonical_json
-from trainer.batches import SlotShape
 from trainer.lanes import RowSequence, cut_evenly
+from trainer.slots import SlotShape
 
 PLAN_VERSION = 1
 """Raised by whoever changes the order that a plan gives."""

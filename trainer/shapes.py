@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 
 from pipeline.manifest import Manifest, SplitName
-from trainer.batches import SlotShape
 from trainer.config import BatchConfig
 from trainer.plan import PlanError
+from trainer.slots import SlotShape
 
 GREATEST_DERIVED_SLOT = 32_768
 """Tokens: larger micro-batches gain no speed on one GPU and cost memory."""
