@@ -5,7 +5,7 @@ It shows counts that the manifest holds too, and a few rows as text, so that a p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -56,7 +56,7 @@ def render_report(
         "<h2>Five pairs</h2>",
         '<p class="note">With the first mask set. Marked: the tokens to predict; [MASK] stands in their place unless '
         "an arrow says what does.</p>",
-        *[_pair(example, tokens=tokens, mask_id=manifest.special.mask) for example in train.examples],
+        *[render_pair(example, tokens=tokens, mask_id=manifest.special.mask) for example in train.examples],
         "<h2>Vocabulary</h2>",
         _vocabulary(train, tokens=tokens),
         "<h2>Settings</h2>",
@@ -69,11 +69,6 @@ def render_report(
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>Data report</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
-
-
-def readable_text(ids: Iterable[int], *, tokens: Sequence[str]) -> str:
-    """Tokens joined to words: "##" pieces without a space before them."""
-    return " ".join(tokens[index] for index in ids).replace(" ##", "")
 
 
 def _head(manifest: Manifest) -> str:
@@ -193,11 +188,13 @@ def _masking(train: Mapping[str, Any], *, mask_sets: int) -> str:
     )
 
 
-def _pair(example: Example, *, tokens: Sequence[str], mask_id: int) -> str:
+def render_pair(example: Example, *, tokens: Sequence[str], mask_id: int) -> str:
+    """A row as text: words joined from their "##" pieces, targets marked, with what stands in their place."""
     masked = dict(zip(example.masked_positions, example.masked_inputs, strict=True))
-    words = []
+    parts = []
     for position, index in enumerate(example.input_ids):
-        text = escape(tokens[index])
+        is_piece = tokens[index].startswith("##")
+        text = escape(tokens[index].removeprefix("##"))
         if position in masked:
             stands = masked[position]
             change = (
@@ -208,9 +205,9 @@ def _pair(example: Example, *, tokens: Sequence[str], mask_id: int) -> str:
             text = f"<mark>{text}{change}</mark>"
         elif position in (0, example.first_length - 1, len(example.input_ids) - 1):
             text = f'<span class="sep">{text}</span>'
-        words.append(text)
+        parts.append(text if is_piece else f" {text}")
     verdict = {0: "the second segment follows the first", 1: "the second segment does not follow", None: "one segment"}
-    return f'<div class="pair">{" ".join(words)}<br><small>{verdict[example.label]}</small></div>'
+    return f'<div class="pair">{"".join(parts)}<br><small>{verdict[example.label]}</small></div>'
 
 
 def _vocabulary(train: RowTally, *, tokens: Sequence[str]) -> str:

@@ -56,8 +56,13 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     naming place, value and remedy; then nothing is left in the output folder.
     """
     started = time.time()
-    workers = choose_workers(config, say=say)
     splits = list_splits(config.sources)
+    buckets = choose_buckets(
+        text_bytes=sum(split.text_bytes for split in splits),
+        shards=None if config.shards == "auto" else config.shards,
+        validation_fraction=config.validation_fraction,
+    )
+    workers = min(choose_workers(config, say=say), max(len(splits), buckets.train + buckets.validation))
     identity = {"config": config.data_tree(), "inputs": fingerprint_inputs(split.path for split in splits)}
     tokenizer = given_vocabulary(config)
     if tokenizer is not None:
@@ -77,11 +82,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
 
         job = Job(
             config=config,
-            buckets=choose_buckets(
-                text_bytes=sum(split.text_bytes for split in splits),
-                shards=None if config.shards == "auto" else config.shards,
-                validation_fraction=config.validation_fraction,
-            ),
+            buckets=buckets,
             tokenizer=str(output.folder("tokenizer") / "tokenizer.json"),
             vocabulary_size=tokenizer.vocab_size,
             spills=str(output.folder("spills")),
@@ -127,7 +128,7 @@ def trained_vocabulary(config: PipelineConfig, *, scratch: Path, say: Say) -> Wo
 
 def choose_workers(config: PipelineConfig, *, say: Say) -> int:
     """Number of worker processes; more than there are cores is allowed, with a warning."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if config.workers is not None and config.workers > cores:
         say(f"warning: workers={config.workers} is more than the {cores} cores of this machine")
     return config.workers or cores
@@ -142,6 +143,8 @@ def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConf
         config = load_settings(PipelineConfig, file=arguments.file, overrides=arguments.overrides)
         return absolute_paths(config, base_of=lambda path: Path.cwd())
     say(f"no --config given: using {SAMPLE_CONFIG}")
+    if not arguments.overrides and not (_ROOT / "data" / "sample").is_dir():
+        raise ValueError(f"{_ROOT / 'data' / 'sample'}: the sample corpus is not there; fetch it with `make sample`")
     sample = load_settings(PipelineConfig, file=SAMPLE_CONFIG)
     brought = {sample.output, sample.vocabulary.path, *(path for source in sample.sources for path in source.paths)}
     config = load_settings(PipelineConfig, file=SAMPLE_CONFIG, overrides=arguments.overrides)

@@ -65,6 +65,18 @@ def test_help_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert "-- --beam_option" in text
 
 
+def test_without_the_sample_the_remedy_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = folder / "pipeline" / "configs" / "sample.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text((folder / "c.yaml").read_text())
+    monkeypatch.setattr(run, "_ROOT", folder)
+    monkeypatch.setattr(run, "SAMPLE_CONFIG", config)
+    assert main([]) == 2
+    assert capsys.readouterr().err.endswith("the sample corpus is not there; fetch it with `make sample`\n")
+
+
 def test_paths_are_relative_to_the_current_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     assert main(["--config", "c.yaml", "output=sub/set"]) == 0
@@ -90,14 +102,14 @@ def test_the_sample_config_is_relative_to_the_repository(
     assert capsys.readouterr().out.splitlines()[0] == line
 
 
-@pytest.mark.parametrize("command", [["pipeline/run.py"], ["-m", "pipeline.run"]])
-def test_script_and_module_run_from_anywhere(folder: Path, repository: Path, command: list[str]) -> None:
-    """In a process of its own, with two workers: also where the package is not on the path."""
+@pytest.mark.parametrize(("command", "workers"), [(["pipeline/run.py"], 2), (["-m", "pipeline.run"], 1)])
+def test_script_and_module_run_from_anywhere(folder: Path, repository: Path, command: list[str], workers: int) -> None:
+    """In a process of its own, with worker processes: also where the package is not on the path."""
     if command[0] != "-m":
         command = [str(repository / command[0])]
     environment = {**os.environ, "PYTHONPATH": str(repository)} if command[0] == "-m" else dict(os.environ)
     done = subprocess.run(
-        [sys.executable, *command, "--config", "c.yaml", "workers=2"],
+        [sys.executable, *command, "--config", "c.yaml", f"workers={workers}", "shards=2"],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -105,7 +117,7 @@ def test_script_and_module_run_from_anywhere(folder: Path, repository: Path, com
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].endswith("2 worker(s)")
+    assert done.stdout.splitlines()[0].endswith(f"{workers} worker(s)")
     assert "training rows" in done.stdout.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
@@ -227,7 +239,7 @@ def test_errors_in_worker_processes_come_out_as_one_line(folder: Path) -> None:
 def test_a_killed_worker_ends_the_build_with_a_clear_error(folder: Path) -> None:
     """Killed while it starts: Beam alone would wait for it for ever."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.run", "--config", "c.yaml", "workers=2"],
+        [sys.executable, "-m", "pipeline.run", "--config", "c.yaml", "workers=2", "shards=2"],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
