@@ -1,0 +1,16 @@
+"""Every benchmark of this machine, one after another; tables and JSON go to bench/out/."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import pipeline
+
+
+def main() -> int:
+    """Run the benchmarks; returns the exit status."""
+    return pipeline.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
