@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.synthetic import write_data_set
 
 from pipeline.manifest import (
     MANIFEST_NAME,
@@ -15,6 +14,7 @@ from pipeline.manifest import (
     read_manifest,
     write_manifest,
 )
+from tests.synthetic import write_data_set
 
 
 @pytest.fixture
