@@ -47,6 +47,25 @@ def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
         )
 
 
+def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
+    """What is legal but hardly meant: settings that do nothing on this text, documents that end where they should not."""
+    tallies = result.tallies.values()
+    documents, sentences = sum(tally.documents for tally in tallies), sum(tally.sentences for tally in tallies)
+    words, tokens = sum(tally.words for tally in tallies), sum(tally.document_tokens for tally in tallies)
+    found = []
+    if config.masking != "token" and words == tokens > 0:
+        found.append(
+            f"masking: {config.masking} masks single tokens here, because each of the {words:,} words is one piece (as "
+            "Chinese characters are); segment the text into words, use a smaller vocabulary, or set masking=token"
+        )
+    if config.next_sentence != "none" and sentences < 1.1 * documents:
+        found.append(
+            f"{documents:,} documents have {sentences:,} sentences in all, so most pairs are the two halves of one; check "
+            "what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
+        )
+    return found
+
+
 def write_set(
     folder: Path, *, config: PipelineConfig, tokenizer: WordTokenizer, result: BuildResult, read: ReadTally
 ) -> Manifest:

@@ -25,7 +25,7 @@ from pipeline.inputs import fingerprint_inputs
 from pipeline.manifest import Manifest, read_manifest, write_manifest
 from pipeline.output import OutputFolder
 from pipeline.progress import ProgressPrinter
-from pipeline.publish import check_labels, write_set
+from pipeline.publish import check_labels, list_warnings, write_set
 from pipeline.settings import Arguments, describe, fail, load_settings, refuse_flags, split_arguments, to_tree, validate
 from pipeline.sources import list_splits
 from pipeline.vocabulary import train_vocabulary
@@ -95,6 +95,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         say(progress.line())
 
         check_labels(result, config=config)
+        for warning in list_warnings(result, config=config):
+            say(f"warning: {warning}")
         manifest = write_set(output.temporary, config=config, tokenizer=tokenizer, result=result, read=read)
         output.publish()
         run = {"inputs": identity["inputs"], "workers": workers, "seconds": round(time.time() - started, 1)}
