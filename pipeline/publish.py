@@ -48,7 +48,7 @@ def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
 
 
 def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """What is legal but hardly meant: settings that do nothing on this text, documents that end where they should not."""
+    """What is legal but hardly meant: a setting that does nothing on this text, documents cut after every sentence."""
     tallies = result.tallies.values()
     documents, sentences = sum(tally.documents for tally in tallies), sum(tally.sentences for tally in tallies)
     words, tokens = sum(tally.words for tally in tallies), sum(tally.document_tokens for tally in tallies)
@@ -60,7 +60,7 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
         )
     if config.next_sentence != "none" and sentences < 1.1 * documents:
         found.append(
-            f"{documents:,} documents have {sentences:,} sentences in all, so most pairs are the two halves of one; check "
+            f"{documents:,} documents have {sentences:,} sentences in all, so most pairs are halves of one; check "
             "what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
         )
     return found
