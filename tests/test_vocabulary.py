@@ -126,7 +126,7 @@ def slow_merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ..
     return tuple(result)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(counted_words(), st.sampled_from(["likelihood", "frequency"]), st.integers(1, 3))
 def test_incremental_counts_equal_counting_again(words, criterion, least):
     spelled = {(word[0], *(f"##{letter}" for letter in word[1:])): count for word, count in words.items()}
