@@ -444,6 +444,9 @@ def test_another_vocabulary_is_refused_by_its_hash(folder: Path, data: Path, tmp
     assert read_vocabulary(folder).hash == read_vocabulary(tokenizer).hash
 
     write_tokenizer(folder, lowercase=False)
+    model = BertForPretraining(ModelConfig(size="tiny"), vocabulary_size=VOCABULARY_SIZE)
+    with pytest.raises(ValueError, match=r"the same text gets other ids; start from a model with the data set's"):
+        initialize_from(model, folder=folder, data_tokenizer=tokenizer)
     with pytest.raises(ValueError, match=r"its tokens are the data set's, but normalizer is .*lowercase.: false"):
         check_same_vocabulary(folder, data_tokenizer=tokenizer)
     write_tokenizer(folder, size=500)
