@@ -54,7 +54,7 @@ def test_one_step_by_hand() -> None:
     """First step of AdamW: w - rate * (decay * w + g / (|g| + epsilon)), decay on the matrix alone."""
     model = nn.Linear(2, 1)
     config = OptimizerConfig(weight_decay=0.1, epsilon=1e-6)
-    optimizer = build_optimizer(model, config=config, device=torch.device("cpu"))
+    optimizer = build_optimizer(model, config=config)
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.0]
     weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
     model.weight.grad = torch.tensor([[3.0, -0.5]])

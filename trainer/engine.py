@@ -57,8 +57,8 @@ class LossScale:
 class Engine:
     """A model under DeepSpeed ZeRO 0-3 on this rank. torch.distributed must be initialized.
 
-    `micro_batches`: backward calls of one step, the same on every rank. Within a step call
-    `forward` and `backward` that many times, with `last=True` for the last, then `step`.
+    `micro_batches`: backward calls of one step, the same on every rank. A step is that many times
+    `backward(loss of engine(batch), last=...)`, then `step`.
     """
 
     def __init__(self, model: nn.Module, *, config: TrainerConfig, device: torch.device, micro_batches: int) -> None:
@@ -76,7 +76,7 @@ class Engine:
         self._clip_norm = config.optimizer.clip_norm
         model.to(device)
         num_elements = sum(parameter.numel() for _, parameter in engine_state.trainable_parameters(model))
-        optimizer = build_optimizer(model, config=config.optimizer, device=device)
+        optimizer = build_optimizer(model, config=config.optimizer)
         self._engine: Any = deepspeed.initialize(
             model=model,
             optimizer=optimizer,

@@ -81,20 +81,18 @@ def base_optimizer(engine: Any, *, stage: int) -> torch.optim.Optimizer:
 
 
 def prepare_moments(engine: Any, *, stage: int, steps_taken: int) -> None:
-    """Create missing moments as zeros and set Adam's step count, as torch's AdamW itself would.
+    """Create missing moments as zeros and set Adam's step count, as torch's fused AdamW itself would.
 
     Called before the first step too: DeepSpeed makes the state lazily in some stages and steps once with
     empty gradients in others.
     """
     optimizer = base_optimizer(engine, stage=stage)
-    fused = bool(optimizer.defaults["fused"])
     for base in _base_tensors(engine, stage=stage):
         state = optimizer.state[base]
         for moment in MOMENTS:
             if moment not in state:
                 state[moment] = torch.zeros_like(base.data, memory_format=torch.preserve_format)
-        device = base.device if fused else torch.device("cpu")
-        state["step"] = torch.tensor(float(steps_taken), dtype=torch.float32, device=device)
+        state["step"] = torch.tensor(float(steps_taken), dtype=torch.float32, device=base.device)
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """The optimizer that DeepSpeed wraps: AdamW in two groups, decayed matrices and everything else.
 
 Invariant: the groups are a function of the model alone, so that every rank, stage and run sees the same
-order. torch's AdamW serves on the GPU too (its fused kernel): DeepSpeed's FusedAdam is compiled on
-first use (52 s).
+order. torch's fused AdamW everywhere: DeepSpeed's FusedAdam is compiled on first use (52 s), and on a CPU
+core the fused kernel takes 3 ms for BERT-tiny where the plain loop takes 21.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str,
     return [group for group in groups if group["params"]]
 
 
-def build_optimizer(model: nn.Module, *, config: OptimizerConfig, device: torch.device) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, *, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW with decoupled weight decay (Loshchilov and Hutter 2019) over `parameter_groups`.
 
     Its rate is zero until `Engine.step` sets it: DeepSpeed may take a step with empty gradients while it
@@ -45,5 +45,5 @@ def build_optimizer(model: nn.Module, *, config: OptimizerConfig, device: torch.
         lr=0.0,
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
-        fused=device.type == "cuda",
+        fused=True,
     )
