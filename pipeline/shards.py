@@ -57,18 +57,20 @@ def build_shard(
     split: SplitName,
     name: str,
     folder: Path,
+    scratch: Path,
 ) -> BuildResult:
     """Build the shard of one bucket as `folder`/(last part of `name`) and count what is in it.
 
-    `name` is the path that the manifest will list. The file appears in one rename, after it was verified.
-    Raises SpillError or ShardError where a file does not read back as it was written.
+    `name` is the path that the manifest will list. The file is written in `scratch`, on the same file system, and
+    appears in `folder` in one rename, after it was verified. Raises SpillError or ShardError where a file does not
+    read back as it was written.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, duplicates = read_documents(extents, id_type=ids)
     instances = Instances(documents, config=config, tokenizer=tokenizer)
     tally = _count_documents(documents, duplicates=duplicates, config=config, tokenizer=tokenizer)
     columns = schema.sentence_pair_schema(tokenizer.vocab_size, vocabulary_hash=tokenizer.vocabulary_hash)
-    partial = folder / f"{Path(name).name}.{uuid.uuid4().hex[:16]}"
+    partial = scratch / f"{Path(name).name}.{uuid.uuid4().hex[:16]}"
     group_rows: list[int] = []
     group_tokens: list[int] = []
     max_masked = 0

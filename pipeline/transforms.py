@@ -127,6 +127,7 @@ class WriteShards(_Step):
                 split="train" if split == "train" else "validation",
                 name=shard_name("train" if split == "train" else "validation", index, count),
                 folder=Path(self.job.shards),
+                scratch=Path(self.job.spills),
             )
             report.add(rows=sum(shard.rows for shard in result.shards))
             yield result

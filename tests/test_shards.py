@@ -148,6 +148,7 @@ def built(
         split="train",
         name="data/train-00000-of-00001.parquet",
         folder=folder,
+        scratch=folder / "spills",
     )
     return folder / "train-00000-of-00001.parquet", result.shards[0]
 
@@ -237,14 +238,31 @@ def test_equal_documents_give_equal_bytes(tmp_path: Path, tokenizer: WordTokeniz
 
 
 def test_pages_have_checksums_that_readers_verify(tmp_path: Path, tokenizer: WordTokenizer) -> None:
+    """A flipped bit anywhere in the pages' data is found; without checksums most of these flips read as other ids."""
     config = make_config(tmp_path, sources=[{"kind": "text", "path": "x"}])
-    path, shard = built(tmp_path / "a", tokenize(tokenizer, 40), config=config, tokenizer=tokenizer)
-    verify_written(path, shard=shard, rows_by_length=lengths_of(path, config))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(ShardError, match="does not read back"):
-        verify_written(path, shard=shard, rows_by_length=lengths_of(path, config))
+    path, shard = built(tmp_path / "a", tokenize(tokenizer, 60), config=config, tokenizer=tokenizer)
+    lengths = lengths_of(path, config)
+    verify_written(path, shard=shard, rows_by_length=lengths)
+    whole = path.read_bytes()
+    column = pq.read_metadata(path).row_group(0).column(0)
+    start, stop = column.data_page_offset + 60, column.data_page_offset + column.total_compressed_size
+    for place in range(start, stop, (stop - start) // 30):
+        data = bytearray(whole)
+        data[place] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(ShardError, match=r"does not read back \(.*CRC checksum"):
+            verify_written(path, shard=shard, rows_by_length=lengths)
+
+
+def test_a_shard_that_does_not_read_back_gets_no_name(
+    tmp_path: Path, tokenizer: WordTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, sources=[{"kind": "text", "path": "x"}])
+    write = pq.ParquetWriter.write_table
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", lambda self, table, **kw: write(self, table.slice(1), **kw))
+    with pytest.raises(ShardError, match="reads back with rows"):
+        built(tmp_path / "a", tokenize(tokenizer, 20), config=config, tokenizer=tokenizer)
+    assert not (tmp_path / "a" / "train-00000-of-00001.parquet").exists()
 
 
 def lengths_of(path: Path, config: PipelineConfig) -> np.ndarray[Any, np.dtype[np.int64]]:
