@@ -156,13 +156,14 @@ class MergeTable:
                 number = self._pairs[code] = len(self._places)
                 self._left[number], self._right[number] = code >> _SHIFT, code & (2**_SHIFT - 1)
                 self._places.append([])
-            elif self._count[number] < self._threshold:
-                self._threshold = -1  # two ways to one string: a pair has come back
             self._count[number] += gain
             self._places[number].append(where)
 
     def _candidates(self, min_count: int) -> Int64s:
-        """Pairs of at least `min_count`: from a list that is made anew now and then, and what came since."""
+        """Pairs of at least `min_count`: from a list that is made anew now and then, and what came since.
+
+        A pair's count only falls after the merge that made it, so none is missed.
+        """
         size = len(self._pairs)
         if min_count != self._threshold or self._steps % _REFRESH_EVERY == 0:
             self._active = np.flatnonzero(self._count[:size] >= min_count)

@@ -107,6 +107,13 @@ def test_special_tokens_in_a_text_are_text(tmp_path):
     assert [tokenizer.tokens[index] for index in found.ids] == ["[", "mask", "]", "[", "sep", "]"]
 
 
+def test_special_tokens_in_a_text_are_text_to_every_algorithm(trained):
+    for tokenizer in trained:
+        found = tokenizer.tokenize(Document("x", ("the [MASK] cat [SEP]", "[CLS]")))
+        assert not {tokenizer.special.mask, tokenizer.special.sep, tokenizer.special.cls} & set(found.ids.tolist())
+        assert tokenizer.special.mask in tokenizer.backend.encode("the [MASK] cat").ids
+
+
 def test_sentences_without_tokens_are_left_out(tmp_path):
     tokenizer = make_tokenizer(tmp_path, ["a", "##b"])
     found = tokenizer.tokenize(Document("x", ("\u200b", "ab a", "\x00", "a")))
