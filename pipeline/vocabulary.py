@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
 from pipeline.documents import Document, Split
-from pipeline.settings import ConfigError, describe, fail, load_settings, refuse_flags, split_arguments
+from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from pipeline.sources import list_splits, read_documents
 from pipeline.subwords import END_OF_WORD, train_bpe, train_wordpiece
 from pipeline.tokenizer_files import BERT_SPECIAL, bert_normalizer, build_wordpiece, finish
@@ -29,7 +29,6 @@ from pipeline.word_counts import WordCounter, most_common
 
 MAX_WORDS = 500_000
 """So many different words, the most frequent, are trained on."""
-DEFAULT_CONFIG = "pipeline/configs/sample.yaml"
 
 _logger = logging.getLogger(__name__)
 
@@ -182,6 +181,8 @@ def _check_name(path: Path, *, settings: VocabularyConfig) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train the config's vocabulary where it is not there yet; exit status 2 for bad input."""
+    from pipeline.run import read_config  # which imports this module
+
     program = "python -m pipeline.vocabulary"
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
@@ -192,11 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if words.rest:
             raise ConfigError(f"{program}: nothing may follow '--', found {' '.join(words.rest)}")
-        file = words.file
-        if file is None:
-            file = str(Path(__file__).resolve().parent / "configs" / "sample.yaml")
-            print(f"no --config given: using {DEFAULT_CONFIG}")
-        config = load_settings(PipelineConfig, file=file, overrides=words.overrides)
+        config = read_config(words)
         if config.vocabulary.path is None:
             raise ConfigError("vocabulary.path is not set; name the file to train into, such as data/vocab.txt")
         path = Path(config.vocabulary.path)
