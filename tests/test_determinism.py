@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from corpora import make_config, make_documents, write_text
 
 from pipeline.config import PipelineConfig
-from pipeline.manifest import Manifest
+from pipeline.manifest import Manifest, read_manifest
 from pipeline.run import build
+from pipeline.settings import dump_yaml
 
 SETTINGS = {"shards": 5, "validation_fraction": 0.1, "passes": 2, "max_seq_length": 32}
 
@@ -39,23 +42,44 @@ def reference(tmp_path_factory: pytest.TempPathFactory, documents: list[list[str
     return manifest
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_workers_order_and_folders_change_nothing(
-    tmp_path: Path, documents: list[list[str]], reference: Manifest, workers: int
-) -> None:
-    """Other processes, the documents shuffled over seven files in two sources elsewhere, listed backwards."""
-    shuffled = random.Random(workers).sample(documents, len(documents))
-    names = [f"part-{(number * 5) % 7}.txt" for number in range(7)]
-    for number, name in enumerate(names):
-        write_text(tmp_path / ("x" if number % 2 else "y") / name, shuffled[number::7])
-    sources = [
-        {"kind": "text", "path": [str(path) for path in sorted((tmp_path / folder).iterdir(), reverse=True)]}
-        for folder in ("y", "x")
+def scattered(folder: Path, documents: list[list[str]], *, seed: int) -> list[dict[str, object]]:
+    """Two sources over seven files, the documents shuffled, the files listed backwards."""
+    shuffled = random.Random(seed).sample(documents, len(documents))
+    for number in range(7):
+        write_text(folder / ("x" if number % 2 else "y") / f"part-{(number * 5) % 7}.txt", shuffled[number::7])
+    return [
+        {"kind": "text", "path": [str(path) for path in sorted((folder / name).iterdir(), reverse=True)]}
+        for name in ("y", "x")
     ]
-    manifest = quiet(make_config(tmp_path, sources=sources, workers=workers, **SETTINGS))
+
+
+def test_four_processes_another_order_and_folder_change_nothing(
+    tmp_path: Path, documents: list[list[str]], reference: Manifest
+) -> None:
+    config = make_config(tmp_path, sources=scattered(tmp_path, documents, seed=4), workers=4, **SETTINGS)
+    manifest = quiet(config)
     assert hashes(manifest) == hashes(reference)
     assert manifest.files == reference.files
     assert manifest.statistics["splits"] == reference.statistics["splits"]
+
+
+def test_the_script_with_two_processes_builds_the_same(
+    tmp_path: Path, repository: Path, documents: list[list[str]], reference: Manifest
+) -> None:
+    """`python pipeline/run.py` from another folder, where the package need not be on the path."""
+    config = make_config(tmp_path, sources=scattered(tmp_path, documents, seed=2), workers=2, **SETTINGS)
+    (tmp_path / "c.yaml").write_text(dump_yaml(config))
+    done = subprocess.run(
+        [sys.executable, str(repository / "pipeline" / "run.py"), "--config", "c.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].endswith("2 worker(s)")
+    assert "Traceback" not in done.stderr
+    assert hashes(read_manifest(tmp_path / "out")) == hashes(reference)
 
 
 def test_the_same_build_elsewhere_is_the_same_data_set(
