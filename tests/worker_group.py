@@ -41,6 +41,7 @@ class WorkerGroup:
         self.world_size = world_size
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """The ranks' results in order; WorkerError with the first traceback where one fails."""
@@ -76,13 +77,17 @@ class WorkerGroup:
         for connection in self._connections:
             connection.close()
         self._processes, self._connections = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def _start(self) -> None:
         os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ["OMP_NUM_THREADS"] = "1"
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        store = Path(tempfile.mkdtemp(prefix="cloze-test-")) / "store"
+        self._folder = tempfile.TemporaryDirectory(prefix="cloze-workers-")
+        store = Path(self._folder.name) / "store"
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank, self.world_size, str(store)), daemon=True)
