@@ -91,6 +91,8 @@ def _notes(manifest: Manifest) -> list[str]:
         notes.append(
             "Held-out documents were chosen by the hash of their text; none of them stands in the training rows."
         )
+    if manifest.config["mode"] == "reference":
+        notes.append("Made by the published algorithm as it is, one stream of documents a shard.")
     if manifest.next_sentence == "random_document":
         notes.append("A second segment that does not follow comes from another document of the same shard.")
     if manifest.drops:

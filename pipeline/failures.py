@@ -39,10 +39,12 @@ def report_failure(folder: str) -> Iterator[None]:
 
 def leave_failure(folder: str, *, message: str, details: str, is_users: bool) -> None:
     """Write FAILURE_NAME into `folder` unless it is there: the first failure is the cause of others."""
-    partial = Path(folder) / f"failure.{uuid.uuid4().hex}"
+    target = Path(folder) / FAILURE_NAME
+    partial = target.with_suffix(f".{uuid.uuid4().hex}")
     with suppress(OSError):  # on a full disk the exception itself still goes up
         partial.write_text(json.dumps(asdict(Failure(message, details, is_users))), encoding="ascii")
-        os.link(partial, Path(folder) / FAILURE_NAME)
+        if not target.exists():
+            os.replace(partial, target)
 
 
 def read_failure(folder: str) -> Failure | None:

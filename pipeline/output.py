@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from pipeline.manifest import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, open_data_set
+
+_LOGGER = logging.getLogger(__name__)
 
 MARK_NAME = "_build.json"
 TEMPORARY_NAME = "_tmp"
@@ -83,10 +87,12 @@ class OutputFolder:
     def _claim(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ValueError(
                 f"output={self.root}: another build is writing there; wait for it or choose another folder"
             ) from error
+        except OSError as error:  # a network file system without locks
+            _LOGGER.warning("warning: %s cannot be locked (%s); see that no other build writes there", self.root, error)
         names = {path.name for path in self.root.iterdir()}
         if MANIFEST_NAME in names:
             self._check_finished()
@@ -125,7 +131,8 @@ class OutputFolder:
     def _abandon(self) -> None:
         self._clear()
         if self._made:
-            self.root.rmdir()
+            with suppress(OSError):  # somebody else has put something there meanwhile
+                self.root.rmdir()
 
     def _clear(self) -> None:
         for name in _OURS:

@@ -157,6 +157,8 @@ def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) ->
     """The same config with output, vocabulary.path and every source's path joined to `base_of(path)`."""
 
     def absolute(path: str) -> str:
+        if "://" in path:
+            raise ValueError(f"{path}: object stores are not supported; give a local or mounted path")
         return str(base_of(path) / Path(path).expanduser())
 
     tree = to_tree(config)

@@ -89,11 +89,16 @@ class SpillWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self._flush()
-        self._stream.close()
-        if kind is not None:
-            self.path.unlink(missing_ok=True)
+        complete = False
+        try:
+            if kind is None:
+                self._flush()
+                self._stream.flush()
+                complete = True
+        finally:
+            if not complete:
+                self.path.unlink(missing_ok=True)
+            self._stream.close()
 
     def add(self, document: TokenizedDocument) -> None:
         """Take a document with at least one token."""

@@ -169,6 +169,11 @@ def test_bad_input_is_refused(
     assert "bad.txt, line 2" in refused(folder, "vocabulary.path=bad.txt", capsys=capsys)
 
 
+def test_urls_are_not_taken_for_local_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for setting in ("output", "sources.0.path", "vocabulary.path"):
+        assert "s3://bucket/x: object stores are not" in refused(folder, f"{setting}=s3://bucket/x", capsys=capsys)
+
+
 def test_a_dump_without_articles_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,6 +384,19 @@ def test_two_builds_do_not_write_into_one_folder(
     assert "another build is writing there" in refused(folder, capsys=capsys)
     os.close(other)
     assert main(["--config", "c.yaml"]) == 0
+
+
+def test_a_folder_that_cannot_be_locked_is_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(folder)
+
+    def no_locks(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert main(["--config", "c.yaml"]) == 0
+    assert "cannot be locked" in caplog.text
 
 
 def test_what_a_killed_build_left_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,3 +139,8 @@ def test_the_card_declares_the_splits(built: tuple[Path, Manifest], tmp_path: Pa
     card = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n", 2)[1])
     assert [entry["split"] for entry in card["configs"][0]["data_files"]] == ["train"]
     assert card["language"] == ["ko"]
+
+
+def test_the_card_says_so_where_the_published_algorithm_was_used(tmp_path: Path) -> None:
+    build_text(tmp_path, make_documents(10), mode="reference", masks_per_pair=1)
+    assert "one stream of documents a shard" in (tmp_path / "out" / "README.md").read_text()

@@ -112,6 +112,16 @@ def test_two_attempts_do_not_share_a_file_and_a_failed_one_leaves_nothing(tmp_pa
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SpillWriter, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        spill(tmp_path, [tokenized(1, [2])], buckets=1, flush=100, kind=pa.uint16())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_changed_or_truncated_file_is_refused(tmp_path: Path) -> None:
     extents = [extent for _, extent in spill(tmp_path, [tokenized(1, [9])], buckets=1, flush=100, kind=pa.uint16())]
     path = Path(extents[0].path)
