@@ -283,6 +283,27 @@ def test_workers_that_the_logical_cpus_cannot_hold_are_refused(data: Path, tmp_p
         launch_ray.check_resources(config, {"CPU": 8.0, "GPU": 1.0}, cluster=False)
 
 
+def test_what_ray_waits_for_is_said(data: Path, tmp_path: Path) -> None:
+    config = make_config(data, tmp_path)
+    assert launch_ray.describe_waiting(config, {"CPU": 0.5}) == (
+        "waiting for Ray to start 2 workers of 0.5 CPU each: 0.5 CPU free now"
+    )
+
+
+def test_a_ray_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def refuse(**arguments: object) -> None:
+        calls.append(arguments)
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(launch_ray.ray, "init", refuse)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(WorkerError, match=r"Ray \(10\.0\.0\.1:6379\) does not answer: nobody there"):
+        launch_ray.connect(attempts=2, num_cpus=3)
+    assert calls == [{"num_cpus": 3}] * 2
+
+
 def test_the_object_store_holds_every_workers_read_ahead(data: Path, tmp_path: Path) -> None:
     config = make_config(data, tmp_path, ingest={"object_store_mb": 100})
     assert launch_ray.object_store_bytes(config) >= 2 * 100 * 2**20

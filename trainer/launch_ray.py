@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +31,9 @@ INGEST_CPUS = 1.0
 """Logical CPUs left for Ray Data beside the workers (its tasks ask for none, but must find a place to run)."""
 RAY_FOLDER = ".ray"
 """Ray Train's own notes, in the run directory."""
+START_ATTEMPTS = 3
+PATIENCE_S = 60.0
+"""Silence after which the user is told what Ray waits for."""
 POLL_S = 0.2
 """Longest delay between a signal to the driver and its way to the workers."""
 QUIET = {
@@ -53,10 +57,11 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     cluster = bool(os.environ.get("RAY_ADDRESS"))
     if cluster:
-        ray.init(**common)
+        connect(attempts=1, **common)
     else:
         cores = len(os.sched_getaffinity(0))
-        ray.init(
+        connect(
+            attempts=START_ATTEMPTS,
             address="local",
             num_cpus=max(cores, math.ceil(cpus_needed(config))),
             object_store_memory=object_store_bytes(config),
@@ -67,6 +72,22 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
         yield check_resources(config, _cluster_resources(), cluster=cluster)
     finally:
         ray.shutdown()
+
+
+def connect(*, attempts: int, **arguments: Any) -> None:
+    """ray.init, again where it fails: Ray gives its own processes 30 s to start, too few on a busy machine.
+
+    Raises WorkerError with Ray's reason.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            ray.init(**arguments)
+            return
+        except Exception as error:  # Ray raises Exception itself here
+            ray.shutdown()
+            if attempt == attempts:
+                where = os.environ.get("RAY_ADDRESS") or "on this machine"
+                raise WorkerError(f"Ray ({where}) does not answer: {error}") from error
 
 
 def cpus_needed(config: TrainerConfig) -> float:
@@ -124,18 +145,22 @@ def run_on_ray(config: TrainerConfig, *, say: Say, stop: StopRequest) -> Outcome
     )
     fit = _Fit(trainer)
     fit.start()
-    asked = False
+    asked = heard = False
+    patience = time.monotonic() + PATIENCE_S
     lines = board.next_lines.remote()
     while fit.is_alive():
         ready, _ = ray.wait([lines], timeout=POLL_S)
         if ready:
+            heard = True
             for line in ray.get(lines):
                 say(line)
             lines = board.next_lines.remote()
         if stop and not asked:
             asked = True
             board.request_stop.remote()
-    fit.join()
+        if not heard and time.monotonic() > patience:
+            patience = time.monotonic() + PATIENCE_S
+            say(describe_waiting(config, ray.available_resources()))
     board.flush.remote()
     for line in ray.get(lines):
         say(line)
@@ -144,6 +169,16 @@ def run_on_ray(config: TrainerConfig, *, say: Say, stop: StopRequest) -> Outcome
         raise WorkerError(f"Ray Train ended the run: {fit.error}") from fit.error
     assert isinstance(fit.outcome, Outcome)
     return fit.outcome
+
+
+def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
+    """What Ray is waiting for while no worker has said a word."""
+    unit = "GPU" if config.device == "cuda" else "CPU"
+    each = 1.0 if unit == "GPU" else config.cpus_per_worker
+    return (
+        f"waiting for Ray to start {config.workers} workers of {each:g} {unit} each: "
+        f"{free.get(unit, 0.0):g} {unit} free now"
+    )
 
 
 class _Fit(threading.Thread):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -44,7 +47,15 @@ def work(
 
     torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input.
     """
-    set_up_process(config, place=place, device=device)
+    with warnings_to_user(link, place=place):
+        set_up_process(config, place=place, device=device)
+        return run_share(config, place=place, link=link, device=device, blocks=blocks)
+
+
+def run_share(
+    config: TrainerConfig, *, place: Place, link: Link, device: torch.device, blocks: Literal["local", "ray"]
+) -> Outcome:
+    """Build everything, train, close everything; `work` in a process that is set up."""
     run_directory = Path(config.output)
     manifest = open_shared_folders(config)
     shape = derive_shape(manifest, batch=config.batch)
@@ -88,6 +99,28 @@ def work(
         job.log.close()
     engine.close()
     return Outcome(first_step=first_step, last_step=last_step, finished=last_step >= config.max_steps)
+
+
+@contextmanager
+def warnings_to_user(link: Link, *, place: Place) -> Iterator[None]:
+    """Send what the trainer's loggers warn of over the link: under Ray nobody sees a worker's stderr."""
+    handler = _LinkHandler(link, place=place)
+    logger = logging.getLogger("trainer")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _LinkHandler(logging.Handler):
+    def __init__(self, link: Link, *, place: Place) -> None:
+        super().__init__(level=logging.WARNING)
+        self._link, self._place = link, place
+
+    def emit(self, record: logging.LogRecord) -> None:
+        who = f" (worker {self._place.rank})" if self._place.rank else ""
+        self._link.say(f"warning{who}: {record.getMessage()}")
 
 
 def set_up_process(config: TrainerConfig, *, place: Place, device: torch.device) -> None:
