@@ -31,7 +31,7 @@ class Head:
 
     def __init__(self, repository: Path) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cloze-ray-", dir="/tmp"))  # socket paths must be short
-        ports = free_ports(3)
+        ports = self.ports = free_ports(3)
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
             "RAY_AUTH_MODE": "token",
@@ -64,10 +64,13 @@ class Head:
 
     def close(self) -> None:
         """End exactly the processes of this head."""
-        mark = str(self.folder)
-        mine = [
-            process for process in psutil.process_iter(["cmdline"]) if mark in " ".join(process.info["cmdline"] or [])
-        ]
+        ports = tuple(f"{sign}{port}" for sign in "=:" for port in self.ports)
+
+        def is_mine(process: psutil.Process) -> bool:
+            words = process.info["cmdline"] or []
+            return any(str(self.folder) in word or word.endswith(ports) for word in words)
+
+        mine = [process for process in psutil.process_iter(["cmdline"]) if is_mine(process)]
         mine += [child for process in mine for child in process.children(recursive=True)]
         for process in mine:
             if process.is_running():

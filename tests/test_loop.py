@@ -7,14 +7,21 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 from small_runs import curve, make_config, rows_by_step, run
 from synthetic import write_data_set
 from test_metrics import make_metrics
 from worker_group import WorkerError, WorkerGroup
 
+from pipeline.manifest import read_manifest
+from trainer.batches import to_batch
 from trainer.checkpoint import list_checkpoints
+from trainer.ingest import SlotStream
 from trainer.loop import DivergenceError, check_finite, dropout_seed
 from trainer.metrics import read_json_lines
+from trainer.model import BertForPretraining
+from trainer.plan import Plan
+from trainer.shapes import derive_shape
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +56,36 @@ def test_numbers_do_not_depend_on_the_number_of_workers(
         assert evaluation == pytest.approx(held_out[0], rel=1e-4)
 
 
+def test_a_step_is_that_of_one_great_batch_in_plain_torch(
+    groups: dict[int, WorkerGroup], data: Path, tmp_path: Path
+) -> None:
+    """Losses over all masked tokens and all pairs of the step: not a mean of the lanes' means."""
+    model_settings = {"size": "tiny", "dropout": 0.0, "attention_dropout": 0.0}
+    config = make_config(data, tmp_path / "run", max_steps=1, model=model_settings)
+    run(groups[2], config)
+    (record,) = read_json_lines(tmp_path / "run" / "metrics.jsonl")
+
+    manifest = read_manifest(data)
+    shape = derive_shape(manifest, batch=config.batch)
+    plan = Plan.from_manifest(manifest, lanes=shape.lanes, shape=shape.slot, seed=config.seed)
+    stream = SlotStream(plan, data)
+    step = stream.next_step()
+    stream.close()
+    model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
+    outputs = [
+        model(to_batch(slot, shape=shape.slot, special=manifest.special, constant_shapes=True)) for slot in step.slots
+    ]
+    masked = [slot.num_masked for slot in step.slots if slot is not None]
+    assert len(set(masked)) > 1, "lanes must weigh differently, or a mean of means would pass"
+    mlm_loss = sum(output.mlm_loss_sum for output in outputs) / sum(masked)
+    nsp_loss = sum(output.nsp_loss_sum for output in outputs) / record["pairs"]
+    (mlm_loss + nsp_loss).backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    assert record["mlm_loss"] == pytest.approx(float(mlm_loss.detach()), rel=1e-5)
+    assert record["nsp_loss"] == pytest.approx(float(nsp_loss.detach()), rel=1e-5)
+    assert record["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+
+
 def test_an_epoch_reads_every_row_once(groups: dict[int, WorkerGroup], data: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     run(groups[2], make_config(data, output, max_steps=13))
@@ -71,12 +108,12 @@ def test_evaluation_between_steps_leaves_no_trace(groups: dict[int, WorkerGroup]
 def test_evaluation_takes_no_more_steps_than_max_pairs_needs(
     groups: dict[int, WorkerGroup], data: Path, tmp_path: Path
 ) -> None:
-    run(groups[2], make_config(data, tmp_path / "some", max_steps=1))
+    run(groups[2], make_config(data, tmp_path / "some", max_steps=1, evaluation={"max_pairs": 8}))
     run(groups[2], make_config(data, tmp_path / "all", max_steps=1, evaluation={"max_pairs": None}))
     (some,) = read_json_lines(tmp_path / "some" / "evaluations.jsonl")
     (everything,) = read_json_lines(tmp_path / "all" / "evaluations.jsonl")
-    assert everything["pairs"] == 40
-    assert 16 <= some["pairs"] < 32
+    assert everything["pairs"] == 20
+    assert 8 <= some["pairs"] < 16
 
 
 def test_a_model_without_next_sentences_trains(groups: dict[int, WorkerGroup], tmp_path: Path) -> None:
