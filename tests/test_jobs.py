@@ -56,7 +56,7 @@ class Head:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=280,
+            timeout=500,
             check=False,
         )
         assert result.returncode == 0 or not check, result.stdout
@@ -110,7 +110,7 @@ def test_a_stopped_job_is_continued_by_one_with_uploaded_code(
         *("threads_per_worker=1", "schedule.warmup_fraction=0.01"),
     ]
     head.call("job", "submit", "--no-wait", "--submission-id=first", "--", sys.executable, "trainer/run.py", *settings)
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 500
     while len(read_json_lines(output / "metrics.jsonl")) < 3:
         assert time.monotonic() < deadline, head.call("job", "logs", "first")
         time.sleep(0.1)
