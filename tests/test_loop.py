@@ -15,7 +15,8 @@ from worker_group import WorkerError, WorkerGroup
 
 from pipeline.manifest import read_manifest
 from trainer.batches import to_batch
-from trainer.checkpoint import list_checkpoints
+from trainer.checkpoint import list_checkpoints, newest_verified, read_weights
+from trainer.evaluate import unigram_log_probabilities
 from trainer.ingest import SlotStream
 from trainer.loop import DivergenceError, check_finite, dropout_seed
 from trainer.metrics import read_json_lines
@@ -123,6 +124,21 @@ def test_a_model_without_next_sentences_trains(groups: dict[int, WorkerGroup], t
     assert [(record["nsp_loss"], record["nsp_accuracy"]) for record in records] == [(None, None)] * 2
     assert all(record["loss"] == record["mlm_loss"] for record in records)
     assert not any("next-sentence" in line for line in report.said)
+
+
+def test_the_output_bias_may_start_from_the_frequencies_of_the_training_tokens(
+    groups: dict[int, WorkerGroup], data: Path, tmp_path: Path
+) -> None:
+    expected = torch.from_numpy(unigram_log_probabilities(data, vocabulary_size=256))
+    for start, bias in (("unigram", expected), ("zeros", torch.zeros(256))):
+        model = {"size": "tiny", "output_bias": start}
+        config = make_config(
+            data, tmp_path / start, max_steps=1, workers=1, model=model, optimizer={"learning_rate": 1e-9}
+        )
+        run(groups[1], config)
+        checkpoint = newest_verified(tmp_path / start)
+        assert checkpoint is not None
+        assert torch.allclose(read_weights(checkpoint)["mlm_head.bias"], bias.float(), atol=1e-6)
 
 
 def test_a_data_set_that_holds_nothing_out_trains_without_evaluation(

@@ -93,6 +93,7 @@ def test_reference_mode_knows_only_what_was_published() -> None:
         ("schedule.warmup_steps=10", r"schedule\.warmup_steps=10 leaves none"),
         ("zero_stage=0", r"set zero_stage=1"),
         ("model.size=huge", r"model\.size='huge'"),
+        ("model={output_bias: unigram, initialize_from: x}", r"would be overwritten by model\.initialize_from"),
     ],
 )
 def test_trainer_refusals(override: str, message: str) -> None:

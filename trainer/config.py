@@ -46,8 +46,17 @@ class ModelConfig(Settings):
     """Dropout after embeddings and sublayers."""
     attention_dropout: Probability = 0.1
     """Dropout on attention probabilities."""
+    output_bias: Literal["zeros", "unigram"] = "zeros"
+    """Start of the masked-LM head's bias: zeros (as published), or the logarithm of each token's share of the training
+    tokens, so that the first hundreds of steps need not learn word frequencies."""
     initialize_from: str | None = None
     """Start from an exported model or a transformers BERT folder instead of random weights."""
+
+    @model_validator(mode="after")
+    def _check_start(self) -> ModelConfig:
+        if self.output_bias == "unigram" and self.initialize_from is not None:
+            raise ValueError("model.output_bias=unigram would be overwritten by model.initialize_from; set one of them")
+        return self
 
     @property
     def num_layers(self) -> int:

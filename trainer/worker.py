@@ -17,7 +17,7 @@ from pipeline.settings import ConfigError
 from trainer.checkpoint import CheckpointWriter, list_checkpoints, resume
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
-from trainer.evaluate import Evaluator
+from trainer.evaluate import Evaluator, unigram_log_probabilities
 from trainer.feed import Feed
 from trainer.ingest import SlotStream
 from trainer.launch import Link, Outcome, Place
@@ -156,6 +156,10 @@ def build_engine(
 ) -> Engine:
     """The model, with the weights that it starts from, in an engine."""
     model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
+    if config.model.output_bias == "unigram":
+        shares = unigram_log_probabilities(Path(config.data), vocabulary_size=manifest.vocabulary_size)
+        with torch.no_grad():
+            model.mlm_head.bias.copy_(torch.from_numpy(shares))
     if config.model.initialize_from is not None and not list_checkpoints(config.output):
         tokenizer = Path(config.data) / TOKENIZER_FOLDER
         initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
