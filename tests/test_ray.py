@@ -37,17 +37,12 @@ def test_a_run_under_ray_fails_in_one_line_goes_on_and_gives_the_bits_of_the_loo
         evaluation={"every_steps": 5, "max_pairs": 16},
     )
     said: list[str] = []
-
-    def say(line: str) -> None:
-        said.append(line)
-        if line.startswith("training from step 0"):
-            held_out.rename(tmp_path / "aside")
-
     with ray_session(config) as settled:
         assert settled.device == "cpu"
         write_config(config)
+        held_out.rename(tmp_path / "aside")
         with pytest.raises(ConfigError, match=f"^{held_out}, row group 0: cannot be read"):
-            run_on_ray(settled, say=say, stop=StopRequest())
+            run_on_ray(settled, say=said.append, stop=StopRequest())
         assert len(curve(tmp_path / "run")) == 5
         (tmp_path / "aside").rename(held_out)
         outcome = run_on_ray(settled, say=said.append, stop=StopRequest())

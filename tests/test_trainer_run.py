@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 from small_runs import curve, make_config, run
 from synthetic import write_data_set
 from worker_group import WorkerGroup
@@ -302,6 +303,14 @@ def test_a_ray_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(WorkerError, match=r"Ray \(10\.0\.0\.1:6379\) does not answer: nobody there"):
         launch_ray.connect(attempts=2, num_cpus=3)
     assert calls == [{"num_cpus": 3}] * 2
+
+
+def test_a_ray_that_is_lost_on_the_way_is_named() -> None:
+    lost = r"the connection to Ray was lost: .*; the same command goes on from the last checkpoint"
+    with pytest.raises(WorkerError, match=lost), launch_ray.losses_named():
+        raise ActorUnavailableError("the node\nis gone", None)
+    with pytest.raises(ConfigError), launch_ray.losses_named():
+        raise ConfigError("not Ray's")
 
 
 def test_the_object_store_holds_every_workers_read_ahead(data: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,8 +19,10 @@ from typing import Any
 import ray
 import ray.train
 import ray.train.torch
+from ray.exceptions import RayError
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.settings import ConfigError
 from trainer.config import TrainerConfig
@@ -60,14 +63,20 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
         connect(attempts=1, **common)
     else:
         cores = len(os.sched_getaffinity(0))
-        connect(
-            attempts=START_ATTEMPTS,
-            address="local",
-            num_cpus=max(cores, math.ceil(cpus_needed(config))),
-            object_store_memory=object_store_bytes(config),
-            include_dashboard=False,
-            **common,
-        )
+        # `timeout`, Slurm and systemd send SIGTERM to all processes of a command. Ray's own inherit this mask and
+        # live on, so that the workers can finish their step; ray.shutdown ends them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            connect(
+                attempts=START_ATTEMPTS,
+                address="local",
+                num_cpus=max(cores, math.ceil(cpus_needed(config))),
+                object_store_memory=object_store_bytes(config),
+                include_dashboard=False,
+                **common,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
         yield check_resources(config, _cluster_resources(), cluster=cluster)
     finally:
@@ -129,22 +138,35 @@ def run_on_ray(config: TrainerConfig, *, say: Say, stop: StopRequest) -> Outcome
 
     Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
     """
-    board = ray.remote(num_cpus=0, max_concurrency=1000)(Switchboard).remote()
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)(Switchboard)
     gpu = config.device == "cuda"
-    trainer = TorchTrainer(
-        _train,
-        train_loop_config={"config": config, "board": board},
-        scaling_config=ScalingConfig(
-            num_workers=config.workers,
-            use_gpu=gpu,
-            resources_per_worker={"GPU": 1} if gpu else {"CPU": config.cpus_per_worker},
-        ),
-        torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
-        # Ray's own notes go into the run directory: it checks that every node sees that folder.
-        run_config=RunConfig(name=RAY_FOLDER, storage_path=config.output),
-    )
-    fit = _Fit(trainer)
-    fit.start()
+    with losses_named():
+        board = actor.remote()
+        trainer = TorchTrainer(
+            _train,
+            train_loop_config={"config": config, "board": board},
+            scaling_config=ScalingConfig(
+                num_workers=config.workers,
+                use_gpu=gpu,
+                resources_per_worker={"GPU": 1} if gpu else {"CPU": config.cpus_per_worker},
+            ),
+            torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
+            # Ray's own notes go into the run directory: it checks that every node sees that folder.
+            run_config=RunConfig(name=RAY_FOLDER, storage_path=config.output),
+        )
+        fit = _Fit(trainer)
+        fit.start()
+        attend(fit, board=board, config=config, say=say, stop=stop)
+        if fit.error is not None:
+            raise_first(ray.get(board.failures.remote()))
+            raise WorkerError(f"Ray Train ended the run: {fit.error}") from fit.error
+    assert isinstance(fit.outcome, Outcome)
+    return fit.outcome
+
+
+def attend(fit: _Fit, *, board: Any, config: TrainerConfig, say: Say, stop: StopRequest) -> None:
+    """Until the fit ends: show the workers' lines, pass on the request to stop, say what Ray waits for."""
     asked = heard = False
     patience = time.monotonic() + PATIENCE_S
     lines = board.next_lines.remote()
@@ -164,11 +186,18 @@ def run_on_ray(config: TrainerConfig, *, say: Say, stop: StopRequest) -> Outcome
     board.flush.remote()
     for line in ray.get(lines):
         say(line)
-    if fit.error is not None:
-        raise_first(ray.get(board.failures.remote()))
-        raise WorkerError(f"Ray Train ended the run: {fit.error}") from fit.error
-    assert isinstance(fit.outcome, Outcome)
-    return fit.outcome
+
+
+@contextmanager
+def losses_named() -> Iterator[None]:
+    """Turn the loss of Ray itself, or of the node that the driver is on, into a WorkerError."""
+    try:
+        yield
+    except RayError as error:
+        reason = " ".join(str(error).split())
+        raise WorkerError(
+            f"the connection to Ray was lost: {reason}; the same command goes on from the last checkpoint"
+        ) from error
 
 
 def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
