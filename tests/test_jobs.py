@@ -31,7 +31,7 @@ class Head:
 
     def __init__(self, repository: Path) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cloze-ray-", dir="/tmp"))  # socket paths must be short
-        ports = self.ports = free_ports(3)
+        ports = self.ports = free_ports(4)
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
             "RAY_AUTH_MODE": "token",
@@ -44,6 +44,7 @@ class Head:
         words = [
             *("--head", "--num-cpus=2", "--object-store-memory=500000000", f"--temp-dir={self.folder}"),
             *(f"--port={ports[0]}", f"--dashboard-port={ports[1]}", f"--ray-client-server-port={ports[2]}"),
+            f"--dashboard-agent-listen-port={ports[3]}",  # jobs go through it; the default may be another head's
         ]
         self.call("start", *words)
 
@@ -61,6 +62,17 @@ class Head:
         )
         assert result.returncode == 0 or not check, result.stdout
         return result.stdout
+
+    def submit(self, *words: str, cwd: Path | None = None) -> str:
+        """`ray job submit`, once the head's agent is there: a head answers before that."""
+        deadline = time.monotonic() + 180
+        while True:
+            printed = self.call("job", "submit", *words, cwd=cwd, check=False)
+            if "No available agent" not in printed:
+                assert "submitted successfully" in printed, printed
+                return printed
+            assert time.monotonic() < deadline, printed
+            time.sleep(2)
 
     def close(self) -> None:
         """End exactly the processes of this head."""
@@ -109,7 +121,7 @@ def test_a_stopped_job_is_continued_by_one_with_uploaded_code(
         *("logging.tensorboard=false", "evaluation.max_pairs=16", "checkpoint.every_steps=1000"),
         *("threads_per_worker=1", "schedule.warmup_fraction=0.01"),
     ]
-    head.call("job", "submit", "--no-wait", "--submission-id=first", "--", sys.executable, "trainer/run.py", *settings)
+    head.submit("--no-wait", "--submission-id=first", "--", sys.executable, "trainer/run.py", *settings)
     deadline = time.monotonic() + 500
     while len(read_json_lines(output / "metrics.jsonl")) < 3:
         assert time.monotonic() < deadline, head.call("job", "logs", "first")
