@@ -166,7 +166,7 @@ def read_manifest(root: str | Path) -> Manifest:
                 f"{path}: schema version {version}, this release reads {SCHEMA_VERSION}; build the set again"
             )
         manifest = Manifest.model_validate_json(json.dumps(tree))
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, ValidationError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValidationError) as error:
         raise DataSetError(f"{path}: damaged manifest ({error}); build the set again") from error
     if manifest.hash != stated:
         raise DataSetError(f"{path}: content does not match its own hash {stated}; it was edited: build the set again")

@@ -89,7 +89,7 @@ def test_the_sample_config_is_relative_to_the_repository(
     monkeypatch.chdir(folder)
     made: list[PipelineConfig] = []
     monkeypatch.setattr(run, "build", lambda config, **_: made.append(config))
-    assert main([]) == 0
+    assert main(["seed=7"]) == 0
     assert main(["output=mine", "sources.1.path=corpus.txt"]) == 0
     first, second = made
     assert first.output == str(repository / "data/sample-set")
@@ -100,6 +100,15 @@ def test_the_sample_config_is_relative_to_the_repository(
     assert second.sources[0] == first.sources[0]
     line = f"no --config given: using {repository}/pipeline/configs/sample.yaml"
     assert capsys.readouterr().out.splitlines()[0] == line
+
+
+def test_a_missing_sample_is_named_with_the_remedy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "_ROOT", folder)
+    assert main([]) == 2
+    message = f"error: {folder}/data/sample: the sample corpus is not there; fetch it with `make sample`"
+    assert capsys.readouterr().err.strip() == message
 
 
 def test_the_module_runs_from_another_folder(folder: Path, repository: Path) -> None:
