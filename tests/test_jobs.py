@@ -24,6 +24,8 @@ from trainer.metrics import read_json_lines
 
 RAY = str(Path(sys.executable).with_name("ray"))
 MAX_STEPS = 400
+MARK = "CLOZE_TEST_HEAD"
+"""Environment variable that a head's processes and all that they start inherit."""
 
 
 class Head:
@@ -31,9 +33,10 @@ class Head:
 
     def __init__(self, repository: Path) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cloze-ray-", dir="/tmp"))  # socket paths must be short
-        ports = self.ports = free_ports(4)
+        ports = free_ports(4)
         self.environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+            MARK: str(self.folder),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{ports[1]}",
@@ -75,20 +78,18 @@ class Head:
             time.sleep(2)
 
     def close(self) -> None:
-        """End exactly the processes of this head."""
-        ports = tuple(f"{sign}{port}" for sign in "=:" for port in self.ports)
-
-        def is_mine(process: psutil.Process) -> bool:
-            words = process.info["cmdline"] or []
-            return any(str(self.folder) in word or word.endswith(ports) for word in words)
-
-        mine = [process for process in psutil.process_iter(["cmdline"]) if is_mine(process)]
-        mine += [child for process in mine for child in process.children(recursive=True)]
+        """End exactly the processes of this head: those that were born with its mark."""
+        mine = [process for process in psutil.process_iter() if self._is_mine(process)]
         for process in mine:
-            if process.is_running():
-                process.kill()
+            process.kill()
         psutil.wait_procs(mine, timeout=10)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _is_mine(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get(MARK) == str(self.folder)
+        except psutil.Error:  # it has just ended
+            return False
 
 
 def free_ports(count: int) -> list[int]:
