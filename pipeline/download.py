@@ -24,7 +24,7 @@ from pathlib import Path
 
 CHECKSUMS = "SHA256SUMS"
 _USAGE = (
-    "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 15 MB on disk) into DIR"
+    "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 12 MB on disk) into DIR"
 )
 
 
