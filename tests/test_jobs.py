@@ -25,7 +25,7 @@ from trainer.config import TrainerConfig
 from trainer.metrics import read_json_lines
 
 RAY = str(Path(sys.executable).with_name("ray"))
-MAX_STEPS = 400
+MAX_STEPS = 120
 MARK = "CLOZE_TEST_HEAD"
 """Environment variable that a head's processes and all that they start inherit."""
 
