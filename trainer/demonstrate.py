@@ -26,7 +26,7 @@ EXAMPLES = (
     "And the king said [MASK] him, What is thy name?",
     "He was born [MASK] 1902 in New York City.",
     "Fue un pintor [MASK] nacido en Madrid.",
-    "C'est une commune française, située dans le département [MASK] la Loire.",
+    "Il est mort le 3 mai 1902 [MASK] Paris.",
 )
 """In the sample corpus's languages; texts in others are given on the command line."""
 NUM_GUESSES = 5
