@@ -335,7 +335,7 @@ def test_keeps_the_last_and_every_so_manieth(worker_group: Groups, tmp_path: Pat
 
 def save_without_removing(rank: int, run: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_writer, "_remove", fail_to_write)
+        patch.setattr(checkpoint_writer, "remove", fail_to_write)
         return listen(save_steps, rank, run, [1, 2], {"keep_last": 1})
 
 

@@ -167,7 +167,7 @@ def test_progress_without_next_sentence_and_with_a_skipped_update() -> None:
     progress.add(1.0)
     line = progress.line(make_metrics(1, nsp_loss=None, skipped=True))
     assert "(mlm 6.300)" in line
-    assert line.endswith("1m 39s left  (update skipped: overflow)")
+    assert line.endswith("1m 39s left  (update skipped: not finite)")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,9 @@ class _StillEngine:
     def broadcast_int(self, value: int) -> int:
         return value
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+
     def local_slices(self) -> list[LocalSlice]:
         return [
             LocalSlice(

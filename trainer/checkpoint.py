@@ -2,7 +2,7 @@
 
 What is resumed is the newest checkpoint whose every byte verifies: never one that is not whole, never silently
 nothing. Writing is trainer/checkpoint_writer.py, the files are trainer/checkpoint_files.py and
-checkpoint_slices.py.
+checkpoint_slices.py; `python -m trainer.checkpoint RUN` is trainer/checkpoint_command.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from trainer.checkpoint_files import (
     checkpoints_folder,
     library_versions,
     list_checkpoints,
+    put_back,
     read_json,
     step_name,
     step_of,
@@ -46,16 +47,17 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-def resume(run_dir: str | Path, *, engine: Engine) -> CheckpointState | None:
+def resume(run_dir: str | Path, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
     """Restore the newest checkpoint that verifies and return its state; None where the run has none.
 
-    Collective: rank 0 verifies, all ranks restore. Raises CheckpointError on every rank where there are
-    checkpoints but none verifies, or where it does not fit the model.
+    `through`: the newest up to that step, where there is one. Collective: rank 0 verifies, all ranks restore. Raises
+    CheckpointError on every rank where there are checkpoints but none verifies, or where it does not fit the model.
     """
     step, trouble = -1, ""
     if engine.rank == 0:
         try:
-            newest = newest_verified(run_dir)
+            put_back(run_dir)
+            newest = newest_verified(run_dir, through=through)
             step = -1 if newest is None else step_of(newest)
         except CheckpointError as error:
             step, trouble = -2, str(error)
@@ -88,13 +90,16 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
     return state
 
 
-def newest_verified(run_dir: str | Path) -> Path | None:
+def newest_verified(run_dir: str | Path, *, through: int | None = None) -> Path | None:
     """Folder of the newest checkpoint of a run whose every byte verifies; None where there is none at all.
 
-    Raises CheckpointError where there are some and none verifies: the run must not start again from zero.
+    `through`: of those up to that step, where there are any. Raises CheckpointError where there are some and none
+    verifies: the run must not start again from zero.
     """
     complaints = []
-    for folder in reversed(list_checkpoints(run_dir)):
+    folders = list_checkpoints(run_dir)
+    before = [folder for folder in folders if through is None or step_of(folder) <= through]
+    for folder in reversed(before or folders):
         try:
             verify(folder)
         except CheckpointError as error:
@@ -148,3 +153,11 @@ def _warn_of_changes(state: CheckpointState, *, engine: Engine) -> None:
                 then.get(name),
                 now.get(name),
             )
+
+
+if __name__ == "__main__":
+    import sys
+
+    from trainer.checkpoint_command import main
+
+    sys.exit(main())

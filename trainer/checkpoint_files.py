@@ -7,15 +7,17 @@ Nothing here is a pickle.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import platform
 import re
+import shutil
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,9 @@ _LIBRARIES = ("torch", "deepspeed", "numpy", "safetensors", "pyarrow", "ray")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
 _CHUNK_BYTES = 16 * 2**20
+_ASIDE = ".aside-"
+_EXCHANGE = 2
+_HERE = -100
 
 
 class CheckpointError(ValueError):
@@ -54,6 +59,10 @@ class CheckpointState:
     threads: int
     versions: dict[str, str]
     """Python, libraries and device: compared with a warning, since bits may depend on them."""
+    guard: dict[str, Any] = field(default_factory=dict)
+    """What trainer.guard knows: windows that are passed over, bad steps in a row."""
+    data_hash: str = ""
+    """Hash of the data set that the last step's rows are from; empty in older checkpoints."""
 
 
 def write_tensors(path: Path, *, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -189,6 +198,32 @@ def step_of(folder: Path) -> int:
     if match is None:
         raise CheckpointError(f"{folder}: is not a checkpoint; their folders are called {step_name(100)}")
     return int(match.group(1))
+
+
+def put_in_place(temporary: Path, *, final: Path) -> Path | None:
+    """Rename the folder `temporary` to `final`; returns where a folder that was there is now, to be removed.
+
+    At every moment `final`, or after a kill in between what `put_back` makes `final` again, is whole.
+    """
+    if not final.exists():
+        temporary.rename(final)
+        return None
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if exchange is not None and exchange(_HERE, bytes(temporary), _HERE, bytes(final), _EXCHANGE) == 0:
+        return temporary
+    aside = final.with_name(f"{_ASIDE}{final.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    final.rename(aside)
+    temporary.rename(final)
+    return aside
+
+
+def put_back(run_dir: str | Path) -> None:
+    """Give a checkpoint that was put aside its name again, where a kill came before the new one had it."""
+    for aside in checkpoints_folder(run_dir).glob(f"{_ASIDE}*"):
+        final = aside.with_name(aside.name.removeprefix(_ASIDE))
+        if not final.exists():
+            aside.rename(final)
 
 
 def library_versions(device: torch.device) -> dict[str, str]:

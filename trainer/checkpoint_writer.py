@@ -8,6 +8,7 @@ files with a deadline, so that one rank's failure ends the save for all. Cost: h
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import shutil
 import threading
@@ -28,6 +29,7 @@ from trainer.checkpoint_files import (
     checkpoints_folder,
     library_versions,
     list_checkpoints,
+    put_in_place,
     read_json,
     step_name,
     step_of,
@@ -35,24 +37,43 @@ from trainer.checkpoint_files import (
     write_json,
     write_manifest,
 )
-from trainer.checkpoint_slices import part_name, write_part
-from trainer.config import TrainerConfig
+from trainer.checkpoint_keep import choose_kept, held_out_losses, remove
+from trainer.checkpoint_slices import KINDS, part_name, write_part
+from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.engine import Engine
 from trainer.engine_state import LocalSlice
+from trainer.lease import LeaseError, held
 
 logger = logging.getLogger(__name__)
+
+ROOM_BYTES = 2**20
+"""For state, manifest, headers and generators."""
 
 
 class CheckpointWriter:
     """Saves the checkpoints of one run. Each rank has one; `save` and `finish` are called by all ranks.
 
-    `save` pauses training for the copy off the device alone; a thread writes and commits.
+    `save` pauses training for the copy off the device alone; a thread writes and commits. `lease_token`: of the lease
+    that the job must have on the run directory when it commits. `data_hash`: of the data set, for the state.
     """
 
-    def __init__(self, run_dir: str | Path, *, engine: Engine, config: TrainerConfig) -> None:
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        engine: Engine,
+        config: TrainerConfig,
+        lease_token: str | None = None,
+        data_hash: str = "",
+    ) -> None:
         self._root = checkpoints_folder(run_dir)
         self._engine = engine
         self._config = config
+        self._lease_token, self._data_hash = lease_token, data_hash
+        numel = sum(math.prod(shape) for shape in engine.parameter_shapes().values())
+        self._bytes_needed = numel * len(KINDS) * torch.float32.itemsize + ROOM_BYTES
+        if engine.rank == 0 and (free := free_bytes(self._root)) < self._bytes_needed:
+            logger.warning("%s", _no_room(self._root, needed=self._bytes_needed, free=free))
         self._staging = torch.empty(
             sum(values.numel() for piece in engine.local_slices() for values in piece.tensors.values()),
             dtype=torch.float32,
@@ -61,14 +82,14 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, step: int, *, plan_state: Mapping[str, Any]) -> None:
-        """Begin the checkpoint after `step` steps; `plan_state` must be JSON.
+    def save(self, step: int, *, plan_state: Mapping[str, Any], guard: Mapping[str, Any] | None = None) -> None:
+        """Begin the checkpoint after `step` steps; `plan_state` and `guard` must be JSON.
 
         Waits for the one before, and raises what went wrong with it, or CheckpointError where this one
         cannot be begun.
         """
         self.finish()
-        job = self._begin(step, plan_state=plan_state)
+        job = self._begin(step, plan_state=plan_state, guard=guard or {})
         self._thread = threading.Thread(target=self._write, args=(job,), name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
@@ -81,18 +102,24 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise error
 
-    def _begin(self, step: int, *, plan_state: Mapping[str, Any]) -> _Job:
+    def _begin(self, step: int, *, plan_state: Mapping[str, Any], guard: Mapping[str, Any]) -> _Job:
         engine = self._engine
         token, trouble = 0, ""
         if engine.rank == 0:
             token = secrets.randbelow(2**62) + 1
             try:
                 _temporary(self._root, step, token).mkdir(parents=True)
+                if (free := free_bytes(self._root)) < self._bytes_needed:
+                    _temporary(self._root, step, token).rmdir()
+                    token = -1 - free
             except OSError as error:
                 token, trouble = 0, f": {error}"
         token = engine.broadcast_int(token)
         if token == 0:
             raise CheckpointError(f"rank 0 could not create a folder in {self._root}{trouble}")
+        if token < 0:
+            message = _no_room(self._root, needed=self._bytes_needed, free=-1 - token)
+            raise CheckpointError(f"step {step}: {message}; the same command goes on from the last checkpoint")
         return _Job(
             root=self._root,
             temporary=_temporary(self._root, step, token),
@@ -106,11 +133,13 @@ class CheckpointWriter:
                 world_size=engine.world_size,
                 threads=torch.get_num_threads(),
                 versions=library_versions(engine.device),
+                guard=dict(guard),
+                data_hash=self._data_hash,
             ),
             slices=self._copy_slices(),
             generators=_generators(engine.device),
-            keep_last=self._config.checkpoint.keep_last,
-            keep_every_steps=self._config.checkpoint.keep_every_steps,
+            keep=self._config.checkpoint,
+            lease_token=self._lease_token,
             deadline=time.monotonic() + self._config.collective_timeout_s,
         )
 
@@ -136,10 +165,16 @@ class CheckpointWriter:
 
 
 def save(
-    run_dir: str | Path, *, step: int, engine: Engine, plan_state: Mapping[str, Any], config: TrainerConfig
+    run_dir: str | Path,
+    *,
+    step: int,
+    engine: Engine,
+    plan_state: Mapping[str, Any],
+    config: TrainerConfig,
+    data_hash: str = "",
 ) -> Path:
     """Write the checkpoint after `step` steps and return its folder when it is committed. Collective."""
-    writer = CheckpointWriter(run_dir, engine=engine, config=config)
+    writer = CheckpointWriter(run_dir, engine=engine, config=config, data_hash=data_hash)
     writer.save(step, plan_state=plan_state)
     writer.finish()
     return checkpoints_folder(run_dir) / step_name(step)
@@ -155,8 +190,8 @@ class _Job:
     state: CheckpointState
     slices: list[LocalSlice]
     generators: dict[str, Tensor]
-    keep_last: int
-    keep_every_steps: int | None
+    keep: CheckpointConfig
+    lease_token: str | None
     deadline: float
 
     def write(self) -> None:
@@ -198,13 +233,19 @@ class _Job:
             self._done(rank).unlink()
         write_manifest(self.temporary, step=self.state.step, files=entries)
         sync_folder(self.temporary)
-        final = self.root / step_name(self.state.step)
-        if final.exists():
-            _remove(final)
-        self.temporary.rename(final)
-        sync_folder(self.root)
         try:
-            _prune(self.root, step=self.state.step, keep_last=self.keep_last, keep_every_steps=self.keep_every_steps)
+            with held(self.root.parent, token=self.lease_token):
+                replaced = put_in_place(self.temporary, final=self.root / step_name(self.state.step))
+                sync_folder(self.root)
+                if replaced is not None:
+                    remove(replaced)  # the others wait for its name to go
+                self._prune()
+        except LeaseError as error:
+            raise CheckpointError(f"the checkpoint of step {self.state.step} is not committed: {error}") from error
+
+    def _prune(self) -> None:
+        try:
+            _prune(self.root, step=self.state.step, keep=self.keep)
         except OSError as error:  # the checkpoint itself stands
             logger.warning("an old checkpoint in %s could not be removed: %s", self.root, error)
 
@@ -249,26 +290,34 @@ class _Job:
         return self.temporary / f"rank-{rank}.failed"
 
 
-def _prune(root: Path, *, step: int, keep_last: int, keep_every_steps: int | None) -> None:
+def _prune(root: Path, *, step: int, keep: CheckpointConfig) -> None:
     """Remove old checkpoints, what a dead save left, and those of a future that was given up."""
     for path in root.iterdir():
         if path.name.startswith("."):
             shutil.rmtree(path, ignore_errors=True)
     folders = list_checkpoints(root.parent)
     past = [path for path in folders if step_of(path) <= step]
-    for path in past[:-keep_last]:
-        if keep_every_steps is None or step_of(path) % keep_every_steps:
-            _remove(path)
+    kept = choose_kept(map(step_of, past), config=keep, losses=held_out_losses(root.parent) if keep.keep_best else {})
+    for path in past:
+        if step_of(path) not in kept:
+            remove(path)
     for path in folders[len(past) :]:
         logger.warning("checkpoint %s is removed: the run went back behind it and is now at step %d", path.name, step)
-        _remove(path)
+        remove(path)
 
 
-def _remove(folder: Path) -> None:
-    """Take the name away first, so that a half-removed folder never looks like a checkpoint."""
-    trash = folder.with_name(f".trash-{folder.name}-{secrets.token_hex(4)}")
-    folder.rename(trash)
-    shutil.rmtree(trash, ignore_errors=True)
+def free_bytes(folder: Path) -> int:
+    """Bytes that may be written where `folder` is, or will be."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _no_room(root: Path, *, needed: int, free: int) -> str:
+    return (
+        f"{root}: a checkpoint needs {needed:,} bytes and {free:,} are free; free space there, lower "
+        f"checkpoint.keep_last (`python -m trainer.checkpoint {root.parent} prune` removes old ones), or move the run "
+        f"directory to a larger disk"
+    )
 
 
 def _temporary(root: Path, step: int, token: int) -> Path:

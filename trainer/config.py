@@ -138,6 +138,23 @@ class CheckpointConfig(Settings):
     """Newest checkpoints that stay."""
     keep_every_steps: Positive | None = None
     """Checkpoints at multiples of this step stay for ever."""
+    keep_best: Count = 0
+    """Checkpoints with the least held-out loss that stay, of those at multiples of evaluation.every_steps."""
+
+
+class GuardConfig(Settings):
+    """What happens where training leaves the finite numbers. Such a step is never applied."""
+
+    max_bad_steps: Positive = 3
+    """Bad steps in a row after which the run goes back to the last checkpoint from before them."""
+    max_rollbacks: Count = 1
+    """Times that a run goes back; then it stops."""
+    skip_before: Count = 100
+    """Steps before the first bad one whose data are passed over with those of the bad ones after going back."""
+    spike_factor: Annotated[float, Field(gt=1.0)] | None = None
+    """A step is bad too, but applied, where its loss exceeds so many times the median of those before; null: no."""
+    spike_window: Positive = 100
+    """Losses that the median is of; before there are as many, no step is a spike."""
 
 
 class EvaluationConfig(Settings):
@@ -169,6 +186,8 @@ class IngestConfig(Settings):
     """Ray object store that a worker's read-ahead may fill, MB."""
     verify: Literal["footers", "full"] = "footers"
     """At start: sizes and footer hashes, or the sha256 of every shard. Page checksums are always verified."""
+    skip_corrupt: bool = False
+    """Pass over training row groups that cannot be read, with a warning, and count their rows, instead of stopping."""
 
 
 class TrainerConfig(Settings):
@@ -202,6 +221,8 @@ class TrainerConfig(Settings):
     """The learning rate."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    guard: GuardConfig = GuardConfig()
+    """Steps that are not finite."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Held-out evaluation."""
     logging: LoggingConfig = LoggingConfig()
@@ -214,6 +235,8 @@ class TrainerConfig(Settings):
     """Ray's logical CPUs that a CPU worker asks for."""
     collective_timeout_s: Positive = 600
     """Longest wait of a collective before the run fails."""
+    lease_timeout_s: Positive = 60
+    """Silence after which a job on another host that holds the run directory counts as dead."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """Raw DeepSpeed settings merged over the derived ones."""
 
@@ -228,6 +251,11 @@ class TrainerConfig(Settings):
             raise ValueError(
                 f"zero_stage=0 with precision={self.precision} is not supported (DeepSpeed's own path follows another "
                 f"curve there); set zero_stage=1"
+            )
+        if self.checkpoint.keep_best and self.evaluation.every_steps is None:
+            raise ValueError(
+                f"checkpoint.keep_best={self.checkpoint.keep_best} needs held-out losses on the way; set "
+                f"evaluation.every_steps"
             )
         lanes = self.batch.lanes
         if lanes is not None and self.workers > lanes:

@@ -78,25 +78,36 @@ class Piece(NamedTuple):
 class SlotCutter:
     """Takes a lane's blocks from `next_block` and gives its slots.
 
-    A slot ends when the next pair would exceed any limit of `shape`; with `quota` it ends after so many pairs.
+    A slot ends when the next pair would exceed any limit of `shape`; with `quota` it ends after so many pairs. In the
+    place of a block may come the number of its rows: they are lost.
     """
 
-    def __init__(self, shape: SlotShape, *, quota: int | None, next_block: Callable[[], Rows]) -> None:
+    def __init__(self, shape: SlotShape, *, quota: int | None, next_block: Callable[[], Rows | int]) -> None:
         self._shape, self._quota, self._next_block = shape, quota, next_block
         self._block: Rows | None = None
         self._place = 0
 
     def cut(self, *, rows_left: int) -> Slot | None:
-        """The next slot, of at most `rows_left` rows (None where that is 0); asks for no block beyond them."""
+        """The next slot, of at most `rows_left` rows (None where that is 0); asks for no block beyond them.
+
+        None too where all that were left are lost.
+        """
         tokens, masked = self._shape.tokens, self._shape.masked
-        pairs = min(rows_left, self._shape.pairs if self._quota is None else self._quota)
+        pairs = self._shape.pairs if self._quota is None else self._quota
         pieces: list[Piece] = []
-        while pairs > 0:
+        while min(pairs, rows_left) > 0:
             if self._block is None or self._place == len(self._block):
-                self._block, self._place = self._next_block(), 0
+                taken = self._next_block()
+                if isinstance(taken, int):
+                    rows_left -= taken
+                    continue
+                self._block, self._place = taken, 0
             block, start = self._block, self._place
             stop = min(
-                len(block), start + pairs, _fits(block.starts, start, tokens), _fits(block.masked_starts, start, masked)
+                len(block),
+                start + min(pairs, rows_left),
+                _fits(block.starts, start, tokens),
+                _fits(block.masked_starts, start, masked),
             )
             if stop > start:
                 pieces.append(Piece(block, start, stop))
@@ -104,9 +115,10 @@ class SlotCutter:
             tokens -= int(block.starts[stop] - block.starts[start])
             masked -= int(block.masked_starts[stop] - block.masked_starts[start])
             pairs -= stop - start
+            rows_left -= stop - start
             if stop < len(block):
                 break
-        assert pieces or rows_left == 0
+        assert pieces or rows_left <= 0
         return join_pieces(pieces) if pieces else None
 
 

@@ -67,6 +67,11 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     config = validate(TrainerConfig, state.config, origin=str(checkpoint / STATE))
     root = Path(data if data is not None else config.data)
     manifest, tokenizer_files = _open_tokenizer(root)
+    if state.data_hash and state.data_hash != manifest.hash:
+        raise ExportError(
+            f"{checkpoint}: was trained on data set {state.data_hash[:12]}, {root} is {manifest.hash[:12]}: the ids may "
+            f"mean other tokens; name the data set of the run with --data"
+        )
     weights = read_weights(checkpoint)
     if len(weights["mlm_head.bias"]) != manifest.vocabulary_size:
         raise ExportError(

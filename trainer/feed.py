@@ -5,6 +5,7 @@ So neither cutting slots nor the small all-reduce that losses are divided by sta
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pipeline.manifest import Special
 from trainer.batches import Batch, Slot, SlotShape, to_batch
+from trainer.blocks import BlockError
 from trainer.ingest import SlotStream, Step
 
 
@@ -26,13 +28,20 @@ class Feed:
         """Epoch of the step that next_step gave last, from 0."""
 
     def next_step(self) -> Step:
-        """The next step's data, as soon as its counts are known."""
-        self.look_ahead()
-        assert self._ahead is not None
-        (counts, sent), self._ahead = self._ahead, None
-        sent.wait()
-        self.epoch = self._stream.state.epoch
-        return self._stream.commit(counts.numpy())
+        """The next step's data, as soon as its counts are known. BlockError where no row of an epoch can be read."""
+        num_lost, begun = 0, self._stream.state.epoch
+        while True:
+            self.look_ahead()
+            assert self._ahead is not None
+            (counts, sent), self._ahead = self._ahead, None
+            sent.wait()
+            self.epoch = self._stream.state.epoch
+            step = self._stream.commit(counts.numpy())
+            num_lost += step.num_lost
+            if step.num_pairs:
+                return replace(step, num_lost=num_lost)
+            if step.state.epoch > begun + 1:  # ingest.skip_corrupt passed over everything
+                raise BlockError(f"none of the {num_lost} rows after epoch {begun} can be read; restore the data set")
 
     def look_ahead(self) -> None:
         """Cut the next step's slots and send their counts, without waiting for the other ranks. Idempotent."""

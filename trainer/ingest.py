@@ -6,6 +6,7 @@ that losses are divided by and every lane's cursor: so each rank knows the whole
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.manifest import Manifest
-from trainer.blocks import BlockRef, LengthReader, make_refs
+from trainer.blocks import BlockError, BlockRef, LengthReader, make_refs
 from trainer.cutting import Rows, SlotCutter
 from trainer.plan import Plan, PlanError, PlanState, lanes_of
 from trainer.readers import ReadAhead, local_blocks, ray_blocks
@@ -29,7 +30,10 @@ from trainer.slots import Slot, SlotShape
 AllReduce: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """Sum of a host vector over all ranks."""
 
-_MASKED, _LABELLED, _PAIRS, _TOKENS, _CURSORS = range(5)
+_MASKED, _LABELLED, _PAIRS, _TOKENS, _LOST, _CURSORS = range(6)
+_NO_LIMIT = 2**62
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,14 @@ class Step:
     """Pairs, all ranks."""
     num_tokens: int
     """Tokens, all ranks."""
+    num_lost: int
+    """Rows of row groups that cannot be read, passed over in this step, all ranks."""
     state: PlanState
     """Where the run stands after this step; the same on every rank."""
     wait_s: float
     """Seconds that this rank waited for blocks."""
+    shard_paths: tuple[str, ...]
+    """Paths in the data set of the shards that the slots' rows name by index."""
 
 
 class SlotStream:
@@ -59,6 +67,9 @@ class SlotStream:
 
     `all_reduce` is called once a step by every rank (None: world size 1). `blocks` says who reads: threads of this
     process, or Ray Data; the slots are the same. Memory: a block a lane, and `read_ahead_blocks` more.
+
+    A row group that cannot be read is a BlockError. With `skip_corrupt` its rows are lost, with a warning, and their
+    lane goes on behind them; only row groups in which lanes are cut must be whole, in the column of lengths.
     """
 
     def __init__(
@@ -74,6 +85,7 @@ class SlotStream:
         read_ahead_blocks: int = 4,
         object_store_mb: int = 256,
         last_epoch: int | None = None,
+        skip_corrupt: bool = False,
     ) -> None:
         self._plan, self._state = plan, plan.start() if state is None else state
         plan.check(self._state)
@@ -83,7 +95,9 @@ class SlotStream:
         self._known_rows: dict[int, NDArray[np.int64]] = {}
         self._read_lengths = LengthReader(plan, root=root)
         self._cursors = {lane: self._state.cursors[lane] for lane in self._lanes if lane >= 0}
-        self._waiting: dict[int, deque[Rows]] = {lane: deque() for lane in self._cursors}
+        self._skip_corrupt = skip_corrupt
+        self._lost = dict.fromkeys(self._cursors, 0)
+        self._waiting: dict[int, deque[Rows | int]] = {lane: deque() for lane in self._cursors}
         self._cutters = {
             lane: SlotCutter(plan.shape, quota=plan.quota(lane), next_block=partial(self._next_block, lane))
             for lane in self._cursors
@@ -110,7 +124,7 @@ class SlotStream:
         return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
 
     def cut(self) -> NDArray[np.int64]:
-        """First half of next_step, local: [4 + G] counts and cursors of this rank's lanes, zero for others'."""
+        """First half of next_step, local: [5 + G] counts and cursors of this rank's lanes, zero for others'."""
         assert self._cut_slots is None
         self._wait_s = 0.0
         counts = np.zeros(_CURSORS + self._plan.lanes, dtype=np.int64)
@@ -120,14 +134,20 @@ class SlotStream:
             slots.append(slot)
             if slot is not None:
                 self._cursors[lane] += slot.num_pairs
-                counts[:_CURSORS] += (slot.num_masked, slot.num_labelled, slot.num_pairs, slot.num_tokens)
+                counts[:_LOST] += (slot.num_masked, slot.num_labelled, slot.num_pairs, slot.num_tokens)
             if lane >= 0:
+                self._cursors[lane] += self._lost[lane]
+                counts[_LOST] += self._lost[lane]
+                self._lost[lane] = 0
                 counts[_CURSORS + lane] = self._cursors[lane]
         self._cut_slots = tuple(slots)
         return counts
 
     def commit(self, counts: NDArray[np.int64]) -> Step:
-        """Second half: `counts` summed over all ranks. Begins the next epoch where every lane is through."""
+        """Second half: `counts` summed over all ranks. Begins the next epoch where every lane is through.
+
+        What holds no pair, since all its rows are lost, counts as no step.
+        """
         assert self._cut_slots is not None
         slots, self._cut_slots = self._cut_slots, None
         epoch, epoch_step, cursors = self._state.epoch, self._state.epoch_step + 1, counts[_CURSORS:]
@@ -137,7 +157,7 @@ class SlotStream:
         self._cursors = {lane: int(cursors[lane]) for lane in self._cursors}
         self._state = PlanState(
             plan_hash=self._plan.hash,
-            step=self._state.step + 1,
+            step=self._state.step + bool(counts[_PAIRS]),
             epoch=epoch,
             epoch_step=epoch_step,
             cursors=tuple(cursors.tolist()),
@@ -149,8 +169,10 @@ class SlotStream:
             num_labelled=int(counts[_LABELLED]),
             num_pairs=int(counts[_PAIRS]),
             num_tokens=int(counts[_TOKENS]),
+            num_lost=int(counts[_LOST]),
             state=self._state,
             wait_s=self._wait_s,
+            shard_paths=self._plan.shard_paths,
         )
 
     def one_epoch(self, *, max_pairs: int | None = None) -> Iterator[Step]:
@@ -167,8 +189,9 @@ class SlotStream:
 
     def _rows_left(self, lane: int) -> int:
         """Rows that a slot may take: in exact mode a slot runs on into the next epoch."""
-        quota = self._plan.quota(lane)
-        return quota if quota is not None else int(self._lane_rows(self._state.epoch)[lane]) - self._cursors[lane]
+        if self._plan.quota(lane) is not None:
+            return _NO_LIMIT
+        return int(self._lane_rows(self._state.epoch)[lane]) - self._cursors[lane]
 
     def _lane_rows(self, epoch: int) -> NDArray[np.int64]:
         """Rows of every lane; without the lock where known, since the other thread may read lengths under it."""
@@ -189,14 +212,23 @@ class SlotStream:
             yield from make_refs(self._plan, blocks, epoch=epoch)
             cursors = dict.fromkeys(cursors, 0)
 
-    def _next_block(self, lane: int) -> Rows:
-        """The lane's next block; blocks of other lanes that come before it wait for their turn."""
+    def _next_block(self, lane: int) -> Rows | int:
+        """The lane's next block, or its number of rows where it is lost; those of other lanes before it wait."""
         start = time.perf_counter()
         while not self._waiting[lane]:
             ref, table = next(self._blocks)
-            self._waiting[ref.lane].append(Rows.from_table(table))
+            if isinstance(table, BlockError):
+                if not self._skip_corrupt:
+                    raise table
+                logger.warning("%d rows are passed over (ingest.skip_corrupt): %s", ref.stop - ref.start, table)
+                self._waiting[ref.lane].append(ref.stop - ref.start)
+            else:
+                self._waiting[ref.lane].append(Rows.from_table(table))
         self._wait_s += time.perf_counter() - start
-        return self._waiting[lane].popleft()
+        taken = self._waiting[lane].popleft()
+        if isinstance(taken, int):
+            self._lost[lane] += taken
+        return taken
 
 
 def validation_plan(manifest: Manifest, *, shape: SlotShape, lanes: int) -> Plan:

@@ -44,7 +44,7 @@ def resolve_device(config: TrainerConfig) -> TrainerConfig:
     return config.model_copy(update={"device": device})
 
 
-def run_in_processes(config: TrainerConfig, *, say: Say, stop: StopRequest) -> Outcome:
+def run_in_processes(config: TrainerConfig, *, say: Say, stop: StopRequest, lease_token: str | None = None) -> Outcome:
     """Run all workers to their end and return what they came to.
 
     Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
@@ -59,7 +59,9 @@ def run_in_processes(config: TrainerConfig, *, say: Say, stop: StopRequest) -> O
         for rank in range(config.workers):
             ours, theirs = context.Pipe(duplex=False)
             place = Place(rank, config.workers, rank, config.workers)
-            child = context.Process(target=_child, args=(config, place, store.port, theirs), name=f"worker-{rank}")
+            child = context.Process(
+                target=_child, args=(config, place, store.port, theirs, lease_token), name=f"worker-{rank}"
+            )
             child.start()
             theirs.close()
             links[ours] = rank
@@ -145,7 +147,7 @@ class _PipeLink:
         self._stop = True
 
 
-def _child(config: TrainerConfig, place: Place, port: int, pipe: Connection) -> None:
+def _child(config: TrainerConfig, place: Place, port: int, pipe: Connection, lease_token: str | None) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     link = _PipeLink(pipe)
     device = torch.device("cuda", place.local_rank) if config.device == "cuda" else torch.device("cpu")
@@ -155,7 +157,7 @@ def _child(config: TrainerConfig, place: Place, port: int, pipe: Connection) -> 
         dist.init_process_group(
             backend_of(config), store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
         )
-        pipe.send(work(config, place=place, link=link, device=device))
+        pipe.send(work(config, place=place, link=link, device=device, lease_token=lease_token))
         dist.destroy_process_group()
     except Exception as error:
         pipe.send(Failure.of(error, rank=place.rank))

@@ -133,7 +133,7 @@ def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cl
     return config.model_copy(update={"device": device})
 
 
-def run_on_ray(config: TrainerConfig, *, say: Say, stop: StopRequest) -> Outcome:
+def run_on_ray(config: TrainerConfig, *, say: Say, stop: StopRequest, lease_token: str | None = None) -> Outcome:
     """Run all workers to their end and return what they came to. Call inside a ray_session.
 
     Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
@@ -145,7 +145,7 @@ def run_on_ray(config: TrainerConfig, *, say: Say, stop: StopRequest) -> Outcome
         board = actor.remote()
         trainer = TorchTrainer(
             _train,
-            train_loop_config={"config": config, "board": board},
+            train_loop_config={"config": config, "board": board, "lease_token": lease_token},
             scaling_config=ScalingConfig(
                 num_workers=config.workers,
                 use_gpu=gpu,
@@ -258,7 +258,14 @@ def _train(task: Mapping[str, Any]) -> Outcome:
     )
     board, config = task["board"], task["config"]
     try:
-        outcome = work(config, place=place, link=_BoardLink(board), device=ray.train.torch.get_device(), blocks="ray")
+        outcome = work(
+            config,
+            place=place,
+            link=_BoardLink(board),
+            device=ray.train.torch.get_device(),
+            blocks="ray",
+            lease_token=task["lease_token"],
+        )
     except Exception as error:
         ray.get(board.fail.remote(Failure.of(error, rank=place.rank)))
         raise

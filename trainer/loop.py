@@ -11,6 +11,7 @@ import hashlib
 import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,14 +21,11 @@ from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.evaluate import Evaluator
 from trainer.feed import Feed
+from trainer.guard import BAD_STEPS_NAME, Fault, Guard, RollBack, note_bad_step
 from trainer.ingest import Step
 from trainer.launch import Link
-from trainer.metrics import RunLog, StepMetrics
+from trainer.metrics import RunLog, StepMetrics, row_ids
 from trainer.schedules import learning_rate
-
-
-class DivergenceError(ValueError):
-    """Training left the finite numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,7 @@ class Job:
     evaluator: Evaluator | None
     """None where the data set holds nothing out."""
     checkpoints: CheckpointWriter
+    guard: Guard
     log: RunLog
     link: Link
 
@@ -47,16 +46,24 @@ class Job:
 def train(job: Job, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop; return the last step done.
 
-    Evaluates in between as configured and at the end. What is returned is in a committed checkpoint.
+    Evaluates in between as configured and at the end. What is returned is in a committed checkpoint. Raises RollBack,
+    on all ranks, after as many bad steps in a row as guard.max_bad_steps says.
     """
     config, step, stopping = job.config, first_step, False
     while step < config.max_steps and not stopping:
         step += 1
-        data, metrics, stopping = train_step(job, step)
-        last = stopping or step == config.max_steps
-        job.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
-        if last or step % config.checkpoint.every_steps == 0:
-            job.checkpoints.save(step, plan_state=data.state.to_tree())
+        if job.guard.is_skipped(step):
+            data = pass_over(job, step)
+            last = step == config.max_steps
+        else:
+            data, metrics, fault, stopping = train_step(job, step)
+            last = stopping or step == config.max_steps
+            job.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
+            if fault is not None:
+                report_fault(job, fault, data=data, metrics=metrics)
+        due = step % config.checkpoint.every_steps == 0 and job.guard.bad_steps == 0  # what is kept is from before them
+        if last or due:
+            job.checkpoints.save(step, plan_state=data.state.to_tree(), guard=job.guard.to_tree())
         if job.evaluator is not None and not last and job.evaluator.is_due(step):
             job.log.write_evaluation(job.evaluator.evaluate(job.engine, step=step))
     job.checkpoints.finish()
@@ -65,10 +72,18 @@ def train(job: Job, *, first_step: int) -> int:
     return step
 
 
-def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, bool]:
-    """One update from one slot of every lane; also whether a rank was asked to stop.
+def pass_over(job: Job, step: int) -> Step:
+    """Take a step's data and throw them away."""
+    data = job.feed.next_step()
+    if step < job.config.max_steps:
+        job.feed.look_ahead()
+    return data
 
-    Raises DivergenceError, on all ranks, where loss or gradient norm is not finite (fp16 may skip an update).
+
+def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, Fault | None, bool]:
+    """One update from one slot of every lane; what is wrong with it; and whether a rank was asked to stop.
+
+    No rank applies the update where the loss of any, or the gradient norm, is not finite.
     """
     began = time.perf_counter()
     config, engine = job.config, job.engine
@@ -79,16 +94,21 @@ def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, bool]:
         torch.manual_seed(dropout_seed(config.seed, step=step, lane=lane))
         output = engine(batch)
         loss = output.mlm_loss_sum / max(1, data.num_masked) + output.nsp_loss_sum / max(1, data.num_labelled)
+        # 1, or NaN where this loss is not finite: then so is the norm of the gradients, by which all ranks decide.
+        loss = loss * (1.0 + 0.0 * loss.detach())
         engine.backward(loss * engine.world_size, last=index + 1 == len(data.slots))
         sums += torch.stack(output).detach()
     if step < config.max_steps:
         job.feed.look_ahead()
     rate = learning_rate(step, config)
+    scaled = engine.loss_scale.value > 1.0  # fp16 finds its loss scale by overflowing: no fault
     update = engine.step(rate)
+    norm_is_bad = not (math.isfinite(update.grad_norm) or scaled)
 
-    totals = torch.cat([sums.cpu(), torch.tensor([data.wait_s, job.link.stop_requested()], dtype=torch.float64)])
+    own = torch.tensor([data.wait_s, job.link.stop_requested(), norm_is_bad], dtype=torch.float64)
+    totals = torch.cat([sums.cpu(), own])
     dist.all_reduce(totals)
-    mlm, nsp, mlm_correct, nsp_correct, wait_s, stops = totals.tolist()
+    mlm, nsp, mlm_correct, nsp_correct, wait_s, stops, bad_norms = totals.tolist()
     labelled = data.num_labelled > 0
     mlm_loss, nsp_loss = mlm / max(1, data.num_masked), nsp / max(1, data.num_labelled)
     seconds = time.perf_counter() - began
@@ -109,20 +129,24 @@ def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, bool]:
         data_wait_s=wait_s / engine.world_size,
         step_s=seconds,
         skipped=update.skipped,
+        lost_rows=data.num_lost,
     )
-    check_finite(metrics, precision=config.precision)
-    return data, metrics, stops > 0
+    fault = job.guard.judge(step, loss=metrics.loss, grad_norm=metrics.grad_norm, norm_is_bad=bad_norms > 0)
+    return data, metrics, fault, stops > 0
 
 
-def check_finite(metrics: StepMetrics, *, precision: str) -> None:
-    """Raise DivergenceError where a step's numbers are not finite; fp16 finds its loss scale by overflowing."""
-    if math.isfinite(metrics.loss) and (math.isfinite(metrics.grad_norm) or precision == "fp16"):
-        return
-    raise DivergenceError(
-        f"step {metrics.step}: loss {metrics.loss}, gradient norm {metrics.grad_norm} (the update was not applied); "
-        f"lower optimizer.learning_rate, lengthen the warm-up or set precision: the same command goes on from the last "
-        f"checkpoint"
-    )
+def report_fault(job: Job, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
+    """Write the rows of a bad step, of all ranks, where they can be found. Collective. RollBack after too many."""
+    own = row_ids(data)
+    everyone: list[list[list[int]]] | None = [own] * job.engine.world_size if job.engine.rank == 0 else None
+    dist.gather_object(own, everyone)
+    if everyone is not None:
+        rows = [row for part in everyone for row in part]
+        folder = Path(job.config.output)
+        note_bad_step(folder, step=metrics.step, epoch=metrics.epoch, fault=fault, rows=rows, shards=data.shard_paths)
+    job.log.say(f"step {metrics.step}: {fault.reason}; its rows are in {BAD_STEPS_NAME}")
+    if job.guard.is_exhausted():
+        raise RollBack(fault, step=metrics.step)
 
 
 def dropout_seed(seed: int, *, step: int, lane: int) -> int:

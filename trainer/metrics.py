@@ -52,7 +52,9 @@ class StepMetrics:
     """Seconds that a worker waited for data, mean over workers."""
     step_s: float
     skipped: bool
-    """fp16: the update was left out, for an overflow under the loss scale."""
+    """The update was left out: loss or gradient norm is not finite (fp16: also for an overflow under its scale)."""
+    lost_rows: int = 0
+    """Rows of row groups that cannot be read, passed over in this step."""
 
 
 class JsonLines:
@@ -203,7 +205,7 @@ class Progress:
             f"lr {metrics.learning_rate:.1e}  norm {metrics.grad_norm:.2f}  "
             f"{metrics.tokens_per_second:,.0f} tokens/s  "
             f"waiting {metrics.data_wait_s / max(metrics.step_s, 1e-9):.0%}  {duration(remaining)} left"
-            + ("  (update skipped: overflow)" if metrics.skipped else "")
+            + ("  (update skipped: not finite)" if metrics.skipped else "")
         )
 
 

@@ -15,6 +15,7 @@ from pipeline.settings import Arguments, ConfigError, load_settings
 from trainer import pretrained
 from trainer.checkpoint import CheckpointError, list_checkpoints, read_state
 from trainer.config import TrainerConfig
+from trainer.lease import refuse_if_alive
 from trainer.metrics import EVALUATIONS_NAME, read_json_lines
 from trainer.plan import Plan, PlanState
 from trainer.run_directory import check_run_directory
@@ -81,7 +82,8 @@ def check(config: TrainerConfig) -> Checked:
             f"workers or set batch.lanes={config.workers}"
         )
     changes = check_run_directory(config)
-    step = check_checkpoints(config, plan=plan)
+    refuse_if_alive(config.output)
+    step = check_checkpoints(config, plan=plan, data_hash=manifest.hash)
     evaluations = read_json_lines(Path(config.output) / EVALUATIONS_NAME)
     evaluated = not manifest.num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
     train, held_out = manifest.num_rows("train"), manifest.num_rows("validation")
@@ -106,8 +108,8 @@ def check_model(config: TrainerConfig, *, manifest: Manifest) -> None:
         check_same_vocabulary(folder, data_tokenizer=Path(config.data) / TOKENIZER_FOLDER)
 
 
-def check_checkpoints(config: TrainerConfig, *, plan: Plan) -> int | None:
-    """Step of the newest checkpoint, None where there is none. PlanError where it belongs to another plan.
+def check_checkpoints(config: TrainerConfig, *, plan: Plan, data_hash: str) -> int | None:
+    """Step of the newest checkpoint, None where there is none. ValueError where it is of another data set or plan.
 
     Reads a few bytes; that every byte is as it was written is verified when the workers resume.
     """
@@ -116,6 +118,11 @@ def check_checkpoints(config: TrainerConfig, *, plan: Plan) -> int | None:
             state = read_state(folder)
         except CheckpointError:
             continue
+        if state.data_hash and state.data_hash != data_hash:
+            raise ConfigError(
+                f"data={config.data}: is data set {data_hash[:12]}, the checkpoint at step {state.step} was trained on "
+                f"{state.data_hash[:12]}; give the data set of the run, or begin in a new output"
+            )
         plan.check(PlanState.from_tree(state.plan_state))
         return state.step
     return None

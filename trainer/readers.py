@@ -25,15 +25,23 @@ _SMALL_DATASET_BLOCKS = 16
 _ERROR = "error"
 
 
-Tables: TypeAlias = Generator[tuple[BlockRef, pa.Table], None, None]
+Tables: TypeAlias = Generator[tuple[BlockRef, pa.Table | BlockError], None, None]
+"""Every block in order, or why it cannot be read."""
 
 
 def local_blocks(refs: Iterable[BlockRef], *, root: str | Path) -> Tables:
     """Read blocks in two threads (decoding leaves Python's lock), at most two beyond the one that is asked for."""
-    pending: deque[tuple[BlockRef, Future[pa.Table]]] = deque()
+
+    def read(ref: BlockRef) -> pa.Table | BlockError:
+        try:
+            return read_block(ref, root=root)
+        except BlockError as error:
+            return error
+
+    pending: deque[tuple[BlockRef, Future[pa.Table | BlockError]]] = deque()
     with ThreadPoolExecutor(max_workers=_LOCAL_THREADS, thread_name_prefix="read-block") as pool:
         for ref in refs:
-            pending.append((ref, pool.submit(read_block, ref, root=root)))
+            pending.append((ref, pool.submit(read, ref)))
             if len(pending) > _LOCAL_THREADS:
                 first, table = pending.popleft()
                 yield first, table.result()
@@ -45,7 +53,7 @@ def local_blocks(refs: Iterable[BlockRef], *, root: str | Path) -> Tables:
 def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes: int) -> Tables:
     """Read blocks in Ray tasks, on any node that sees `root`; what is read ahead is bounded by object_store_bytes.
 
-    The tasks ask for no CPU, so that they run beside train workers that hold all of them. Raises BlockError.
+    The tasks ask for no CPU, so that they run beside train workers that hold all of them.
     """
     import ray  # absent where the loop runs without it
 
@@ -70,7 +78,8 @@ def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes
         tables = dataset.iterator().iter_batches(batch_format="pyarrow", batch_size=None)
         for ref, table in zip(chunk, tables, strict=True):
             if table.column_names == [_ERROR]:
-                raise BlockError(table.column(_ERROR)[0].as_py())
+                yield ref, BlockError(table.column(_ERROR)[0].as_py())
+                continue
             assert (table.column(SHARD)[0].as_py(), table.column(ROW_GROUP)[0].as_py()) == (ref.shard, ref.row_group)
             assert table.num_rows == ref.stop - ref.start
             yield ref, table
@@ -93,13 +102,13 @@ class ReadAhead:
     """Runs an iterator in a thread, at most `depth` items ahead; what it raises comes out of next(), every time."""
 
     def __init__(self, items: Tables, *, depth: int) -> None:
-        self._queue: queue.Queue[tuple[BlockRef, pa.Table] | BaseException] = queue.Queue(maxsize=depth)
+        self._queue: queue.Queue[tuple[BlockRef, pa.Table | BlockError] | BaseException] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(items,), name="read-ahead", daemon=True)
         self._thread.start()
 
-    def __next__(self) -> tuple[BlockRef, pa.Table]:
+    def __next__(self) -> tuple[BlockRef, pa.Table | BlockError]:
         """The next item, as soon as it is there."""
         if self._error is not None:
             raise self._error
@@ -128,7 +137,7 @@ class ReadAhead:
         finally:
             items.close()
 
-    def _put(self, item: tuple[BlockRef, pa.Table] | BaseException) -> bool:
+    def _put(self, item: tuple[BlockRef, pa.Table | BlockError] | BaseException) -> bool:
         if not self._stop.is_set():
             self._queue.put(item)
         return not self._stop.is_set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -23,6 +24,7 @@ from trainer.config import TrainerConfig
 from trainer.curve import draw_curve
 from trainer.evaluate import Evaluation
 from trainer.launch import Outcome, Say, StopRequest, WorkerError, stop_on_signals
+from trainer.lease import hold
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 from trainer.preflight import SAMPLE_CONFIG, check, read_config
 from trainer.run_directory import write_config
@@ -78,17 +80,23 @@ def train(config: TrainerConfig, *, stop: StopRequest, say: Say) -> int:
 
 
 def launch(config: TrainerConfig, *, stop: StopRequest, say: Say) -> Outcome:
-    """Run the workers under the configured launcher. Makes the run directory once the machine can hold them."""
+    """Run the workers under the configured launcher. Makes the run directory once the machine can hold them.
+
+    LeaseError where another job trains in it.
+    """
+    lease = partial(hold, config.output, timeout_s=config.lease_timeout_s, say=say, stop=stop)
     if config.launcher == "processes":
         settled = launch_processes.resolve_device(config)
-        write_config(config)
-        return launch_processes.run_in_processes(settled, stop=stop, say=say)
+        with lease() as token:
+            write_config(config)
+            return launch_processes.run_in_processes(settled, stop=stop, say=say, lease_token=token)
     from trainer import launch_ray  # absent where the loop runs without it
 
     with launch_ray.ray_session(config) as settled:
         stop.listen()
-        write_config(config)
-        return launch_ray.run_on_ray(settled, stop=stop, say=say)
+        with lease() as token:
+            write_config(config)
+            return launch_ray.run_on_ray(settled, stop=stop, say=say, lease_token=token)
 
 
 def show_results(config: TrainerConfig, *, say: Say, done_before: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.settings import ConfigError, dump_yaml, load_settings, to_tree
 from trainer.config import TrainerConfig
+from trainer.lease import LEASE_NAME, LOCK_NAME
 
 CONFIG_NAME = "config.yaml"
 
@@ -25,12 +26,14 @@ MAY_CHANGE = (
     "zero_stage",
     "precision",
     "checkpoint",
+    "guard",
     "evaluation",
     "logging",
     "ingest",
     "threads_per_worker",
     "cpus_per_worker",
     "collective_timeout_s",
+    "lease_timeout_s",
 )
 """Settings that a run may go on with changed.
 
@@ -51,8 +54,8 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
         raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
-    if existing != folder or not any(folder.iterdir()):
-        return []
+    if existing != folder or all(path.name in (LEASE_NAME, LOCK_NAME) for path in folder.iterdir()):
+        return []  # a job that ended before it began leaves its lease
     saved = folder / CONFIG_NAME
     if not saved.is_file():
         raise ConfigError(

@@ -14,11 +14,12 @@ import torch
 
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, read_manifest
 from pipeline.settings import ConfigError
-from trainer.checkpoint import CheckpointWriter, list_checkpoints, resume
+from trainer.checkpoint import CheckpointState, CheckpointWriter, list_checkpoints, resume
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.evaluate import Evaluator, unigram_log_probabilities
 from trainer.feed import Feed
+from trainer.guard import Guard, RollBack
 from trainer.ingest import SlotStream
 from trainer.launch import Link, Outcome, Place
 from trainer.loop import Job, train
@@ -28,6 +29,8 @@ from trainer.plan import Plan, PlanState, lanes_of
 from trainer.pretrained import initialize_from
 from trainer.run_directory import CONFIG_NAME
 from trainer.shapes import derive_shape
+
+logger = logging.getLogger(__name__)
 
 
 def backend_of(config: TrainerConfig) -> str:
@@ -42,18 +45,26 @@ def work(
     link: Link,
     device: torch.device,
     blocks: Literal["local", "ray"] = "local",
+    lease_token: str | None = None,
 ) -> Outcome:
     """Train this rank's share until max_steps or until asked to stop, resuming what the run directory holds.
 
-    torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input.
+    `lease_token`: of the job's lease on the run directory; without it nothing is committed once another job has the
+    lease. torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input.
     """
     with warnings_to_user(link, place=place):
         set_up_process(config, place=place, device=device)
-        return run_share(config, place=place, link=link, device=device, blocks=blocks)
+        return run_share(config, place=place, link=link, device=device, blocks=blocks, lease_token=lease_token)
 
 
 def run_share(
-    config: TrainerConfig, *, place: Place, link: Link, device: torch.device, blocks: Literal["local", "ray"]
+    config: TrainerConfig,
+    *,
+    place: Place,
+    link: Link,
+    device: torch.device,
+    blocks: Literal["local", "ray"],
+    lease_token: str | None = None,
 ) -> Outcome:
     """Build everything, train, close everything; `work` in a process that is set up."""
     run_directory = Path(config.output)
@@ -63,42 +74,82 @@ def run_share(
         manifest, lanes=shape.lanes, shape=shape.slot, seed=config.seed, exact_pairs=shape.exact_pairs
     )
     engine = build_engine(config, manifest=manifest, plan=plan, place=place, device=device)
-    saved = resume(run_directory, engine=engine)
-    first_step = 0 if saved is None else saved.step
-    stream = SlotStream(
-        plan,
-        config.data,
-        rank=place.rank,
-        world_size=place.world_size,
-        state=None if saved is None else PlanState.from_tree(saved.plan_state),
-        blocks=blocks,
-        read_ahead_blocks=config.ingest.read_ahead_blocks,
-        object_store_mb=config.ingest.object_store_mb,
+    checkpoints = CheckpointWriter(
+        run_directory, engine=engine, config=config, lease_token=lease_token, data_hash=manifest.hash
     )
-    job = Job(
-        config=config,
-        engine=engine,
-        feed=Feed(stream, shape=shape.slot, special=manifest.special, device=device),
-        evaluator=Evaluator(config, manifest=manifest, shape=shape) if manifest.num_rows("validation") else None,
-        checkpoints=CheckpointWriter(run_directory, engine=engine, config=config),
-        log=RunLog(
-            run_directory,
-            config=config,
+    saved = resume(run_directory, engine=engine)
+    guard = Guard(config.guard, tree=None if saved is None else saved.guard)
+    resumed_at = 0 if saved is None else saved.step
+
+    def train_on(saved: CheckpointState | None) -> int:
+        first_step = 0 if saved is None else saved.step
+        stream = SlotStream(
+            plan,
+            config.data,
             rank=place.rank,
             world_size=place.world_size,
-            resume_step=first_step,
-            say=link.say,
-        ),
-        link=link,
-    )
-    job.log.say(describe_start(config, place=place, device=device, first_step=first_step))
-    try:
-        last_step = train(job, first_step=first_step)
-    finally:
-        job.feed.close()
-        job.log.close()
+            state=None if saved is None else PlanState.from_tree(saved.plan_state),
+            blocks=blocks,
+            read_ahead_blocks=config.ingest.read_ahead_blocks,
+            object_store_mb=config.ingest.object_store_mb,
+            skip_corrupt=config.ingest.skip_corrupt,
+        )
+        job = Job(
+            config=config,
+            engine=engine,
+            feed=Feed(stream, shape=shape.slot, special=manifest.special, device=device),
+            evaluator=Evaluator(config, manifest=manifest, shape=shape) if manifest.num_rows("validation") else None,
+            checkpoints=checkpoints,
+            guard=guard,
+            log=RunLog(
+                run_directory,
+                config=config,
+                rank=place.rank,
+                world_size=place.world_size,
+                resume_step=first_step,
+                say=link.say,
+            ),
+            link=link,
+        )
+        job.log.say(describe_start(config, place=place, device=device, first_step=first_step))
+        try:
+            return train(job, first_step=first_step)
+        finally:
+            job.feed.close()
+            job.log.close()
+
+    while True:
+        try:
+            last_step = train_on(saved)
+            break
+        except RollBack as back:
+            guard.check_may_go_back(back, run_directory=run_directory)
+            saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config)
     engine.close()
-    return Outcome(first_step=first_step, last_step=last_step, finished=last_step >= config.max_steps)
+    return Outcome(first_step=resumed_at, last_step=last_step, finished=last_step >= config.max_steps)
+
+
+def go_back(
+    back: RollBack, *, guard: Guard, checkpoints: CheckpointWriter, engine: Engine, config: TrainerConfig
+) -> CheckpointState:
+    """Restore the newest checkpoint from before the bad steps, and commit it anew with what the guard now knows.
+
+    So a run that is killed right after goes on as this one does. Collective. DivergenceError where there is none.
+    """
+    run_directory = Path(config.output)
+    checkpoints.finish()
+    saved = resume(run_directory, engine=engine, through=guard.first_bad - 1)
+    if saved is None:
+        raise guard.give_up(back, run_directory=run_directory, why="and there is no checkpoint to go back to")
+    first, last = guard.go_back(step=back.step, to=saved.step, tree=saved.guard)
+    if engine.rank == 0:
+        logger.warning(
+            "%s, the last of %d: back to the checkpoint of step %d; the data of steps %d to %d are passed over",
+            back, last - guard.first_bad + 1, saved.step, first, last,
+        )  # fmt: skip
+    checkpoints.save(saved.step, plan_state=saved.plan_state, guard=guard.to_tree())
+    checkpoints.finish()
+    return saved
 
 
 @contextmanager

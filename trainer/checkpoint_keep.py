@@ -1,0 +1,41 @@
+"""Which checkpoints of a run stay: the newest, those at round steps, those with the least held-out loss.
+
+One rule for the writer and for the command line. It takes away names before bytes, and never that of the newest.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from trainer.config import CheckpointConfig
+from trainer.metrics import EVALUATIONS_NAME, read_json_lines
+
+
+def choose_kept(steps: Iterable[int], *, config: CheckpointConfig, losses: Mapping[int, float]) -> set[int]:
+    """The steps whose checkpoints stay; `losses`: held-out loss after a step, where it was evaluated."""
+    ordered = sorted(steps)
+    kept = set(ordered[-config.keep_last :])
+    if config.keep_every_steps is not None:
+        kept.update(step for step in ordered if step % config.keep_every_steps == 0)
+    evaluated = [step for step in ordered if step in losses]
+    kept.update(sorted(evaluated, key=lambda step: (losses[step], step))[: config.keep_best])
+    return kept
+
+
+def held_out_losses(run_dir: str | Path) -> dict[int, float]:
+    """Step -> held-out masked-LM plus next-sentence loss, from RUN/evaluations.jsonl; without those not finite."""
+    return {
+        record["step"]: record["mlm_loss"] + (record.get("nsp_loss") or 0.0)
+        for record in read_json_lines(Path(run_dir) / EVALUATIONS_NAME)
+        if record["mlm_loss"] is not None
+    }
+
+
+def remove(folder: Path) -> None:
+    """Take the name away first, so that a half-removed folder never looks like a checkpoint."""
+    trash = folder.with_name(f".trash-{folder.name.lstrip('.')}-{secrets.token_hex(4)}")
+    folder.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
