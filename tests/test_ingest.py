@@ -44,10 +44,19 @@ def make_plan(manifest: Manifest, *, lanes: int = 4, exact_pairs: int | None = N
 
 
 def run(
-    plan: Plan, root: Path, *, world_size: int = 1, steps: int, state: PlanState | None = None
+    plan: Plan,
+    root: Path,
+    *,
+    world_size: int = 1,
+    steps: int,
+    state: PlanState | None = None,
+    skip_corrupt: bool = False,
 ) -> list[tuple[Step, Lanes]]:
     """`steps` steps of all ranks in this process; the first rank's Step, and the slots of every lane."""
-    ranks = [SlotStream(plan, root, rank=rank, world_size=world_size, state=state) for rank in range(world_size)]
+    ranks = [
+        SlotStream(plan, root, rank=rank, world_size=world_size, state=state, skip_corrupt=skip_corrupt)
+        for rank in range(world_size)
+    ]
     made = []
     for _ in range(steps):
         counts = np.sum([stream.cut() for stream in ranks], axis=0)
@@ -305,6 +314,50 @@ def test_a_flipped_bit_stops_with_shard_and_row_group(damaged: tuple[Path, Manif
     with pytest.raises(DataSetError, match=message):
         list(stream.one_epoch())
     stream.close()
+
+
+@pytest.mark.parametrize("exact_pairs", [None, 10])
+def test_a_row_group_that_cannot_be_read_is_passed_over_where_the_config_says_so(
+    damaged: tuple[Path, Manifest, Path], caplog: pytest.LogCaptureFixture, exact_pairs: int | None
+) -> None:
+    """Its rows and no others are missing, and counted; the same for any number of ranks, and from any step on."""
+    root, manifest, path = damaged
+    flip_a_bit(path, row_group=1)
+    plan = make_plan(manifest, exact_pairs=exact_pairs)
+    steps = run(plan, root, steps=40, skip_corrupt=True)
+    whole = {(s, g, r) for s in range(2) for g in range(2) for r in range(21)} - {(1, 1, r) for r in range(21)}
+    taken = rows_of([slot for _, lanes in steps for slot in lanes.values() if slot])
+    assert set(taken) == whole
+    epochs = steps[-1][0].state.epoch
+    assert epochs >= 3
+    assert set(taken.values()) <= {epochs, epochs + 1, epochs + 2}
+    lost = sum(step.num_lost for step, _ in steps)
+    assert lost % 21 == 0 or exact_pairs is None
+    assert epochs * 21 <= lost <= (epochs + 2) * 21
+    assert f"21 rows are passed over (ingest.skip_corrupt): {path}, row group 1: cannot be read" in caplog.text or (
+        f"rows are passed over (ingest.skip_corrupt): {path}, row group 1: cannot be read" in caplog.text
+    )
+    for world_size in (3, 4):
+        assert_same(run(plan, root, steps=40, world_size=world_size, skip_corrupt=True), steps)
+    for stop in (1, 7, 13):
+        resumed = run(plan, root, steps=40 - stop, world_size=2, state=steps[stop - 1][0].state, skip_corrupt=True)
+        assert_same(resumed, steps[stop:])
+
+
+def test_a_step_whose_rows_are_all_lost_is_no_step(damaged: tuple[Path, Manifest, Path]) -> None:
+    root, manifest, path = damaged
+    for group in (0, 1):
+        for shard in manifest.shards:
+            if (root / shard.path, group) != (path, 0):
+                flip_a_bit(root / shard.path, row_group=group)
+    stream = SlotStream(make_plan(manifest, lanes=1), root, skip_corrupt=True)
+    numbers = [(step.num_pairs, step.state.step) for step in (stream.next_step() for _ in range(20))]
+    stream.close()
+    assert 0 in [pairs for pairs, _ in numbers]
+    steps = 0
+    for pairs, step in numbers:
+        steps += pairs > 0
+        assert step == steps
 
 
 def test_a_missing_shard_stops_with_its_name(damaged: tuple[Path, Manifest, Path]) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from small_runs import curve, make_config, rows_by_step, run
 from synthetic import write_data_set
-from test_metrics import make_metrics
 from worker_group import WorkerError, WorkerGroup
 
 from pipeline.manifest import read_manifest
@@ -18,7 +17,7 @@ from trainer.batches import to_batch
 from trainer.checkpoint import list_checkpoints, newest_verified, read_weights
 from trainer.evaluate import unigram_log_probabilities
 from trainer.ingest import SlotStream
-from trainer.loop import DivergenceError, check_finite, dropout_seed
+from trainer.loop import dropout_seed
 from trainer.metrics import read_json_lines
 from trainer.model import BertForPretraining
 from trainer.plan import Plan
@@ -163,18 +162,9 @@ def test_a_run_that_leaves_the_finite_numbers_stops_before_it_saves(
 ) -> None:
     optimizer = {"learning_rate": 1e30, "clip_norm": 0.0}
     config = make_config(data, tmp_path / "run", optimizer=optimizer, schedule={"name": "constant"})
-    with pytest.raises(WorkerError, match=r"DivergenceError: step \d: loss (nan|inf)"):
+    with pytest.raises(WorkerError, match=r"DivergenceError: step \d: loss (nan|inf).*no checkpoint to go back to"):
         run(groups[1], config.model_copy(update={"workers": 1}))
     assert list_checkpoints(tmp_path / "run") == []
-
-
-def test_fp16_may_overflow_but_not_lose_its_loss() -> None:
-    check_finite(make_metrics(3, grad_norm=float("inf"), skipped=True), precision="fp16")
-    check_finite(make_metrics(3), precision="bf16")
-    with pytest.raises(DivergenceError, match=r"step 3: loss 7\.0, gradient norm inf"):
-        check_finite(make_metrics(3, grad_norm=float("inf"), skipped=True), precision="bf16")
-    with pytest.raises(DivergenceError, match="step 3: loss nan"):
-        check_finite(make_metrics(3, loss=float("nan")), precision="fp16")
 
 
 def test_dropout_seeds_differ_by_seed_step_and_lane() -> None:
