@@ -73,7 +73,10 @@ def test_resume_is_bit_exact(worker_group: Groups, tmp_path: Path, world: int, l
 
 
 def test_any_world_size_stage_and_precision(worker_group: Groups, tmp_path: Path) -> None:
-    """Written by two ranks of each kind, read by one and by three of another: the same fp32 state, the same curve."""
+    """Written by two ranks of each kind, read by one and by three of another: the same fp32 state, the same curve.
+
+    DeepSpeed#2898, #3810, #6441, #5405: another number of GPUs refuses to load.
+    """
     for number, (stage, precision) in enumerate(LAYOUTS):
         run = str(tmp_path / str(number))
         curve, saved = worker_group(2).run(train_and_save, run, stage, precision, [4], 7)[0]
@@ -186,6 +189,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_damage_is_named_and_the_one_before_is_taken(
     run_dir: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """ray#33369; gpt-neox#750; DeepSpeed#2319: a missing part is a warning and the loss jumps."""
     spoil, message = DAMAGE[damage]
     folder = run_dir / "checkpoints" / "step-00000003"
     spoil(folder)
@@ -196,6 +200,7 @@ def test_damage_is_named_and_the_one_before_is_taken(
 
 
 def test_damaged_checkpoints_never_mean_a_new_start(worker_group: Groups, run_dir: Path) -> None:
+    """KempnerForge#102: without `latest` a run starts at step 0 with a warning."""
     for folder in list_checkpoints(run_dir):
         flip_bit(folder / "rank-00000-of-00002.safetensors")
     with pytest.raises(CheckpointError, match="none of its 3 checkpoints verifies"):
@@ -282,6 +287,7 @@ TROUBLE: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
 def test_a_failed_save_ends_for_all_and_leaves_the_others_alone(
     worker_group: Groups, run_dir: Path, trouble: str, messages: list[str | None]
 ) -> None:
+    """diffusion-pipe#159: `latest` points to an unfinished checkpoint."""
     begun = time.monotonic()
     answers = worker_group(2).run(save_with_trouble, str(run_dir), trouble)
     assert time.monotonic() - begun < 20

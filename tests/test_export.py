@@ -17,7 +17,7 @@ from packed import padded_rows, random_batch, unpad
 from safetensors.torch import load_file, save_file
 from untrained_run import VOCABULARY_SIZE, write_data, write_run, write_tokenizer
 
-from pipeline.manifest import TOKENIZER_FOLDER, file_sha256
+from pipeline.manifest import TOKENIZER_FOLDER, file_sha256, read_manifest
 from trainer import demonstrate, export
 from trainer.config import ModelConfig
 from trainer.export import MARKER, ExportError
@@ -280,6 +280,18 @@ def test_runs_and_data_sets_that_do_not_fit(data: Path, tmp_path: Path, capsys: 
     write_data(tmp_path / "larger", size=600)
     with pytest.raises(ExportError, match=r"vocabulary has 512 entries, that of .*larger has 600"):
         export.export(tmp_path / "run", out=tmp_path / "out", data=tmp_path / "larger")
+
+
+def test_another_data_set_than_the_runs_is_refused_by_its_hash(data: Path, tmp_path: Path) -> None:
+    """Also one whose vocabulary has as many entries."""
+    write_run(tmp_path / "run", data=data, data_hash=read_manifest(data).hash)
+    assert export.export(tmp_path / "run", out=tmp_path / "out").step == 7
+    write_run(tmp_path / "other", data=data, data_hash="0123456789abcdef")
+    with pytest.raises(
+        ExportError, match=r"was trained on data set 0123456789ab, .* is [0-9a-f]{12}, whose ids may mean"
+    ):
+        export.export(tmp_path / "other", out=tmp_path / "out2")
+    assert not (tmp_path / "out2").exists()
 
 
 def test_a_data_set_without_tokenizer_json_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,9 @@ def test_the_run_stops_when_it_went_back_often_enough(tmp_path: Path) -> None:
     with pytest.raises(DivergenceError) as caught:
         guard.check_may_go_back(RollBack(fault, step=9), run_directory=tmp_path)
     assert str(caught.value) == (
-        f"step 9: loss nan, gradient norm 1 (the update was not applied), 1 bad step in a row from step 9 on, after going "
-        f"back 1 time; their rows are in {tmp_path / BAD_STEPS_NAME}. Lower optimizer.learning_rate, lengthen the "
-        f"warm-up, set precision, or raise guard.max_rollbacks: the same command goes on from the last checkpoint"
+        f"step 9: loss nan, gradient norm 1 (the update was not applied), 1 bad step in a row from step 9 on, after "
+        f"going back 1 time; their rows are in {tmp_path / BAD_STEPS_NAME}. Lower optimizer.learning_rate, lengthen "
+        f"the warm-up, set precision, or raise guard.max_rollbacks: the same command goes on from the last checkpoint"
     )
 
 
@@ -133,7 +134,7 @@ def test_rows_are_noted_by_shard_and_row_group(tmp_path: Path) -> None:
 
 
 def run_poisoned(rank: int, config: TrainerConfig, stop_at: int | None, how: str, steps: list[int]) -> RunReport:
-    """As run_rank, but in `steps` the micro-batch of lane 1 has a gradient of NaN, or a loss of inf with a finite one."""
+    """As run_rank, but in `steps` lane 1 has a gradient of NaN, or a loss of inf with a finite gradient."""
     seed, backward, forward = loop.dropout_seed, Engine.backward, Engine.__call__
     bad = False
 
@@ -193,8 +194,8 @@ def losses(output: Path) -> dict[int, tuple[str, str]]:
 
 @pytest.mark.parametrize("how", ["gradient", "loss"])
 def test_a_bad_step_is_not_applied_and_the_run_goes_on(pair: WorkerGroup, data: Path, tmp_path: Path, how: str) -> None:
-    """Of one lane on one rank; no rank applies it. What a loss of inf with finite gradients would do is left out too."""
-    run(pair, configure(data, tmp_path / "clean").model_copy(update={"max_steps": 4}), steps=[])
+    """Of one lane on one rank; no rank applies it, also where the loss alone is not finite."""
+    run(pair, configure(data, tmp_path / "clean").model_copy(update={"max_steps": 5}), steps=[], stop_at=4)
     config = configure(data, tmp_path / "run").model_copy(update={"max_steps": 5})
     report = run(pair, config, how=how, steps=[5])
     assert report.outcome.finished
@@ -209,8 +210,6 @@ def test_a_bad_step_is_not_applied_and_the_run_goes_on(pair: WorkerGroup, data: 
     noted = [(shards.index(g["shard"]), g["row_group"], row) for g in record["rows"] for row in g["rows"]]
     assert sorted(noted) == rows_by_step(tmp_path / "run")[5]
     assert any("step 5: loss" in line and "its rows are in bad_steps.jsonl" in line for line in report.said)
-    if how == "loss":
-        assert math.isfinite(read_json_lines(tmp_path / "run" / "metrics.jsonl")[3]["loss"])
 
 
 def test_after_too_many_the_run_goes_back_and_passes_the_window_over(
@@ -241,14 +240,14 @@ def test_after_too_many_the_run_goes_back_and_passes_the_window_over(
 def test_a_run_killed_right_after_going_back_goes_on_as_one_that_was_not(
     pair: WorkerGroup, data: Path, tmp_path: Path
 ) -> None:
-    """The checkpoint that it went back to holds the window, so that the fault need not come again."""
+    """The checkpoint that it went back to holds the window: the fault need not come again."""
     run(pair, configure(data, tmp_path / "whole"), steps=[6, 7])
     output = tmp_path / "run"
     run(pair, configure(data, output), steps=[6, 7], stop_at=8)
     newest = list_checkpoints(output)
-    assert [read_state(folder).step for folder in newest] == [2, 4, 8]  # those past step 4 were of a future given up
-    for folder in newest[-1:]:
-        (folder / "manifest.json").unlink()
+    assert [read_state(folder).step for folder in newest] == [2, 4, 6, 8]
+    for folder in newest[2:]:
+        shutil.rmtree(folder)
     report = run(pair, configure(data, output), steps=[])
     assert report.executed == [8, 9]
     assert report.outcome.first_step == 4
@@ -260,5 +259,6 @@ def test_faults_that_do_not_end_stop_the_run_with_a_clear_message(
 ) -> None:
     with pytest.raises(WorkerError, match=r"DivergenceError: step 8: loss .*from step 7 on, after going back 1 time"):
         run(pair, configure(data, tmp_path / "run", skip_before=0), steps=[5, 6, 7, 8, 9])
-    assert read_state(list_checkpoints(tmp_path / "run")[-1]).step == 4
+    state = read_state(list_checkpoints(tmp_path / "run")[-1])
+    assert (state.step, state.steps_taken) == (6, 4)  # written in the window that was passed over
     assert [record["step"] for record in read_json_lines(tmp_path / "run" / BAD_STEPS_NAME)] == [5, 6, 7, 8]

@@ -201,6 +201,7 @@ def test_64_lanes_over_few_or_many_row_groups(tmp_path: Path, shards: int, row_g
 
 
 def test_seeking_reads_one_row_group_a_lane(data: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch) -> None:
+    """ray#37633, #48224, #50399: the place is lost on failure, or found by replaying."""
     root, manifest = data
     plan = make_plan(manifest)
     steps = run(plan, root, steps=20)
@@ -232,6 +233,7 @@ def test_reading_ahead_is_bounded_and_ends_with_the_stream(data: tuple[Path, Man
 
 
 def test_wait_is_measured(data: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch) -> None:
+    """ray#26630, #50128: GPUs wait for ingest, and nobody sees it."""
     root, manifest = data
 
     def slow(ref, *, root):  # type: ignore[no-untyped-def]
@@ -316,27 +318,22 @@ def test_a_flipped_bit_stops_with_shard_and_row_group(damaged: tuple[Path, Manif
     stream.close()
 
 
-@pytest.mark.parametrize("exact_pairs", [None, 10])
 def test_a_row_group_that_cannot_be_read_is_passed_over_where_the_config_says_so(
-    damaged: tuple[Path, Manifest, Path], caplog: pytest.LogCaptureFixture, exact_pairs: int | None
+    damaged: tuple[Path, Manifest, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its rows and no others are missing, and counted; the same for any number of ranks, and from any step on."""
     root, manifest, path = damaged
     flip_a_bit(path, row_group=1)
-    plan = make_plan(manifest, exact_pairs=exact_pairs)
+    plan = make_plan(manifest)
     steps = run(plan, root, steps=40, skip_corrupt=True)
     whole = {(s, g, r) for s in range(2) for g in range(2) for r in range(21)} - {(1, 1, r) for r in range(21)}
     taken = rows_of([slot for _, lanes in steps for slot in lanes.values() if slot])
     assert set(taken) == whole
     epochs = steps[-1][0].state.epoch
     assert epochs >= 3
-    assert set(taken.values()) <= {epochs, epochs + 1, epochs + 2}
-    lost = sum(step.num_lost for step, _ in steps)
-    assert lost % 21 == 0 or exact_pairs is None
-    assert epochs * 21 <= lost <= (epochs + 2) * 21
-    assert f"21 rows are passed over (ingest.skip_corrupt): {path}, row group 1: cannot be read" in caplog.text or (
-        f"rows are passed over (ingest.skip_corrupt): {path}, row group 1: cannot be read" in caplog.text
-    )
+    assert set(taken.values()) <= {epochs, epochs + 1}
+    assert epochs * 21 <= sum(step.num_lost for step, _ in steps) <= (epochs + 1) * 21
+    assert f"rows are passed over (ingest.skip_corrupt): {path}, row group 1: cannot be read" in caplog.text
     for world_size in (3, 4):
         assert_same(run(plan, root, steps=40, world_size=world_size, skip_corrupt=True), steps)
     for stop in (1, 7, 13):
@@ -345,19 +342,14 @@ def test_a_row_group_that_cannot_be_read_is_passed_over_where_the_config_says_so
 
 
 def test_a_step_whose_rows_are_all_lost_is_no_step(damaged: tuple[Path, Manifest, Path]) -> None:
-    root, manifest, path = damaged
-    for group in (0, 1):
-        for shard in manifest.shards:
-            if (root / shard.path, group) != (path, 0):
-                flip_a_bit(root / shard.path, row_group=group)
-    stream = SlotStream(make_plan(manifest, lanes=1), root, skip_corrupt=True)
-    numbers = [(step.num_pairs, step.state.step) for step in (stream.next_step() for _ in range(20))]
-    stream.close()
-    assert 0 in [pairs for pairs, _ in numbers]
-    steps = 0
-    for pairs, step in numbers:
-        steps += pairs > 0
-        assert step == steps
+    root, manifest, _ = damaged
+    whole = run(make_plan(manifest, lanes=1), root, steps=1)
+    for shard in manifest.shards:
+        for group in (0, 1):
+            flip_a_bit(root / shard.path, row_group=group)
+    ((lost, _),) = run(make_plan(manifest, lanes=1), root, steps=1, skip_corrupt=True)
+    assert (whole[0][0].state.step, whole[0][0].num_lost) == (1, 0)
+    assert (lost.num_pairs, lost.num_lost, lost.state.step, lost.state.epoch) == (0, 84, 0, 1)
 
 
 def test_a_missing_shard_stops_with_its_name(damaged: tuple[Path, Manifest, Path]) -> None:

@@ -116,7 +116,10 @@ def head(repository: Path) -> Iterator[Head]:
 def test_a_stopped_job_is_continued_by_one_with_uploaded_code(
     head: Head, repository: Path, tmp_path: Path, worker_group: Callable[[int], WorkerGroup]
 ) -> None:
-    """`ray job submit -- python trainer/run.py`, `ray job stop`, then `ray job submit --working-dir .`."""
+    """`ray job submit -- python trainer/run.py`, `ray job stop`, then `ray job submit --working-dir .`.
+
+    ray#45516, #46814: after the loss of the head a run starts again from epoch 1.
+    """
     data, output = tmp_path / "data", tmp_path / "run"
     write_data_set(data, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256)
     settings = [

@@ -87,6 +87,7 @@ def test_a_step_is_that_of_one_great_batch_in_plain_torch(
 
 
 def test_an_epoch_reads_every_row_once(groups: dict[int, WorkerGroup], data: Path, tmp_path: Path) -> None:
+    """ray#66085, #63285: a shuffle buffer gives short batches; an equal split drops rows silently."""
     output = tmp_path / "run"
     run(groups[2], make_config(data, output, max_steps=13))
     epochs = {record["step"]: record["epoch"] for record in read_json_lines(output / "metrics.jsonl")}

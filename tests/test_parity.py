@@ -73,6 +73,7 @@ def assert_same_logits(model: BertForPretraining, *, other: Any, batch: Batch, r
 @pytest.mark.parametrize(("norm", "activation"), VARIANTS)
 @pytest.mark.parametrize("padded", [True, False])
 def test_exported_weights_give_our_logits(norm: str, activation: str, padded: bool, tmp_path: Path) -> None:
+    """ModernBERT#209; transformers#38870, #41038: exported weights give NaN or lose the tie."""
     model = lively_model(norm=norm, activation=activation).eval()
     export_weights(model, folder=tmp_path)
     other = read_with_transformers(tmp_path, norm=norm).eval()

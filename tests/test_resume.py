@@ -51,7 +51,10 @@ def run_in_parts(group: WorkerGroup, data: Path, output: Path, *, stops: tuple[i
 def test_three_resumes_in_a_row_give_the_same_bits(
     pair: WorkerGroup, data: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    """Interrupted at odd steps, in the epoch and around its end; counts the steps, so that none is done twice."""
+    """Interrupted at odd steps, in the epoch and around its end; counts the steps, so that none is done twice.
+
+    llm-foundry#1277; composer#3725; accelerate#2016, #4071: resume is off by the packing, or at the epoch's end.
+    """
     output = tmp_path / "run"
     reports = run_in_parts(pair, data, output, stops=(3, 5, 7))
     assert [report.executed for report in reports] == [[1, 2, 3], [4, 5], [6, 7], [8, 9]]
@@ -110,6 +113,7 @@ def test_another_number_of_workers_goes_on_with_the_same_rows(
 def test_a_damaged_newest_checkpoint_is_passed_over(
     pair: WorkerGroup, data: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
+    """diffusion-pipe#159: the newest that verifies is resumed, not the newest."""
     output = tmp_path / "run"
     run(pair, make_config(data, output, checkpoint={"every_steps": 3}), stop_at=7)
     victim = next((list_checkpoints(output)[-1]).glob("*.safetensors"))

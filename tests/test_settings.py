@@ -93,10 +93,12 @@ def test_reference_mode_knows_only_what_was_published() -> None:
         ("schedule.warmup_steps=10", r"schedule\.warmup_steps=10 leaves none"),
         ("zero_stage=0", r"set zero_stage=1"),
         ("model.size=huge", r"model\.size='huge'"),
+        ("optimizer.name=lamb", r"optimizer\.name='lamb': Input should be 'adamw'"),
         ("model={output_bias: unigram, initialize_from: x}", r"would be overwritten by model\.initialize_from"),
     ],
 )
 def test_trainer_refusals(override: str, message: str) -> None:
+    """DeepSpeed#490, #4187, #4451: LAMB with norms over flattened partitions; it is not offered, rather than wrong."""
     with pytest.raises(ConfigError, match=message):
         load_trainer(override)
 
@@ -104,6 +106,8 @@ def test_trainer_refusals(override: str, message: str) -> None:
 def test_trainer_refuses_workers_without_lanes_and_exact_pairs_without_pairs() -> None:
     with pytest.raises(ConfigError, match=r"workers=5 exceeds batch\.lanes=4"):
         load_trainer("workers=5", "batch.lanes=4")
+    with pytest.raises(ConfigError, match=r"ingest\.skip_corrupt does not go with batch\.exact_pairs"):
+        load_trainer("ingest.skip_corrupt=true", "batch.exact_pairs=true")
     with pytest.raises(ConfigError, match=r"batch\.exact_pairs needs batch\.pairs"):
         load_settings(
             TrainerConfig,

@@ -70,6 +70,7 @@ def test_a_slot_that_spans_blocks_is_joined() -> None:
 
 
 def test_sliced_and_chunked_tables_read_alike() -> None:
+    """ray#44615: list columns become object arrays; here they stay Arrow's offsets and values."""
     whole = make_table([3, 4, 2, 5], [1, 2, 0, 1])
     chunked = pa.concat_tables([whole.slice(0, 1), whole.slice(1, 2), whole.slice(3)])
     shape = SlotShape(tokens=20, pairs=9, masked=9, max_seq_length=5)

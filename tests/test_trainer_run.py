@@ -254,7 +254,7 @@ def test_the_saved_config_is_the_resolved_one_and_runs_again(tmp_path: Path, dat
 
 
 def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
-    worker_group: object, tmp_path: Path, data: Path
+    worker_group: object, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = worker_group(2)  # type: ignore[operator]
     assert isinstance(group, WorkerGroup)
@@ -262,8 +262,12 @@ def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
     run(group, config, stop_at=1)
     assert not preflight.check(config).done
     write_data_set(tmp_path / "other", shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256, seed=1)
-    with pytest.raises(ValueError, match="the checkpoint at step 1 belongs to plan"):
+    with pytest.raises(ConfigError, match=r"is data set .*, the checkpoint at step 1 was trained on .*; give the data"):
         preflight.check(config.model_copy(update={"data": str(tmp_path / "other")}))
+    with monkeypatch.context() as patch:
+        patch.setattr(preflight, "check_run_directory", lambda config: [])  # which refuses another seed before
+        with pytest.raises(ValueError, match="the checkpoint at step 1 belongs to plan"):
+            preflight.check(config.model_copy(update={"seed": 1}))
     (list_checkpoints(tmp_path / "run")[0] / "state.json").write_text("{")
     assert preflight.check(config).lines  # the workers pass over a checkpoint that is not whole, or refuse
 
@@ -272,6 +276,7 @@ def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
 
 
 def test_workers_that_the_logical_cpus_cannot_hold_are_refused(data: Path, tmp_path: Path) -> None:
+    """ray#41603: no CPU is left for ingest, and the run hangs."""
     config = make_config(data, tmp_path, device="auto", launcher="ray")
     settled = launch_ray.check_resources(config, {"CPU": 2.0}, cluster=True)
     assert settled.device == "cpu"  # 2 workers at half a CPU, and ingest, fit two cores
@@ -367,7 +372,10 @@ def wait_for_steps(output: Path, count: int, *, process: subprocess.Popen[str]) 
 def test_a_signal_ends_a_run_with_a_checkpoint_and_the_same_command_finishes_it(
     config_file: Path, data: Path, repository: Path, tmp_path: Path, worker_group: object
 ) -> None:
-    """The real command in real processes: SIGTERM, SIGKILL to all, then to the end; the curve is the whole one's."""
+    """The real command in real processes: SIGTERM, SIGKILL to all, then to the end; the curve is the whole one's.
+
+    ray#22349, #63968: survivors of a lost node hang; the notice of pre-emption is not used.
+    """
     output = tmp_path / "run"
     words = ["--config", str(config_file), "max_steps=60", "checkpoint.every_steps=10"]
     command = [sys.executable, str(repository / PROGRAM), *words]
@@ -445,6 +453,7 @@ def test_what_fails_in_a_worker_reaches_the_user_as_one_line(
 
 
 def test_a_worker_that_is_lost_is_named(data: Path, tmp_path: Path) -> None:
+    """ray#42008, #50874, #58870: one rank fails and the others wait for ever."""
     config = make_config(data, tmp_path / "run", max_steps=10_000)
     write_config(config)
     told: list[str] = []

@@ -83,7 +83,9 @@ class _StillEngine:
         ]
 
 
-def write_run(run: Path, *, data: Path, steps: tuple[int, ...] = (7,), **changes: Any) -> BertForPretraining:
+def write_run(
+    run: Path, *, data: Path, steps: tuple[int, ...] = (7,), data_hash: str = "", **changes: Any
+) -> BertForPretraining:
     """Checkpoints at `steps`, metrics up to 20 and an evaluation at 5; returns the model of the last checkpoint."""
     config = TrainerConfig(
         data=str(data),
@@ -99,7 +101,8 @@ def write_run(run: Path, *, data: Path, steps: tuple[int, ...] = (7,), **changes
             for parameter in model.parameters():
                 if parameter.ndim < 2:
                     parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
-        save(run, step=step, engine=cast(Engine, _StillEngine(model)), plan_state={}, config=config)
+        engine = cast(Engine, _StillEngine(model))
+        save(run, step=step, engine=engine, plan_state={}, config=config, data_hash=data_hash)
     metrics = JsonLines(run / METRICS_NAME, keep_through=0)
     for step in range(1, 21):
         metrics.write({"step": step, "mlm_loss": 8.0 + step / 100, "mlm_accuracy": 0.1, "nsp_loss": 0.6931})

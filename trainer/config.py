@@ -257,6 +257,10 @@ class TrainerConfig(Settings):
                 f"checkpoint.keep_best={self.checkpoint.keep_best} needs held-out losses on the way; set "
                 f"evaluation.every_steps"
             )
+        if self.ingest.skip_corrupt and self.batch.exact_pairs:
+            raise ValueError(
+                "ingest.skip_corrupt does not go with batch.exact_pairs, whose lanes must keep pace; set one of them"
+            )
         lanes = self.batch.lanes
         if lanes is not None and self.workers > lanes:
             raise ValueError(

@@ -69,8 +69,8 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     manifest, tokenizer_files = _open_tokenizer(root)
     if state.data_hash and state.data_hash != manifest.hash:
         raise ExportError(
-            f"{checkpoint}: was trained on data set {state.data_hash[:12]}, {root} is {manifest.hash[:12]}: ids may mean "
-            f"other tokens there; name the data set of the run with --data"
+            f"{checkpoint}: was trained on data set {state.data_hash[:12]}, {root} is {manifest.hash[:12]}, whose ids "
+            f"may mean other tokens; name the data set of the run with --data"
         )
     weights = read_weights(checkpoint)
     if len(weights["mlm_head.bias"]) != manifest.vocabulary_size:

@@ -31,7 +31,6 @@ AllReduce: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """Sum of a host vector over all ranks."""
 
 _MASKED, _LABELLED, _PAIRS, _TOKENS, _LOST, _CURSORS = range(6)
-_NO_LIMIT = 2**62
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +94,7 @@ class SlotStream:
         self._known_rows: dict[int, NDArray[np.int64]] = {}
         self._read_lengths = LengthReader(plan, root=root)
         self._cursors = {lane: self._state.cursors[lane] for lane in self._lanes if lane >= 0}
+        assert not skip_corrupt or plan.exact_pairs is None  # a lane would run ahead of the others, and ever further
         self._skip_corrupt = skip_corrupt
         self._lost = dict.fromkeys(self._cursors, 0)
         self._waiting: dict[int, deque[Rows | int]] = {lane: deque() for lane in self._cursors}
@@ -189,9 +189,8 @@ class SlotStream:
 
     def _rows_left(self, lane: int) -> int:
         """Rows that a slot may take: in exact mode a slot runs on into the next epoch."""
-        if self._plan.quota(lane) is not None:
-            return _NO_LIMIT
-        return int(self._lane_rows(self._state.epoch)[lane]) - self._cursors[lane]
+        quota = self._plan.quota(lane)
+        return quota if quota is not None else int(self._lane_rows(self._state.epoch)[lane]) - self._cursors[lane]
 
     def _lane_rows(self, epoch: int) -> NDArray[np.int64]:
         """Rows of every lane; without the lock where known, since the other thread may read lengths under it."""
