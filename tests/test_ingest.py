@@ -10,17 +10,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synthetic import write_data_set
+from synthetic import SPECIAL, write_data_set
 
 from pipeline.manifest import DataSetError, Manifest
 from trainer.blocks import BlockError, LengthReader, make_refs, read_block
+from trainer.feed import Feed
 from trainer.ingest import SlotStream, Step, validation_plan
 from trainer.plan import Plan, PlanError, PlanState
 from trainer.readers import ReadAhead, _chunks
@@ -350,6 +353,32 @@ def test_a_step_whose_rows_are_all_lost_is_no_step(damaged: tuple[Path, Manifest
     ((lost, _),) = run(make_plan(manifest, lanes=1), root, steps=1, skip_corrupt=True)
     assert (whole[0][0].state.step, whole[0][0].num_lost) == (1, 0)
     assert (lost.num_pairs, lost.num_lost, lost.state.step, lost.state.epoch) == (0, 84, 0, 1)
+
+
+def test_a_feed_gives_up_where_no_row_can_be_read(
+    damaged: tuple[Path, Manifest, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, manifest, path = damaged
+    plan, done = make_plan(manifest, lanes=1), SimpleNamespace(wait=lambda: None)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda counts, async_op: done)
+
+    def open_feed() -> Feed:
+        stream = SlotStream(plan, root, skip_corrupt=True)
+        return Feed(stream, shape=SHAPE, special=SPECIAL, device=torch.device("cpu"))
+
+    flip_a_bit(path, row_group=0)
+    feed = open_feed()
+    steps = [feed.next_step() for _ in range(20)]
+    feed.close()
+    assert [step.state.step for step in steps] == list(range(1, 21))
+    assert all(step.num_pairs for step in steps)
+    assert sum(step.num_lost for step in steps) >= 21
+    for shard, group in ((0, 0), (0, 1), (1, 1)):
+        flip_a_bit(root / manifest.shards[shard].path, row_group=group)
+    feed = open_feed()
+    with pytest.raises(BlockError, match="none of the 168 rows after epoch 0 can be read"):
+        feed.next_step()
+    feed.close()
 
 
 def test_a_missing_shard_stops_with_its_name(damaged: tuple[Path, Manifest, Path]) -> None:
