@@ -53,7 +53,7 @@ test: setup  ## Run the tests (no GPU, no network beyond the package registries)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-gpu:  ## Run the tests that need a GPU, with the python on the path
-	python -m pytest -m gpu $(ARGS)
+	python -m pytest -m gpu $$(grep -l "mark.gpu" tests/test_*.py) $(ARGS)
 
 check: setup  ## Format, lint, types and import contracts; never changes a file
 	$(BIN)/ruff format --check .

@@ -194,6 +194,8 @@ class TrainerConfig(Settings):
     """DeepSpeed ZeRO stage."""
     precision: Precision = "bf16"
     """Numbers the model computes in; optimizer state is always fp32."""
+    compile: bool | None = None
+    """torch.compile of the model: by default on GPUs with ZeRO 0 to 2; costs a minute at the start."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
     """Seed of weights, data order and dropout."""
     optimizer: OptimizerConfig = OptimizerConfig()
