@@ -64,9 +64,13 @@ def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Dr
     return _READERS[source.kind](split, source=source)
 
 
-def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int]) -> None:
-    """Raise ValueError where a source gave no document at all, naming its path and what was dropped for what reason."""
-    if num_documents > 0:
+def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int], others: int = 0) -> None:
+    """Raise ValueError where a source gave no document at all, naming its path and what was dropped for what reason.
+
+    One that has no wikitext, whatever the settings (a dump of Wikidata), passes beside sources with documents: `others`
+    is how many they gave.
+    """
+    if num_documents > 0 or (others > 0 and holds_other_models_only(drops)):
         return
     counts = ", ".join(
         f"{count} {reason}" for reason, count in sorted(drops.items(), key=lambda item: (-item[1], item[0]))
@@ -77,3 +81,13 @@ def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapp
         f"{paths}: not one {what} in this source of kind {source.kind} (dropped: {counts or 'nothing'}); "
         f"check that the path, kind and language={source.language} are right"
     )
+
+
+def holds_other_models_only(drops: Mapping[str, int]) -> bool:
+    """Whether every page of the main namespace was left out for its content model."""
+    return drops.get("not_wikitext", 0) > 0 and not set(drops) - {"not_wikitext", "not_main_namespace", "redirect"}
+
+
+def find_empty_sources(sources: Sequence[SourceConfig], *, documents: Mapping[int, int]) -> list[SourceConfig]:
+    """The sources that gave no document and were not refused for it; `documents` counts by index of the source."""
+    return [source for index, source in enumerate(sources) if not documents.get(index, 0)]
