@@ -171,6 +171,8 @@ def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) ->
         tree["vocabulary"]["path"] = absolute(config.vocabulary.path)
     for source, entry in zip(config.sources, tree["sources"], strict=True):
         entry["path"] = [absolute(path) for path in source.paths]
+        if source.clean_documents is not None:
+            entry["clean_documents"] = absolute(source.clean_documents)
     return validate(PipelineConfig, tree, origin="config")
 
 

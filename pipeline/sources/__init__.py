@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
 from pipeline.sources.books import read_books, split_books
+from pipeline.sources.clean_store import read_through
 from pipeline.sources.listing import list_files
 from pipeline.sources.records import read_records, split_records
 from pipeline.sources.text import read_text, split_text
@@ -59,9 +60,13 @@ def _split_file(path: Path, *, source: SourceConfig, index: int) -> list[Split]:
 def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Drop]:
     """Documents of one split in their order in the file, and a Drop for each thing left out.
 
+    They are read from the source's clean_documents where those are kept, and kept there where they are not yet.
     Raises ValueError naming file, place and remedy for damaged input.
     """
-    return _READERS[source.kind](split, source=source)
+    items = _READERS[source.kind](split, source=source)
+    if source.clean_documents is None:
+        return items
+    return read_through(items, split=split, source=source, folder=Path(source.clean_documents))
 
 
 def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int], others: int = 0) -> None:
