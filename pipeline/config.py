@@ -24,8 +24,8 @@ class SourceConfig(Settings):
     """One source of documents."""
 
     kind: SourceKind
-    """wikipedia: XML dump (.xml, .bz2, .gz, .xz, .zst). books: a file a document. text: a sentence a line, blank line between
-    documents. jsonl, parquet: records with a text column."""
+    """wikipedia: XML dump (.xml, .bz2, .gz, .xz, .zst). books: a file a document. text: a sentence a line, blank line
+    between documents. jsonl, parquet: records with a text column."""
     path: str | tuple[str, ...]
     """A file, a folder, a glob, or a list of them."""
     language: str = "en"

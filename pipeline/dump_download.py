@@ -46,7 +46,7 @@ class RemoteFile:
     sha1: str
 
 
-class _Interrupted(Exception):
+class _InterruptedError(Exception):
     """The mirror broke off or could not be reached; what is there can be continued."""
 
 
@@ -112,7 +112,7 @@ def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
         try:
             _continue(file.url, part=part)
             break
-        except _Interrupted as error:
+        except _InterruptedError as error:
             progressed = part.exists() and part.stat().st_size > before
             failures, pause = (1, pause_s) if progressed else (failures + 1, min(2 * pause, _LONGEST_PAUSE_S))
             if failures >= _TRIES_WITHOUT_PROGRESS:
@@ -134,7 +134,7 @@ def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
 
 
 def _continue(url: str, *, part: Path) -> None:
-    """Append to `part` what it lacks. Raises _Interrupted where the answer ends early."""
+    """Append to `part` what it lacks. Raises _InterruptedError where the answer ends early."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -142,25 +142,27 @@ def _continue(url: str, *, part: Path) -> None:
             if have and answer.status != 206:
                 have = 0  # a server without ranges sends all of it again
             elif have and not (answer.headers["Content-Range"] or "").startswith(f"bytes {have}-"):
-                raise _Interrupted(f"answered with the wrong range {answer.headers['Content-Range']}")
+                raise _InterruptedError(f"answered with the wrong range {answer.headers['Content-Range']}")
             expected = answer.headers["Content-Length"]
             with open(part, "r+b" if have else "wb") as out:
                 out.seek(have)
                 shutil.copyfileobj(answer, out, _BLOCK_BYTES)
                 received = out.tell() - have
             if expected is not None and received < int(expected):
-                raise _Interrupted(f"broke off after {have + received:,} of {have + int(expected):,} bytes")
+                raise _InterruptedError(f"broke off after {have + received:,} of {have + int(expected):,} bytes")
     except urllib.error.HTTPError as error:
         if error.code == 416:  # nothing is left to send: what is there is whole, or no part of this file
             if (error.headers["Content-Range"] or "") not in (f"bytes */{have}", ""):
                 part.unlink()
-                raise _Interrupted("holds less than what is here; starting again") from error
+                raise _InterruptedError("holds less than what is here; starting again") from error
             return
         if error.code in (408, 429) or error.code >= 500:
-            raise _Interrupted(f"answered {error.code} {error.reason}") from error
+            raise _InterruptedError(f"answered {error.code} {error.reason}") from error
         raise ValueError(f"{url}: answered {error.code} {error.reason}; check --language, --date, --mirror") from error
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise _Interrupted(f"broke off ({getattr(error, 'reason', None) or error or type(error).__name__})") from error
+        raise _InterruptedError(
+            f"broke off ({getattr(error, 'reason', None) or error or type(error).__name__})"
+        ) from error
 
 
 def _fetch_list(url: str, *, folder: str) -> str:

@@ -58,7 +58,7 @@ def test_a_mark_by_chance_is_no_border(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("pipeline.sources.bz2blocks.find_marks", find)
     assert list(read_blocks(path)) == blocks
-    assert list(read_blocks(path, start=blocks[1].start + 500))[0] == blocks[2]
+    assert next(read_blocks(path, start=blocks[1].start + 500)) == blocks[2]
 
 
 def test_no_block_is_no_content() -> None:

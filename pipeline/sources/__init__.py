@@ -16,6 +16,7 @@ from pipeline.sources.listing import list_files
 from pipeline.sources.records import read_records, split_records
 from pipeline.sources.text import read_text, split_text
 from pipeline.sources.wikipedia import read_dump, split_dump
+from pipeline.tally import ReadTally
 
 _READERS: dict[str, Callable[..., Iterator[Document | Drop]]] = {
     "wikipedia": read_dump,
@@ -93,6 +94,18 @@ def holds_other_models_only(drops: Mapping[str, int]) -> bool:
     return drops.get("not_wikitext", 0) > 0 and not set(drops) - {"not_wikitext", "not_main_namespace", "redirect"}
 
 
-def find_empty_sources(sources: Sequence[SourceConfig], *, documents: Mapping[int, int]) -> list[SourceConfig]:
-    """The sources that gave no document and were not refused for it; `documents` counts by index of the source."""
-    return [source for index, source in enumerate(sources) if not documents.get(index, 0)]
+def list_read_warnings(sources: Sequence[SourceConfig], *, read: ReadTally) -> list[str]:
+    """What a person should know of the reading: sources without documents, pages skipped for time or memory."""
+    found = [
+        f"{', '.join(source.paths)}: no article in it is wikitext; nothing of this source is in the set"
+        for index, source in enumerate(sources)
+        if not read.documents[index]
+    ]
+    skipped = sum(drops["page_over_resources"] for drops in read.drops.values())
+    if skipped:
+        names = "; ".join(f"{name} ({detail})" for name, detail in read.examples["page_over_resources"][:10])
+        found.append(
+            f"{skipped} pages were skipped because they took too much time or memory on this machine, so this set need "
+            f"not come out the same elsewhere: {names}"
+        )
+    return found

@@ -48,7 +48,7 @@ def read_through(
 ) -> Iterator[Document | Drop]:
     """What `folder` keeps of a split; where it has nothing, `items`, which are kept there once they were all read.
 
-    `items` must be lazy. Raises ValueError naming the kept file where it is damaged, OSError where it cannot be written.
+    `items` must be lazy. Raises ValueError naming a kept file that is damaged, OSError where one cannot be written.
     """
     made_from = _describe(split, source=source)
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()

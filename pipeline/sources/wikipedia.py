@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
+from pipeline.page_guard import GUARDED_CHARACTERS, PageGuard
 from pipeline.sentences import split_sentences
 from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_pieces
@@ -145,7 +146,8 @@ def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
     for page in reader.read(_read_split(split, size=size, is_fragment=is_fragment)):
         if names is None:
             names = names_of_site(site, language=source.language)
-        yield from convert_page(page, names=names, language=source.language)
+        convert = convert_page if len(page.text) <= GUARDED_CHARACTERS else _GUARD.convert
+        yield from convert(page, names=names, language=source.language)
 
 
 def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
@@ -223,3 +225,6 @@ def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Doc
         else:
             yield Drop("sentence_with_unrendered_template", page.title, missing)
     yield from assemble(page.title, kept)
+
+
+_GUARD = PageGuard(convert_page)
