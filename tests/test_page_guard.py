@@ -17,11 +17,12 @@ from pipeline.sources import wikipedia as wikipedia_module
 from pipeline.sources.dumpxml import Page
 from pipeline.sources.wikipedia import convert_page
 from pipeline.tally import ReadTally
-from tests.unruly import convert
+from unruly import convert
 
 
 @pytest.fixture
-def guard() -> Iterator[PageGuard]:
+def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageGuard]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where the child finds `convert`
     guard = PageGuard(convert, page_time_s=0.5, memory_bytes=2 << 30)
     yield guard
     guard.close()
