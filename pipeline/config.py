@@ -24,12 +24,15 @@ class SourceConfig(Settings):
     """One source of documents."""
 
     kind: SourceKind
-    """wikipedia: XML dump (.xml, .bz2, .gz). books: a file a document. text: a sentence a line, blank line between
-    documents. jsonl, parquet: records with a text column."""
+    """wikipedia: XML dump (.xml, .bz2, .gz, .xz, .zst). books: a file a document. text: a sentence a line, blank line
+    between documents. jsonl, parquet: records with a text column."""
     path: str | tuple[str, ...]
     """A file, a folder, a glob, or a list of them."""
     language: str = "en"
     """Language code for sentence boundaries and Wikipedia's localised names, such as en, ko, de."""
+    clean_documents: str | None = None
+    """Folder that keeps the cleaned documents as Parquet: written by the first reading, and read by later builds and
+    vocabulary training instead of parsing again. Sources may share it. Never changes the data."""
     row: Literal["document", "sentence"] = "document"
     """jsonl, parquet: what a row is."""
     text_column: str = "text"
@@ -172,7 +175,7 @@ class PipelineConfig(Settings):
         tree = to_tree(self)
         del tree["output"], tree["workers"]
         for source in tree["sources"]:
-            del source["path"]
+            del source["path"], source["clean_documents"]
         tree["vocabulary"].pop("path")
         tree["sources"].sort(key=lambda source: sorted(map(str, source.items())))
         return tree

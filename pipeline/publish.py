@@ -22,7 +22,7 @@ from pipeline.schema import SCHEMA_VERSION, token_counts_schema
 from pipeline.tally import BuildResult, ReadTally, RowTally, summarize_rows
 from pipeline.wordpieces import WordTokenizer
 
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 """Version of our own cleaning, pairing and masking; raised whenever the same input gives other bytes."""
 _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
 _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}

@@ -27,7 +27,7 @@ from pipeline.output import OutputFolder
 from pipeline.progress import ProgressPrinter
 from pipeline.publish import check_labels, list_warnings, write_set
 from pipeline.settings import Arguments, describe, fail, load_settings, refuse_flags, split_arguments, to_tree, validate
-from pipeline.sources import list_splits
+from pipeline.sources import list_read_warnings, list_splits
 from pipeline.vocabulary import train_vocabulary
 from pipeline.wordpieces import WordTokenizer
 
@@ -95,7 +95,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         say(progress.line())
 
         check_labels(result, config=config)
-        for warning in list_warnings(result, config=config):
+        for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
             say(f"warning: {warning}")
         manifest = write_set(output.temporary, config=config, tokenizer=tokenizer, result=result, read=read)
         output.publish()
@@ -167,6 +167,8 @@ def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) ->
         tree["vocabulary"]["path"] = absolute(config.vocabulary.path)
     for source, entry in zip(config.sources, tree["sources"], strict=True):
         entry["path"] = [absolute(path) for path in source.paths]
+        if source.clean_documents is not None:
+            entry["clean_documents"] = absolute(source.clean_documents)
     return validate(PipelineConfig, tree, origin="config")
 
 

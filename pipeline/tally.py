@@ -20,6 +20,8 @@ from pipeline.manifest import Shard, SplitName
 
 NUM_EXAMPLES = 5
 _DROP_EXAMPLES = 3
+NAMED = {"page_over_budget": 1_000, "page_over_resources": 1_000}
+"""Skips of which so many are named one by one."""
 _BY_SOURCE = ("documents", "sentences", "characters")
 
 Counts = npt.NDArray[np.int64]
@@ -39,7 +41,9 @@ class ReadTally:
     def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
         """Count one thing that was left out."""
         self.drops.setdefault(source, Counter())[reason] += 1
-        self.examples[reason] = sorted({*self.examples.get(reason, ()), (name, detail)})[:_DROP_EXAMPLES]
+        self.examples[reason] = sorted({*self.examples.get(reason, ()), (name, detail)})[
+            : NAMED.get(reason, _DROP_EXAMPLES)
+        ]
 
     def merge(self, other: ReadTally) -> None:
         """Add another tally to this one."""
@@ -49,7 +53,9 @@ class ReadTally:
         for source, drops in other.drops.items():
             self.drops[source] = self.drops.get(source, Counter()) + drops
         for reason, examples in other.examples.items():
-            self.examples[reason] = sorted({*self.examples.get(reason, ()), *examples})[:_DROP_EXAMPLES]
+            self.examples[reason] = sorted({*self.examples.get(reason, ()), *examples})[
+                : NAMED.get(reason, _DROP_EXAMPLES)
+            ]
 
 
 @dataclass(frozen=True, slots=True, order=True)

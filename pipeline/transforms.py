@@ -108,7 +108,8 @@ class PlanShards(beam.DoFn):
         with report_failure(self.job.exchange):
             for index, source in enumerate(self.job.config.sources):
                 drops = tally.drops.get(index, Counter())
-                refuse_empty_source(source, num_documents=tally.documents[index], drops=drops)
+                others = tally.documents.total()
+                refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
             yield plan_shards(counts, buckets=self.job.buckets)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import random
 import re
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -232,8 +234,19 @@ def test_zero_articles_is_an_error_for_the_build(shared_data: Path) -> None:
     drops = Counter(item.reason for item in read(path, "it") if isinstance(item, Drop))
     assert drops == {"not_main_namespace": 34_738}
     source = SourceConfig(kind="wikipedia", path=str(path), language="it")
-    with pytest.raises(ValueError, match=r"not one article .*34738 not_main_namespace"):
-        refuse_empty_source(source, num_documents=0, drops=drops)
+    for others in (0, 7):
+        with pytest.raises(ValueError, match=r"not one article .*34738 not_main_namespace"):
+            refuse_empty_source(source, num_documents=0, drops=drops, others=others)
+
+
+def test_a_source_of_another_content_model_alone_is_left_out_beside_others() -> None:
+    source = SourceConfig(kind="wikipedia", path="wikidatawiki.xml")
+    drops = {"not_main_namespace": 5, "not_wikitext": 2}
+    refuse_empty_source(source, num_documents=0, drops=drops, others=7)
+    with pytest.raises(ValueError, match=r"not one article .*5 not_main_namespace, 2 not_wikitext"):
+        refuse_empty_source(source, num_documents=0, drops=drops, others=0)
+    with pytest.raises(ValueError, match=r"not one article"):
+        refuse_empty_source(source, num_documents=0, drops={**drops, "empty": 1}, others=7)
 
 
 # ---- compression ----
@@ -352,6 +365,71 @@ def test_plain_dumps_are_split_at_pages_with_the_names_of_their_head(tmp_path: P
     assert len(splits) > 5
     assert read_site(str(path)).namespaces == {"Vorlage": 10, "Datei": 6}
     assert [item for split in splits for item in read_dump(split, source=source)] == read(path)
+
+
+@pytest.fixture
+def many_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[Document | Drop]]:
+    """A dump whose pages vary from a few bytes to several blocks of 100 kB, and what is in it."""
+    monkeypatch.setattr(wikipedia_module, "LEAST_BLOCK_SPLIT", 1)
+    generator = random.Random(7)
+
+    def sentence(length: int) -> str:
+        return "Of " + " ".join(f"{generator.randrange(10**6):x}" for _ in range(length)) + "."
+
+    lengths = [generator.choice([2, 20, 1_000]) for _ in range(60)] + [30_000, 3, 15_000] + [3] * 40
+    text = dump(*(page(f"Seite {i}", sentence(length)) for i, length in enumerate(lengths)), language="de")
+    return text, read_text(tmp_path, text, "de")
+
+
+@pytest.mark.parametrize("split_bytes", [9_000, 40_000, 70_000])
+@pytest.mark.parametrize("streams", [1, 3])
+def test_one_great_stream_is_split_at_its_blocks(
+    tmp_path: Path, many_pages: tuple[str, list[Document | Drop]], split_bytes: int, streams: int
+) -> None:
+    """Also several streams cut anywhere, as parallel compressors write them."""
+    text, expected = many_pages
+    data = text.encode()
+    path = tmp_path / "x.xml.bz2"
+    cuts = [len(data) * number // streams for number in range(streams + 1)]
+    path.write_bytes(b"".join(bz2.compress(data[a:b], 1) for a, b in pairwise(cuts)))
+    source = SourceConfig(kind="wikipedia", path=str(path), language="de")
+    splits = split_dump(path, source=0, split_bytes=split_bytes)
+    assert len(splits) > 2
+    parts = [list(read_dump(split, source=source)) for split in splits]
+    assert sum(map(bool, parts)) > 1
+    assert [item for part in parts for item in part] == expected
+
+
+@pytest.mark.parametrize("kept", ["</page>", "</page", ""])
+def test_a_truncated_stream_is_an_error_in_its_last_parts(
+    tmp_path: Path, many_pages: tuple[str, list[Document | Drop]], kept: str
+) -> None:
+    text, _ = many_pages
+    path = tmp_path / "x.xml.bz2"
+    source = SourceConfig(kind="wikipedia", path=str(path), language="de")
+    if kept:  # the stream is whole, the text in it is not
+        path.write_bytes(bz2.compress((text[: text.rindex("</page>")] + kept).encode(), 1))
+        message = "truncated: (it ends inside|the </mediawiki> at the end is missing)"
+    else:
+        path.write_bytes(bz2.compress(text.encode(), 1)[:-20_000])
+        message = r"the file ends at byte \d+, inside the bz2 block that starts at byte \d+: it is truncated"
+    splits = split_dump(path, source=0, split_bytes=40_000)
+    with pytest.raises(ValueError, match=r"x\.xml\.bz2: .*" + message):
+        list(chain.from_iterable(read_dump(split, source=source) for split in splits))
+
+
+def test_great_fragments_without_a_root_are_split_too(
+    tmp_path: Path, many_pages: tuple[str, list[Document | Drop]]
+) -> None:
+    text, expected = many_pages
+    pages = text[text.index("<page>") : text.index("</mediawiki>")]
+    source = SourceConfig(kind="wikipedia", path=str(tmp_path), language="de")
+    (tmp_path / "y.xml").write_text(pages)
+    (tmp_path / "y.xml.bz2").write_bytes(bz2.compress(pages.encode(), 1))
+    for path in (tmp_path / "y.xml", tmp_path / "y.xml.bz2"):
+        splits = split_dump(path, source=0, split_bytes=50_000)
+        assert len(splits) > 3
+        assert [item for split in splits for item in read_dump(split, source=source)] == expected
 
 
 def test_a_signature_inside_other_data_is_no_stream(tmp_path: Path) -> None:
