@@ -29,11 +29,11 @@ from pipeline.manifest import (
     resolve_inside,
     verify_shard,
 )
-from pipeline.output import CARD_NAME, REPORT_NAME
+from pipeline.output import PUBLISHED
 from pipeline.tokenizer_files import read_tokenizer
 from pipeline.wordpieces import WordTokenizer
 
-KNOWN_FILES = {MANIFEST_NAME, CARD_NAME, REPORT_NAME, Path(REPORT_NAME).with_suffix(".json").name}
+KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
 """Files of a set beside those that the manifest lists."""
 KNOWN_COLUMNS = {"source"}
 """Columns that a set may have beside those of the schema."""
