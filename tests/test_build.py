@@ -32,6 +32,7 @@ def negatives_from_the_same_document(rows: list[dict[str, object]]) -> int:
 
 @pytest.mark.parametrize("count", [2, 3, 100])
 def test_small_corpora_lose_nothing(tmp_path: Path, count: int) -> None:
+    """Two documents are enough (transformers#452, #762, PR#7161), and none is dropped silently (LDDL (source))."""
     documents = make_documents(count, sentences=(1, 9))
     manifest = build_text(tmp_path, documents, shards=4, passes=2)
     rows = read_rows(tmp_path / "out", manifest).to_pylist()
@@ -57,7 +58,10 @@ def test_only_what_the_manifest_lists_and_the_two_pages_are_left(tmp_path: Path)
 
 
 def test_one_huge_document_beside_small_ones(tmp_path: Path) -> None:
-    """50 MB in one document: bounded memory and time, no negative from it to itself, every small one there."""
+    """50 MB in one document: bounded memory and time, no negative from it to itself, every small one there.
+
+    Reported as bert#117; DeepLearningExamples#1083.
+    """
     words = [f"word{number:04d}" for number in range(2000)]
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("".join(f"{t}\n" for t in ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
@@ -225,6 +229,7 @@ def test_a_vocabulary_is_trained_where_none_is_given(tmp_path: Path) -> None:
 
 
 def test_masking_and_next_sentence_settings_reach_the_rows(tmp_path: Path) -> None:
+    """Users want NSP off (bert#558, #906)."""
     documents = make_documents(40)
     manifest = build_text(tmp_path, documents, next_sentence="none", masking="token", max_predictions=3)
     rows = read_rows(tmp_path / "out", manifest).to_pylist()

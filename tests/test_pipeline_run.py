@@ -151,6 +151,7 @@ def test_beam_options_pass_through(
 
 
 def test_more_workers_than_cores_is_a_warning(folder: Path) -> None:
+    """All cores by default (bert#616, #89)."""
     cores = len(os.sched_getaffinity(0))
     lines: list[str] = []
     config = make_config(folder, sources=[{"kind": "text", "path": str(folder / "corpus.txt")}])
@@ -199,6 +200,7 @@ def test_a_dump_without_articles_is_refused(
 def test_too_few_documents_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Validated, not no output or a crash (transformers#452, #762, PR#7161)."""
     monkeypatch.chdir(folder)
     document = make_documents(1)[0]
     write_text(folder / "one.txt", [document, document])
@@ -358,6 +360,7 @@ def test_another_vocabulary_is_another_build(
 def test_foreign_and_unusable_outputs_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A non-empty output is never written into (WriteToParquet (measured))."""
     monkeypatch.chdir(folder)
     (folder / "mine").mkdir()
     (folder / "mine" / "thesis.tex").write_text("x")
@@ -409,6 +412,7 @@ def test_a_folder_that_cannot_be_locked_is_a_warning(
 
 
 def test_what_a_killed_build_left_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rerun leaves no old shards beside new ones (WriteToParquet (measured); streaming#737)."""
     monkeypatch.chdir(folder)
     (folder / "out" / "_tmp" / "spills").mkdir(parents=True)
     (folder / "out" / "_tmp" / "spills" / "x.arrow").write_bytes(b"half")
@@ -439,6 +443,7 @@ def test_interruption_cleans_up(
 
 
 def test_progress_sums_what_workers_report(tmp_path: Path) -> None:
+    """650 MB takes a day with no sign of life (bert#616, #89): parallel by default, and what was done is told."""
     printer = ProgressPrinter(tmp_path, num_splits=2)
     with WorkReport(tmp_path, stage="read") as report:
         report.add(documents=3, characters=2_000_000)

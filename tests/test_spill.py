@@ -113,6 +113,8 @@ def test_two_attempts_do_not_share_a_file_and_a_failed_one_leaves_nothing(tmp_pa
 
 
 def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves corrupt files found a stage later (datatrove#157)."""
+
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

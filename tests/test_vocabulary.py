@@ -188,6 +188,7 @@ def test_size_is_exact_and_every_word_is_known(algorithm):
 
 
 def test_training_does_not_depend_on_order():
+    """WordPiece training differs from run to run (tokenizers#1794)."""
     counts = count_words(some_text(2), settings=VocabularyConfig())
     shuffled = dict(random.Random(3).sample(sorted(counts.items()), len(counts)))
     for criterion in ("likelihood", "frequency"):
@@ -253,6 +254,7 @@ def test_korean_corpus_has_no_unknown_words(shared_data):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(["a", "b,c", "", "D", "d"]), max_size=6), max_size=8), st.integers(1, 4))
 def test_counts_are_exact_in_any_memory(tmp_path_factory, corpus, most):
+    """Training on 60 GB is killed (huggingface/tokenizers#499): counted in bounded memory, trained from the counts."""
     folder = tmp_path_factory.mktemp("runs")
     normalizer, splitter = vocabulary._word_rules(VocabularyConfig())
     runs = []
@@ -306,6 +308,7 @@ def config_for(corpus, path, **settings) -> PipelineConfig:
 
 
 def test_the_file_is_the_same_for_any_number_of_workers(corpus, tmp_path):
+    """Counted in parallel (tokenizers#499), and the same bytes every time (tokenizers#1794)."""
     texts = []
     for workers in (1, 2):
         path = tmp_path / f"{workers}.txt"

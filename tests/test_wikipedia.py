@@ -117,6 +117,7 @@ def test_localised_names_count_though_the_siteinfo_is_foreign(tmp_path: Path) ->
 
 
 def test_redirects_in_every_form(tmp_path: Path) -> None:
+    """Redirects as empty documents (WikiExtractor#303, PR#384)."""
     forms = ["#REDIRECT [[B]]", "#redirect:[[B]]", " # Redirect [[B]] x", "#WEITERLEITUNG [[B]]"]
     pages = [page(f"R{index}", form) for index, form in enumerate(forms)]
     pages.append(page("E", "looks like text", extra='<redirect title="B" />'))
@@ -149,6 +150,7 @@ def test_of_several_slots_the_main_one_is_read(tmp_path: Path) -> None:
 
 
 def test_empty_text_other_models_and_deleted_text_are_counted(tmp_path: Path) -> None:
+    """An empty text element swallows the next page (WikiExtractor#303, PR#384)."""
     text = dump(
         page("A", "").replace('<text xml:space="preserve"></text>', "<text/>"),
         page("B", "body{}", model="css"),
@@ -186,6 +188,8 @@ def test_pages_over_budget_are_skipped_and_named_in_flat_memory(tmp_path: Path) 
 
 
 def test_memory_stays_flat_over_many_pages(tmp_path: Path) -> None:
+    """iterparse never frees the root (tensorflow_datasets/HF Beam readers (measured))."""
+
     def pieces() -> Iterator[bytes]:
         yield head().encode()
         one = page("A", "word " * 400).encode()
@@ -276,7 +280,7 @@ def test_concatenated_streams_are_one_dump(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_truncation_inside_a_stream_names_file_and_offset(tmp_path: Path, suffix: str) -> None:
-    """apache/beam (measured): a truncated bz2 is read short without a word."""
+    """apache/beam 2.77 (measured): a truncated bz2 is read short without a word."""
     data = COMPRESSIONS[suffix](dump(*(page(f"A{i}", f"Number {i * 7919}.") for i in range(500))).encode())
     path = tmp_path / f"x.xml{suffix}"
     path.write_bytes(data[: len(data) * 2 // 3])

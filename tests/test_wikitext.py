@@ -140,6 +140,7 @@ def test_rules_by_hand(markup: str, text: str) -> None:
     ],
 )
 def test_inline_templates_are_rendered(markup: str, text: str) -> None:
+    """A vanished template leaves "an area of and" (WikiExtractor#189)."""
     converted = convert(markup)
     assert converted.text == text
 

@@ -1,0 +1,687 @@
+"""Every check of the auditor fires on a planted fault and names its place; what a build makes is clean.
+
+Each check was also seen silent on its planted fault once, with its comparison taken out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from corpora import build_text, make_documents, write_vocabulary
+from planting import Rows, copy_set, edit_rows, mend, read_shard
+
+from pipeline.audit.__main__ import main
+from pipeline.audit.findings import CHECKS, Ledger, Place
+from pipeline.audit.run import Audit, audit
+from pipeline.manifest import read_manifest
+from pipeline.schema import METADATA_SCHEMA_VERSION, METADATA_VOCABULARY_HASH
+from pipeline.wordpieces import WordTokenizer
+
+PAD, UNK, CLS, SEP, MASK, FIRST_WORD, FIRST_PIECE = 0, 1, 2, 3, 4, 5, 75
+"""Ids of corpora.write_vocabulary: five special tokens, 70 words, 70 pieces that continue one."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean set: strict, whole words, K = 2, three training shards and one held out, rows of 64 tokens."""
+    folder = tmp_path_factory.mktemp("audit")
+    build_text(folder, make_documents(200, sentences=(6, 14)), validation_fraction=0.1, shards=3)
+    return folder / "out"
+
+
+@pytest.fixture
+def root(built: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return copy_set(built, tmp_path / "set")
+
+
+def faults(found: Audit) -> dict[str, int]:
+    return {name: finding.faults for name, finding in found.ledger.findings.items() if finding.faults}
+
+
+def notes(found: Audit) -> dict[str, int]:
+    return {name: finding.notes for name, finding in found.ledger.findings.items() if finding.notes}
+
+
+def first(found: Audit, check: str) -> tuple[Place, str]:
+    example = found.ledger.findings[check].first_fault
+    assert example is not None
+    return example
+
+
+def shard_name(root: Path, index: int) -> str:
+    return read_manifest(root).shards[index].path
+
+
+def long_row(rows: Rows, *, label: int | None = None, after: int = 0) -> int:
+    """A row with two segments of 20 words or more, from number `after` on."""
+    for number, row in enumerate(rows[after:], start=after):
+        first, length = row["first_length"], row["num_tokens"]
+        if min(first - 2, length - first - 1) >= 20 and label in (None, row["next_sentence_label"]):
+            return number
+    raise AssertionError("no such row")
+
+
+# Clean sets
+
+
+def test_a_build_is_clean_and_everything_was_looked_at(built: Path) -> None:
+    found = audit(built, workers=1)
+    assert faults(found) == {}
+    assert {name for name, finding in found.ledger.findings.items() if not finding.looked_at} == set()
+    manifest = read_manifest(built)
+    assert (found.rows, found.shards) == (sum(shard.rows for shard in manifest.shards), 4)
+    assert found.ledger.findings["identical rows"].looked_at == found.rows
+    assert found.ledger.findings["documents"].looked_at == 200
+    masked = sum(shard.masked for shard in manifest.shards)
+    assert found.ledger.findings["80/10/10"].looked_at == masked
+
+
+@pytest.mark.parametrize(
+    ("next_sentence", "masking"),
+    [*itertools.product(["sentence_order", "none"], ["whole_word", "token", "span"]), ("random_document", "span")],
+)
+def test_all_alternatives_are_clean(tmp_path: Path, next_sentence: str, masking: str) -> None:
+    documents = make_documents(120)
+    build_text(tmp_path, documents, next_sentence=next_sentence, masking=masking, passes=2, shards=2)
+    assert faults(audit(tmp_path / "out", workers=1)) == {}
+
+
+def test_a_token_masked_build_drawn_by_piece_is_clean(tmp_path: Path) -> None:
+    settings = {"masking": "token", "replacement_draw": "piece", "max_seq_length": 32, "masks_per_pair": 3}
+    build_text(tmp_path, make_documents(120), **settings)
+    assert faults(audit(tmp_path / "out", workers=1)) == {}
+
+
+@pytest.mark.parametrize("masking", ["whole_word", "token"])
+def test_published_quirks_are_notes(tmp_path: Path, masking: str) -> None:
+    """mode: reference: labels above one half random, [UNK] as target, special tokens as replacement."""
+    documents = make_documents(300)
+    documents = [[sentence + " qu" for sentence in document] for document in documents]  # qu is [UNK]
+    build_text(tmp_path, documents, mode="reference", masks_per_pair=1, passes=2, masking=masking)
+    found = audit(tmp_path / "out", workers=1)
+    assert faults(found) == {}
+    assert {"label balance", "special targets", "special replacements"} <= notes(found).keys()
+    assert main([str(tmp_path / "out"), "--workers", "1"]) == 0
+    assert main([str(tmp_path / "out"), "--workers", "1", "--strict"]) == 1
+    root = copy_set(tmp_path / "out", tmp_path / "strict")
+    mend(root, config=read_manifest(root).config | {"mode": "strict", "replacement_draw": "piece"})
+    assert notes(found).keys() <= faults(audit(root, workers=1)).keys()
+
+
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "byte_level_bpe"])
+def test_words_are_known_for_every_kind_of_vocabulary(tmp_path: Path, algorithm: str) -> None:
+    """Word boundaries by the pieces' marks, or by the tokenizer (transformers#11768)."""
+    build_text(tmp_path, make_documents(80), vocabulary={"size": 420, "algorithm": algorithm}, masks_per_pair=3)
+    root = tmp_path / "out"
+    found = audit(root, workers=1)
+    assert faults(found) == {}
+    assert found.ledger.findings["whole words"].looked_at == 3 * (200 if algorithm == "byte_level_bpe" else found.rows)
+
+    def cut(rows: Rows) -> None:
+        for row in rows:
+            for positions, inputs in zip(row["masked_positions"], row["masked_inputs"], strict=True):
+                if len(positions) > 1 and positions[-1] == positions[-2] + 1:
+                    del positions[-1], inputs[-1]
+
+    edit_rows(root, cut)
+    assert "whole words" in faults(audit(root, workers=1))
+
+
+def test_processes_find_the_same(built: Path) -> None:
+    assert audit(built, workers=2) == audit(built, workers=1)
+
+
+def test_a_known_further_column_is_tolerated(root: Path) -> None:
+    path = root / shard_name(root, 0)
+    table = pq.read_table(path)
+    table = table.append_column("source", pa.array([0] * table.num_rows, pa.uint16()))
+    pq.write_table(table, path, write_page_checksum=True)
+    mend(root)
+    assert faults(audit(root, workers=1)) == {}
+    renamed = table.rename_columns([*table.column_names[:-1], "stranger"])
+    pq.write_table(renamed.replace_schema_metadata(table.schema.metadata), path, write_page_checksum=True)
+    mend(root)
+    found = audit(root, workers=1)
+    assert faults(found) == {"schema": 1}
+    assert first(found, "schema") == (Place(shard_name(root, 0)), "unknown column stranger")
+
+
+# Files
+
+
+def test_changed_missing_and_unlisted_files(root: Path) -> None:
+    (root / "data" / "train-00099-of-00100.parquet").write_bytes((root / shard_name(root, 0)).read_bytes())
+    (root / "tokenizer" / "tokenizer_config.json").write_text("{}")
+    (root / shard_name(root, 1)).unlink()
+    (root / "token_counts.parquet").unlink()
+    found = audit(root, workers=1)
+    assert faults(found)["unlisted files"] == 1
+    assert first(found, "unlisted files")[0] == Place("data/train-00099-of-00100.parquet")
+    assert faults(found)["files"] == 3
+    assert first(found, "files")[0] == Place(shard_name(root, 1))
+
+
+def test_a_flipped_bit_is_found_by_hash_and_page_checksum(root: Path) -> None:
+    """A flipped bit in Parquet reads as wrong data without an error (arrow#37242)."""
+    path = root / shard_name(root, 2)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+    found = audit(root, workers=1)
+    assert faults(found)["files"] == 1
+    assert faults(found)["pages"] == 1
+    assert first(found, "pages")[0] == Place(shard_name(root, 2), 0)
+    edit_rows(root, lambda rows: None, index=1)
+    path.write_bytes(path.read_bytes()[:-50])
+    assert first(audit(root, workers=1), "pages")[0] == Place(shard_name(root, 2))
+
+
+def test_schema_version_columns_and_hash(root: Path) -> None:
+    def rewrite(index: int, change: Callable[[pa.Table], pa.Table]) -> None:
+        path = root / shard_name(root, index)
+        pq.write_table(change(pq.read_table(path)), path, write_page_checksum=True)
+        mend(root)
+
+    def with_metadata(table: pa.Table, key: bytes) -> pa.Table:
+        return table.replace_schema_metadata({**table.schema.metadata, key: b"9"})
+
+    rewrite(0, lambda table: with_metadata(table, METADATA_SCHEMA_VERSION))
+    rewrite(1, lambda table: with_metadata(table, METADATA_VOCABULARY_HASH))
+    rewrite(2, lambda table: table.set_column(1, "num_tokens", table["num_tokens"].cast(pa.int32())))
+    rewrite(3, lambda table: table.drop_columns(["pass_number"]))
+    found = audit(root, workers=1)
+    assert faults(found)["schema"] == 4
+    assert first(found, "schema") == (
+        Place(shard_name(root, 0)),
+        "metadata cloze.schema_version is 9, not 1",
+    )
+
+
+def test_an_absent_value_is_a_fault_of_the_schema(root: Path) -> None:
+    path = root / shard_name(root, 0)
+    table = pq.read_table(path)
+    values = table["document_id"].to_pylist()
+    values[5] = None
+    values[7] = b"short"
+    column = pa.field("document_id", pa.binary())
+    pq.write_table(table.set_column(6, column, pa.array(values, pa.binary())), path, write_page_checksum=True)
+    mend(root)
+    found = audit(root, workers=1)
+    assert faults(found)["schema"] == 2
+    assert first(found, "schema") == (Place(shard_name(root, 0), 0, 5), "document_id is null")
+
+
+def test_another_vocabulary(root: Path) -> None:
+    tokens = (root / "tokenizer" / "vocab.txt").read_text().split()
+    tokens[10], tokens[11] = tokens[11], tokens[10]
+    (root / "v.txt").write_text("\n".join(tokens))
+    WordTokenizer.from_path(root / "v.txt", lowercase=True).save(root / "tokenizer")
+    (root / "v.txt").unlink()
+    found = audit(root, workers=1)
+    assert faults(found) == {"files": 2, "vocabulary": 1}
+    assert "vocabulary hash" in first(found, "vocabulary")[1]
+    (root / "tokenizer" / "tokenizer.json").write_text("{")
+    assert faults(audit(root, workers=1))["vocabulary"] == 1
+
+
+def test_counts_of_the_manifest(root: Path) -> None:
+    manifest = read_manifest(root)
+    wrong = manifest.shards[1].model_copy(update={"rows": 7, "tokens": 8, "masked": 9, "max_masked": 1})
+    wrong = wrong.model_copy(update={"row_group_rows": (7,), "row_group_tokens": (8,)})
+    shards = (manifest.shards[0], wrong, *manifest.shards[2:])
+    statistics = {"splits": {"train": {"not_next_rate": 0.25}}}
+    from pipeline.manifest import write_manifest
+
+    write_manifest(root, manifest.model_copy(update={"shards": shards, "statistics": statistics}), run={})
+    found = audit(root, workers=1)
+    assert faults(found) == {"counts": 7}
+    assert first(found, "counts")[0] == Place(shard_name(root, 1))
+
+
+def test_token_counts_are_those_of_the_rows(root: Path) -> None:
+    def swap(rows: Rows) -> None:
+        place = rows[3]["input_ids"].index(next(token for token in rows[3]["input_ids"] if token >= FIRST_WORD))
+        rows[3]["input_ids"][place] += 1
+
+    manifest = read_manifest(root)
+    edit_rows(root, swap)
+    counts = pq.read_table(root / "token_counts.parquet").to_pydict()
+    counts["count"][70] += 1
+    path = root / "token_counts.parquet"
+    pq.write_table(pa.table(counts, schema=pq.read_schema(path)), path)
+    changed = read_manifest(root)
+    from pipeline.manifest import file_sha256, write_manifest
+
+    files = {**changed.files, "token_counts.parquet": file_sha256(path)}
+    write_manifest(root, changed.model_copy(update={"files": files}), run={})
+    found = audit(root, workers=1)
+    assert faults(found)["vocabulary"] == 1
+    assert first(found, "vocabulary")[1].startswith("id 70:")
+    assert manifest.files != files
+
+
+# Rows
+
+
+def change(number: int, **values: Any) -> Callable[[Rows], None]:
+    def plant(rows: Rows) -> None:
+        rows[number] = {**rows[number], **values}
+
+    return plant
+
+
+def test_layout(root: Path) -> None:
+    def plant(rows: Rows) -> None:
+        numbers = [number for number, row in enumerate(rows) if row["num_tokens"] == 64 and row["first_length"] > 20]
+        damage: list[Callable[[dict[str, Any]], object]] = [
+            lambda row: row.update(num_tokens=63),
+            lambda row: row["input_ids"].__setitem__(0, FIRST_WORD),
+            lambda row: row["input_ids"].__setitem__(-1, FIRST_WORD),
+            lambda row: row["input_ids"].__setitem__(row["first_length"] - 1, FIRST_WORD),
+            lambda row: row.update(first_length=64),
+            lambda row: row["input_ids"].__setitem__(10, SEP),
+            lambda row: row["input_ids"].__setitem__(10, MASK),
+            lambda row: row.update(second_document_id=None),
+            lambda row: row.update(next_sentence_label=None),
+            lambda row: row.update(next_sentence_label=2),
+            lambda row: row.update(input_ids=[], num_tokens=0),
+        ]
+        planted.extend(numbers[: len(damage)])
+        for number, spoil in zip(numbers, damage, strict=False):
+            spoil(rows[number])
+        assert len(numbers) >= len(damage)
+
+    planted: list[int] = []
+    edit_rows(root, plant, index=1)
+    found = audit(root, workers=1)
+    assert faults(found) == {"layout": 11, "mask positions": 1, "negatives' documents": 1}
+    place, text = first(found, "layout")
+    assert place == Place(shard_name(root, 1), 0, planted[0])
+    assert text == "num_tokens is 63, input_ids has 64"
+
+
+def test_ids_out_of_the_vocabulary_and_rows_too_long(root: Path) -> None:
+    def plant(rows: Rows) -> None:
+        rows[4]["input_ids"][2] = 145
+        rows[6]["masked_inputs"][1][0] = 60_000
+        long = rows[long_row(rows, after=20)]
+        long["input_ids"] = long["input_ids"][:-1] + [FIRST_WORD] * 10 + [SEP]
+        long["num_tokens"] = len(long["input_ids"])
+        assert long["num_tokens"] > 64
+
+    edit_rows(root, plant, row_groups=2)
+    found = audit(root, workers=1)
+    assert faults(found)["token ids"] == 2
+    assert faults(found)["lengths"] == 1
+    assert first(found, "token ids")[0] == Place(shard_name(root, 0), 0, 4)
+    assert "max_seq_length is 64" in first(found, "lengths")[1]
+
+
+def test_rows_are_named_by_row_group(root: Path) -> None:
+    edit_rows(root, change(-1, num_tokens=1), row_groups=3)
+    found = audit(root, workers=1)
+    place, _ = first(found, "layout")
+    sizes = read_manifest(root).shards[0].row_group_rows
+    assert place == Place(shard_name(root, 0), 2, sizes[2] - 1)
+
+
+def test_labels_out_of_balance(root: Path) -> None:
+    """Every label random, as a blank line after every sentence makes them (google-research/bert#125)."""
+
+    def keep(rows: Rows) -> Rows:
+        return [row for number, row in enumerate(rows) if row["next_sentence_label"] == 1 or number % 4 == 0]
+
+    for index in range(4):
+        edit_rows(root, keep, index=index)
+    found = audit(root, workers=1)
+    assert "label balance" in faults(found)
+    assert first(found, "label balance")[1].endswith("of labels are not next")
+
+
+def test_negatives_from_the_same_document(root: Path) -> None:
+    """Real next sentences labelled random, a random span labelled next (DeepLearningExamples#421)."""
+
+    def plant(rows: Rows) -> None:
+        negative = next(row for row in rows if row["next_sentence_label"] == 1)
+        positive = next(row for row in rows if row["next_sentence_label"] == 0)
+        negative["second_document_id"] = negative["document_id"]
+        positive["second_document_id"] = rows[-1]["document_id"]
+        assert positive["document_id"] != rows[-1]["document_id"]
+
+    edit_rows(root, plant)
+    found = audit(root, workers=1)
+    assert faults(found) == {"negatives' documents": 2}
+
+
+def test_a_negative_that_is_the_true_next(root: Path) -> None:
+    planted: list[int] = []
+
+    def plant(rows: Rows) -> None:
+        """A's end and B as another row shows them in one segment, and a whole pair labelled otherwise."""
+        witness = next(row for row in rows if row["first_length"] > 40 and row["next_sentence_label"] == 0)
+        spoiled = long_row(rows, label=1)
+        text = witness["input_ids"][1 : witness["first_length"] - 1]
+        row = rows[spoiled]
+        ids = [CLS, *text[:20], SEP, *text[20:36], SEP]
+        row.update(input_ids=ids, num_tokens=len(ids), first_length=22, document_id=witness["document_id"])
+        row.update(masked_positions=[[1, 2], [1, 2]], masked_inputs=[[MASK, MASK], [MASK, MASK]])
+        same = long_row(rows, label=0)
+        copied = long_row(rows, label=1, after=spoiled + 1)
+        other = rows[copied]["second_document_id"]
+        assert other != rows[same]["document_id"]
+        rows[copied] = {**rows[same], "next_sentence_label": 1, "second_document_id": other}
+        planted.extend([spoiled, copied])
+
+    edit_rows(root, plant)
+    found = audit(root, workers=1)
+    assert faults(found)["true next"] == 3  # the copied pair is found by both ways
+    assert first(found, "true next")[0] == Place(shard_name(root, 0), 0, min(planted))
+    assert set(faults(found)) <= {"true next", "mask rate", "whole words"}
+
+
+# Masks
+
+
+def test_mask_sets_and_positions(root: Path) -> None:
+    def plant(rows: Rows) -> None:
+        del rows[1]["masked_positions"][1], rows[1]["masked_inputs"][1]
+        del rows[2]["masked_inputs"][0][0]
+        rows[3]["masked_positions"][0], rows[3]["masked_inputs"][0] = [], []
+        rows[5]["masked_positions"][1][-1] = rows[5]["num_tokens"]
+        rows[6]["masked_positions"][0].reverse()
+        rows[7]["masked_positions"][0][1] = rows[7]["masked_positions"][0][0]
+
+    edit_rows(root, plant)
+    found = audit(root, workers=1)
+    assert faults(found)["mask sets"] == 3
+    assert first(found, "mask sets") == (Place(shard_name(root, 0), 0, 1), "not 2 mask sets")
+    assert faults(found)["mask positions"] == 3
+    assert first(found, "mask positions")[0] == Place(shard_name(root, 0), 0, 5)
+
+
+def test_more_than_max_predictions(root: Path) -> None:
+    mend(root, max_predictions=5)
+    found = audit(root, workers=1)
+    assert faults(found)["max predictions"] > 100
+    assert "more than 5 positions" in first(found, "max predictions")[1]
+
+
+def set_masks(row: dict[str, Any], entries: dict[int, int], *, number: int = 0) -> None:
+    row["masked_positions"][number] = sorted(entries)
+    row["masked_inputs"][number] = [entries[position] for position in sorted(entries)]
+
+
+def test_special_tokens_as_targets_and_replacements(root: Path) -> None:
+    """The random replacement is [PAD] (transformers#15342)."""
+
+    def plant(rows: Rows) -> None:
+        rows[2]["masked_positions"][0] = [0, *rows[2]["masked_positions"][0][1:]]
+        rows[3]["input_ids"][rows[3]["masked_positions"][1][0]] = UNK
+        for number, token in ((5, PAD), (6, CLS), (7, UNK)):
+            rows[number]["masked_inputs"][0][0] = token
+
+    edit_rows(root, plant)
+    found = audit(root, workers=1)
+    assert faults(found)["special targets"] == 2
+    assert first(found, "special targets") == (Place(shard_name(root, 0), 0, 2), "a special token is a target")
+    assert faults(found)["special replacements"] == 3
+    assert first(found, "special replacements")[1].startswith("[PAD] stands at position")
+
+
+def test_unused_ids_as_replacement(tmp_path: Path) -> None:
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    with open(vocabulary, "a", encoding="ascii") as stream:
+        stream.write("[unused0]\n")
+    build_text(tmp_path, make_documents(40))
+
+    def plant(rows: Rows) -> None:
+        rows[2]["masked_inputs"][1][0] = 145
+
+    edit_rows(tmp_path / "out", plant)
+    found = audit(tmp_path / "out", workers=1)
+    assert first(found, "special replacements")[1].startswith("[unused0] stands at position")
+
+
+def pieces_of(row: dict[str, Any]) -> list[list[int]]:
+    """Positions of each word."""
+    words: list[list[int]] = []
+    for position, token in enumerate(row["input_ids"]):
+        if token >= FIRST_PIECE and position != row["first_length"]:
+            words[-1].append(position)
+        elif token >= FIRST_WORD:
+            words.append([position])
+    return words
+
+
+def test_words_cut_by_masks(root: Path) -> None:
+    """A word is masked in part (google-research/bert#910)."""
+
+    def plant(rows: Rows) -> None:
+        for number in (4, 9):
+            words = [word for word in pieces_of(rows[number]) if len(word) == 3]
+            entries = dict(zip(rows[number]["masked_positions"][0], rows[number]["masked_inputs"][0], strict=True))
+            word = words[0]
+            entries.update(dict.fromkeys(word, MASK))
+            del entries[word[1]]
+            set_masks(rows[number], entries)
+
+    edit_rows(root, plant)
+    found = audit(root, workers=1)
+    assert faults(found)["whole words"] == 2
+    assert first(found, "whole words") == (Place(shard_name(root, 0), 0, 4), "a word is masked in part")
+
+
+def test_pieces_of_a_word_drawn_apart(root: Path) -> None:
+    def plant(rows: Rows) -> None:
+        row = rows[4]
+        for position, token in zip(row["masked_positions"][0], row["masked_inputs"][0], strict=True):
+            word = next(word for word in pieces_of(row) if position in word)
+            if len(word) == 3 and token == MASK:
+                at = row["masked_positions"][0].index(word[1])
+                row["masked_inputs"][0][at] = row["input_ids"][word[1]]
+                return
+        raise AssertionError
+
+    edit_rows(root, plant)
+    found = audit(root, workers=1)
+    assert faults(found) == {"one draw a word": 1}
+
+
+def test_the_budget_is_exact(root: Path) -> None:
+    def plant(rows: Rows) -> None:
+        few = rows[long_row(rows)]
+        entries = dict(zip(few["masked_positions"][0], few["masked_inputs"][0], strict=True))
+        lonely = next(word for word in pieces_of(few) if set(word) <= entries.keys())
+        for position in lonely:
+            del entries[position]
+        set_masks(few, entries)
+        many = rows[long_row(rows, after=long_row(rows) + 1)]
+        entries = dict(zip(many["masked_positions"][1], many["masked_inputs"][1], strict=True))
+        spare = next(word for word in pieces_of(many) if not set(word) & entries.keys())
+        entries.update(dict.fromkeys(spare, MASK))
+        set_masks(many, entries, number=1)
+
+    edit_rows(root, plant)
+    assert faults(audit(root, workers=1)) == {"mask rate": 2}
+
+
+def test_shares_of_80_10_10(root: Path) -> None:
+    def plant(rows: Rows) -> None:
+        for row in rows:
+            for positions, inputs in zip(row["masked_positions"], row["masked_inputs"], strict=True):
+                for word in pieces_of(row):
+                    taken = [positions.index(position) for position in word if position in positions]
+                    if word[0] % 12 == 0 and all(inputs[at] == MASK for at in taken):
+                        for at in taken:
+                            inputs[at] = row["input_ids"][positions[at]]
+
+    for index in range(4):
+        edit_rows(root, plant, index=index)
+    found = audit(root, workers=1)
+    assert faults(found) == {"80/10/10": 2}
+    assert "% kept, expected 10.07" in first(found, "80/10/10")[1]
+
+
+# Over shards
+
+
+def test_identical_rows_within_and_over_shards(root: Path) -> None:
+    """All shards identical, accuracy stuck (mlcommons/training_results_v2.1#10): duplicate-row audit over shards."""
+    other = read_shard(root, 0)
+
+    def plant(rows: Rows) -> Rows:
+        number = long_row(rows)
+        return [*rows, rows[number], other[long_row(other)]]
+
+    edit_rows(root, plant, index=1)
+    found = audit(root, workers=1)
+    assert faults(found)["identical rows"] == 2
+    size = read_manifest(root).shards[1].rows
+    place, text = first(found, "identical rows")
+    assert place == Place(shard_name(root, 1), 0, size - 2)
+    assert text.startswith(f"identical to {shard_name(root, 1)}, row group 0, row ")
+    assert faults(found)["documents"] >= 1, "the row's document now stands in two shards"
+
+
+def test_shards_that_repeat_others(root: Path) -> None:
+    rows = read_shard(root, 0)
+    edit_rows(root, lambda _: rows, index=1)
+    found = audit(root, workers=1)
+    assert faults(found)["repeated shards"] == 2
+    assert faults(found)["identical rows"] > 100
+    assert faults(found)["documents"] > 20
+
+
+def test_short_rows_that_repeat_are_notes(root: Path) -> None:
+    short = [CLS, FIRST_WORD, SEP, FIRST_WORD + 1, SEP]
+
+    def plant(rows: Rows) -> Rows:
+        row = {**rows[0], "input_ids": short, "num_tokens": 5, "first_length": 3}
+        row |= {"masked_positions": [[1], [3]], "masked_inputs": [[MASK], [MASK]]}
+        return [*rows, row, row]
+
+    edit_rows(root, plant)
+    found = audit(root, workers=1)
+    assert faults(found) == {}
+    assert notes(found) == {"identical rows": 1}
+
+
+def test_leakage(root: Path) -> None:
+    held_out = read_shard(root, 3)
+    assert read_manifest(root).shards[3].split == "validation"
+    number = long_row(held_out)
+
+    def plant(rows: Rows) -> Rows:
+        mine = rows[long_row(rows)]
+        leaked = {**held_out[number], "document_id": mine["document_id"]}
+        leaked["second_document_id"] = (
+            mine["document_id"] if leaked["next_sentence_label"] == 0 else rows[-1]["document_id"]
+        )
+        mine = {**mine, "document_id": held_out[0]["document_id"], "next_sentence_label": 1}
+        return [*rows, leaked, mine]
+
+    edit_rows(root, plant)
+    found = audit(root, workers=1)
+    leak = found.ledger.findings["leakage"]
+    assert leak.faults == 2
+    assert leak.first_fault is not None
+    assert leak.first_fault[0].file == shard_name(root, 3)
+
+
+def test_uneven_shards(root: Path) -> None:
+    edit_rows(root, lambda rows: [row for row in rows if row["document_id"] == rows[0]["document_id"]], index=2)
+    found = audit(root, workers=1)
+    assert faults(found)["even shards"] == 1
+    place, text = first(found, "even shards")
+    assert place == Place(shard_name(root, 2))
+    assert "documents, at least 8" in text
+
+    def shorten(rows: Rows) -> None:
+        for row in rows:
+            row.update(input_ids=[CLS, FIRST_WORD, SEP, FIRST_WORD, SEP], num_tokens=5, first_length=3)
+            row.update(masked_positions=[[1], [3]], masked_inputs=[[MASK], [MASK]])
+        del rows[16:]
+
+    edit_rows(root, shorten, index=1)
+    found = audit(root, workers=1)
+    assert faults(found)["even shards"] == 2
+    assert first(found, "even shards")[1].startswith("80 tokens, at least ")
+
+
+# Command line
+
+
+def test_table_json_and_exit_status(root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([str(root), "--workers", "1"]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1].startswith("clean: 0 fault(s)")
+    for name in CHECKS:
+        assert f"\n{name} " in text
+    edit_rows(root, change(8, num_tokens=1))
+    assert main([str(root), "--workers", "1"]) == 1
+    text = capsys.readouterr().out
+    assert f"first fault: {shard_name(root, 0)}, row group 0, row 8: num_tokens is 1, input_ids has " in text
+    assert text.splitlines()[-1].startswith("not clean: 1 fault(s)")
+    assert main([str(root), "--workers", "1", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert (data["clean"], data["faults"], data["kind"]) == (False, 1, "cloze")
+    layout = next(entry for entry in data["checks"] if entry["check"] == "layout")
+    assert layout["first_fault"]["row"] == 8
+    assert [entry["check"] for entry in data["checks"]] == list(CHECKS)
+    (tmp_path / "empty").mkdir()
+    for folder, message in ((tmp_path / "none", "no such data set"), (tmp_path / "empty", "neither a finished")):
+        assert main([str(folder)]) == 2
+        assert message in capsys.readouterr().err
+    manifest = root / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"seed": ', '"seed": 1'))
+    assert main([str(root)]) == 2
+    assert "it was edited" in capsys.readouterr().err
+
+
+def test_an_unfinished_build_cannot_be_read(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "manifest.json").unlink()
+    assert main([str(root)]) == 2
+    assert "neither a finished data set" in capsys.readouterr().err
+
+
+def test_ledgers_merge_in_any_order() -> None:
+    parts = []
+    for number in (3, 1, 2):
+        part = Ledger()
+        part.looked("layout", 10)
+        part.add("layout", Place("a", 0, number), f"fault {number}")
+        part.add("layout", Place("a", 0, number + 5), "note", note=True)
+        parts.append(part)
+    forward, backward = Ledger(), Ledger()
+    for part in parts:
+        forward.merge(part)
+    for part in reversed(parts):
+        backward.merge(part)
+    assert forward == backward
+    finding = forward.findings["layout"]
+    assert (finding.looked_at, finding.faults, finding.notes) == (30, 3, 3)
+    assert finding.first_fault == (Place("a", 0, 1), "fault 1")
+
+
+def test_bounds_are_binomial(root: Path) -> None:
+    """The tolerance that the table states is five standard deviations of a fair coin."""
+    found = audit(root, workers=1)
+    chance = 5 * math.sqrt(0.25 / found.rows)
+    assert f"{50 - 100 * chance:.2f} to " in found.ledger.findings["label balance"].remark
+
+
+def test_copies_do_not_touch_the_original(built: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in built.rglob("*") if path.is_file()}
+    audit(built, workers=1)
+    assert {path: path.read_bytes() for path in built.rglob("*") if path.is_file()} == before
+    shutil.rmtree(tmp_path)
