@@ -30,6 +30,21 @@ class SourceConfig(Settings):
     """A file, a folder, a glob, or a list of them."""
     language: str = "en"
     """Language code for sentence boundaries and Wikipedia's localised names, such as en, ko, de."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    """What counts, report and held-out losses call the source; null: kind and language, such as books-en. Sources of
+    one name count as one and have one weight."""
+    weight: Annotated[float, Field(gt=0.0, le=1_000.0)] = 1.0
+    """Share of the source in a mixture: weight x passes is the mean number of passes over its training documents.
+    What the product lacks of a whole number is made up by the documents' hashes: 2.5 gives half of them a third pass;
+    where it is below 1, that share of documents is kept and the rest counted as dropped by weight. Held-out
+    documents are dropped alike but never repeated for a weight above 1."""
+    unit: Literal["book", "chapter"] = "book"
+    """books: what a document is. chapter: by headings in English, French, German and Korean; a book without any stays
+    one document and is counted."""
+    encoding: str = "auto"
+    """books, text: the files' encoding, such as cp949; what does not decode is refused with file and byte. auto: text
+    is UTF-8; books by byte order mark, else UTF-8, also with a few bad bytes (left out, counted), else windows-1252
+    where nearly all is ASCII (counted), else refused."""
     row: Literal["document", "sentence"] = "document"
     """jsonl, parquet: what a row is."""
     text_column: str = "text"
@@ -53,6 +68,9 @@ class SourceConfig(Settings):
             self.blank_row_ends_document,
             self.rows_per_document is not None,
         )
+        if self.unit != "book" and self.kind != "books":
+            raise ValueError(f"unit: {self.unit} goes with kind books, not with kind {self.kind}; remove it")
+        self._check_encoding()
         if self.kind not in ("jsonl", "parquet"):
             if self.row != "document" or any(bounds):
                 raise ValueError(
@@ -69,6 +87,20 @@ class SourceConfig(Settings):
         if not self.paths or not all(self.paths):
             raise ValueError("path is empty; give a file, a folder or a glob")
         return self
+
+    def _check_encoding(self) -> None:
+        if self.encoding == "auto":
+            return
+        if self.kind not in ("books", "text"):
+            raise ValueError(f"encoding goes with kinds books and text, not with kind {self.kind}; remove it")
+        try:
+            same = "a\n".encode(self.encoding) == b"a\n"
+        except (LookupError, UnicodeError, TypeError) as error:
+            raise ValueError(f"encoding: {self.encoding} is no text encoding that Python knows; correct it") from error
+        if self.kind == "text" and not same:
+            raise ValueError(
+                f"encoding: {self.encoding} has no line breaks of one byte, which kind text needs; convert the files"
+            )
 
 
 class VocabularyConfig(Settings):

@@ -19,6 +19,7 @@ MOST_EXPANSION = 1_000
 _EXPANSION_FREE_BYTES = 64 << 20
 
 COMPRESSED = {".bz2": "bz2", ".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
+_COMPRESSED_TAR = {".tgz": "gzip", ".txz": "xz", ".tbz2": "bz2", ".tbz": "bz2"}
 REFUSED = {
     ".7z": "7-Zip archives are not read; unpack it first (7z x)",
     ".rar": "RAR archives are not read; unpack it first",
@@ -75,7 +76,7 @@ def compression_of(path: str | Path) -> str:
     suffix = Path(path).suffix.lower()
     if suffix in REFUSED:
         raise ValueError(f"{path}: {REFUSED[suffix]}")
-    return COMPRESSED.get(suffix, "")
+    return COMPRESSED.get(suffix) or _COMPRESSED_TAR.get(suffix, "")
 
 
 def read_pieces(path: str | Path, *, start: int = 0, end: int = -1) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.clean import normalize_line
 from pipeline.config import SourceConfig
+from pipeline.decoding import AUTO
 from pipeline.documents import Document, Drop, Split
 from pipeline.sources.assembly import assemble
 from pipeline.sources.textlines import after_blank_line, read_lines, split_lines
@@ -19,11 +20,11 @@ def split_text(path: Path, *, source: int, split_bytes: int | None = None) -> li
 
 def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
     """Documents between blank lines; the end of the file ends one too."""
-    del source  # sentences are as the lines have them, in any language
+    encoding = "utf-8" if source.encoding == AUTO else source.encoding
     place = Path(split.path).name + (f" after byte {split.start}" if split.start else "")
     sentences: list[str] = []
     first = 0
-    for number, text in read_lines(split):
+    for number, text in read_lines(split, encoding=encoding):
         line = normalize_line(text)
         if line:
             first = first if sentences else number
