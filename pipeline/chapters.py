@@ -13,7 +13,7 @@ from itertools import pairwise
 LONGEST_HEADING = 100
 """Characters."""
 FEWEST_WORDS = 50
-"""A title page, BOOK I with its motto, a chapter of fewer words goes with the next one (the last with the one before)."""
+"""A title page, BOOK I with its motto, a chapter of fewer words goes with the next one, the last with the one before."""
 
 _ROMAN = r"(?=[IVXLCM])M{0,3}(?:C[MD]|D?C{0,3})(?:X[CL]|L?X{0,3})(?:I[XV]|V?I{0,3})"
 _ENGLISH_NUMBER = (
@@ -117,7 +117,10 @@ def is_heading(text: str) -> bool:
 
 
 def _numerals(paragraphs: Sequence[str]) -> list[int]:
-    """Places of paragraphs that are a numeral, alone or before a title, where they count upwards from one (again in each part)."""
+    """Places of paragraphs that are a numeral, alone or before a title, where they count upwards from one.
+
+    Each part of a book may count anew.
+    """
     found = [
         (index, _value(match[1]))
         for index, text in enumerate(paragraphs)

@@ -57,6 +57,11 @@ class SourceConfig(Settings):
     """jsonl, parquet with row: sentence: a document ends after so many rows."""
 
     @property
+    def called(self) -> str:
+        """`name`, derived where null."""
+        return self.name or f"{self.kind}-{self.language}"
+
+    @property
     def paths(self) -> tuple[str, ...]:
         """`path` as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
@@ -177,10 +182,41 @@ class PipelineConfig(Settings):
             return self.max_predictions
         return max(1, -int(-self.masked_probability * self.max_seq_length // 1))
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the sources, each once, the greatest weight first, equal ones in order of name.
+
+        A document's source is an index into this; of a text that stands in two sources, the lower one.
+        """
+        weights = {source.called: source.weight for source in self.sources}
+        return tuple(sorted(weights, key=lambda name: (-weights[name], name)))
+
+    @property
+    def source_weights(self) -> tuple[float, ...]:
+        """The weight of each of `source_names`."""
+        weights = {source.called: source.weight for source in self.sources}
+        return tuple(weights[name] for name in self.source_names)
+
+    def _check_weights(self) -> None:
+        weights: dict[str, float] = {}
+        for source in self.sources:
+            if weights.setdefault(source.called, source.weight) != source.weight:
+                raise ValueError(
+                    f"two sources are called {source.called} but have weights {weights[source.called]:g} and "
+                    f"{source.weight:g}; give one of them a name"
+                )
+            if self.mode == "reference" and source.weight != 1.0:
+                raise ValueError(
+                    f"mode: reference reads each document `passes` times, not by weight={source.weight:g}; remove it"
+                )
+            if source.weight * self.passes > 65_534:
+                raise ValueError(f"weight={source.weight:g} times passes={self.passes} is above 65,534; lower one")
+
     @model_validator(mode="after")
     def _check_together(self) -> PipelineConfig:
         if not self.sources:
             raise ValueError("sources is empty; list at least one source")
+        self._check_weights()
         if self.predictions > self.max_seq_length - 2:
             raise ValueError(
                 f"max_predictions={self.predictions} exceeds what max_seq_length={self.max_seq_length} can hold "

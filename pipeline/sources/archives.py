@@ -209,7 +209,7 @@ def _walk(archive: tarfile.TarFile, *, path: Path) -> Iterator[tarfile.TarInfo]:
         if member is None:
             return
         yield member
-        archive.members.clear()  # or a million members stay in memory
+        archive.members.clear()  # type: ignore[attr-defined]  # or a million members stay in memory
 
 
 class _PieceFile(io.RawIOBase):
@@ -254,7 +254,8 @@ def _cut(path: Path, *, source: int, sizes: list[tuple[int, int]], places: list[
 
 
 def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") and part not in (".", "..") or part == "__MACOSX" for part in Path(name).parts)
+    parts = [part for part in Path(name).parts if part not in (".", "..")]
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
 
 
 def _is_unsafe(name: str) -> bool:
