@@ -13,7 +13,7 @@ from itertools import pairwise
 LONGEST_HEADING = 100
 """Characters."""
 FEWEST_WORDS = 50
-"""A title page, BOOK I with its motto, a chapter of fewer words goes with the next one, the last with the one before."""
+"""A title page, BOOK I with its motto, a chapter of fewer words joins the next one, the last the one before."""
 
 _ROMAN = r"(?=[IVXLCM])M{0,3}(?:C[MD]|D?C{0,3})(?:X[CL]|L?X{0,3})(?:I[XV]|V?I{0,3})"
 _ENGLISH_NUMBER = (
