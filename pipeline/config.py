@@ -54,7 +54,7 @@ class SourceConfig(Settings):
     blank_row_ends_document: bool = False
     """jsonl, parquet with row: sentence: an empty row ends a document."""
     rows_per_document: Positive | None = None
-    """jsonl, parquet with row: sentence: a document ends after so many rows."""
+    """jsonl, parquet with row: sentence: a document ends after so many rows. text: also after so many lines."""
 
     @property
     def called(self) -> str:
@@ -77,7 +77,8 @@ class SourceConfig(Settings):
             raise ValueError(f"unit: {self.unit} goes with kind books, not with kind {self.kind}; remove it")
         self._check_encoding()
         if self.kind not in ("jsonl", "parquet"):
-            if self.row != "document" or any(bounds):
+            lines = self.kind == "text" and self.row == "document" and not any(bounds[:2])
+            if (self.row != "document" or any(bounds)) and not lines:
                 raise ValueError(
                     f"row, document_column, blank_row_ends_document and rows_per_document go with jsonl "
                     f"and parquet, not with kind {self.kind}; remove them"

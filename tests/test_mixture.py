@@ -62,7 +62,7 @@ def build_mixture(folder: Path, *, workers: int = 1, turn: bool = False, **weigh
 
 
 def test_a_mixture_by_document(tmp_path: Path) -> None:
-    """A training document has exactly the passes of its weight, a held-out one has one; doubles count for the heavier."""
+    """Training documents have exactly the passes of their weight, held-out ones one; doubles go to the heavier."""
     manifest = build_mixture(tmp_path, a=2.5, b=0.5)
     assert manifest.sources == ("a", "b")
     rows = read_rows(tmp_path / "out", manifest).to_pylist()
