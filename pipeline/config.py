@@ -128,12 +128,18 @@ class VocabularyConfig(Settings):
     lowercase: bool = True
     """Lower-case text (uncased vocabulary)."""
     strip_accents: bool | None = None
-    """Remove accents; null: as `lowercase` says. Hangul syllables are never taken apart."""
+    """Remove accents; null: as `lowercase` says."""
+    hangul: Literal["syllables", "jamo"] = "syllables"
+    """Training: keep Hangul syllables whole, or take them apart into their letters, as the published uncased
+    vocabularies do; jamo needs strip_accents. A given vocabulary says by its entries which of the two it is."""
 
     @model_validator(mode="after")
     def _check_path(self) -> VocabularyConfig:
         if self.train and self.path is None:
             raise ValueError("vocabulary.train: true needs vocabulary.path, the file to train into")
+        strips = self.lowercase if self.strip_accents is None else self.strip_accents
+        if self.hangul == "jamo" and not strips:
+            raise ValueError("hangul: jamo takes all characters apart, so it needs strip_accents: true; set it")
         return self
 
 

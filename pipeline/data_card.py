@@ -119,19 +119,18 @@ def _notes(manifest: Manifest) -> list[str]:
             f"{count:,} {reason.replace('_', ' ')}" for reason, count in manifest.statistics["notes"].items()
         )
         notes.append(f"Noted: {noted}.")
-    notes.append(_describe_text(manifest.config["vocabulary"]))
+    notes.append(_describe_text(manifest.statistics["text"]))
     if manifest.drops:
         dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(manifest.drops.items()))
         notes.append(f"Left out: {dropped}.")
     return notes
 
 
-def _describe_text(vocabulary: Mapping[str, Any]) -> str:
-    """Case, accents and jamo as the vocabulary's settings say (a tokenizer.json of one's own says so itself)."""
-    strips = vocabulary["lowercase"] if vocabulary["strip_accents"] is None else vocabulary["strip_accents"]
-    case = "lower-cased (uncased)" if vocabulary["lowercase"] else "kept in its case (cased)"
-    accents = "accents removed" if strips else "accents kept"
-    return f"Text is {case}, {accents}, Hangul syllables kept whole; a given tokenizer.json goes by its own rules."
+def _describe_text(text: Mapping[str, str]) -> str:
+    """Case, accents and Hangul as the tokenizer leaves them."""
+    case = {"kept": "Cased: capital letters are kept", "lowered": "Uncased: letters are lower-cased"}[text["case"]]
+    hangul = {"syllables": "Hangul syllables are whole", "jamo": "Hangul is taken apart into jamo"}[text["hangul"]]
+    return f"{case}, accents are {text['accents']}, {hangul}."
 
 
 def _size(rows: int) -> str:

@@ -21,6 +21,7 @@ from pipeline.pairs import NEXT, NOT_NEXT
 from pipeline.report import render_report
 from pipeline.schema import SCHEMA_VERSION, token_counts_schema
 from pipeline.tally import BuildResult, ReadTally, RowTally, summarize_rows
+from pipeline.tokenizer_files import describe_text
 from pipeline.wordpieces import WordTokenizer
 
 CODE_VERSION = "2"
@@ -93,6 +94,7 @@ def write_set(
         drops=count_drops(result, read=read),
         statistics={
             "sources": summarize_sources(read, config=config, rows=result.tallies),
+            "text": describe_text(tokenizer.backend),
             "notes": dict(sorted(read.notes.items())),
             "splits": {
                 split: summarize_rows(tally, mask_sets=config.masks_per_pair, max_seq_length=config.max_seq_length)
