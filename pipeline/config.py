@@ -33,6 +33,21 @@ class SourceConfig(Settings):
     clean_documents: str | None = None
     """Folder that keeps the cleaned documents as Parquet: written by the first reading, and read by later builds and
     vocabulary training instead of parsing again. Sources may share it. Never changes the data."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    """What counts, report and held-out losses call the source; null: kind and language, such as books-en. Sources of
+    one name count as one and have one weight."""
+    weight: Annotated[float, Field(gt=0.0, le=1_000.0)] = 1.0
+    """Share of the source in a mixture: weight x passes is the mean number of passes over its training documents.
+    What the product lacks of a whole number is made up by the documents' hashes: 2.5 gives half of them a third pass;
+    where it is below 1, that share of documents is kept and the rest counted as dropped by weight. Held-out
+    documents are dropped alike but never repeated for a weight above 1."""
+    unit: Literal["book", "chapter"] = "book"
+    """books: what a document is. chapter: by headings in English, French, German and Korean; a book without any stays
+    one document and is counted."""
+    encoding: str = "auto"
+    """books, text: the files' encoding, such as cp949; what does not decode is refused with file and byte. auto: text
+    is UTF-8; books by byte order mark, else UTF-8, also with a few bad bytes (left out, counted), else windows-1252
+    where nearly all is ASCII (counted), else refused."""
     row: Literal["document", "sentence"] = "document"
     """jsonl, parquet: what a row is."""
     text_column: str = "text"
@@ -42,7 +57,12 @@ class SourceConfig(Settings):
     blank_row_ends_document: bool = False
     """jsonl, parquet with row: sentence: an empty row ends a document."""
     rows_per_document: Positive | None = None
-    """jsonl, parquet with row: sentence: a document ends after so many rows."""
+    """jsonl, parquet with row: sentence: a document ends after so many rows. text: also after so many lines."""
+
+    @property
+    def called(self) -> str:
+        """`name`, derived where null."""
+        return self.name or f"{self.kind}-{self.language}"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -56,8 +76,12 @@ class SourceConfig(Settings):
             self.blank_row_ends_document,
             self.rows_per_document is not None,
         )
+        if self.unit != "book" and self.kind != "books":
+            raise ValueError(f"unit: {self.unit} goes with kind books, not with kind {self.kind}; remove it")
+        self._check_encoding()
         if self.kind not in ("jsonl", "parquet"):
-            if self.row != "document" or any(bounds):
+            lines = self.kind == "text" and self.row == "document" and not any(bounds[:2])
+            if (self.row != "document" or any(bounds)) and not lines:
                 raise ValueError(
                     f"row, document_column, blank_row_ends_document and rows_per_document go with jsonl "
                     f"and parquet, not with kind {self.kind}; remove them"
@@ -72,6 +96,20 @@ class SourceConfig(Settings):
         if not self.paths or not all(self.paths):
             raise ValueError("path is empty; give a file, a folder or a glob")
         return self
+
+    def _check_encoding(self) -> None:
+        if self.encoding == "auto":
+            return
+        if self.kind not in ("books", "text"):
+            raise ValueError(f"encoding goes with kinds books and text, not with kind {self.kind}; remove it")
+        try:
+            same = "a\n".encode(self.encoding) == b"a\n"
+        except (LookupError, UnicodeError, TypeError) as error:
+            raise ValueError(f"encoding: {self.encoding} is no text encoding that Python knows; correct it") from error
+        if self.kind == "text" and not same:
+            raise ValueError(
+                f"encoding: {self.encoding} has no line breaks of one byte, which kind text needs; convert the files"
+            )
 
 
 class VocabularyConfig(Settings):
@@ -93,12 +131,18 @@ class VocabularyConfig(Settings):
     lowercase: bool = True
     """Lower-case text (uncased vocabulary)."""
     strip_accents: bool | None = None
-    """Remove accents; null: as `lowercase` says. Hangul syllables are never taken apart."""
+    """Remove accents; null: as `lowercase` says."""
+    hangul: Literal["syllables", "jamo"] = "syllables"
+    """Training: keep Hangul syllables whole, or take them apart into their letters, as the published uncased
+    vocabularies do; jamo needs strip_accents. A given vocabulary says by its entries which of the two it is."""
 
     @model_validator(mode="after")
     def _check_path(self) -> VocabularyConfig:
         if self.train and self.path is None:
             raise ValueError("vocabulary.train: true needs vocabulary.path, the file to train into")
+        strips = self.lowercase if self.strip_accents is None else self.strip_accents
+        if self.hangul == "jamo" and not strips:
+            raise ValueError("hangul: jamo takes all characters apart, so it needs strip_accents: true; set it")
         return self
 
 
@@ -148,10 +192,41 @@ class PipelineConfig(Settings):
             return self.max_predictions
         return max(1, -int(-self.masked_probability * self.max_seq_length // 1))
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the sources, each once, the greatest weight first, equal ones in order of name.
+
+        A document's source is an index into this; of a text that stands in two sources, the lower one.
+        """
+        weights = {source.called: source.weight for source in self.sources}
+        return tuple(sorted(weights, key=lambda name: (-weights[name], name)))
+
+    @property
+    def source_weights(self) -> tuple[float, ...]:
+        """The weight of each of `source_names`."""
+        weights = {source.called: source.weight for source in self.sources}
+        return tuple(weights[name] for name in self.source_names)
+
+    def _check_weights(self) -> None:
+        weights: dict[str, float] = {}
+        for source in self.sources:
+            if weights.setdefault(source.called, source.weight) != source.weight:
+                raise ValueError(
+                    f"two sources are called {source.called} but have weights {weights[source.called]:g} and "
+                    f"{source.weight:g}; give one of them a name"
+                )
+            if self.mode == "reference" and source.weight != 1.0:
+                raise ValueError(
+                    f"mode: reference reads each document `passes` times, not by weight={source.weight:g}; remove it"
+                )
+            if source.weight * self.passes > 65_534:
+                raise ValueError(f"weight={source.weight:g} times passes={self.passes} is above 65,534; lower one")
+
     @model_validator(mode="after")
     def _check_together(self) -> PipelineConfig:
         if not self.sources:
             raise ValueError("sources is empty; list at least one source")
+        self._check_weights()
         if self.predictions > self.max_seq_length - 2:
             raise ValueError(
                 f"max_predictions={self.predictions} exceeds what max_seq_length={self.max_seq_length} can hold "

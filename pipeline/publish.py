@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import pyarrow.parquet as pq
 
 from pipeline.config import PipelineConfig
 from pipeline.data_card import render_card
-from pipeline.manifest import TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, Manifest, Special, file_sha256
+from pipeline.manifest import TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, Manifest, Special, SplitName, file_sha256
 from pipeline.output import CARD_NAME, REPORT_NAME
 from pipeline.pairs import NEXT, NOT_NEXT
 from pipeline.report import render_report
 from pipeline.schema import SCHEMA_VERSION, token_counts_schema
 from pipeline.tally import BuildResult, ReadTally, RowTally, summarize_rows
+from pipeline.tokenizer_files import describe_text
 from pipeline.wordpieces import WordTokenizer
 
 CODE_VERSION = "2"
@@ -86,11 +88,14 @@ def write_set(
         max_predictions=config.predictions,
         mask_sets=config.masks_per_pair,
         next_sentence=config.next_sentence,
+        sources=config.source_names,
         shards=tuple(result.shards),
         files={path.relative_to(folder).as_posix(): file_sha256(path) for path in others},
         drops=count_drops(result, read=read),
         statistics={
-            "sources": summarize_sources(read, config=config),
+            "sources": summarize_sources(read, config=config, rows=result.tallies),
+            "text": describe_text(tokenizer.backend),
+            "notes": dict(sorted(read.notes.items())),
             "splits": {
                 split: summarize_rows(tally, mask_sets=config.masks_per_pair, max_seq_length=config.max_seq_length)
                 for split, tally in sorted(result.tallies.items())
@@ -121,17 +126,32 @@ def count_drops(result: BuildResult, *, read: ReadTally) -> dict[str, int]:
     return dict(sorted(drops.items()))
 
 
-def summarize_sources(read: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
-    """Documents, sentences and characters by kind and language, whatever the order and the paths of the sources."""
-    totals: dict[tuple[str, str], list[int]] = {}
-    for index, source in enumerate(config.sources):
-        total = totals.setdefault((source.kind, source.language), [0, 0, 0])
-        for position, counts in enumerate((read.documents, read.sentences, read.characters)):
-            total[position] += counts[index]
-    return [
-        {"kind": kind, "language": language, "documents": total[0], "sentences": total[1], "characters": total[2]}
-        for (kind, language), total in sorted(totals.items())
-    ]
+def summarize_sources(
+    read: ReadTally, *, config: PipelineConfig, rows: Mapping[SplitName, RowTally]
+) -> list[dict[str, Any]]:
+    """What each name of config.source_names gave, whatever the order and the paths of the sources.
+
+    Documents, sentences and characters are as read (exact doubles included, those dropped by weight not); rows and
+    tokens are those of the training part, by the source of the first segment.
+    """
+    summary = []
+    for number, (name, weight) in enumerate(zip(config.source_names, config.source_weights, strict=True)):
+        own = [index for index, source in enumerate(config.sources) if source.called == name]
+        summary.append(
+            {
+                "name": name,
+                "kind": ", ".join(sorted({config.sources[index].kind for index in own})),
+                "language": ", ".join(sorted({config.sources[index].language for index in own})),
+                "weight": weight,
+                "documents": sum(read.documents[index] for index in own),
+                "sentences": sum(read.sentences[index] for index in own),
+                "characters": sum(read.characters[index] for index in own),
+                "dropped_by_weight": sum(read.drops.get(index, Counter())["weight"] for index in own),
+                "rows": rows["train"].source_rows[number],
+                "tokens": rows["train"].source_tokens[number],
+            }
+        )
+    return summary
 
 
 def _write_token_counts(path: Path, tally: RowTally, *, tokenizer: WordTokenizer) -> None:

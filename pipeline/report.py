@@ -49,6 +49,7 @@ def render_report(
         _sources(manifest.statistics["sources"]),
         "<h2>What was left out</h2>",
         _drops(manifest.drops, read.examples),
+        *_notes(manifest.statistics["notes"], read.examples),
         "<h2>Length of rows</h2>",
         _histogram(train.lengths, caption="Training rows by number of tokens, special tokens included."),
         "<h2>Masking</h2>",
@@ -125,14 +126,21 @@ def _number(key: str, value: int | float | None) -> str:
 
 
 def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
+    columns = ("documents", "sentences", "characters", "dropped_by_weight", "rows", "tokens")
     lines = [
-        f"<tr><td>{escape(source['kind'])} ({escape(source['language'])})</td>"
-        + "".join(f'<td class="number">{source[key]:,}</td>' for key in ("documents", "sentences", "characters"))
+        f"<tr><td>{escape(source['name'])} ({escape(source['kind'])}, {escape(source['language'])})</td>"
+        f'<td class="number">{source["weight"]:g}</td>'
+        + "".join(f'<td class="number">{source[key]:,}</td>' for key in columns)
         + "</tr>"
         for source in sources
     ]
-    header = "".join(f'<th class="number">{name}</th>' for name in ("documents", "sentences", "characters"))
+    names = ("weight", "documents", "sentences", "characters", "dropped by weight", "training rows", "tokens in them")
+    header = "".join(f'<th class="number">{name}</th>' for name in names)
     return f"<table><tr><th>source</th>{header}</tr>{''.join(lines)}</table>"
+
+
+def _notes(notes: Mapping[str, int], examples: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
+    return ["<h2>What was noted</h2>", _drops(notes, examples)] if notes else []
 
 
 def _drops(drops: Mapping[str, int], examples: Mapping[str, Sequence[tuple[str, str]]]) -> str:

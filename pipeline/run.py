@@ -63,7 +63,12 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         validation_fraction=config.validation_fraction,
     )
     workers = min(choose_workers(config, say=say), max(len(splits), buckets.train + buckets.validation))
-    identity = {"config": config.data_tree(), "inputs": fingerprint_inputs(split.path for split in splits)}
+    paths = {
+        name: {split.path for split in splits if config.sources[split.source].called == name}
+        for name in config.source_names
+    }
+    inputs = {name: fingerprint_inputs(found) for name, found in paths.items()}
+    identity = {"config": config.data_tree(), "inputs": inputs}
     tokenizer = given_vocabulary(config)
     if tokenizer is not None:
         identity["vocabulary_hash"] = tokenizer.vocabulary_hash

@@ -25,6 +25,7 @@ from pipeline.documents import ID_BYTES
 from pipeline.instances import Instances
 from pipeline.manifest import Shard, SplitName, file_sha256, footer_sha256
 from pipeline.masking import Masks
+from pipeline.mixture import list_passes
 from pipeline.rows import Rows
 from pipeline.spill import Extent, read_documents
 from pipeline.tally import NUM_EXAMPLES, BuildResult, Example, RowTally
@@ -42,7 +43,13 @@ _ENCODINGS = {
 """The smallest of those measured on novels at length 128, K = 4: 180 bytes a row of ids (dictionary 186, plain 190),
 12 a set of positions (17, 20), 13 a set of inputs (15, 13); ZSTD level 1 is within 3% of level 9 at a third of its
 time."""
-_DICTIONARIES = [schema.NEXT_SENTENCE_LABEL, schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID, schema.PASS_NUMBER]
+_DICTIONARIES = [
+    schema.NEXT_SENTENCE_LABEL,
+    schema.DOCUMENT_ID,
+    schema.SECOND_DOCUMENT_ID,
+    schema.PASS_NUMBER,
+    schema.SOURCE,
+]
 
 
 class ShardError(ValueError):
@@ -67,7 +74,8 @@ def build_shard(
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, duplicates = read_documents(extents, id_type=ids)
-    instances = Instances(documents, config=config, tokenizer=tokenizer)
+    passes = list_passes(documents, config=config, split=split)
+    instances = Instances(documents, config=config, tokenizer=tokenizer, passes=passes)
     tally = _count_documents(documents, duplicates=duplicates, config=config, tokenizer=tokenizer)
     columns = schema.sentence_pair_schema(tokenizer.vocab_size, vocabulary_hash=tokenizer.vocabulary_hash)
     partial = scratch / f"{Path(name).name}.{uuid.uuid4().hex[:16]}"
@@ -165,6 +173,7 @@ def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
         schema.DOCUMENT_ID: _binary(rows.document_id, mask=None),
         schema.SECOND_DOCUMENT_ID: second,
         schema.PASS_NUMBER: pa.array(rows.pass_number.astype(np.uint16)),
+        schema.SOURCE: pa.array(rows.source),
     }
     return pa.table(columns)
 
@@ -215,6 +224,10 @@ def _count_documents(
 def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id: int) -> None:
     tally.lengths += np.bincount(np.diff(rows.offsets), minlength=tally.lengths.size)
     tally.token_counts += np.bincount(rows.ids, minlength=tally.token_counts.size)
+    by_source = np.bincount(rows.source)
+    tokens_by_source = np.bincount(rows.source, weights=np.diff(rows.offsets)).astype(np.int64)
+    tally.source_rows += Counter(dict(enumerate(by_source.tolist())))
+    tally.source_tokens += Counter(dict(enumerate(tokens_by_source.tolist())))
     labels, counts = np.unique(rows.label, return_counts=True)
     tally.labels += Counter(dict(zip(labels.tolist(), counts.tolist(), strict=True)))
     for mask in masks:

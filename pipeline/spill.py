@@ -25,7 +25,9 @@ from pipeline.wordpieces import TokenizedDocument
 FLUSH_TOKENS = 4_000_000
 FLUSH_DOCUMENTS = 50_000
 
-_INDEX = pa.schema([pa.field("id", pa.binary(ID_BYTES)), pa.field("tokens", pa.int64())])
+_INDEX = pa.schema(
+    [pa.field("id", pa.binary(ID_BYTES)), pa.field("tokens", pa.int64()), pa.field("source", pa.uint16())]
+)
 
 
 class SpillError(ValueError):
@@ -46,15 +48,16 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The documents of some extents, in file order. ids: uint8[n, 16]; tokens: int64[n]."""
+    """The documents of some extents, in file order. ids: uint8[n, 16]; tokens: int64[n]; sources: uint16[n]."""
 
     ids: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.int64]
+    sources: npt.NDArray[np.uint16]
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Positions of the first of every distinct id, ordered by id."""
+        """Positions of every distinct id, ordered by id; of equal ones that of the lowest source."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
-        order = np.lexsort((words[:, 1], words[:, 0]))  # stable: the first in file order stays first
+        order = np.lexsort((self.sources, words[:, 1], words[:, 0]))
         ordered = words[order]
         new = np.ones(order.size, np.bool_)
         new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
@@ -125,7 +128,8 @@ class SpillWriter:
     def _write(self, bucket: int, documents: Sequence[TokenizedDocument]) -> None:
         ids = pa.array([document.id for document in documents], pa.binary(ID_BYTES))
         tokens = np.array([document.ids.size for document in documents], np.int64)
-        index = pa.record_batch([ids, pa.array(tokens)], schema=_INDEX).serialize()
+        sources = pa.array([document.source for document in documents], pa.uint16())
+        index = pa.record_batch([ids, pa.array(tokens), sources], schema=_INDEX).serialize()
         columns = [
             _list_array([getattr(document, field.name) for document in documents], field.type) for field in self._schema
         ]
@@ -138,13 +142,15 @@ class SpillWriter:
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Ids and token counts of the extents' documents; reads nothing else of the files."""
+    """Ids, token counts and sources of the extents' documents; reads nothing else of the files."""
     ids, tokens = [np.zeros((0, ID_BYTES), np.uint8)], [np.zeros(0, np.int64)]
+    sources = [np.zeros(0, np.uint16)]
     for extent in extents:
         batch = pa.ipc.read_record_batch(_read(extent, num_bytes=extent.index_bytes), _INDEX)
         ids.append(_fixed_binary(batch.column(0)))
         tokens.append(batch.column(1).to_numpy())
-    return Index(np.concatenate(ids), np.concatenate(tokens))
+        sources.append(batch.column(2).to_numpy())
+    return Index(np.concatenate(ids), np.concatenate(tokens), np.concatenate(sources))
 
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
@@ -166,9 +172,10 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
         batch = pa.ipc.read_record_batch(buffer.slice(extent.index_bytes), schema)
         indexes.append(_fixed_binary(index.column(0)))
         columns = [_split_list(batch.column(position)) for position in range(len(schema))]
-        found += map(TokenizedDocument, index.column(0).to_pylist(), *columns)
+        found += map(TokenizedDocument, index.column(0).to_pylist(), *columns, index.column(2).to_pylist())
     ids = np.concatenate(indexes)
-    kept = Index(ids, np.zeros(len(found), np.int64)).distinct()
+    sources = np.array([document.source for document in found], np.uint16)
+    kept = Index(ids, np.zeros(len(found), np.int64), sources).distinct()
     return [found[position] for position in kept], len(found) - kept.size
 
 

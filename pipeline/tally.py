@@ -35,15 +35,20 @@ class ReadTally:
     sentences: Counter[int] = field(default_factory=Counter)
     characters: Counter[int] = field(default_factory=Counter)
     drops: dict[int, Counter[str]] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
+    """What was noted without leaving anything out, by reason."""
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """A few (name, detail) of every drop reason."""
+    """A few (name, detail) of every reason of drops and notes."""
 
     def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
         """Count one thing that was left out."""
         self.drops.setdefault(source, Counter())[reason] += 1
-        self.examples[reason] = sorted({*self.examples.get(reason, ()), (name, detail)})[
-            : NAMED.get(reason, _DROP_EXAMPLES)
-        ]
+        self._add_examples(reason, [(name, detail)])
+
+    def count_note(self, reason: str, *, name: str, detail: str) -> None:
+        """Count one thing of which nothing was left out."""
+        self.notes[reason] += 1
+        self._add_examples(reason, [(name, detail)])
 
     def merge(self, other: ReadTally) -> None:
         """Add another tally to this one."""
@@ -52,10 +57,12 @@ class ReadTally:
         self.characters += other.characters
         for source, drops in other.drops.items():
             self.drops[source] = self.drops.get(source, Counter()) + drops
+        self.notes += other.notes
         for reason, examples in other.examples.items():
-            self.examples[reason] = sorted({*self.examples.get(reason, ()), *examples})[
-                : NAMED.get(reason, _DROP_EXAMPLES)
-            ]
+            self._add_examples(reason, examples)
+
+    def _add_examples(self, reason: str, examples: Iterable[tuple[str, str]]) -> None:
+        self.examples[reason] = sorted({*self.examples.get(reason, ()), *examples})[: NAMED.get(reason, _DROP_EXAMPLES)]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,6 +93,10 @@ class RowTally:
     unknown: int = 0
     labels: Counter[int] = field(default_factory=Counter)
     """Rows by next-sentence label; -1 where there is none."""
+    source_rows: Counter[int] = field(default_factory=Counter)
+    """Rows by index into PipelineConfig.source_names."""
+    source_tokens: Counter[int] = field(default_factory=Counter)
+    """Tokens in rows, specials included, alike."""
     masked: int = 0
     """Positions to predict, over all mask sets."""
     masked_as: Counter[str] = field(default_factory=Counter)
@@ -113,6 +124,8 @@ class RowTally:
         self.sentences += other.sentences
         self.unknown += other.unknown
         self.labels += other.labels
+        self.source_rows += other.source_rows
+        self.source_tokens += other.source_tokens
         self.masked += other.masked
         self.masked_as += other.masked_as
         self.examples = heapq.nsmallest(NUM_EXAMPLES, [*self.examples, *other.examples])
@@ -191,14 +204,17 @@ def results_from_json(text: str) -> tuple[BuildResult, ReadTally]:
     by_source = {name: Counter({int(key): n for key, n in read[name].items()}) for name in _BY_SOURCE}
     examples = {reason: [(name, detail) for name, detail in found] for reason, found in read["examples"].items()}
     drops = {int(source): Counter(counts) for source, counts in read["drops"].items()}
-    tally = ReadTally(**by_source, drops=drops, examples=examples)
+    tally = ReadTally(**by_source, drops=drops, notes=Counter(read["notes"]), examples=examples)
     shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
     return BuildResult(shards, {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}), tally
 
 
 def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
     lengths, token_counts = (np.array(tree.pop(name), np.int64) for name in ("lengths", "token_counts"))
-    labels = Counter({int(label): count for label, count in tree.pop("labels").items()})
+    counters: dict[str, Any] = {
+        name: Counter({int(key): count for key, count in tree.pop(name).items()})
+        for name in ("labels", "source_rows", "source_tokens")
+    }
     examples = [
         Example(
             key=example["key"],
@@ -211,7 +227,7 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
         for example in tree.pop("examples")
     ]
     return RowTally(
-        lengths, token_counts, labels=labels, masked_as=Counter(tree.pop("masked_as")), examples=examples, **tree
+        lengths, token_counts, masked_as=Counter(tree.pop("masked_as")), examples=examples, **counters, **tree
     )
 
 

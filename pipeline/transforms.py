@@ -10,16 +10,17 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import apache_beam as beam
 
 from pipeline.buckets import BucketCount, Buckets, ShardPlan, membership, plan_shards
 from pipeline.config import PipelineConfig
-from pipeline.documents import Drop, Split
+from pipeline.documents import Drop, Note, Split
 from pipeline.failures import report_failure
 from pipeline.manifest import shard_name
+from pipeline.mixture import passes_of
 from pipeline.progress import WorkReport
 from pipeline.schema import id_type
 from pipeline.shards import build_shard
@@ -151,13 +152,18 @@ class LeaveResult(beam.DoFn):
 def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer) -> SplitResult:
     """Read one split whole: documents go to a spill file, everything left out is counted with its reason."""
     tally = ReadTally()
+    source = job.config.sources[split.source]
+    number = job.config.source_names.index(source.called)
     name = Path(split.path).name[:40]
     types = id_type(job.vocabulary_size)
     with (
         WorkReport(job.progress, stage="read") as report,
         SpillWriter(job.spills, name=name, bucket_of=job.buckets.bucket_of, id_type=types) as writer,
     ):
-        for item in read_documents(split, job.config.sources[split.source]):
+        for item in read_documents(split, source):
+            if isinstance(item, Note):
+                tally.count_note(item.reason, name=item.name, detail=item.detail)
+                continue
             if isinstance(item, Drop):
                 tally.count_drop(item.reason, source=split.source, name=item.name, detail=item.detail)
                 continue
@@ -166,11 +172,14 @@ def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer) -> SplitRes
                 detail = "nothing is left after normalisation"
                 tally.count_drop("no_tokens", source=split.source, name=item.name, detail=detail)
                 continue
+            if not passes_of(document.id, weight=source.weight, passes=job.config.passes, seed=job.config.seed):
+                tally.count_drop("weight", source=split.source, name=item.name, detail=f"weight {source.weight:g}")
+                continue
             characters = sum(map(len, item.sentences))
             tally.documents[split.source] += 1
             tally.sentences[split.source] += len(item.sentences)
             tally.characters[split.source] += characters
-            writer.add(document)
+            writer.add(replace(document, source=number))
             report.add(documents=1, characters=characters)
     return SplitResult(tally, tuple(writer.extents))
 

@@ -155,15 +155,17 @@ def _counter(settings: VocabularyConfig, *, folder: Path, name: str) -> WordCoun
 def _word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
     """Normalizer and pre-tokenizer of a vocabulary in training.
 
-    Stripping accents takes composed characters apart (Hangul syllables into jamo, too); what is left is composed again.
+    Stripping accents takes composed characters apart (Hangul syllables into jamo, too); what is left is composed again,
+    unless jamo were asked for.
     """
     if settings.algorithm != "byte_level_bpe":
-        normalizer = bert_normalizer(lowercase=settings.lowercase, strip_accents=settings.strip_accents, recompose=True)
+        normalizer = bert_normalizer(
+            lowercase=settings.lowercase, strip_accents=settings.strip_accents, recompose=settings.hangul == "syllables"
+        )
         return normalizer, pre_tokenizers.BertPreTokenizer()
     strips = settings.lowercase if settings.strip_accents is None else settings.strip_accents
-    steps: list[Any] = (
-        [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()] if strips else [normalizers.NFC()]
-    )
+    composed = [normalizers.NFC()] if settings.hangul == "syllables" else []
+    steps: list[Any] = [normalizers.NFD(), normalizers.StripAccents(), *composed] if strips else [normalizers.NFC()]
     if settings.lowercase:
         steps.append(normalizers.Lowercase())
     return normalizers.Sequence(steps), pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)

@@ -120,7 +120,7 @@ def test_padding_words_are_harmless_in_half_precision(precision: torch.dtype) ->
     model = without_dropout().to(precision)
     output = model(random_batch(LENGTHS, vocabulary_size=VOCABULARY))
     (output.mlm_loss_sum / 20).backward()
-    assert all(torch.isfinite(value) for value in output)
+    assert all(torch.isfinite(value).all() for value in output)
     assert model.embeddings.word.weight.grad is not None
     assert torch.all(model.embeddings.word.weight.grad[VOCABULARY:] == 0.0)
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
@@ -145,11 +145,13 @@ def test_losses_are_weighted_sums() -> None:
         (nsp_losses * nsp_weights).sum(),
         (correct * masked_weights).sum(),
         (nsp_correct * nsp_weights).sum(),
+        losses * masked_weights,
     )
     for found, wanted in zip(output, expected, strict=True):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, wanted)
     assert not output.mlm_correct.requires_grad
+    assert not output.mlm_losses.requires_grad
     assert not output.nsp_correct.requires_grad
 
 
@@ -234,12 +236,13 @@ def test_chunked_head_is_cross_entropy_for_any_chunk(rows: int, monkeypatch: pyt
     hidden, weight, bias, labels, weights = head_inputs()
     leaves = [tensor.requires_grad_() for tensor in (hidden, weight, bias)]
     monkeypatch.setattr(cross_entropy, "CPU_CHUNK_BYTES", rows * 4 * weight.shape[0])
-    loss, correct = linear_cross_entropy_sum(hidden, weight, bias, labels=labels, weights=weights)
+    loss, correct, each = linear_cross_entropy_sum(hidden, weight, bias, labels=labels, weights=weights)
     logits = F.linear(hidden, weight, bias)
     expected, expected_correct = cross_entropy_sum(logits, labels=labels, weights=weights)
     losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=NO_LABEL)
     torch.testing.assert_close(loss.float(), expected)
     torch.testing.assert_close(correct.float(), expected_correct)
+    torch.testing.assert_close(each, losses.detach() * weights.double())
     found = torch.autograd.grad(3 * loss, leaves)
     wanted = torch.autograd.grad(3 * (losses * weights.double()).sum(), leaves)
     for one, other in zip(found, wanted, strict=True):
@@ -263,8 +266,8 @@ def test_chunked_head_in_bfloat16_keeps_its_sums_in_float32(monkeypatch: pytest.
     labels, weights = torch.randint(0, 500, (300,)), torch.ones(300)
     half = [tensor.bfloat16().requires_grad_() for tensor in (hidden, weight, bias)]
     full = [tensor.detach().float().requires_grad_() for tensor in half]
-    loss, _ = linear_cross_entropy_sum(*half, labels=labels, weights=weights)
-    expected, _ = linear_cross_entropy_sum(*full, labels=labels, weights=weights)
+    loss, _, _ = linear_cross_entropy_sum(*half, labels=labels, weights=weights)
+    expected, _, _ = linear_cross_entropy_sum(*full, labels=labels, weights=weights)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=2e-3, atol=0)
     for one, other in zip(torch.autograd.grad(loss, half), torch.autograd.grad(expected, full), strict=True):

@@ -341,7 +341,7 @@ def test_a_finished_build_is_recognised(folder: Path, capsys: pytest.CaptureFixt
     with open(folder / "moved.txt", "a") as stream:
         stream.write("\nda di\n")
     assert main([*words, f"sources.0.path={folder}/moved.txt"]) == 2
-    assert "inputs: " in capsys.readouterr().err
+    assert "inputs.text-en: " in capsys.readouterr().err
     (folder / "out" / "data" / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
     assert main([*words, f"sources.0.path={folder}/moved.txt"]) == 2
     assert "train-00000-of-00001.parquet" in capsys.readouterr().err

@@ -19,7 +19,9 @@ from pipeline import vocabulary, word_counts
 from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
 from pipeline.documents import Document
 from pipeline.merges import MergeTable
+from pipeline.settings import ConfigError, validate
 from pipeline.subwords import LAYOUT, train_bpe, train_wordpiece
+from pipeline.tokenizer_files import describe_text
 from pipeline.vocabulary import count_words, main, measure, train_tokenizer, train_vocabulary
 from pipeline.word_counts import WordCounter, most_common
 from pipeline.wordpieces import WordTokenizer
@@ -228,6 +230,32 @@ def test_chinese_characters_stand_alone_and_korean_is_composed():
     assert count_words(["Caf\u00e9"], settings=config) == {"cafe": 1}
     kept = VocabularyConfig(size=130, strip_accents=False)
     assert count_words(["Caf\u00e9"], settings=kept) == {"caf\u00e9": 1}
+
+
+def test_hangul_is_kept_whole_or_taken_apart_by_a_setting(tmp_path):
+    """\uac00\ub098 is one word of two syllables, or of four jamo; Latin letters and accents do not depend on it."""
+    word = "\uac00\ub098"
+    for algorithm in ("wordpiece", "bpe", "byte_level_bpe"):
+        for hangul, expected in (("syllables", "\uac00\ub098"), ("jamo", "\u1100\u1161\u1102\u1161")):
+            config = VocabularyConfig(size=104 + 256 + 9, algorithm=algorithm, hangul=hangul)
+            counts = count_words([f"{word} Caf\u00e9"], settings=config)
+            backend = train_tokenizer(counts, settings=config)
+            assert backend.normalizer.normalize_str(word + "\u00e9") == expected + "e"
+            assert describe_text(backend) == {"case": "lowered", "accents": "removed", "hangul": hangul}
+            assert measure(backend, counts)[1] == 0
+    config = VocabularyConfig(size=130, hangul="jamo")
+    backend = train_tokenizer(count_words([word], settings=config), settings=config)
+    path = tmp_path / "vocab.txt"
+    path.write_text("".join(f"{token}\n" for token in WordTokenizer(backend, origin="x").tokens), encoding="utf-8")
+    assert describe_text(WordTokenizer.from_path(path, lowercase=True).backend)["hangul"] == "jamo"
+    with pytest.raises(ConfigError, match="hangul: jamo takes all characters apart"):
+        validate(VocabularyConfig, {"hangul": "jamo", "lowercase": False}, origin="x")
+
+
+def test_cased_text_keeps_case_and_accents():
+    cased = VocabularyConfig(size=130, lowercase=False)
+    backend = train_tokenizer(count_words(["Caf\u00e9 \uac00"], settings=cased), settings=cased)
+    assert describe_text(backend) == {"case": "kept", "accents": "kept", "hangul": "syllables"}
 
 
 def test_korean_corpus_has_no_unknown_words(shared_data):

@@ -80,7 +80,7 @@ def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, bool]:
         output = engine(batch)
         loss = output.mlm_loss_sum / max(1, data.num_masked) + output.nsp_loss_sum / max(1, data.num_labelled)
         engine.backward(loss * engine.world_size, last=index + 1 == len(data.slots))
-        sums += torch.stack(output).detach()
+        sums += output.sums()
     if step < config.max_steps:
         job.feed.look_ahead()
     rate = learning_rate(step, config)

@@ -141,7 +141,7 @@ class RunLog:
         """Record and show one held-out evaluation."""
         if self._rank != 0:
             return
-        record = dataclasses.asdict(evaluation)
+        record = evaluation.record()
         self._files[EVALUATIONS_NAME].write(record)
         self._write_scalars("validation", record)
         for line in evaluation.lines():

@@ -54,7 +54,7 @@ def _split_file(path: Path, *, source: SourceConfig, index: int) -> list[Split]:
     if source.kind == "books":
         return split_books(path, source=index)
     if source.kind == "text":
-        return split_text(path, source=index)
+        return split_text(path, source=index, config=source)
     return split_records(path, source=index, config=source)
 
 

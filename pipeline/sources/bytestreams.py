@@ -20,6 +20,7 @@ _EXPANSION_FREE_BYTES = 64 << 20
 _XZ_MEMORY = 512 << 20  # xz -9 takes 65 MB, of which a header can claim 4 GB
 
 COMPRESSED = {".bz2": "bz2", ".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
+_COMPRESSED_TAR = {".tgz": "gzip", ".txz": "xz", ".tbz2": "bz2", ".tbz": "bz2"}
 REFUSED = {
     ".7z": "7-Zip archives are not read; unpack it first (7z x)",
     ".rar": "RAR archives are not read; unpack it first",
@@ -76,7 +77,7 @@ def compression_of(path: str | Path) -> str:
     suffix = Path(path).suffix.lower()
     if suffix in REFUSED:
         raise ValueError(f"{path}: {REFUSED[suffix]}")
-    return COMPRESSED.get(suffix, "")
+    return COMPRESSED.get(suffix) or _COMPRESSED_TAR.get(suffix, "")
 
 
 def read_pieces(path: str | Path, *, start: int = 0, end: int = -1) -> Iterator[bytes]:
