@@ -76,6 +76,4 @@ def test_rises_then_falls_within_bounds(
     rate, following = learning_rate(step, config), learning_rate(step + 1, config)
     assert 0.0 <= rate <= 1.0
     assert rate <= following if step + 1 <= warmup_of(config) else following <= rate
-    assert (
-        learning_rate(max_steps, config) == pytest.approx(final_factor, abs=1e-12) or warmup_of(config) == max_steps
-    )
+    assert learning_rate(max_steps, config) == pytest.approx(final_factor, abs=1e-12) or warmup_of(config) == max_steps

@@ -159,7 +159,7 @@ class LoggingConfig(Settings):
     tensorboard: bool = True
     """Write RUN/tensorboard."""
     row_ids: bool = False
-    """Write the rows of every step to RUN/rows-RANK.jsonl (shard, row group, row)."""
+    """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, epoch, [shard, row group, row] of each pair."""
 
 
 class IngestConfig(Settings):
@@ -352,8 +352,8 @@ class TrainerConfig(Settings):
                 _check_warmup(schedule, steps=steps, place=place, whole=f"the {steps} steps of {place[:-1]}")
             elif phase.learning_rate is not None or phase.schedule != PhaseScheduleConfig():
                 raise ValueError(
-                    f"{place[:-1]} has a learning_rate or schedule of its own, but schedule.span=run means one schedule "
-                    f"over all phases; set schedule.span=phase or take them out"
+                    f"{place[:-1]} has a learning_rate or schedule of its own, but schedule.span=run means one "
+                    f"schedule over all phases; set schedule.span=phase or take them out"
                 )
         return self
 

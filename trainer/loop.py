@@ -19,10 +19,11 @@ from trainer.checkpoint import CheckpointWriter
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.evaluate import Evaluator
-from trainer.feed import Feed
+from trainer.feed import RunFeed
 from trainer.ingest import Step
 from trainer.launch import Link
 from trainer.metrics import RunLog, StepMetrics
+from trainer.phases import OpenPhase
 from trainer.schedules import learning_rate
 
 
@@ -36,9 +37,10 @@ class Job:
 
     config: TrainerConfig
     engine: Engine
-    feed: Feed
-    evaluator: Evaluator | None
-    """None where the data set holds nothing out."""
+    feed: RunFeed
+    phases: tuple[OpenPhase, ...]
+    evaluators: tuple[Evaluator | None, ...]
+    """One a phase; None where its data set holds nothing out."""
     checkpoints: CheckpointWriter
     log: RunLog
     link: Link
@@ -47,21 +49,26 @@ class Job:
 def train(job: Job, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop; return the last step done.
 
-    Evaluates in between as configured and at the end. What is returned is in a committed checkpoint.
+    Evaluates in between as configured and at the end of each phase. What is returned is in a committed checkpoint.
     """
     config, step, stopping = job.config, first_step, False
     while step < config.max_steps and not stopping:
         step += 1
         data, metrics, stopping = train_step(job, step)
         last = stopping or step == config.max_steps
+        here = job.phases[data.state.phase]
+        if step == here.phase.first_step + 1 and here.phase.index > 0:
+            job.log.say("; ".join((here.describe_place(len(job.phases)), *here.describe())))
         job.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
         if last or step % config.checkpoint.every_steps == 0:
             job.checkpoints.save(step, plan_state=data.state.to_tree())
-        if job.evaluator is not None and not last and job.evaluator.is_due(step):
-            job.log.write_evaluation(job.evaluator.evaluate(job.engine, step=step))
+        evaluator = job.evaluators[here.phase.index]
+        if evaluator is not None and not last and (evaluator.is_due(step) or step == here.phase.last_step):
+            job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
     job.checkpoints.finish()
-    if job.evaluator is not None and step >= config.max_steps:
-        job.log.write_evaluation(job.evaluator.evaluate(job.engine, step=step))
+    evaluator = job.evaluators[-1]
+    if evaluator is not None and step >= config.max_steps:
+        job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
     return step
 
 
@@ -109,6 +116,7 @@ def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, bool]:
         data_wait_s=wait_s / engine.world_size,
         step_s=seconds,
         skipped=update.skipped,
+        phase=data.state.phase,
     )
     check_finite(metrics, precision=config.precision)
     return data, metrics, stops > 0

@@ -53,6 +53,8 @@ class StepMetrics:
     step_s: float
     skipped: bool
     """fp16: the update was left out, for an overflow under the loss scale."""
+    phase: int = 0
+    """From 0; the epochs are the phase's."""
 
 
 class JsonLines:
@@ -127,7 +129,8 @@ class RunLog:
         """Record one training step; `show`: as a progress line too."""
         rows = self._files.get(rows_name(self._rank))
         if rows is not None:
-            rows.write({"step": metrics.step, "rows": row_ids(data)})
+            place = {"step": metrics.step, "phase": metrics.phase, "epoch": metrics.epoch}
+            rows.write({**place, "rows": row_ids(data)})
         if self._rank != 0:
             return
         self._progress.add(metrics.step_s)

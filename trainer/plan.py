@@ -167,9 +167,7 @@ class Plan:
 
     def start(self, *, phase: int = 0, step: int = 0) -> PlanState:
         """The state before the first step of `phase`, which begins after `step` steps of the run."""
-        return PlanState(
-            plan_hash=self.hash, step=step, epoch=0, epoch_step=0, cursors=(0,) * self.lanes, phase=phase
-        )
+        return PlanState(plan_hash=self.hash, step=step, epoch=0, epoch_step=0, cursors=(0,) * self.lanes, phase=phase)
 
     def check(self, state: PlanState) -> None:
         """PlanError where `state` belongs to another plan."""
