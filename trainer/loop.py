@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
@@ -52,24 +53,39 @@ def train(job: Job, *, first_step: int) -> int:
     Evaluates in between as configured and at the end of each phase. What is returned is in a committed checkpoint.
     """
     config, step, stopping = job.config, first_step, False
+    evaluate_if_missed(job, first_step)
     while step < config.max_steps and not stopping:
         step += 1
         data, metrics, stopping = train_step(job, step)
         last = stopping or step == config.max_steps
-        here = job.phases[data.state.phase]
-        if step == here.phase.first_step + 1 and here.phase.index > 0:
-            job.log.say("; ".join((here.describe_place(len(job.phases)), *here.describe())))
+        if data.state.phase > 0 and data.state.phase_step == 1:
+            job.log.say(job.phases[data.state.phase].describe_place(len(job.phases)))
         job.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
         if last or step % config.checkpoint.every_steps == 0:
             job.checkpoints.save(step, plan_state=data.state.to_tree())
-        evaluator = job.evaluators[here.phase.index]
-        if evaluator is not None and not last and (evaluator.is_due(step) or step == here.phase.last_step):
+        evaluator = None if last else due_evaluator(job, step)
+        if evaluator is not None:
             job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
     job.checkpoints.finish()
     evaluator = job.evaluators[-1]
     if evaluator is not None and step >= config.max_steps:
         job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
     return step
+
+
+def due_evaluator(job: Job, step: int) -> Evaluator | None:
+    """Who evaluates after `step`, if it is evaluated: as configured, and at the end of each phase."""
+    ends = [opened.phase.last_step for opened in job.phases]
+    index = min(bisect_left(ends, step), len(ends) - 1)
+    evaluator = job.evaluators[index]
+    return evaluator if evaluator is not None and (evaluator.is_due(step) or step >= ends[index]) else None
+
+
+def evaluate_if_missed(job: Job, step: int) -> None:
+    """Evaluate the weights that a run resumes with where it was ended between that step and its evaluation."""
+    evaluator = due_evaluator(job, step) if 0 < step < job.config.max_steps else None
+    if evaluator is not None and job.engine.broadcast_int(job.log.evaluated_step < step):
+        job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
 
 
 def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, bool]:

@@ -114,6 +114,9 @@ class RunLog:
             names.append(rows_name(rank))
         for name in names:
             self._files[name] = JsonLines(run_directory / name, keep_through=resume_step)
+        evaluations = read_json_lines(run_directory / EVALUATIONS_NAME) if rank == 0 else []
+        self.evaluated_step: int = evaluations[-1]["step"] if evaluations else 0
+        """Step of the last evaluation in the file when it was opened; known to rank 0."""
         if rank == 0 and config.logging.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
