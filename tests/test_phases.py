@@ -14,6 +14,7 @@ from pipeline.manifest import Manifest, Shard, read_manifest
 from pipeline.settings import ConfigError, load_settings, split_arguments
 from trainer import preflight
 from trainer.config import PhaseConfig, TrainerConfig
+from trainer.model_card import render_model_card
 from trainer.phases import OpenPhase, find_start, open_phases, order_seed, resolve_phases
 from trainer.plan import Plan, PlanError, PlanState
 from trainer.run import PROGRAM, main
@@ -307,6 +308,16 @@ def test_a_finished_run_may_get_a_second_phase(sets: tuple[Path, Path], tmp_path
     (line,) = check_run_directory(two_phases(sets, run))
     assert "max_steps: 4 -> 9" in line
     assert "phases.1.batch.pairs: None -> 6" in line
+
+
+def test_the_model_card_tells_of_the_phases(sets: tuple[Path, Path], tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"data_card": "", "step": 9, "num_parameters": 1, "training": None, "evaluation": None}
+    manifest = read_manifest(sets[1])
+    card = render_model_card(two_phases(sets, tmp_path), manifest=manifest, **facts)
+    assert "The run had 2 phases (see Training); this is the data set of the last." in card
+    assert "phases:\n- max_steps: 4\n- batch:\n    pairs: 6\n    lanes: 3\n" in card
+    assert str(sets[1]) not in card
+    assert "phases" not in render_model_card(make_config(sets[0], tmp_path), manifest=manifest, **facts)
 
 
 # ---- --fresh

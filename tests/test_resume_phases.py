@@ -20,6 +20,7 @@ from worker_group import WorkerGroup
 from trainer.checkpoint import list_checkpoints, read_state
 from trainer.checkpoint_files import read_manifest
 from trainer.config import TrainerConfig
+from trainer.export import ExportError, export
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 from trainer.plan import PlanState
 
@@ -48,13 +49,13 @@ def config_of(sets: tuple[Path, Path], output: Path, **changes: Any) -> TrainerC
         "max_steps": MAX_STEPS,
         "batch": {"pairs": 20, "lanes": 4, "exact_pairs": True},
         "phases": (
-            {"max_steps": 5},
-            {"data": str(sets[1]), "max_steps": 7, "batch": {"pairs": 8, "lanes": 5, "exact_pairs": False}},
-            {"batch": {"pairs": 10, "lanes": 5}},
+            {"data": str(sets[0]), "max_steps": 5},
+            {"max_steps": 7, "batch": {"pairs": 8, "lanes": 5, "exact_pairs": False}},
+            {"data": str(sets[0]), "batch": {"pairs": 10, "lanes": 5}},
         ),
         "schedule": {"warmup_steps": 3},
     }
-    return make_config(sets[0], output, **{**settings, **changes})
+    return make_config(sets[1], output, **{**settings, **changes})
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,11 @@ def test_every_row_of_an_epoch_is_logged_once(uninterrupted: Uninterrupted) -> N
     assert first.keys() == {"step", "phase", "epoch", "rows"}
     record = read_json_lines(uninterrupted.output / METRICS_NAME)[-1]
     assert (record["step"], record["phase"], record["epoch"]) == (MAX_STEPS, 2, 0)
+
+
+def test_an_export_takes_the_tokenizer_of_the_last_phase(uninterrupted: Uninterrupted, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"/short: its manifest lists no tokenizer/tokenizer\.json"):
+        export(uninterrupted.output, out=tmp_path / "model")
 
 
 def assert_epochs_are_whole(output: Path) -> None:
