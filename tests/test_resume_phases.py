@@ -120,6 +120,8 @@ def test_three_resumes_in_a_row_give_the_same_bits(
     evaluations = read_json_lines(output / EVALUATIONS_NAME)
     assert evaluations == read_json_lines(uninterrupted.output / EVALUATIONS_NAME)
     assert [record["step"] for record in evaluations] == [5, 12, 14]
+    first, second, third = (record["masked"] for record in evaluations)
+    assert first == third != second, "each phase is evaluated on its own data set"
     assert tensors_of(output) == tensors_of(uninterrupted.output)
 
 
