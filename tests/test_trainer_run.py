@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -66,7 +67,8 @@ def test_help_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
             yield f"{prefix}{name}"
             inner = nested_settings(field.annotation)
             if inner is not None:
-                yield from keys(inner, f"{prefix}{name}.")
+                many = get_origin(field.annotation) is tuple
+                yield from keys(inner, f"{prefix}{name}.N." if many else f"{prefix}{name}.")
 
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
@@ -244,7 +246,7 @@ def test_what_may_change_is_told_and_what_may_not_is_refused(tmp_path: Path, dat
 
 
 def test_every_setting_is_known_to_change_or_not() -> None:
-    fixed = {"model", "batch", "seed", "optimizer", "schedule", "deepspeed"}
+    fixed = {"model", "batch", "seed", "optimizer", "schedule", "deepspeed", "phases"}
     assert set(MAY_CHANGE) | fixed == set(TrainerConfig.model_fields)
 
 

@@ -27,6 +27,7 @@ from trainer.checkpoint_files import STATE
 from trainer.config import TrainerConfig
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 from trainer.model_card import render_model_card
+from trainer.phases import resolve_phases
 from trainer.pretrained import CONFIG_FILE, WEIGHTS_FILE
 from trainer.transformers_layout import MODEL_TYPES, to_transformers, transformers_config
 
@@ -65,7 +66,7 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     checkpoint = _find_checkpoint(Path(source))
     state = read_state(checkpoint)
     config = validate(TrainerConfig, state.config, origin=str(checkpoint / STATE))
-    root = Path(data if data is not None else config.data)
+    root = Path(data if data is not None else resolve_phases(config)[-1].config.data)
     manifest, tokenizer_files = _open_tokenizer(root)
     weights = read_weights(checkpoint)
     if len(weights["mlm_head.bias"]) != manifest.vocabulary_size:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +20,11 @@ from trainer.checkpoint import CheckpointWriter
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.evaluate import Evaluator
-from trainer.feed import Feed
+from trainer.feed import RunFeed
 from trainer.ingest import Step
 from trainer.launch import Link
 from trainer.metrics import RunLog, StepMetrics
+from trainer.phases import OpenPhase
 from trainer.schedules import learning_rate
 
 
@@ -36,9 +38,10 @@ class Job:
 
     config: TrainerConfig
     engine: Engine
-    feed: Feed
-    evaluator: Evaluator | None
-    """None where the data set holds nothing out."""
+    feed: RunFeed
+    phases: tuple[OpenPhase, ...]
+    evaluators: tuple[Evaluator | None, ...]
+    """One a phase; None where its data set holds nothing out."""
     checkpoints: CheckpointWriter
     log: RunLog
     link: Link
@@ -47,22 +50,42 @@ class Job:
 def train(job: Job, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop; return the last step done.
 
-    Evaluates in between as configured and at the end. What is returned is in a committed checkpoint.
+    Evaluates in between as configured and at the end of each phase. What is returned is in a committed checkpoint.
     """
     config, step, stopping = job.config, first_step, False
+    evaluate_if_missed(job, first_step)
     while step < config.max_steps and not stopping:
         step += 1
         data, metrics, stopping = train_step(job, step)
         last = stopping or step == config.max_steps
+        if data.state.phase > 0 and data.state.phase_step == 1:
+            job.log.say(job.phases[data.state.phase].describe_place(len(job.phases)))
         job.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
         if last or step % config.checkpoint.every_steps == 0:
             job.checkpoints.save(step, plan_state=data.state.to_tree())
-        if job.evaluator is not None and not last and job.evaluator.is_due(step):
-            job.log.write_evaluation(job.evaluator.evaluate(job.engine, step=step))
+        evaluator = None if last else due_evaluator(job, step)
+        if evaluator is not None:
+            job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
     job.checkpoints.finish()
-    if job.evaluator is not None and step >= config.max_steps:
-        job.log.write_evaluation(job.evaluator.evaluate(job.engine, step=step))
+    evaluator = job.evaluators[-1]
+    if evaluator is not None and step >= config.max_steps:
+        job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
     return step
+
+
+def due_evaluator(job: Job, step: int) -> Evaluator | None:
+    """Who evaluates after `step`, if it is evaluated: as configured, and at the end of each phase."""
+    ends = [opened.phase.last_step for opened in job.phases]
+    index = min(bisect_left(ends, step), len(ends) - 1)
+    evaluator = job.evaluators[index]
+    return evaluator if evaluator is not None and (evaluator.is_due(step) or step >= ends[index]) else None
+
+
+def evaluate_if_missed(job: Job, step: int) -> None:
+    """Evaluate the weights that a run resumes with where it was ended between that step and its evaluation."""
+    evaluator = due_evaluator(job, step) if 0 < step < job.config.max_steps else None
+    if evaluator is not None and job.engine.broadcast_int(job.log.evaluated_step < step):
+        job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
 
 
 def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, bool]:
@@ -109,6 +132,7 @@ def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, bool]:
         data_wait_s=wait_s / engine.world_size,
         step_s=seconds,
         skipped=update.skipped,
+        phase=data.state.phase,
     )
     check_finite(metrics, precision=config.precision)
     return data, metrics, stops > 0

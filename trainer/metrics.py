@@ -53,6 +53,8 @@ class StepMetrics:
     step_s: float
     skipped: bool
     """fp16: the update was left out, for an overflow under the loss scale."""
+    phase: int = 0
+    """From 0; the epochs are the phase's."""
 
 
 class JsonLines:
@@ -112,6 +114,9 @@ class RunLog:
             names.append(rows_name(rank))
         for name in names:
             self._files[name] = JsonLines(run_directory / name, keep_through=resume_step)
+        evaluations = read_json_lines(run_directory / EVALUATIONS_NAME) if rank == 0 else []
+        self.evaluated_step: int = evaluations[-1]["step"] if evaluations else 0
+        """Step of the last evaluation in the file when it was opened; known to rank 0."""
         if rank == 0 and config.logging.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
@@ -127,7 +132,8 @@ class RunLog:
         """Record one training step; `show`: as a progress line too."""
         rows = self._files.get(rows_name(self._rank))
         if rows is not None:
-            rows.write({"step": metrics.step, "rows": row_ids(data)})
+            place = {"step": metrics.step, "phase": metrics.phase, "epoch": metrics.epoch}
+            rows.write({**place, "rows": row_ids(data)})
         if self._rank != 0:
             return
         self._progress.add(metrics.step_s)

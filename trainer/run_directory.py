@@ -7,10 +7,12 @@ differs in such a setting is refused, not started from zero and not mixed in.
 from __future__ import annotations
 
 import os
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pipeline.settings import ConfigError, dump_yaml, load_settings, to_tree
+from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
 
 CONFIG_NAME = "config.yaml"
@@ -39,6 +41,10 @@ lie (another data set is refused by its hash), and how long it trains: the learn
 and the config, so from the resumed step on it follows the new max_steps.
 """
 
+MAY_CHANGE_IN_A_PHASE = ("data", "max_steps", "share", "evaluation")
+"""The same of a phase that has begun. Of one that has not, all may change. Lengths that do not go with the newest
+checkpoint are refused by its plan state."""
+
 
 def check_run_directory(config: TrainerConfig) -> list[str]:
     """Refuse an output that cannot be written or belongs to another run; writes nothing.
@@ -64,14 +70,43 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     }
-    refused = [text for key, text in changes.items() if key.split(".")[0] not in MAY_CHANGE]
+    begun = phases_begun(config)
+    refused = [text for key, text in changes.items() if not may_change(key, phases_begun=begun)]
     if refused:
         raise ConfigError(
             f"output={folder}: holds a run with other settings ({'; '.join(refused)}); run it with the same settings "
             f"to go on, or give another output"
         )
-    told = [text for key, text in changes.items() if key not in ("data", "output")]
+    told = [text for key, text in changes.items() if key.split(".")[-1] not in ("data", "output")]
     return [f"changed since this run began: {'; '.join(told)}"] if told else []
+
+
+def check_fresh(config: TrainerConfig) -> None:
+    """Refuse an output that holds a run already; for a command that must begin a new one."""
+    folder = Path(config.output)
+    checkpoints = list_checkpoints(folder)
+    if checkpoints or (folder / CONFIG_NAME).exists():
+        newest = f"newest checkpoint: step {step_of(checkpoints[-1])}" if checkpoints else "no checkpoint yet"
+        raise ConfigError(
+            f"output={folder}: holds a run already ({newest}), and --fresh begins a new one; give another output, or "
+            f"leave --fresh out to go on with that run"
+        )
+
+
+def phases_begun(config: TrainerConfig) -> int:
+    """Phases of which the newest checkpoint holds a step; at least 1."""
+    checkpoints = list_checkpoints(config.output)
+    done = step_of(checkpoints[-1]) if checkpoints else 0
+    ends = accumulate(config.phase_steps)
+    return 1 + sum(end < done for end in ends)
+
+
+def may_change(key: str, *, phases_begun: int) -> bool:
+    """Whether a run may go on with another value of a setting such as `batch.pairs` or `phases.1.batch.pairs`."""
+    parts = key.split(".")
+    if parts[0] == "phases":
+        return int(parts[1]) >= phases_begun or parts[2] in MAY_CHANGE_IN_A_PHASE
+    return parts[0] in MAY_CHANGE
 
 
 def write_config(config: TrainerConfig) -> Path:
@@ -94,7 +129,9 @@ def write_config(config: TrainerConfig) -> Path:
 def _flatten(tree: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
+        if key == "phases" and not prefix:
+            flat.update(_flatten({str(index): phase for index, phase in enumerate(value)}, prefix="phases."))
+        elif isinstance(value, dict) and value:
             flat.update(_flatten(value, prefix=f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
