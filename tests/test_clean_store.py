@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from corpora import make_config, make_documents, write_text
 
 from pipeline import sources
 from pipeline.config import SourceConfig
@@ -15,7 +16,6 @@ from pipeline.documents import Document, Drop
 from pipeline.run import absolute_paths, build
 from pipeline.sources import list_splits, read_documents
 from pipeline.vocabulary import train_vocabulary
-from corpora import make_config, make_documents, write_text
 
 PAGES = "".join(
     f"<page><title>T{n}</title><ns>{n % 3 // 2}</ns><revision><text>First of {n}. It is {{{{mystery}}}}. Last one."

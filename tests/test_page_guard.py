@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from unruly import convert
 
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop
@@ -17,7 +18,6 @@ from pipeline.sources import wikipedia as wikipedia_module
 from pipeline.sources.dumpxml import Page
 from pipeline.sources.wikipedia import convert_page
 from pipeline.tally import ReadTally
-from unruly import convert
 
 
 @pytest.fixture
