@@ -204,7 +204,7 @@ _DEGREES = ("\u00b0", "\u2032", "\u2033")
 
 
 def coordinates(arguments: Arguments) -> str | None:
-    """A place in a sentence, {{coord|13|19|N|169|9|W}}: 13\u00b019\u2032N 169\u00b09\u2032W; "" where it (also) stands by the title."""
+    """A place in a sentence, {{coord|13|19|N|169|9|W}}; "" where it (also) stands by the title."""
     if "title" in arguments.named.get("display", "inline") or arguments.named.get("display") == "t":
         return ""
     values = arguments.positional

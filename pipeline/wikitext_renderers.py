@@ -189,7 +189,8 @@ _PLAIN: dict[str, Renderer] = {
     for renderer in (
         age, as_of, _chemical, _chinese, _circa, _citation, convert, coordinates, english_date, fraction, _french_link,
         _interlanguage, _japanese, _language_text, _last, _number, _other_language, _power_of_ten, _quotation, _reign,
-        _ship_class, _shown, _sic, _spaces, _stacked, _subscript, _superscript, _third_label, track_gauge, unit_fr, value, words_of_date,
+        _ship_class, _shown, _sic, _spaces, _stacked, _subscript, _superscript, _third_label,
+        track_gauge, unit_fr, value, words_of_date,
     )
 }  # fmt: skip
 _MADE: dict[str, Callable[..., Renderer]] = {

@@ -324,6 +324,19 @@ def test_bombs_are_refused_in_flat_memory(tmp_path: Path, monkeypatch: pytest.Mo
     assert peak < 20e6
 
 
+def test_the_real_bounds_of_expansion_and_memory_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """42 MB of one character in each of 5 streams: 150 bytes of bz2 give more than the 64 MB that are free."""
+    path = tmp_path / "x.xml.bz2"
+    path.write_bytes(bz2.compress(head().encode()) + bz2.compress(b" " * 42_000_000) * 5)
+    with pytest.raises(ValueError, match=r"x\.xml\.bz2: \d+ bytes .*expand to .*this is no text"):
+        read(path)
+    monkeypatch.setattr("pipeline.sources.bytestreams._XZ_MEMORY", 1 << 20)
+    path = tmp_path / "x.xml.xz"
+    path.write_bytes(lzma.compress(dump(page("A", "One.")).encode(), preset=9))
+    with pytest.raises(ValueError, match=r"in the xz stream that starts at byte 0: Memory usage limit exceeded"):
+        read(path)
+
+
 # ---- splits ----
 
 

@@ -23,7 +23,7 @@ RESIDUE = {
     "link": r"\[\[|\]\]|\[https?:",
     "table": r"\{\||\|\}|\|-|\b(?:colspan|rowspan|cellpadding|cellspacing|bgcolor)\s*=|^[|!]",
     "attribute": r"\b(?:style|class|align|width|border|valign)\s*=\s*[\"'\w]",
-    "tag": r"</?(?:ref|references|br|div|span|gallery|math|table|t[dr]|small|su[bp]|nowiki|center|font|blockquote|code)\b",
+    "tag": r"</?(?:ref|references|br|div|span|gallery|math|table|t[dr]|small|su[bp]|nowiki|center|font)\b",
     "comment": r"<!--|-->",
     "file": r"\|thumb|thumb\||\b\d+px\b|\.(?:jpe?g|svg|png|gif|ogg)\b\s*\|",
     "namespace": r"(?i)^(?:category|file|image|template|datei|kategorie|vorlage|archivo|fichier|cat\u00e9gorie|immagine"
@@ -92,7 +92,8 @@ def render_samples(pairs: Iterable[tuple[str, str]]) -> str:
         return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("<", "&lt;")
 
     def link(title: str) -> str:
-        return f"[{cell(title)}](https://en.wikipedia.org/wiki/{title.replace(' ', '_').replace('(', '%28').replace(')', '%29')})"
+        address = title.replace(" ", "_").replace("(", "%28").replace(")", "%29")
+        return f"[{cell(title)}](https://en.wikipedia.org/wiki/{address})"
 
     return "".join(f"| {link(title)} | {cell(sentence)} |\n" for title, sentence in pairs)
 
