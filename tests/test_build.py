@@ -160,7 +160,12 @@ def test_statistics_are_those_of_the_rows(tmp_path: Path) -> None:
     assert train["words"] == sum(len(sentence.split()) for document in documents for sentence in document)
     assert manifest.statistics["sources"] == [
         {
+            "name": "text-en",
             "kind": "text",
+            "weight": 1.0,
+            "dropped_by_weight": 0,
+            "rows": len(rows),
+            "tokens": sum(lengths),
             "language": "en",
             "documents": 80,
             "sentences": train["sentences"],

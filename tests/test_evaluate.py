@@ -18,14 +18,14 @@ from trainer.metrics import read_json_lines
 
 
 def test_sums_by_hand() -> None:
-    """Pairs of sources 2, 0, 2 with 1, 2 and 1 masked positions."""
+    """Pairs of sources 2, 0, 1 with 1, 2 and 1 masked positions."""
     slot = make_slot([3, 4, 3], masked=[1, 2, 1])
-    slot.sources[:] = (2, 0, 2)
+    slot.sources[:] = (2, 0, 1)
     sums = SourceSums(3)
     sums.add(slot, losses=np.array([1.0, 2.0, 3.0, 4.0]), unigram=np.array([10.0, 20.0, 30.0, 40.0]))
-    assert sums.table.tolist() == [[1, 2, 5, 50], [0, 0, 0, 0], [2, 2, 5, 50]]
+    assert sums.table.tolist() == [[1, 2, 5, 50], [1, 1, 4, 40], [1, 1, 1, 10]]
     sums.add(slot, losses=np.ones(4), unigram=np.ones(4))
-    assert sums.table[2].tolist() == [4, 4, 7, 52]
+    assert sums.table[2].tolist() == [2, 2, 2, 11]
 
 
 def test_sources_are_said_and_recorded_by_name() -> None:
