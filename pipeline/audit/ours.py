@@ -35,8 +35,6 @@ from pipeline.wordpieces import WordTokenizer
 
 KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
 """Files of a set beside those that the manifest lists."""
-KNOWN_COLUMNS = {"source"}
-"""Columns that a set may have beside those of the schema."""
 
 
 def describe_set(manifest: Manifest) -> Facts:
@@ -138,7 +136,7 @@ def check_schema(file: pq.ParquetFile, shard: Shard, manifest: Manifest, *, ledg
         elif not _same_type(found.field(index).type, item.type):
             ledger.add("schema", place, f"column {item.name} is {found.field(index).type}, not {item.type}")
             readable = False
-    for name in sorted({*found.names} - {*expected.names} - KNOWN_COLUMNS):
+    for name in sorted({*found.names} - {*expected.names}):
         ledger.add("schema", place, f"unknown column {name}")
     metadata = found.metadata or {}
     for key, value in expected.metadata.items():
