@@ -45,6 +45,7 @@ def summarize_build(
     """
     train = result.tallies["train"]
     reads = merge_reads([read, result.left_out])
+    reader = TokenReader(tokenizer)
     return {
         "version": SUMMARY_VERSION,
         "data_set": manifest.hash,
@@ -72,7 +73,7 @@ def summarize_build(
         "next_sentence": _summarize_labels(result, bounds=not_next_bounds),
         "masking": summarize_masks(train, mask_sets=manifest.mask_sets),
         "vocabulary": summarize_vocabulary(result, tokenizer=tokenizer),
-        "pairs": [describe_pair(example, tokenizer=tokenizer) for example in train.examples],
+        "pairs": [describe_pair(example, reader=reader) for example in train.examples],
         "config": manifest.config,
         "versions": dict(sorted(manifest.versions.items())),
         "run": {**run, "sources": _by_source(reads, config=config)} if run else {},
@@ -147,44 +148,53 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
     }
 
 
-def describe_pair(example: Example, *, tokenizer: WordTokenizer) -> dict[str, Any]:
+def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
     """A row with its first mask set: for each token its text, whether it joins the one before, and, for a target,
     what is shown in its place."""
     shown = dict(zip(example.masked_positions, example.masked_inputs, strict=True))
-    texts = readable(example.input_ids, tokenizer=tokenizer)
     ends = {0, example.first_length - 1, len(example.input_ids) - 1}
     tokens: list[dict[str, Any]] = []
+    texts = reader.read(example.input_ids)
     for position, (index, (text, joins)) in enumerate(zip(example.input_ids, texts, strict=True)):
         token: dict[str, Any] = {"text": text, "joins": joins}
         if position in shown:
             stands = shown[position]
-            token["target"] = "mask" if stands == tokenizer.special.mask else "kept" if stands == index else "random"
-            token["shown"] = readable([stands], tokenizer=tokenizer)[0][0]
+            token["target"] = "mask" if stands == reader.mask else "kept" if stands == index else "random"
+            token["shown"] = reader.read([stands])[0][0]
         elif position in ends:
             token["special"] = True
         tokens.append(token)
     return {"follows": None if example.label is None else example.label == NEXT, "tokens": tokens}
 
 
-def readable(ids: Sequence[int], *, tokenizer: WordTokenizer) -> list[tuple[str, bool]]:
-    """(text, joins the one before) of each token: without the marks of WordPiece, BPE or byte-level BPE."""
-    tokens = [tokenizer.tokens[index] for index in ids]
-    special = set(tokenizer.special_ids.tolist())
-    plain = [index in special for index in ids]
-    kind = (json.loads(tokenizer.backend.to_str())["decoder"] or {}).get("type")
-    texts: list[tuple[str, bool]] = []
-    for position, token in enumerate(tokens):
-        if plain[position]:
-            texts.append((token, False))
-        elif kind == "ByteLevel":
-            text = decoders.ByteLevel().decode([token])
-            texts.append((text.removeprefix(" "), not text.startswith(" ")))
-        elif kind == "BPEDecoder":
-            inside = position > 0 and not plain[position - 1] and not tokens[position - 1].endswith(END_OF_WORD)
-            texts.append((token.removesuffix(END_OF_WORD), inside))
-        else:
-            texts.append((token.removeprefix(PIECE_PREFIX), token.startswith(PIECE_PREFIX)))
-    return texts
+class TokenReader:
+    """Token ids as people read them: without the marks of WordPiece, BPE or byte-level BPE."""
+
+    def __init__(self, tokenizer: WordTokenizer) -> None:
+        self.mask = tokenizer.special.mask
+        self._tokens = tokenizer.tokens
+        self._special = set(tokenizer.special_ids.tolist())
+        self._byte_level = decoders.ByteLevel()
+        self._kind = (json.loads(tokenizer.backend.to_str())["decoder"] or {}).get("type")
+
+    def read(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
+        """(text, joins the one before) of each token."""
+        texts: list[tuple[str, bool]] = []
+        inside = False
+        for index in ids:
+            token = self._tokens[index]
+            if index in self._special:
+                texts.append((token, False))
+                inside = False
+            elif self._kind == "ByteLevel":
+                text = self._byte_level.decode([token])
+                texts.append((text.removeprefix(" "), not text.startswith(" ")))
+            elif self._kind == "BPEDecoder":
+                texts.append((token.removesuffix(END_OF_WORD), inside))
+                inside = not token.endswith(END_OF_WORD)
+            else:
+                texts.append((token.removeprefix(PIECE_PREFIX), token.startswith(PIECE_PREFIX)))
+        return texts
 
 
 def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
