@@ -246,8 +246,8 @@ def _masking(facts: Mapping[str, Any], *, mask_sets: int) -> str:
     ]
     return (
         _table(["targets", "number", "share"], shown)
-        + f'<p class="note">Positions to predict in the training rows, over {mask_sets} mask set(s). A random token that '
-        "happens to be the right one counts as kept.</p>"
+        + f'<p class="note">Positions to predict in the training rows, over {mask_sets} mask set(s). A random token '
+        "that happens to be the right one counts as kept.</p>"
         + _table(["pieces of the word", "tokens of text", "targets", "rate"], pieces)
         + '<p class="note">A rate is targets over tokens of text and mask sets. [UNK] is text, but never a target.</p>'
         + _bars(

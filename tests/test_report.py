@@ -151,8 +151,8 @@ def test_numbers_are_those_of_the_rows_counted_anew(
     assert [part["targets"] for part in masking["by_position"]] == [targets_at[place] for place in range(32)]
     assert masking["text_tokens"] == sum(text_by_pieces.values())
     assert masking["targets"] == sum(targets_by_pieces.values())
-    assert masking["rate"] == masking["targets"] / 3 / masking["text_tokens"]
-    assert masking["by_pieces"][0]["rate"] == targets_by_pieces[1] / 3 / text_by_pieces[1]
+    assert masking["rate"] == masking["targets"] / (3 * masking["text_tokens"])
+    assert masking["by_pieces"][0]["rate"] == targets_by_pieces[1] / (3 * text_by_pieces[1])
     lengths = Counter(len(row["input_ids"]) for row in rows)
     for part in report["splits"]["train"]["row_lengths"]:
         assert part["count"] == sum(lengths[size] for size in range(part["from"], part["to"] + 1))
@@ -254,7 +254,7 @@ def test_pairs_are_readable_for_every_kind_of_vocabulary(tmp_path: Path, algorit
     config = make_config(
         tmp_path,
         sources=[{"kind": "text", "path": "x"}],
-        vocabulary={"algorithm": algorithm, "lowercase": False, "size": 300},
+        vocabulary={"algorithm": algorithm, "lowercase": False, "size": 380},
     )
     prefix = "\u0120" if algorithm == "byte_level_bpe" else ""
     words = {prefix + (word if not prefix else word.replace("ï", "Ã¯")): 9 for word in sentence.split()}
