@@ -1,6 +1,7 @@
 """The pipeline's config: where text comes from and how it becomes sentence pairs.
 
-Everything here but `workers` and `output` shapes the data and enters the manifest.
+Everything here but `workers`, `output`, `not_next_bounds` and `cleaning.keep_rejects` shapes the data and enters the
+manifest.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ Mode: TypeAlias = Literal["strict", "reference"]
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class SourceConfig(Settings):
@@ -146,11 +148,74 @@ class VocabularyConfig(Settings):
         return self
 
 
+class NearDuplicatesConfig(Settings):
+    """Which documents count as near duplicates, and how hard to look for them."""
+
+    threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
+    """Documents that share at least this part of their shingles (Jaccard) are near duplicates. The share is estimated
+    from `permutations` values: its standard deviation at the default is 0.035."""
+    shingle_words: Annotated[int, Field(ge=1, le=32)] = 5
+    """Words of a shingle: every run of so many words, without case and punctuation. A Chinese, Japanese or Thai
+    character is a word."""
+    permutations: Annotated[int, Field(ge=16, le=1024)] = 128
+    """Values of a document's MinHash signature; more find more surely, at a cost in time."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    """Seed of the permutations."""
+
+
+class CleaningConfig(Settings):
+    """Which documents are left out. A document is measured after cleaning; every filter is off by default."""
+
+    min_words: Positive | None = None
+    """Leave out documents with fewer words (between spaces)."""
+    max_words: Positive | None = None
+    """Leave out documents with more words (between spaces)."""
+    min_characters: Positive | None = None
+    """Leave out documents with fewer characters; where words are not spaced, use this instead of min_words."""
+    max_characters: Positive | None = None
+    """Leave out documents with more characters."""
+    max_repeated_lines: Share | None = None
+    """Leave out documents where a larger share of the sentences has stood in the document before."""
+    max_symbols: Share | None = None
+    """Leave out documents where a larger share of the characters (spaces not counted) is no letter, digit or mark."""
+    min_script: Share | None = None
+    """Leave out documents where a smaller share of the letters is of the script of the source's language."""
+    min_stop_words: Share | None = None
+    """Leave out documents where a smaller share of the words is among the commonest of the source's language. English
+    prose has 0.35 to 0.5, other languages have 0.0 to 0.1 by the English list. Documents of fewer than 20 words, and
+    sources in a language without a list, are not measured."""
+    near_duplicates: NearDuplicatesConfig | None = None
+    """Leave out near duplicates; {} for the defaults. Of two, the one with more words stays (equal: the one with the
+    smaller hash); a document is left out only for one that stays."""
+    keep_rejects: str | None = None
+    """Folder to write rejects.jsonl into: source, name, reason, detail and text of every document that these settings
+    leave out, and of duplicates. OUT/_tmp needs room for the corpus as text meanwhile."""
+
+    @property
+    def measures_documents(self) -> bool:
+        """Whether any filter of single documents is on."""
+        return any(
+            value is not None
+            for name, value in self.__dict__.items()
+            if name not in ("near_duplicates", "keep_rejects")
+        )
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> CleaningConfig:
+        for unit in ("words", "characters"):
+            low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"min_{unit}={low} is more than max_{unit}={high}, so no document is left")
+        return self
+
+
 class PipelineConfig(Settings):
     """Settings of `pipeline/run.py`."""
 
     sources: tuple[SourceConfig, ...]
     """Where the text comes from."""
+    cleaning: CleaningConfig = CleaningConfig()
+    """Which documents are left out."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     """Which vocabulary to use, or how to train one."""
     output: str
@@ -176,6 +241,9 @@ class PipelineConfig(Settings):
     """Share of pairs with a shorter target length."""
     next_sentence: NextSentence = "random_document"
     """How half of the second segments are chosen wrong: from another document, by swapping the two, or no pairs."""
+    not_next_bounds: tuple[Share, Share] | None = None
+    """A build fails where the share of pairs whose second segment does not follow is outside, over 400 pairs or more;
+    null: 0.4 to 0.6, in reference mode 0.4 to 0.75. [0, 1] never fails. Warnings begin halfway."""
     validation_fraction: Fraction = 0.01
     """Share of documents held out, by hash of their text; 0 for none."""
     shards: Positive | Literal["auto"] = "auto"
@@ -227,6 +295,8 @@ class PipelineConfig(Settings):
         if not self.sources:
             raise ValueError("sources is empty; list at least one source")
         self._check_weights()
+        if self.not_next_bounds is not None and self.not_next_bounds[0] > self.not_next_bounds[1]:
+            raise ValueError(f"not_next_bounds={list(self.not_next_bounds)}: the first must not exceed the second")
         if self.predictions > self.max_seq_length - 2:
             raise ValueError(
                 f"max_predictions={self.predictions} exceeds what max_seq_length={self.max_seq_length} can hold "
@@ -246,9 +316,9 @@ class PipelineConfig(Settings):
         return self
 
     def data_tree(self) -> dict[str, object]:
-        """The settings that shape the data: all but output, workers and the folders that inputs lie in."""
+        """The settings that shape the data: all but output, workers, limits and the folders that inputs lie in."""
         tree = to_tree(self)
-        del tree["output"], tree["workers"]
+        del tree["output"], tree["workers"], tree["not_next_bounds"], tree["cleaning"]["keep_rejects"]
         for source in tree["sources"]:
             del source["path"], source["clean_documents"]
         tree["vocabulary"].pop("path")

@@ -23,8 +23,9 @@ _LOGGER = logging.getLogger(__name__)
 MARK_NAME = "_build.json"
 TEMPORARY_NAME = "_tmp"
 REPORT_NAME = "report.html"
+SUMMARY_NAME = "report.json"
 CARD_NAME = "README.md"
-PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, CARD_NAME)
+PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, SUMMARY_NAME, CARD_NAME)
 """What a build moves from OUT/_tmp to OUT, in this order, before it writes the manifest."""
 _OURS = {*PUBLISHED, MARK_NAME, TEMPORARY_NAME, MANIFEST_NAME + ".partial", "manifest.json.partial"}
 

@@ -26,6 +26,7 @@ from pipeline.manifest import Manifest, read_manifest, write_manifest
 from pipeline.output import OutputFolder
 from pipeline.progress import ProgressPrinter
 from pipeline.publish import check_labels, list_warnings, write_set
+from pipeline.rejects import write_rejects
 from pipeline.settings import Arguments, describe, fail, load_settings, refuse_flags, split_arguments, to_tree, validate
 from pipeline.sources import list_read_warnings, list_splits
 from pipeline.vocabulary import train_vocabulary
@@ -102,10 +103,15 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         check_labels(result, config=config)
         for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
             say(f"warning: {warning}")
-        manifest = write_set(output.temporary, config=config, tokenizer=tokenizer, result=result, read=read)
+        run = {"inputs": identity["inputs"], "workers": workers, "sources": to_tree(config)["sources"]}
+        run["seconds"] = round(time.time() - started, 1)
+        manifest = write_set(output.temporary, config=config, tokenizer=tokenizer, result=result, read=read, run=run)
+        if config.cleaning.keep_rejects is not None:
+            runs = [*read.rejects, *result.left_out.rejects]
+            folder = Path(config.cleaning.keep_rejects)
+            say(f"rejects: {write_rejects(runs, folder=folder, scratch=output.folder('rejects'))}")
         output.publish()
-        run = {"inputs": identity["inputs"], "workers": workers, "seconds": round(time.time() - started, 1)}
-        write_manifest(output.root, manifest, run={**run, "sources": to_tree(config)["sources"]})
+        write_manifest(output.root, manifest, run=run)
         output.sweep()
     say(
         f"{output.root}: {manifest.num_rows('train'):,} training rows ({manifest.num_tokens('train'):,} tokens) in "
@@ -168,6 +174,8 @@ def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) ->
 
     tree = to_tree(config)
     tree["output"] = absolute(config.output)
+    if config.cleaning.keep_rejects is not None:
+        tree["cleaning"]["keep_rejects"] = absolute(config.cleaning.keep_rejects)
     if config.vocabulary.path is not None:
         tree["vocabulary"]["path"] = absolute(config.vocabulary.path)
     for source, entry in zip(config.sources, tree["sources"], strict=True):

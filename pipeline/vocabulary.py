@@ -19,8 +19,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
+from pipeline.config import CleaningConfig, PipelineConfig, SourceConfig, VocabularyConfig
 from pipeline.documents import Document, Split
+from pipeline.filters import DocumentFilter
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from pipeline.sources import list_splits, read_documents
 from pipeline.subwords import END_OF_WORD, train_bpe, train_wordpiece
@@ -113,7 +114,7 @@ def count_sources(config: PipelineConfig, *, folder: Path) -> dict[str, int]:
     """The most frequent words of all sources, counted split by split over config.workers processes."""
     splits = list_splits(config.sources)
     tasks = [
-        (split, config.sources[split.source], config.vocabulary, folder, f"split{number}")
+        (split, config.sources[split.source], config.vocabulary, config.cleaning, folder, f"split{number}")
         for number, split in enumerate(splits)
     ]
     workers = min(len(tasks), config.workers or len(os.sched_getaffinity(0)))
@@ -138,11 +139,12 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
     return pieces / max(1, total), unknown / max(1, total)
 
 
-def _count_split(task: tuple[Split, SourceConfig, VocabularyConfig, Path, str]) -> list[Path]:
-    split, source, settings, folder, name = task
+def _count_split(task: tuple[Split, SourceConfig, VocabularyConfig, CleaningConfig, Path, str]) -> list[Path]:
+    split, source, settings, cleaning, folder, name = task
+    documents = DocumentFilter(cleaning, source=source)
     counter = _counter(settings, folder=folder, name=name)
     for document in read_documents(split, source):
-        if isinstance(document, Document):
+        if isinstance(document, Document) and documents.reject(document) is None:
             counter.add(document.sentences)
     return counter.finish()
 

@@ -47,12 +47,12 @@ def test_small_corpora_lose_nothing(tmp_path: Path, count: int) -> None:
     assert len(manifest.shards) == {2: 1, 3: 1, 100: 4}[count]
 
 
-def test_only_what_the_manifest_lists_and_the_two_pages_are_left(tmp_path: Path) -> None:
+def test_only_what_the_manifest_lists_and_the_pages_are_left(tmp_path: Path) -> None:
     manifest = build_text(tmp_path, make_documents(20))
     root = tmp_path / "out"
     found = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
     listed = {shard.path for shard in manifest.shards} | set(manifest.files)
-    assert found == listed | {"manifest.json", "README.md", "report.html"}
+    assert found == listed | {"manifest.json", "README.md", "report.html", "report.json"}
     assert "token_counts.parquet" in manifest.files
     assert "tokenizer/tokenizer.json" in manifest.files
 
