@@ -92,7 +92,16 @@ def test_every_skipped_page_is_named_in_the_report_and_warned_of() -> None:
         other.count_drop("redirect", source=0, name=f"Other {number}", detail="")
     other.documents[0] = 1
     tally.merge(other)
-    page = _drops(dict(tally.drops[0]), tally.examples)
+    page = _drops(
+        [
+            {
+                "reason": reason,
+                "count": count,
+                "examples": [{"name": name, "detail": detail} for name, detail in tally.examples[reason]],
+            }
+            for reason, count in tally.drops[0].items()
+        ]
+    )
     assert all(f"Page {number}: much" in page and f"Slow {number}: long" in page for number in range(20))
     assert page.count("Other") == 3
     (warning,) = list_read_warnings([SourceConfig(kind="wikipedia", path="x")], read=tally)

@@ -177,7 +177,12 @@ def test_documents_drops_labels_and_unknown_tokens_are_counted(
     assert example["detail"].partition(": ")[2].startswith(first[0][:40])
     assert report["sources"] == [
         {
+            "name": "text-en",
             "kind": "text",
+            "weight": 1.0,
+            "dropped_by_weight": 0,
+            "rows": manifest.num_rows("train"),
+            "tokens": manifest.statistics["splits"]["train"]["tokens"],
             "language": "en",
             "documents": 122,
             "sentences": sum(map(len, DOCUMENTS)) - 1,
@@ -210,6 +215,7 @@ def test_a_row_counted_by_hand(tmp_path: Path) -> None:
         second_document_id=np.zeros((2, 16), np.uint8),
         has_second=np.array([True, False]),
         pass_number=np.zeros(2, np.int32),
+        source=np.zeros(2, np.uint16),
         keys=np.array([2, 1], np.uint64),
     )
     first = Masks(np.array([2, 3, 1], np.uint16), np.array([4, 12, 4], np.uint16), np.array([0, 2, 3]))
