@@ -83,7 +83,8 @@ def test_joined_buckets_are_large_enough_and_none_is_lost(sizes: list[tuple[int,
     counts = [counted(bucket, *size) for bucket, size in enumerate(sizes)]
     rng.shuffle(counts)
     plan = plan_shards(counts, buckets=Buckets(len(sizes), 0, 0.0))
-    assert set(plan.shard_of) == {count.bucket for count in counts if count.documents}
+    assert set(plan.shard_of) == {count.bucket for count in counts}
+    assert {plan.shard_of[count.bucket] for count in counts if not count.documents} <= {("train", 0)}
     documents: Counter[int] = Counter()
     for count in counts:
         if count.documents:
