@@ -214,10 +214,10 @@ class PipelineConfig(Settings):
 
     sources: tuple[SourceConfig, ...]
     """Where the text comes from."""
-    cleaning: CleaningConfig = CleaningConfig()
-    """Which documents are left out."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     """Which vocabulary to use, or how to train one."""
+    cleaning: CleaningConfig = CleaningConfig()
+    """Which documents are left out."""
     output: str
     """Folder of the data set; must be absent, empty, or an unfinished or finished build with the same settings."""
     mode: Mode = "strict"

@@ -72,6 +72,10 @@ def test_runs_of_bounded_size_are_merged_in_order_of_the_lines(tmp_path: Path) -
         for name in names:
             writer.add(source=0, name=name, reason="r", detail="", text="a\u2028b\r\n")
     assert len(writer.runs) == 150
+    with RejectWriter(tmp_path) as one_run:
+        for name in names:
+            one_run.add(source=0, name=name, reason="r", detail="", text="a\u2028b\r\n")
+    assert len(one_run.runs) == 1
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     path = write_rejects(writer.runs[::-1], folder=tmp_path / "new" / "folder", scratch=scratch)
@@ -79,6 +83,7 @@ def test_runs_of_bounded_size_are_merged_in_order_of_the_lines(tmp_path: Path) -
         lines = list(stream)
     assert [json.loads(line)["name"] for line in lines] == sorted(names)
     assert json.loads(lines[0])["text"] == "a\u2028b\r\n"
+    assert Path(one_run.runs[0]).read_bytes() == path.read_bytes()
     assert list(scratch.iterdir())  # more than 64 runs are merged in rounds
     assert write_rejects([], folder=tmp_path / "empty", scratch=scratch).read_bytes() == b""
 
