@@ -7,6 +7,7 @@ override reads the same. It is free of Beam, Ray and torch. Invariant: no key is
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import sys
 import types
@@ -32,7 +33,12 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, validate_default=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
 
 
@@ -43,6 +49,8 @@ class _NumberLoader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if isinstance(key, (list, dict)):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a list or mapping", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key '{key}' stands twice", key_node.start_mark)
             seen.add(key)
@@ -235,8 +243,15 @@ def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
         elif isinstance(value, list):
             result[name] = tuple(value)
         elif isinstance(value, int) and not isinstance(value, bool) and _accepts(field.annotation, float):
-            result[name] = value if _accepts(field.annotation, int) else float(value)
+            result[name] = value if _accepts(field.annotation, int) else _to_float(value)
     return result
+
+
+def _to_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # as YAML reads 1e400
+        return math.inf if value > 0 else -math.inf
 
 
 def _accepts(annotation: Any, kind: type) -> bool:
@@ -265,8 +280,18 @@ def _type_name(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
+_UNION_LABEL = re.compile(r"str|constrained-int|.*\]")
+"""What pydantic adds to a place to say which member of a union it tried."""
+_YAML_WORDS = {
+    "tuple_type": "Input should be a list",
+    "dict_type": "Input should be a mapping",
+    "model_type": "Input should be a mapping",
+}
+"""Messages that pydantic words for Python, by kind of error."""
+
+
 def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
-    parts = [str(part) for part in item["loc"] if not (isinstance(part, str) and part.endswith("]"))]
+    parts = [str(part) for part in item["loc"] if not (isinstance(part, str) and _UNION_LABEL.fullmatch(part))]
     location = ".".join(parts) or "settings"
     value, kind = item.get("input"), item["type"]
     if kind == "extra_forbidden":
@@ -276,7 +301,7 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
         return f"unknown key '{location}' (value {value!r}); {hint}"
     if kind == "missing":
         return f"'{location}' is required; set it in the file or as {location}=VALUE"
-    message = str(item["msg"]).removeprefix("Value error, ")
+    message = _YAML_WORDS.get(kind, str(item["msg"]).removeprefix("Value error, "))
     if kind == "value_error" and (not item["loc"] or isinstance(value, (dict, Settings))):
         return message if not item["loc"] else f"{location}: {message}"
     return f"{location}={value!r}: {message}"
