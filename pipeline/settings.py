@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import sys
 import types
@@ -121,6 +122,15 @@ def to_tree(settings: Settings) -> dict[str, Any]:
 def dump_yaml(settings: Settings) -> str:
     """YAML text that load_settings reads back as the same settings."""
     return yaml.safe_dump(to_tree(settings), sort_keys=False, allow_unicode=True)
+
+
+def expand_path(value: str, *, key: str) -> str:
+    """A path setting with ~ expanded; ConfigError naming `key` where it is empty, a URL or holds a NUL."""
+    if not value or "\0" in value:
+        raise ConfigError(f"{key}={value!r}: not a path; give the name of a file or folder")
+    if "://" in value:
+        raise ConfigError(f"{key}={value}: object stores are not supported; give a local or mounted path")
+    return os.path.expanduser(value)
 
 
 def split_arguments(arguments: Sequence[str], *, program: str) -> Arguments:

@@ -10,6 +10,7 @@ from pipeline.settings import (
     ConfigError,
     describe,
     dump_yaml,
+    expand_path,
     load_settings,
     refuse_flags,
     split_arguments,
@@ -117,6 +118,17 @@ def test_trainer_refuses_workers_without_lanes_and_exact_pairs_without_pairs() -
             TrainerConfig,
             overrides=["output=o", "data=d", "max_steps=2", "batch.tokens=9", "batch.exact_pairs=true"],
         )
+
+
+def test_paths_expand_the_home_folder_and_are_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert expand_path("~/set", key="data") == "/home/me/set"
+    assert expand_path("~no such user/set", key="data") == "~no such user/set"
+    for value in ("", "a\0b"):
+        with pytest.raises(ConfigError, match=r"^data=.*: not a path"):
+            expand_path(value, key="data")
+    with pytest.raises(ConfigError, match=r"^output=s3://b/run: object stores are not supported"):
+        expand_path("s3://b/run", key="output")
 
 
 def test_missing_required_keys_are_all_named() -> None:

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"no --config given: using {REPOSITORY / SAMPLE_CONFIG}", flush=True)
         with stop_on_signals() as stop:
             return train(read_config(words, repository=REPOSITORY), stop=stop, say=_print)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return fail(error)
     except WorkerError as error:
         print(f"error: {error}", file=sys.stderr)
