@@ -242,6 +242,22 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, data: Path) -> None:
         write_config(make_config(data, tmp_path / "file" / "run"))
 
 
+def test_a_run_that_never_began_leaves_its_output_free(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    config = make_config(data, tmp_path / "run")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        write_config(config)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml.partial").write_text("data:")  # killed while it wrote
+    assert check_run_directory(config) == []
+
+
 def test_what_may_change_is_told_and_what_may_not_is_refused(tmp_path: Path, data: Path) -> None:
     write_config(make_config(data, tmp_path / "run"))
     changed = make_config(data, tmp_path / "run", max_steps=20, workers=1, checkpoint={"every_steps": 5})
