@@ -82,7 +82,8 @@ class OutputFolder:
     def sweep(self) -> None:
         """Remove OUT/_tmp and the mark; the manifest stands now."""
         self.finished = True
-        shutil.rmtree(self.temporary)
+        if self.temporary.exists():
+            shutil.rmtree(self.temporary)
         (self.root / MARK_NAME).unlink()
 
     def _claim(self) -> None:
@@ -98,6 +99,9 @@ class OutputFolder:
         if MANIFEST_NAME in names:
             self._check_finished()
             self.finished = True
+            if MARK_NAME in names:
+                with suppress(OSError):  # a set that may only be read is as good
+                    self.sweep()
             return
         foreign = sorted(names - _OURS if MARK_NAME in names else names)
         if foreign:

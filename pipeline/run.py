@@ -27,7 +27,17 @@ from pipeline.output import OutputFolder
 from pipeline.progress import ProgressPrinter
 from pipeline.publish import check_labels, list_warnings, write_set
 from pipeline.rejects import write_rejects
-from pipeline.settings import Arguments, describe, fail, load_settings, refuse_flags, split_arguments, to_tree, validate
+from pipeline.settings import (
+    Arguments,
+    describe,
+    expand_path,
+    fail,
+    load_settings,
+    refuse_flags,
+    split_arguments,
+    to_tree,
+    validate,
+)
 from pipeline.sources import list_read_warnings, list_splits
 from pipeline.vocabulary import train_vocabulary
 from pipeline.wordpieces import WordTokenizer
@@ -167,21 +177,19 @@ def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConf
 def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) -> PipelineConfig:
     """The same config with output, vocabulary.path and every source's path joined to `base_of(path)`."""
 
-    def absolute(path: str) -> str:
-        if "://" in path:
-            raise ValueError(f"{path}: object stores are not supported; give a local or mounted path")
-        return str(base_of(path) / Path(path).expanduser())
+    def absolute(path: str, *, key: str) -> str:
+        return str(base_of(path) / expand_path(path, key=key))
 
     tree = to_tree(config)
-    tree["output"] = absolute(config.output)
+    tree["output"] = absolute(config.output, key="output")
     if config.cleaning.keep_rejects is not None:
-        tree["cleaning"]["keep_rejects"] = absolute(config.cleaning.keep_rejects)
+        tree["cleaning"]["keep_rejects"] = absolute(config.cleaning.keep_rejects, key="cleaning.keep_rejects")
     if config.vocabulary.path is not None:
-        tree["vocabulary"]["path"] = absolute(config.vocabulary.path)
-    for source, entry in zip(config.sources, tree["sources"], strict=True):
-        entry["path"] = [absolute(path) for path in source.paths]
+        tree["vocabulary"]["path"] = absolute(config.vocabulary.path, key="vocabulary.path")
+    for index, (source, entry) in enumerate(zip(config.sources, tree["sources"], strict=True)):
+        entry["path"] = [absolute(path, key=f"sources.{index}.path") for path in source.paths]
         if source.clean_documents is not None:
-            entry["clean_documents"] = absolute(source.clean_documents)
+            entry["clean_documents"] = absolute(source.clean_documents, key=f"sources.{index}.clean_documents")
     return validate(PipelineConfig, tree, origin="config")
 
 

@@ -320,6 +320,19 @@ def test_the_first_failure_of_several_workers_is_kept(tmp_path: Path) -> None:
 # Output
 
 
+def test_what_a_build_killed_at_its_very_end_left_is_swept(folder: Path) -> None:
+    words = ["--config", str(folder / "c.yaml"), f"sources.0.path={folder}/corpus.txt"]
+    words += [f"vocabulary.path={folder}/vocab.txt", f"output={folder}/out"]
+    assert main(words) == 0
+    names = sorted(path.name for path in (folder / "out").iterdir())
+    for left in (["_tmp/spills", "_build.json"], ["_build.json"]):
+        for name in left:
+            path = folder / "out" / name
+            path.mkdir(parents=True) if "/" in name else path.write_text("{}")
+        assert main(words) == 0
+        assert sorted(path.name for path in (folder / "out").iterdir()) == names
+
+
 def test_a_finished_build_is_recognised(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", str(folder / "c.yaml"), f"sources.0.path={folder}/corpus.txt"]
     words += [f"vocabulary.path={folder}/vocab.txt", f"output={folder}/out"]

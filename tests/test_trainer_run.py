@@ -102,6 +102,20 @@ def test_a_given_config_is_relative_to_the_current_directory(
     assert config.model.initialize_from == str(tmp_path / "bert")
 
 
+def test_paths_may_begin_with_the_home_folder(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read("data=~/set", repository=repository).data == str(tmp_path / "set")
+    with pytest.raises(ConfigError, match="output='': not a path"):
+        read("output=''", repository=repository)
+
+
+def test_an_error_of_the_file_system_is_one_line(config_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for key in ("data", "output", "model.initialize_from"):
+        assert "File name too long" in refusal(capfd, "--config", config_file, f"{key}={'a' * 300}")
+
+
 def test_relative_paths_in_an_uploaded_job_are_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = {"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(job))
@@ -228,6 +242,22 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot be written"):
         write_config(make_config(data, tmp_path / "file" / "run"))
+
+
+def test_a_run_that_never_began_leaves_its_output_free(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    config = make_config(data, tmp_path / "run")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        write_config(config)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml.partial").write_text("data:")  # killed while it wrote
+    assert check_run_directory(config) == []
 
 
 def test_what_may_change_is_told_and_what_may_not_is_refused(tmp_path: Path, data: Path) -> None:

@@ -292,7 +292,7 @@ class TrainerConfig(Settings):
     """CPU threads of a worker; null: this machine's cores shared out. Recorded, since sums depend on it."""
     cpus_per_worker: PositiveFloat = 0.5
     """Ray's logical CPUs that a CPU worker asks for."""
-    collective_timeout_s: Positive = 600
+    collective_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 600
     """Longest wait of a collective before the run fails."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """Raw DeepSpeed settings merged over the derived ones."""

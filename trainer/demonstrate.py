@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         fill = FillMask(options.export)
         shown = [describe(text, guesses=fill.guess(text)) for text in options.texts or EXAMPLES]
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return fail(error)
     print(f"what {options.export} puts in place of {MASK}:")
     for lines in shown:

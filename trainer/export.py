@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         done = export(options.run, out=options.out, data=options.data)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return fail(error)
     print(
         f"exported step {done.step:,} ({done.checkpoint}) to {done.folder}: {done.model_type}, "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.manifest import TOKENIZER_FOLDER, Manifest, open_data_set
-from pipeline.settings import Arguments, ConfigError, load_settings
+from pipeline.settings import Arguments, ConfigError, expand_path, load_settings
 from trainer import pretrained
 from trainer.checkpoint import CheckpointError, list_checkpoints, read_state
 from trainer.config import TrainerConfig
@@ -39,7 +39,11 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
     uploaded = job_working_folder()
     for key in (*PATH_KEYS, *(f"phases.{index}.data" for index in range(len(config.phases)))):
         value = _get(config, key)
-        if value is None or os.path.isabs(value):
+        if value is None:
+            continue
+        value = expand_path(value, key=key)
+        if os.path.isabs(value):
+            config = _set(config, key, value)
             continue
         if uploaded is not None:
             raise ConfigError(

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_fresh(config)
         with stop_on_signals() as stop:
             return train(config, stop=stop, say=_print)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return fail(error)
     except WorkerError as error:
         print(f"error: {error}", file=sys.stderr)

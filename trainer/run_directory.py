@@ -7,6 +7,7 @@ differs in such a setting is refused, not started from zero and not mixed in.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
 
 CONFIG_NAME = "config.yaml"
+PARTIAL_NAME = f"{CONFIG_NAME}.partial"
+"""All that a command killed at its very beginning leaves; the next one begins anew."""
 
 MAY_CHANGE = (
     "data",
@@ -57,7 +60,7 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
         raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
-    if existing != folder or not any(folder.iterdir()):
+    if existing != folder or all(path.name == PARTIAL_NAME for path in folder.iterdir()):
         return []
     saved = folder / CONFIG_NAME
     if not saved.is_file():
@@ -110,10 +113,11 @@ def may_change(key: str, *, phases_begun: int) -> bool:
 
 
 def write_config(config: TrainerConfig) -> Path:
-    """Make the run directory and write the resolved config.yaml; ConfigError where that fails."""
+    """Make the run directory and write the resolved config.yaml; ConfigError where that fails, leaving nothing new."""
     folder = Path(config.output)
     path = folder / CONFIG_NAME
-    temporary = path.with_suffix(".yaml.partial")
+    temporary = folder / PARTIAL_NAME
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(temporary, "w", encoding="utf-8") as stream:
@@ -122,6 +126,10 @@ def write_config(config: TrainerConfig) -> Path:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            if made:
+                folder.rmdir()
         raise ConfigError(f"output={folder}: cannot be written: {error}; give another output") from error
     return path
 

@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import SourceConfig
-from pipeline.documents import Document, Drop, Split
+from pipeline.documents import Document, Drop, Note, Split
 from pipeline.inputs import fingerprint_inputs
 from pipeline.publish import CODE_VERSION
 from pipeline.settings import to_tree
 
-FORMAT = 1
+FORMAT = 2
 _GROUP_CHARACTERS = 8 << 20
 _KEY, _HASH, _MADE_FROM = b"cloze.key", b"cloze.rows", b"cloze.made_from"
 
@@ -38,9 +38,11 @@ SCHEMA = pa.schema(
         pa.field("sentences", pa.list_(pa.string())),
         pa.field("reason", pa.string()),
         pa.field("detail", pa.string()),
+        pa.field("noted", pa.bool_()),
     ]
 )
-"""A row is a document (id, sentences), or what was left out (reason, detail); in the order of the input."""
+"""A row is a document (id, sentences), or what was left out (reason, detail) or, where `noted`, only noted;
+in the order of the input."""
 
 
 def read_through(
@@ -62,7 +64,7 @@ def read_through(
 
 def _describe(split: Split, *, source: SourceConfig) -> dict[str, Any]:
     settings = to_tree(source)
-    del settings["path"], settings["clean_documents"]
+    del settings["path"], settings["clean_documents"], settings["name"], settings["weight"]
     versions = {"cloze_data": CODE_VERSION, "sentencex": version("sentencex"), "unicode": unicodedata.unidata_version}
     return {
         "format": FORMAT,
@@ -102,12 +104,13 @@ def _keep(
 
 def _row(item: Document | Drop) -> dict[str, Any]:
     if isinstance(item, Drop):
-        return {"name": item.name, "reason": item.reason, "detail": item.detail}
+        noted = isinstance(item, Note)
+        return {"name": item.name, "reason": item.reason, "detail": item.detail, "noted": noted}
     return {"document_id": item.id, "name": item.name, "sentences": list(item.sentences)}
 
 
 def _row_bytes(row: dict[str, Any]) -> bytes:
-    content = [row["name"], row.get("sentences"), row.get("reason"), row.get("detail")]
+    content = [row["name"], row.get("sentences"), row.get("reason"), row.get("detail"), row.get("noted")]
     return json.dumps(content, ensure_ascii=True).encode() + b"\n"
 
 
@@ -123,7 +126,7 @@ def _read(path: Path, *, key: str) -> Iterator[Document | Drop]:
                 for row in batch.to_pylist():
                     digest.update(_row_bytes(row))
                     if row["sentences"] is None:
-                        yield Drop(row["reason"], row["name"], row["detail"])
+                        yield (Note if row["noted"] else Drop)(row["reason"], row["name"], row["detail"])
                     else:
                         yield Document(row["name"], tuple(row["sentences"]))
     except (pa.ArrowException, OSError, KeyError) as error:
