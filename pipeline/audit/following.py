@@ -2,7 +2,7 @@
 
 Two readings of a shard. The first keeps 32 bytes for each negative (the document, the last tokens of A and the first of
 B as one hash; B's length and hash); the second looks for that text inside every segment of the document, and where a
-true next follows its first segment. Segments below WINDOW tokens are left to the check of contradicting labels.
+true next follows its first segment. What is too short or too monotonous is left to the check of contradicting labels.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pipeline.audit.findings import Ledger, Place
 
 WINDOW = 4
 """Tokens of A's end, and of B's beginning, that are looked up."""
-MIN_TOKENS = 12
-"""Shorter second segments are said again by chance."""
+MIN_TOKENS, MIN_DIFFERENT = 12, 5
+"""Shorter second segments are said again by chance, and so are those with fewer different tokens in the window."""
 _FACTORS = mix(np.arange(1, 2 * WINDOW + 1, dtype=np.uint64)) | np.uint64(1)
 _TABLE_BITS = 22
 
@@ -56,10 +56,11 @@ class Negatives:
         first, lengths = block.first_length, block.lengths
         second = lengths - first - 1
         chosen = np.flatnonzero((block.label == 1) & (first - 2 >= WINDOW) & (second >= MIN_TOKENS))
-        begin = block.offsets[:-1][chosen]
-        seam = begin + first[chosen]
         place = np.concatenate([np.arange(-1 - WINDOW, -1), np.arange(WINDOW)])
-        keys = vocabulary.keys[block.ids[seam[:, None] + place]]
+        window = block.ids[(block.offsets[:-1] + first)[chosen][:, None] + place]
+        varied = (np.diff(np.sort(window, axis=1), axis=1) != 0).sum(axis=1) + 1 >= MIN_DIFFERENT
+        chosen, keys = chosen[varied], vocabulary.keys[window[varied]]
+        seam = block.offsets[:-1][chosen] + first[chosen]
         tokens = np.repeat(seam - offsets_of(second[chosen])[:-1], second[chosen])
         tokens += np.arange(tokens.size)
         self.keys.append(
