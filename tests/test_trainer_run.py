@@ -296,8 +296,9 @@ def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
     write_data_set(tmp_path / "other", shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256, seed=1)
     with pytest.raises(ValueError, match="the checkpoint at step 1 belongs to plan"):
         preflight.check(config.model_copy(update={"data": str(tmp_path / "other")}))
-    (list_checkpoints(tmp_path / "run")[0] / "state.json").write_text("{")
-    assert preflight.check(config).lines  # the workers pass over a checkpoint that is not whole, or refuse
+    for content in ("{", "{}", "[1]"):
+        (list_checkpoints(tmp_path / "run")[0] / "state.json").write_text(content)
+        assert preflight.check(config).lines  # the workers pass over a checkpoint that is not whole, or refuse
 
 
 # ---- what Ray can hold
