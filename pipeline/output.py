@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pipeline.failures import describe_error
 from pipeline.manifest import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, open_data_set
 
 _LOGGER = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class OutputFolder:
         if kind is not None and not self.finished:
             self._abandon()
         os.close(self._lock)
+        if isinstance(error, OSError):
+            raise ValueError(describe_error(error, folder=self.root)) from error
 
     def folder(self, name: str) -> Path:
         """OUT/_tmp/`name`, made if absent."""

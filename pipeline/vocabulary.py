@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,13 @@ def train_vocabulary(config: PipelineConfig, *, path: Path) -> None:
     else:
         text = "".join(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.__getitem__))
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(text.encode("utf-8"))
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(text.encode("utf-8"))
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise ValueError(f"{path}: cannot be written ({error.strerror}); free space or give another path") from error
     pieces, unknown = measure(backend, counts)
     _logger.info(
         "%s: %d entries from %d words (%d different), %.3f tokens a word, %.4f%% [UNK]; counted in %.1f s, "

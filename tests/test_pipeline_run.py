@@ -304,6 +304,25 @@ def test_our_own_mistakes_keep_their_traceback(folder: Path, monkeypatch: pytest
     assert not (folder / "out").exists()
 
 
+@pytest.mark.parametrize("place", ["pipeline.run.write_set", "pipeline.transforms.spill_split"])
+def test_a_full_disk_is_named(
+    place: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(place, full_disk)
+    error = refused(
+        folder,
+        f"output={folder}/out",
+        f"sources.0.path={folder}/corpus.txt",
+        f"vocabulary.path={folder}/vocab.txt",
+        capsys=capsys,
+    )
+    assert error.startswith(f"error: {folder}/out")
+    assert "cannot be written (No space left on device); free space" in error
+
+
 def test_the_first_failure_of_several_workers_is_kept(tmp_path: Path) -> None:
     assert read_failure(str(tmp_path)) is None
     for message in ("first", "second"):

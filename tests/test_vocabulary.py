@@ -378,6 +378,13 @@ def test_command_line(corpus, tmp_path, capsys):
     assert "vocabulary.min_pair_count" in capsys.readouterr().out
 
 
+def test_a_vocabulary_that_cannot_be_written_leaves_nothing(corpus, tmp_path):
+    (tmp_path / "v.txt").mkdir()
+    with pytest.raises(ValueError, match=r"v\.txt: cannot be written \(Is a directory\)"):
+        train_vocabulary(config_for(corpus, tmp_path / "v.txt"), path=tmp_path / "v.txt")
+    assert not list(tmp_path.glob(".v.txt.*"))
+
+
 def test_sources_without_words_are_refused(tmp_path):
     (tmp_path / "x.txt").write_text("\u200b\n\n\u200b\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"no words|not one|no document|empty"):
