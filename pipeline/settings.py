@@ -72,7 +72,7 @@ def parse_yaml(text: str, *, origin: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ConfigError(f"{origin}{place}: not valid YAML: {problem}") from error
 
 

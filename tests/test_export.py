@@ -492,6 +492,8 @@ def test_demonstration_prints_examples_and_refuses_bad_texts(folder: Path, capsy
     assert shown.count("%") == 5 * len(demonstrate.EXAMPLES)
     assert demonstrate.main([str(folder), "no mask here"]) == 2
     assert "holds no [MASK]" in capsys.readouterr().err
+    assert demonstrate.main([str(folder), "\udcff [MASK]"]) == 2
+    assert "is not UTF-8 text" in capsys.readouterr().err
     assert demonstrate.main([str(folder), "[MASK] " + "t104 " * 600]) == 2
     assert "603 tokens exceed the model's 512" in capsys.readouterr().err
     (folder / "tokenizer.json").unlink()

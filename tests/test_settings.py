@@ -72,6 +72,7 @@ def test_a_whole_number_stands_for_a_float_but_not_the_reverse() -> None:
         ("masked_probability=1.5", r"less than 1"),
         ("output={a: 1", r"override 'output=\{a: 1' line 1, column 6: not valid YAML"),
         ("output={a: 1, a: 2}", r"key 'a' stands twice"),
+        ("output=a\udcff", r"^override 'output=a\udcff': not valid YAML: unacceptable character .* position 1$"),
         ("output={[1, 2]: 3}", r"line 1, column 2: not valid YAML: a key is a list or mapping"),
         ("shards=x", r"shards='x': Input should be a valid integer; shards='x': Input should be 'auto'"),
         ("sources.0.path=5", r"sources\.0\.path=5: Input should be a valid string; sources\.0\.path=5: .* a list"),
