@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "max_steps",
     "workers",
     "device",
+    "compile",
     "launcher",
     "zero_stage",
     "precision",
