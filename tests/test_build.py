@@ -76,9 +76,9 @@ def test_one_huge_document_beside_small_ones(tmp_path: Path) -> None:
     with open(vocabulary, "a", encoding="ascii") as stream:
         stream.writelines(f"{letter}\n##{letter}\n" for letter in "abcdefghijklmnopqrstuvwxyz")
     assert path.stat().st_size > 50e6
-    code = (
+    code = (  # not ru_maxrss, which begins at the parent's
         "import sys; from pipeline.run import main; code = main(sys.argv[1:]);"
-        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'));"  # ru_maxrss: the parent's
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'));"
         "print(int(peak.split()[1]) // 1024); sys.exit(code)"
     )
     config = tmp_path / "c.yaml"
