@@ -95,7 +95,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         megabytes.append(int(done.stdout.splitlines()[-1]))
-    assert megabytes[1] - megabytes[0] < 25, megabytes
+    assert megabytes[1] - megabytes[0] < 40, megabytes
 
 
 def test_more_mask_sets_cost_their_positions_alone(tmp_path: Path) -> None:
