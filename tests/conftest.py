@@ -11,6 +11,12 @@ from worker_group import WorkerGroup
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start Ray or whole commands first: they take longest and would else run alone at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("ray")} | {REPOSITORY / "tests/test_trainer_run.py"}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """Root of the checkout."""

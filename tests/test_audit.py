@@ -11,64 +11,43 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from corpora import build_text, make_documents, write_vocabulary
+from audit_sets import (
+    CLS,
+    FIRST_WORD,
+    MASK,
+    SEP,
+    build_clean_set,
+    change,
+    faults,
+    first,
+    long_row,
+    notes,
+    shard_name,
+)
+from corpora import build_text, make_documents
 from planting import Rows, copy_set, edit_rows, mend, read_shard
 
 from pipeline.audit.__main__ import main
 from pipeline.audit.findings import CHECKS, Ledger, Place
-from pipeline.audit.run import Audit, audit
+from pipeline.audit.run import audit
 from pipeline.manifest import read_manifest
 from pipeline.schema import METADATA_SCHEMA_VERSION, METADATA_VOCABULARY_HASH
 from pipeline.wordpieces import WordTokenizer
 
-PAD, UNK, CLS, SEP, MASK, FIRST_WORD, FIRST_PIECE = 0, 1, 2, 3, 4, 5, 75
-"""Ids of corpora.write_vocabulary: five special tokens, 70 words, 70 pieces that continue one."""
-
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean set: strict, whole words, K = 2, three training shards and one held out, rows of 64 tokens."""
-    folder = tmp_path_factory.mktemp("audit")
-    build_text(folder, make_documents(200, sentences=(6, 14)), validation_fraction=0.1, shards=3)
-    return folder / "out"
+    return build_clean_set(tmp_path_factory.mktemp("audit"))
 
 
 @pytest.fixture
 def root(built: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """A copy of the clean set."""
     return copy_set(built, tmp_path / "set")
-
-
-def faults(found: Audit) -> dict[str, int]:
-    return {name: finding.faults for name, finding in found.ledger.findings.items() if finding.faults}
-
-
-def notes(found: Audit) -> dict[str, int]:
-    return {name: finding.notes for name, finding in found.ledger.findings.items() if finding.notes}
-
-
-def first(found: Audit, check: str) -> tuple[Place, str]:
-    example = found.ledger.findings[check].first_fault
-    assert example is not None
-    return example
-
-
-def shard_name(root: Path, index: int) -> str:
-    return read_manifest(root).shards[index].path
-
-
-def long_row(rows: Rows, *, label: int | None = None, after: int = 0) -> int:
-    """A row with two segments of 20 words or more, from number `after` on."""
-    for number, row in enumerate(rows[after:], start=after):
-        first, length = row["first_length"], row["num_tokens"]
-        if min(first - 2, length - first - 1) >= 20 and label in (None, row["next_sentence_label"]):
-            return number
-    raise AssertionError("no such row")
 
 
 # Clean sets
@@ -264,268 +243,6 @@ def test_token_counts_are_those_of_the_rows(root: Path) -> None:
     assert faults(found)["vocabulary"] == 1
     assert first(found, "vocabulary")[1].startswith("id 70:")
     assert manifest.files != files
-
-
-# Rows
-
-
-def change(number: int, **values: Any) -> Callable[[Rows], None]:
-    def plant(rows: Rows) -> None:
-        rows[number] = {**rows[number], **values}
-
-    return plant
-
-
-def test_layout(root: Path) -> None:
-    def plant(rows: Rows) -> None:
-        numbers = [number for number, row in enumerate(rows) if row["num_tokens"] == 64 and row["first_length"] > 20]
-        damage: list[Callable[[dict[str, Any]], object]] = [
-            lambda row: row.update(num_tokens=63),
-            lambda row: row["input_ids"].__setitem__(0, FIRST_WORD),
-            lambda row: row["input_ids"].__setitem__(-1, FIRST_WORD),
-            lambda row: row["input_ids"].__setitem__(row["first_length"] - 1, FIRST_WORD),
-            lambda row: row.update(first_length=64),
-            lambda row: row["input_ids"].__setitem__(10, SEP),
-            lambda row: row["input_ids"].__setitem__(10, MASK),
-            lambda row: row.update(second_document_id=None),
-            lambda row: row.update(next_sentence_label=None),
-            lambda row: row.update(next_sentence_label=2),
-            lambda row: row.update(input_ids=[], num_tokens=0),
-        ]
-        planted.extend(numbers[: len(damage)])
-        for number, spoil in zip(numbers, damage, strict=False):
-            spoil(rows[number])
-        assert len(numbers) >= len(damage)
-
-    planted: list[int] = []
-    edit_rows(root, plant, index=1)
-    found = audit(root, workers=1)
-    assert faults(found) == {"layout": 11, "mask positions": 1, "negatives' documents": 1}
-    place, text = first(found, "layout")
-    assert place == Place(shard_name(root, 1), 0, planted[0])
-    assert text == "num_tokens is 63, input_ids has 64"
-
-
-def test_ids_out_of_the_vocabulary_and_rows_too_long(root: Path) -> None:
-    def plant(rows: Rows) -> None:
-        rows[4]["input_ids"][2] = 145
-        rows[6]["masked_inputs"][1][0] = 60_000
-        long = rows[long_row(rows, after=20)]
-        long["input_ids"] = long["input_ids"][:-1] + [FIRST_WORD] * 10 + [SEP]
-        long["num_tokens"] = len(long["input_ids"])
-        assert long["num_tokens"] > 64
-
-    edit_rows(root, plant, row_groups=2)
-    found = audit(root, workers=1)
-    assert faults(found)["token ids"] == 2
-    assert faults(found)["lengths"] == 1
-    assert first(found, "token ids")[0] == Place(shard_name(root, 0), 0, 4)
-    assert "max_seq_length is 64" in first(found, "lengths")[1]
-
-
-def test_rows_are_named_by_row_group(root: Path) -> None:
-    edit_rows(root, change(-1, num_tokens=1), row_groups=3)
-    found = audit(root, workers=1)
-    place, _ = first(found, "layout")
-    sizes = read_manifest(root).shards[0].row_group_rows
-    assert place == Place(shard_name(root, 0), 2, sizes[2] - 1)
-
-
-def test_labels_out_of_balance(root: Path) -> None:
-    """Every label random, as a blank line after every sentence makes them (google-research/bert#125)."""
-
-    def keep(rows: Rows) -> Rows:
-        return [row for number, row in enumerate(rows) if row["next_sentence_label"] == 1 or number % 4 == 0]
-
-    for index in range(4):
-        edit_rows(root, keep, index=index)
-    found = audit(root, workers=1)
-    assert "label balance" in faults(found)
-    assert first(found, "label balance")[1].endswith("of labels are not next")
-
-
-def test_negatives_from_the_same_document(root: Path) -> None:
-    """Real next sentences labelled random, a random span labelled next (DeepLearningExamples#421)."""
-
-    def plant(rows: Rows) -> None:
-        negative = next(row for row in rows if row["next_sentence_label"] == 1)
-        positive = next(row for row in rows if row["next_sentence_label"] == 0)
-        negative["second_document_id"] = negative["document_id"]
-        positive["second_document_id"] = rows[-1]["document_id"]
-        assert positive["document_id"] != rows[-1]["document_id"]
-
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
-    assert faults(found) == {"negatives' documents": 2}
-
-
-def test_a_negative_that_is_the_true_next(root: Path) -> None:
-    planted: list[int] = []
-
-    def plant(rows: Rows) -> None:
-        """A's end and B as another row shows them in one segment, and a whole pair labelled otherwise."""
-        witness = next(row for row in rows if row["first_length"] > 40 and row["next_sentence_label"] == 0)
-        spoiled = long_row(rows, label=1)
-        text = witness["input_ids"][1 : witness["first_length"] - 1]
-        row = rows[spoiled]
-        ids = [CLS, *text[:20], SEP, *text[20:36], SEP]
-        row.update(input_ids=ids, num_tokens=len(ids), first_length=22, document_id=witness["document_id"])
-        row.update(masked_positions=[[1, 2], [1, 2]], masked_inputs=[[MASK, MASK], [MASK, MASK]])
-        same = long_row(rows, label=0)
-        copied = long_row(rows, label=1, after=spoiled + 1)
-        other = rows[copied]["second_document_id"]
-        assert other != rows[same]["document_id"]
-        rows[copied] = {**rows[same], "next_sentence_label": 1, "second_document_id": other}
-        planted.extend([spoiled, copied])
-
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
-    assert faults(found)["true next"] == 3  # the copied pair is found by both ways
-    assert first(found, "true next")[0] == Place(shard_name(root, 0), 0, min(planted))
-    assert set(faults(found)) <= {"true next", "mask rate", "whole words"}
-
-
-# Masks
-
-
-def test_mask_sets_and_positions(root: Path) -> None:
-    def plant(rows: Rows) -> None:
-        del rows[1]["masked_positions"][1], rows[1]["masked_inputs"][1]
-        del rows[2]["masked_inputs"][0][0]
-        rows[3]["masked_positions"][0], rows[3]["masked_inputs"][0] = [], []
-        rows[5]["masked_positions"][1][-1] = rows[5]["num_tokens"]
-        rows[6]["masked_positions"][0].reverse()
-        rows[7]["masked_positions"][0][1] = rows[7]["masked_positions"][0][0]
-
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
-    assert faults(found)["mask sets"] == 3
-    assert first(found, "mask sets") == (Place(shard_name(root, 0), 0, 1), "not 2 mask sets")
-    assert faults(found)["mask positions"] == 3
-    assert first(found, "mask positions")[0] == Place(shard_name(root, 0), 0, 5)
-
-
-def test_more_than_max_predictions(root: Path) -> None:
-    mend(root, max_predictions=5)
-    found = audit(root, workers=1)
-    assert faults(found)["max predictions"] > 100
-    assert "more than 5 positions" in first(found, "max predictions")[1]
-
-
-def set_masks(row: dict[str, Any], entries: dict[int, int], *, number: int = 0) -> None:
-    row["masked_positions"][number] = sorted(entries)
-    row["masked_inputs"][number] = [entries[position] for position in sorted(entries)]
-
-
-def test_special_tokens_as_targets_and_replacements(root: Path) -> None:
-    """The random replacement is [PAD] (transformers#15342)."""
-
-    def plant(rows: Rows) -> None:
-        rows[2]["masked_positions"][0] = [0, *rows[2]["masked_positions"][0][1:]]
-        rows[3]["input_ids"][rows[3]["masked_positions"][1][0]] = UNK
-        for number, token in ((5, PAD), (6, CLS), (7, UNK)):
-            rows[number]["masked_inputs"][0][0] = token
-
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
-    assert faults(found)["special targets"] == 2
-    assert first(found, "special targets") == (Place(shard_name(root, 0), 0, 2), "a special token is a target")
-    assert faults(found)["special replacements"] == 3
-    assert first(found, "special replacements")[1].startswith("[PAD] stands at position")
-
-
-def test_unused_ids_as_replacement(tmp_path: Path) -> None:
-    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
-    with open(vocabulary, "a", encoding="ascii") as stream:
-        stream.write("[unused0]\n")
-    build_text(tmp_path, make_documents(40))
-
-    def plant(rows: Rows) -> None:
-        rows[2]["masked_inputs"][1][0] = 145
-
-    edit_rows(tmp_path / "out", plant)
-    found = audit(tmp_path / "out", workers=1)
-    assert first(found, "special replacements")[1].startswith("[unused0] stands at position")
-
-
-def pieces_of(row: dict[str, Any]) -> list[list[int]]:
-    """Positions of each word."""
-    words: list[list[int]] = []
-    for position, token in enumerate(row["input_ids"]):
-        if token >= FIRST_PIECE and position != row["first_length"]:
-            words[-1].append(position)
-        elif token >= FIRST_WORD:
-            words.append([position])
-    return words
-
-
-def test_words_cut_by_masks(root: Path) -> None:
-    """A word is masked in part (google-research/bert#910)."""
-
-    def plant(rows: Rows) -> None:
-        for number in (4, 9):
-            words = [word for word in pieces_of(rows[number]) if len(word) == 3]
-            entries = dict(zip(rows[number]["masked_positions"][0], rows[number]["masked_inputs"][0], strict=True))
-            word = words[0]
-            entries.update(dict.fromkeys(word, MASK))
-            del entries[word[1]]
-            set_masks(rows[number], entries)
-
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
-    assert faults(found)["whole words"] == 2
-    assert first(found, "whole words") == (Place(shard_name(root, 0), 0, 4), "a word is masked in part")
-
-
-def test_pieces_of_a_word_drawn_apart(root: Path) -> None:
-    def plant(rows: Rows) -> None:
-        row = rows[4]
-        for position, token in zip(row["masked_positions"][0], row["masked_inputs"][0], strict=True):
-            word = next(word for word in pieces_of(row) if position in word)
-            if len(word) == 3 and token == MASK:
-                at = row["masked_positions"][0].index(word[1])
-                row["masked_inputs"][0][at] = row["input_ids"][word[1]]
-                return
-        raise AssertionError
-
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
-    assert faults(found) == {"one draw a word": 1}
-
-
-def test_the_budget_is_exact(root: Path) -> None:
-    def plant(rows: Rows) -> None:
-        few = rows[long_row(rows)]
-        entries = dict(zip(few["masked_positions"][0], few["masked_inputs"][0], strict=True))
-        lonely = next(word for word in pieces_of(few) if set(word) <= entries.keys())
-        for position in lonely:
-            del entries[position]
-        set_masks(few, entries)
-        many = rows[long_row(rows, after=long_row(rows) + 1)]
-        entries = dict(zip(many["masked_positions"][1], many["masked_inputs"][1], strict=True))
-        spare = next(word for word in pieces_of(many) if not set(word) & entries.keys())
-        entries.update(dict.fromkeys(spare, MASK))
-        set_masks(many, entries, number=1)
-
-    edit_rows(root, plant)
-    assert faults(audit(root, workers=1)) == {"mask rate": 2}
-
-
-def test_shares_of_80_10_10(root: Path) -> None:
-    def plant(rows: Rows) -> None:
-        for row in rows:
-            for positions, inputs in zip(row["masked_positions"], row["masked_inputs"], strict=True):
-                for word in pieces_of(row):
-                    taken = [positions.index(position) for position in word if position in positions]
-                    if word[0] % 12 == 0 and all(inputs[at] == MASK for at in taken):
-                        for at in taken:
-                            inputs[at] = row["input_ids"][positions[at]]
-
-    for index in range(4):
-        edit_rows(root, plant, index=index)
-    found = audit(root, workers=1)
-    assert faults(found) == {"80/10/10": 2}
-    assert "% kept, expected 10.07" in first(found, "80/10/10")[1]
 
 
 # Over shards

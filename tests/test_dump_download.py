@@ -37,7 +37,7 @@ class Mirror:
                 mirror.answer(self)
 
             def log_message(self, *_: object) -> None:
-                pass
+                """Nothing: the base class writes a line a request to stderr."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"

@@ -130,8 +130,9 @@ class _Window:
 
     def bytes_at(self, first: int, count: int) -> bytes:
         """Bytes of the file from `first`; fewer at its end."""
-        while len(self.data) < first - self.base + count and self._grow():
-            pass
+        while len(self.data) < first - self.base + count:
+            if not self._grow():
+                break
         return self.data[first - self.base : first - self.base + count]
 
     def forget(self, bit: int) -> None:
