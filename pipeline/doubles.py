@@ -5,7 +5,6 @@ Copies meet in one bucket, because it is chosen by hash of the text. What is sai
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,26 +29,24 @@ class Match(NamedTuple):
 def count_doubles(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
     """Counts, examples and rejects of the copies and near duplicates in a bucket.
 
-    Of copies the one whose (name, source) comes first stays; all have the same text, so no data depends on it.
+    Of copies one of the source that the rows name stays (Index.distinct), the first by (name, source).
     Memory: the origins of doubles alone, text included where rejects are kept.
     """
     tally = ReadTally()
     copies = _repeated_ids(extents)
     if not copies and not near:
         return tally
-    waiting: dict[bytes, list[Origin]] = {}
-    for name, origin in read_origins(extents):
+    waiting: dict[bytes, list[tuple[int, Origin]]] = {}
+    for name, number, origin in read_origins(extents):
         if name in copies:
-            waiting.setdefault(name, []).append(origin)
+            waiting.setdefault(name, []).append((number, origin))
         elif name in near:
             _leave_out(origin, NEAR_DUPLICATE, _say(near[name]), tally=tally, rejects=rejects)
-    for name, origins in waiting.items():
-        first = heapq.nsmallest(1, origins, key=lambda origin: (origin.name, origin.source))[0]
+    for name, found in waiting.items():
+        (_, first), *others = sorted(found, key=lambda item: (item[0], item[1].name, item[1].source))
         if name in near:
             _leave_out(first, NEAR_DUPLICATE, _say(near[name]), tally=tally, rejects=rejects)
-        others = list(origins)
-        others.remove(first)
-        for origin in others:
+        for _, origin in others:
             _leave_out(origin, DUPLICATE, f"same text as {first.name}", tally=tally, rejects=rejects)
     return tally
 

@@ -74,7 +74,7 @@ class PageGuard:
                         raise RuntimeError(f"page {page.title!r} cannot be converted:\n{error}")
                     return list(items)
                 reason = self._why_it_ended()
-        return [Drop("page_over_resources", page.title, f"{reason}, twice; {page.text_bytes} characters of markup")]
+        return [Drop("page_over_resources", page.title, f"{reason}, twice; {page.num_characters} characters of markup")]
 
     def close(self) -> None:
         """End the child."""

@@ -46,17 +46,9 @@ def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[flo
     return ((low + 0.5) / 2, (high + 0.5) / 2), (low, high)
 
 
-def count_labels(result: BuildResult) -> Counter[int]:
-    """Rows of the whole set by next-sentence label."""
-    labels: Counter[int] = Counter()
-    for tally in result.tallies.values():
-        labels += tally.labels
-    return labels
-
-
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
     """ValueError where next-sentence labels are far from balanced: a model would learn the majority."""
-    labels = count_labels(result)
+    labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
     _, (low, high) = label_bounds(config)
     if total >= _ENOUGH_ROWS and not low <= labels[NOT_NEXT] / total <= high:
@@ -91,7 +83,7 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             f"{documents:,} documents have {sentences:,} sentences in all, so most pairs are halves of one; check "
             "what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
         )
-    labels = count_labels(result)
+    labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
     (low, high), _ = label_bounds(config)
     if total >= _ENOUGH_TO_WARN and not low <= labels[NOT_NEXT] / total <= high:

@@ -1,7 +1,7 @@
 """Files of the search for near duplicates: signatures of each split, and its band keys by partition.
 
-As with tokens, only names and offsets of coarse pieces cross the shuffle. A partition is a range of the band keys, so
-that documents that share one meet; it loads the signatures of those documents alone.
+As with tokens, only names and offsets of coarse pieces cross the shuffle. A partition is a share of the band keys,
+by remainder, so that documents that share a key meet; it loads the signatures of those documents alone.
 """
 
 from __future__ import annotations

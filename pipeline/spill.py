@@ -30,7 +30,7 @@ _INDEX = pa.schema(
     [
         pa.field("id", pa.binary(ID_BYTES)),
         pa.field("tokens", pa.int64()),
-        pa.field("number", pa.uint16()),
+        pa.field("number", pa.uint16()),  # into config.source_names; `source` is into config.sources
         pa.field("source", pa.int32()),
         pa.field("name", pa.string()),
         pa.field("text", pa.large_string()),
@@ -180,12 +180,13 @@ def read_index(extents: Iterable[Extent]) -> Index:
     return Index(np.concatenate(ids), np.concatenate(tokens), np.concatenate(sources))
 
 
-def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, Origin]]:
-    """(id, origin) of the extents' documents, copies included, extent by extent."""
+def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
+    """(id, number of the source, origin) of the extents' documents, copies included, extent by extent."""
     for extent in extents:
         batch = pa.ipc.read_record_batch(_read(extent, num_bytes=extent.index_bytes), _INDEX)
-        origins = (batch.column(name).to_pylist() for name in Origin._fields)
-        yield from zip(batch.column("id").to_pylist(), map(Origin._make, zip(*origins, strict=True)), strict=True)
+        names = ("id", "number", *Origin._fields)
+        for name, number, *origin in zip(*(batch.column(each).to_pylist() for each in names), strict=True):
+            yield name, number, Origin(*origin)
 
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:

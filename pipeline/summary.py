@@ -62,22 +62,8 @@ def summarize_build(
             for split, facts in manifest.statistics["splits"].items()
         },
         "sources": _by_name(manifest, reads, config=config),
-        "drops": [
-            {
-                "reason": reason,
-                "count": count,
-                "examples": [{"name": name, "detail": detail} for name, detail in reads.examples[reason]],
-            }
-            for reason, count in sorted(reads.count_reasons().items(), key=lambda item: (-item[1], item[0]))
-        ],
-        "notes": [
-            {
-                "reason": reason,
-                "count": count,
-                "examples": [{"name": name, "detail": detail} for name, detail in reads.examples[reason]],
-            }
-            for reason, count in sorted(reads.notes.items(), key=lambda item: (-item[1], item[0]))
-        ],
+        "drops": _list_reasons(reads.count_reasons(), reads=reads),
+        "notes": _list_reasons(reads.notes, reads=reads),
         "next_sentence": _summarize_labels(result, bounds=not_next_bounds),
         "masking": summarize_masks(train, mask_sets=manifest.mask_sets),
         "vocabulary": summarize_vocabulary(result, tokenizer=tokenizer),
@@ -206,9 +192,7 @@ class TokenReader:
 
 
 def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
-    labels: Counter[int] = Counter()
-    for tally in result.tallies.values():
-        labels += tally.labels
+    labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
     return {
         "next": labels[NEXT],
@@ -224,27 +208,42 @@ def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) ->
     sources = []
     for facts in manifest.statistics["sources"]:
         own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
-        sources.append({**facts, **_count_sources(reads, own)})
+        sources.append({**facts, "drops": _count_drops(reads, own)})
     return sources
+
+
+def _list_reasons(counts: Mapping[str, int], *, reads: ReadTally) -> list[dict[str, Any]]:
+    """Most frequent first, with examples."""
+    return [
+        {
+            "reason": reason,
+            "count": count,
+            "examples": [{"name": name, "detail": detail} for name, detail in reads.examples[reason]],
+        }
+        for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ]
 
 
 def _by_source(reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
     return [
-        {"kind": source.kind, "language": source.language, "path": list(source.paths), **_count_sources(reads, [index])}
+        {
+            "kind": source.kind,
+            "language": source.language,
+            "path": list(source.paths),
+            "documents": reads.documents[index],
+            "sentences": reads.sentences[index],
+            "characters": reads.characters[index],
+            "drops": _count_drops(reads, [index]),
+        }
         for index, source in enumerate(config.sources)
     ]
 
 
-def _count_sources(reads: ReadTally, indices: Sequence[int]) -> dict[str, Any]:
+def _count_drops(reads: ReadTally, indices: Sequence[int]) -> dict[str, int]:
     drops: Counter[str] = Counter()
     for index in indices:
         drops += reads.drops.get(index, Counter())
-    return {
-        "documents": sum(reads.documents[index] for index in indices),
-        "sentences": sum(reads.sentences[index] for index in indices),
-        "characters": sum(reads.characters[index] for index in indices),
-        "drops": dict(sorted(drops.items())),
-    }
+    return dict(sorted(drops.items()))
 
 
 def _bin(counts: Counts) -> list[dict[str, int]]:

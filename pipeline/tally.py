@@ -163,6 +163,10 @@ class BuildResult:
     left_out: ReadTally = field(default_factory=ReadTally)
     """Duplicates and near duplicates, which are found after reading."""
 
+    def count_labels(self) -> Counter[int]:
+        """Rows of the whole set by next-sentence label."""
+        return sum((tally.labels for tally in self.tallies.values()), Counter())
+
 
 def merge_reads(tallies: Iterable[ReadTally]) -> ReadTally:
     """Sum of tallies; none gives zeros."""

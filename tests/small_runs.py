@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from synthetic import write_data_set
 
 from trainer import loop
 from trainer.config import TrainerConfig
@@ -47,6 +48,12 @@ class TestLink:
 
     def stop_requested(self) -> bool:
         return self._stop_at is not None and self._executed[-1] >= self._stop_at
+
+
+def write_small_set(folder: Path, *, seed: int = 0) -> Path:
+    """40 training rows of at most 32 tokens in 2 shards of 2 row groups, some held out; returns the folder."""
+    write_data_set(folder, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256, seed=seed)
+    return folder
 
 
 def make_config(data: Path, output: Path, **changes: Any) -> TrainerConfig:

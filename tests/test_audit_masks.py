@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from audit_sets import (
     CLS,
     FIRST_PIECE,
@@ -13,31 +12,19 @@ from audit_sets import (
     MASK,
     PAD,
     UNK,
-    build_clean_set,
     faults,
     first,
     long_row,
     shard_name,
 )
 from corpora import build_text, make_documents, write_vocabulary
-from planting import Rows, copy_set, edit_rows, mend
+from planting import Rows, edit_rows, mend
 
 from pipeline.audit.findings import Place
 from pipeline.audit.run import audit
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_clean_set(tmp_path_factory.mktemp("audit"))
-
-
-@pytest.fixture
-def root(built: Path, tmp_path: Path) -> Path:
-    """A copy of the clean set."""
-    return copy_set(built, tmp_path / "set")
-
-
-def test_mask_sets_and_positions(root: Path) -> None:
+def test_mask_sets_and_positions(copied: Path) -> None:
     def plant(rows: Rows) -> None:
         del rows[1]["masked_positions"][1], rows[1]["masked_inputs"][1]
         del rows[2]["masked_inputs"][0][0]
@@ -46,17 +33,17 @@ def test_mask_sets_and_positions(root: Path) -> None:
         rows[6]["masked_positions"][0].reverse()
         rows[7]["masked_positions"][0][1] = rows[7]["masked_positions"][0][0]
 
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
+    edit_rows(copied, plant)
+    found = audit(copied, workers=1)
     assert faults(found)["mask sets"] == 3
-    assert first(found, "mask sets") == (Place(shard_name(root, 0), 0, 1), "not 2 mask sets")
+    assert first(found, "mask sets") == (Place(shard_name(copied, 0), 0, 1), "not 2 mask sets")
     assert faults(found)["mask positions"] == 3
-    assert first(found, "mask positions")[0] == Place(shard_name(root, 0), 0, 5)
+    assert first(found, "mask positions")[0] == Place(shard_name(copied, 0), 0, 5)
 
 
-def test_more_than_max_predictions(root: Path) -> None:
-    mend(root, max_predictions=5)
-    found = audit(root, workers=1)
+def test_more_than_max_predictions(copied: Path) -> None:
+    mend(copied, max_predictions=5)
+    found = audit(copied, workers=1)
     assert faults(found)["max predictions"] > 100
     assert "more than 5 positions" in first(found, "max predictions")[1]
 
@@ -66,7 +53,7 @@ def set_masks(row: dict[str, Any], entries: dict[int, int], *, number: int = 0) 
     row["masked_inputs"][number] = [entries[position] for position in sorted(entries)]
 
 
-def test_special_tokens_as_targets_and_replacements(root: Path) -> None:
+def test_special_tokens_as_targets_and_replacements(copied: Path) -> None:
     """The random replacement is [PAD] (transformers#15342)."""
 
     def plant(rows: Rows) -> None:
@@ -75,10 +62,10 @@ def test_special_tokens_as_targets_and_replacements(root: Path) -> None:
         for number, token in ((5, PAD), (6, CLS), (7, UNK)):
             rows[number]["masked_inputs"][0][0] = token
 
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
+    edit_rows(copied, plant)
+    found = audit(copied, workers=1)
     assert faults(found)["special targets"] == 2
-    assert first(found, "special targets") == (Place(shard_name(root, 0), 0, 2), "a special token is a target")
+    assert first(found, "special targets") == (Place(shard_name(copied, 0), 0, 2), "a special token is a target")
     assert faults(found)["special replacements"] == 3
     assert first(found, "special replacements")[1].startswith("[PAD] stands at position")
 
@@ -108,7 +95,7 @@ def pieces_of(row: dict[str, Any]) -> list[list[int]]:
     return words
 
 
-def test_words_cut_by_masks(root: Path) -> None:
+def test_words_cut_by_masks(copied: Path) -> None:
     """A word is masked in part (google-research/bert#910)."""
 
     def plant(rows: Rows) -> None:
@@ -120,13 +107,13 @@ def test_words_cut_by_masks(root: Path) -> None:
             del entries[word[1]]
             set_masks(rows[number], entries)
 
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
+    edit_rows(copied, plant)
+    found = audit(copied, workers=1)
     assert faults(found)["whole words"] == 2
-    assert first(found, "whole words") == (Place(shard_name(root, 0), 0, 4), "a word is masked in part")
+    assert first(found, "whole words") == (Place(shard_name(copied, 0), 0, 4), "a word is masked in part")
 
 
-def test_pieces_of_a_word_drawn_apart(root: Path) -> None:
+def test_pieces_of_a_word_drawn_apart(copied: Path) -> None:
     def plant(rows: Rows) -> None:
         row = rows[4]
         for position, token in zip(row["masked_positions"][0], row["masked_inputs"][0], strict=True):
@@ -137,12 +124,12 @@ def test_pieces_of_a_word_drawn_apart(root: Path) -> None:
                 return
         raise AssertionError
 
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
+    edit_rows(copied, plant)
+    found = audit(copied, workers=1)
     assert faults(found) == {"one draw a word": 1}
 
 
-def test_the_budget_is_exact(root: Path) -> None:
+def test_the_budget_is_exact(copied: Path) -> None:
     def plant(rows: Rows) -> None:
         few = rows[long_row(rows)]
         entries = dict(zip(few["masked_positions"][0], few["masked_inputs"][0], strict=True))
@@ -156,11 +143,11 @@ def test_the_budget_is_exact(root: Path) -> None:
         entries.update(dict.fromkeys(spare, MASK))
         set_masks(many, entries, number=1)
 
-    edit_rows(root, plant)
-    assert faults(audit(root, workers=1)) == {"mask rate": 2}
+    edit_rows(copied, plant)
+    assert faults(audit(copied, workers=1)) == {"mask rate": 2}
 
 
-def test_shares_of_80_10_10(root: Path) -> None:
+def test_shares_of_80_10_10(copied: Path) -> None:
     def plant(rows: Rows) -> None:
         for row in rows:
             for positions, inputs in zip(row["masked_positions"], row["masked_inputs"], strict=True):
@@ -171,7 +158,7 @@ def test_shares_of_80_10_10(root: Path) -> None:
                             inputs[at] = row["input_ids"][positions[at]]
 
     for index in range(4):
-        edit_rows(root, plant, index=index)
-    found = audit(root, workers=1)
+        edit_rows(copied, plant, index=index)
+    found = audit(copied, workers=1)
     assert faults(found) == {"80/10/10": 2}
     assert "% kept, expected 10.07" in first(found, "80/10/10")[1]

@@ -6,38 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from audit_sets import (
     CLS,
     FIRST_WORD,
     MASK,
     SEP,
-    build_clean_set,
     change,
     faults,
     first,
     long_row,
     shard_name,
 )
-from planting import Rows, copy_set, edit_rows
+from planting import Rows, edit_rows
 
 from pipeline.audit.findings import Place
 from pipeline.audit.run import audit
 from pipeline.manifest import read_manifest
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_clean_set(tmp_path_factory.mktemp("audit"))
-
-
-@pytest.fixture
-def root(built: Path, tmp_path: Path) -> Path:
-    """A copy of the clean set."""
-    return copy_set(built, tmp_path / "set")
-
-
-def test_layout(root: Path) -> None:
+def test_layout(copied: Path) -> None:
     def plant(rows: Rows) -> None:
         numbers = [number for number, row in enumerate(rows) if row["num_tokens"] == 64 and row["first_length"] > 20]
         damage: list[Callable[[dict[str, Any]], object]] = [
@@ -59,15 +46,15 @@ def test_layout(root: Path) -> None:
         assert len(numbers) >= len(damage)
 
     planted: list[int] = []
-    edit_rows(root, plant, index=1)
-    found = audit(root, workers=1)
+    edit_rows(copied, plant, index=1)
+    found = audit(copied, workers=1)
     assert faults(found) == {"layout": 11, "mask positions": 1, "negatives' documents": 1}
     place, text = first(found, "layout")
-    assert place == Place(shard_name(root, 1), 0, planted[0])
+    assert place == Place(shard_name(copied, 1), 0, planted[0])
     assert text == "num_tokens is 63, input_ids has 64"
 
 
-def test_ids_out_of_the_vocabulary_and_rows_too_long(root: Path) -> None:
+def test_ids_out_of_the_vocabulary_and_rows_too_long(copied: Path) -> None:
     def plant(rows: Rows) -> None:
         rows[4]["input_ids"][2] = 145
         rows[6]["masked_inputs"][1][0] = 60_000
@@ -76,36 +63,36 @@ def test_ids_out_of_the_vocabulary_and_rows_too_long(root: Path) -> None:
         long["num_tokens"] = len(long["input_ids"])
         assert long["num_tokens"] > 64
 
-    edit_rows(root, plant, row_groups=2)
-    found = audit(root, workers=1)
+    edit_rows(copied, plant, row_groups=2)
+    found = audit(copied, workers=1)
     assert faults(found)["token ids"] == 2
     assert faults(found)["lengths"] == 1
-    assert first(found, "token ids")[0] == Place(shard_name(root, 0), 0, 4)
+    assert first(found, "token ids")[0] == Place(shard_name(copied, 0), 0, 4)
     assert "max_seq_length is 64" in first(found, "lengths")[1]
 
 
-def test_rows_are_named_by_row_group(root: Path) -> None:
-    edit_rows(root, change(-1, num_tokens=1), row_groups=3)
-    found = audit(root, workers=1)
+def test_rows_are_named_by_row_group(copied: Path) -> None:
+    edit_rows(copied, change(-1, num_tokens=1), row_groups=3)
+    found = audit(copied, workers=1)
     place, _ = first(found, "layout")
-    sizes = read_manifest(root).shards[0].row_group_rows
-    assert place == Place(shard_name(root, 0), 2, sizes[2] - 1)
+    sizes = read_manifest(copied).shards[0].row_group_rows
+    assert place == Place(shard_name(copied, 0), 2, sizes[2] - 1)
 
 
-def test_labels_out_of_balance(root: Path) -> None:
+def test_labels_out_of_balance(copied: Path) -> None:
     """Every label random, as a blank line after every sentence makes them (google-research/bert#125)."""
 
     def keep(rows: Rows) -> Rows:
         return [row for number, row in enumerate(rows) if row["next_sentence_label"] == 1 or number % 4 == 0]
 
     for index in range(4):
-        edit_rows(root, keep, index=index)
-    found = audit(root, workers=1)
+        edit_rows(copied, keep, index=index)
+    found = audit(copied, workers=1)
     assert "label balance" in faults(found)
     assert first(found, "label balance")[1].endswith("of labels are not next")
 
 
-def test_negatives_from_the_same_document(root: Path) -> None:
+def test_negatives_from_the_same_document(copied: Path) -> None:
     """Real next sentences labelled random, a random span labelled next (DeepLearningExamples#421)."""
 
     def plant(rows: Rows) -> None:
@@ -115,12 +102,12 @@ def test_negatives_from_the_same_document(root: Path) -> None:
         positive["second_document_id"] = rows[-1]["document_id"]
         assert positive["document_id"] != rows[-1]["document_id"]
 
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
+    edit_rows(copied, plant)
+    found = audit(copied, workers=1)
     assert faults(found) == {"negatives' documents": 2}
 
 
-def test_a_negative_that_is_the_true_next(root: Path) -> None:
+def test_a_negative_that_is_the_true_next(copied: Path) -> None:
     planted: list[int] = []
 
     def plant(rows: Rows) -> None:
@@ -139,8 +126,8 @@ def test_a_negative_that_is_the_true_next(root: Path) -> None:
         rows[copied] = {**rows[same], "next_sentence_label": 1, "second_document_id": other}
         planted.extend([spoiled, copied])
 
-    edit_rows(root, plant)
-    found = audit(root, workers=1)
+    edit_rows(copied, plant)
+    found = audit(copied, workers=1)
     assert faults(found)["true next"] == 3  # the copied pair is found by both ways
-    assert first(found, "true next")[0] == Place(shard_name(root, 0), 0, min(planted))
+    assert first(found, "true next")[0] == Place(shard_name(copied, 0), 0, min(planted))
     assert set(faults(found)) <= {"true next", "mask rate", "whole words"}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from packed import padded_rows, random_batch, unpad
 from safetensors.torch import load_file
-from untrained_run import VOCABULARY_SIZE, write_data, write_run
+from untrained_run import VOCABULARY_SIZE, write_data, write_export, write_run
 
 from pipeline.manifest import TOKENIZER_FOLDER, file_sha256
 from trainer import demonstrate, export
@@ -44,11 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, BertForPretraining]:
-    """An export of a post-LN run, with its model; tests copy before they change it."""
-    folder = tmp_path_factory.mktemp("run")
-    model = write_run(folder, data=data)
-    export.export(folder, out=folder / "export")
-    return folder / "export", model
+    return write_export(tmp_path_factory.mktemp("run"), data=data)
 
 
 @pytest.fixture

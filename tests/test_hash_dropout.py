@@ -20,9 +20,8 @@ def hidden_mask(seed: int) -> Tensor:
 
 
 def attention_mask(seed: int) -> Tensor:
-    return keep_mask(
-        seed, head=3, tokens=torch.arange(ROWS), columns=torch.arange(COLUMNS), threshold=threshold_of(PROBABILITY)
-    )
+    tokens, columns = (torch.arange(count, dtype=torch.int32) for count in (ROWS, COLUMNS))
+    return keep_mask(seed, head=3, tokens=tokens, columns=columns, threshold=threshold_of(PROBABILITY))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 77, 2**31 - 2])

@@ -12,10 +12,9 @@ import pytest
 import torch
 from packed import random_batch
 from safetensors.torch import load_file, save_file
-from untrained_run import VOCABULARY_SIZE, write_data, write_run, write_tokenizer
+from untrained_run import VOCABULARY_SIZE, write_data, write_export, write_tokenizer
 
 from pipeline.manifest import TOKENIZER_FOLDER
-from trainer import export
 from trainer.config import ModelConfig
 from trainer.model import BertForPretraining
 from trainer.pretrained import PretrainedError, initialize_from, load_model
@@ -33,11 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, BertForPretraining]:
-    """An export of a post-LN run, with its model; tests copy before they change it."""
-    folder = tmp_path_factory.mktemp("run")
-    model = write_run(folder, data=data)
-    export.export(folder, out=folder / "export")
-    return folder / "export", model
+    return write_export(tmp_path_factory.mktemp("run"), data=data)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,9 @@ def test_a_mixture_by_document(tmp_path: Path) -> None:
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| a | text | en | 2.5 | 30 |" in card
     assert "mean number of passes" in card
+    read = json.loads((tmp_path / "out" / "report.json").read_text())["sources"]
+    assert "duplicate" not in read[0]["drops"], "what the heavier source keeps was not left out of it"
+    assert read[1]["drops"]["duplicate"] == manifest.drops["duplicate"] > 0
     assert f"{second['dropped_by_weight']} weight" in (tmp_path / "out" / "report.html").read_text()
 
 

@@ -72,7 +72,7 @@ def test_dropout_inside_attention_against_float64(head_width: int) -> None:
     for length in LENGTHS:
         query, key, value = exact[start : start + length].permute(1, 2, 0, 3).unbind(0)
         weights = torch.softmax(query @ key.transpose(1, 2) / head_width**0.5, -1)
-        tokens, columns = torch.arange(start, start + length), torch.arange(length)
+        tokens, columns = (torch.arange(*span, dtype=torch.int32) for span in ((start, start + length), (length,)))
         kept = [keep_mask(12_345, head=h, tokens=tokens, columns=columns, threshold=threshold) for h in range(heads)]
         parts.append((weights * torch.stack(kept).cuda() / (1 - dropout) @ value).transpose(0, 1))
         start += length

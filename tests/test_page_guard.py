@@ -43,7 +43,9 @@ def test_a_page_over_resources_is_tried_twice_and_named(
     log = tmp_path / "log"
     good = [Document("good", ("Fine.",))]
     assert guard.convert(Page(title="good"), log=str(log)) == good
-    assert guard.convert(Page(title=title, text_bytes=9), log=str(log)) == [Drop("page_over_resources", title, reason)]
+    assert guard.convert(Page(title=title, num_characters=9), log=str(log)) == [
+        Drop("page_over_resources", title, reason)
+    ]
     assert guard.convert(Page(title="good"), log=str(log)) == good
     processes = [line.split()[0] for line in log.read_text().splitlines()]
     assert processes[0] == processes[1]

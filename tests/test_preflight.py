@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from ray.exceptions import ActorUnavailableError
-from small_runs import make_config
-from synthetic import write_data_set
+from small_runs import make_config, write_small_set
 
 from pipeline.settings import ConfigError
 from trainer import launch_ray
@@ -16,9 +15,7 @@ from trainer.launch import WorkerError
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    write_data_set(folder, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256)
-    return folder
+    return write_small_set(tmp_path_factory.mktemp("data"))
 
 
 def test_workers_that_the_logical_cpus_cannot_hold_are_refused(data: Path, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from small_runs import make_config, run
-from synthetic import write_data_set
+from small_runs import make_config, run, write_small_set
 from worker_group import WorkerGroup
 
 from pipeline.settings import ConfigError, load_settings
@@ -19,9 +18,7 @@ from trainer.run_directory import MAY_CHANGE, check_run_directory, write_config
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    write_data_set(folder, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256)
-    return folder
+    return write_small_set(tmp_path_factory.mktemp("data"))
 
 
 def test_an_output_that_is_no_run_directory(tmp_path: Path, data: Path) -> None:
@@ -97,7 +94,7 @@ def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
     config = make_config(data, tmp_path / "run")
     run(group, config, stop_at=1)
     assert not preflight.check(config).done
-    write_data_set(tmp_path / "other", shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256, seed=1)
+    write_small_set(tmp_path / "other", seed=1)
     with pytest.raises(ValueError, match="the checkpoint at step 1 belongs to plan"):
         preflight.check(config.model_copy(update={"data": str(tmp_path / "other")}))
     for content in ("{", "{}", "[1]"):

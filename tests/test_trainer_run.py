@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_origin
 
 import pytest
-from small_runs import curve, make_config, run
+from small_runs import curve, make_config, run, write_small_set
 from synthetic import write_data_set
 
 from pipeline.settings import ConfigError, Settings, load_settings, nested_settings, split_arguments
@@ -29,9 +29,7 @@ from trainer.run_directory import write_config
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    write_data_set(folder, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256)
-    return folder
+    return write_small_set(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture

@@ -46,7 +46,8 @@ def check_shape(block: Block, *, facts: Facts, ledger: Ledger, mismatched: Bools
     return sound
 
 
-def _rows_with(block: Block, lists: Bools) -> Bools:
+def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
+    """bool[n]: rows with one of these lists, given by a mask or by number."""
     found = np.zeros(len(block), np.bool_)
     found[block.list_rows[lists]] = True
     return found
@@ -175,18 +176,12 @@ def _check_words(
     ledger.looked("whole words", int(np.count_nonzero(known[block.list_rows])))
     usable = np.bincount(words.row[words.eligible], minlength=len(block)) > 0
     cut = look & (pieces < words.length[word]) & ~words.special[word] & usable[block.list_rows[lists]]
-    report(ledger, "whole words", block, _rows_of(block, lists[cut]), "a word is masked in part")
+    report(ledger, "whole words", block, _rows_with(block, lists[cut]), "a word is masked in part")
     if facts.draw == "word":
         ledger.looked("one draw a word", int(np.count_nonzero(look)))
         masked = np.add.reduceat((block.inputs == vocabulary.mask).astype(np.int64), first) if first.size else first
         split = look & (masked > 0) & (masked < pieces) & (pieces == words.length[word])
-        report(ledger, "one draw a word", block, _rows_of(block, lists[split]), "a word's pieces are drawn apart")
-
-
-def _rows_of(block: Block, lists: Int64s) -> Bools:
-    found = np.zeros(len(block), np.bool_)
-    found[block.list_rows[lists]] = True
-    return found
+        report(ledger, "one draw a word", block, _rows_with(block, lists[split]), "a word's pieces are drawn apart")
 
 
 def _check_budget(

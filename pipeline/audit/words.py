@@ -14,7 +14,6 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from pipeline.audit.blocks import Block, Bools, Vocabulary
-from pipeline.tokenizer_files import PIECE_PREFIX
 
 SAMPLED_ROWS = 200
 _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
@@ -90,8 +89,3 @@ def _mark(block: Block, starts: Bools, begin: int, end: int, *, backend: Any) ->
         return False
     starts[begin:end] = [place == 0 or words[place] != words[place - 1] for place in range(len(words))]
     return True
-
-
-def is_piece(token: str) -> bool:
-    """Whether a WordPiece token continues a word."""
-    return token.startswith(PIECE_PREFIX)

@@ -56,9 +56,9 @@ def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]
     """Every file of a part, in order; only those with one of the suffixes are read. Folders and hidden files (which
     packing on a Mac leaves) are passed over.
 
-    Not read: members above MOST_MEMBER_BYTES (over_budget), links, devices and sparse files and other suffixes
-    (not_text), and those with a name that leads out of the archive (unsafe_name). ValueError names archive, member and
-    byte where the archive is damaged.
+    Not read: members above MOST_MEMBER_BYTES (book_over_budget), links, devices, sparse files and other suffixes
+    (not_a_text_file), and those with a name that leads out of the archive (unsafe_name). ValueError names archive,
+    member and byte where the archive is damaged.
     """
     path = Path(split.path)
     found = _read_zip(path, split) if path.suffix.lower() == ".zip" else _read_tar(path, split, suffixes=suffixes)

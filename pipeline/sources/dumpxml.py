@@ -21,7 +21,7 @@ class Page:
     is_redirect: bool = False
     model: str = ""
     text: str = ""
-    text_bytes: int = 0
+    num_characters: int = 0
     over_budget: bool = False
 
 
@@ -229,7 +229,7 @@ class DumpReader:
         page, revision = self._page, self._newest or _Revision()
         page.model = revision.model
         page.text = "".join(revision.pieces)
-        page.text_bytes = revision.num_characters
+        page.num_characters = revision.num_characters
         page.over_budget = revision.over_budget
         self.num_pages += 1
         self._pages.append(page)

@@ -209,7 +209,7 @@ def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Doc
         yield Drop("not_wikitext", page.title, page.model)
         return
     if page.over_budget:
-        excess = f"{page.text_bytes} characters of markup, more than {DEFAULT_BUDGET.num_bytes} bytes"
+        excess = f"{page.num_characters} characters of markup, more than {DEFAULT_BUDGET.num_bytes} bytes"
         yield Drop("page_over_budget", page.title, excess)
         return
     try:

