@@ -29,6 +29,11 @@ class Buckets:
     validation: int
     validation_fraction: float
 
+    @property
+    def total(self) -> int:
+        """Number of buckets."""
+        return self.train + self.validation
+
     def bucket_of(self, document_id: bytes) -> int:
         """Bucket of a document, by the hash of its text: exact duplicates meet."""
         number = int.from_bytes(document_id[8:16], "big")
@@ -80,7 +85,8 @@ def plan_shards(counts: Sequence[BucketCount], *, buckets: Buckets) -> ShardPlan
     """Join buckets that are too small and number the shards.
 
     Buckets are walked in order; neighbours are joined until the group has MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of
-    the mean bucket's tokens; what is left at the end joins the last group. ValueError where a part of the set would
+    the mean bucket's tokens; what is left at the end joins the last group. A bucket without documents (all were near
+    duplicates) goes with the first shard, which counts what was left out. ValueError where a part of the set would
     have fewer than two documents: a document has no other to take a wrong next sentence from.
     """
     ordered = sorted((count for count in counts if count.documents), key=lambda count: count.bucket)
@@ -93,6 +99,7 @@ def plan_shards(counts: Sequence[BucketCount], *, buckets: Buckets) -> ShardPlan
         groups = _join_small(own, num_buckets=buckets.train if split == "train" else buckets.validation)
         num_shards[split] = len(groups)
         shard_of.update((count.bucket, (split, index)) for index, group in enumerate(groups) for count in group)
+    shard_of.update((count.bucket, ("train", 0)) for count in counts if not count.documents)
     return ShardPlan(shard_of, num_shards)
 
 

@@ -1,14 +1,12 @@
-"""Characters: decoding by a stated policy, NFC, no control characters, single spaces. Pure, linear in the text.
+"""Characters: NFC, no control characters, single spaces. Pure, linear in the text.
 
 Plain ASCII passes at about 1 GB/s; other text at 60-150 MB/s, most of it the test for NFC.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
 import unicodedata
-from typing import NamedTuple
 
 # Removed: C0 and C1 controls but white space, soft hyphen, zero-width space, word joiner, direction marks and
 # embeddings, byte order mark, interlinear and replacement characters, variation selectors' tags, lone surrogates,
@@ -49,32 +47,3 @@ def collapse_spaces(text: str) -> str:
 def has_words(text: str) -> bool:
     """Whether there is a letter or a digit of any script."""
     return any(map(str.isalnum, text))
-
-
-class Decoded(NamedTuple):
-    """Text and how its bytes were read: utf-8, utf-16, utf-8 with bad bytes left out, windows-1252."""
-
-    text: str
-    encoding: str
-
-
-def decode_text(data: bytes) -> Decoded:
-    """Decode a whole file by this policy, which never fails.
-
-    A byte order mark decides (UTF-8, UTF-16). Else valid UTF-8 is UTF-8. Else, where the file has more well-formed
-    multi-byte characters than bad bytes, it is UTF-8 with the bad bytes left out; else windows-1252, of which
-    Latin-1 is a part (the five bytes undefined there become controls, which normalize_text removes).
-    """
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return Decoded(data.decode("utf-16", errors="replace"), "utf-16")
-    data = data.removeprefix(codecs.BOM_UTF8)
-    try:
-        return Decoded(data.decode("utf-8"), "utf-8")
-    except UnicodeDecodeError:
-        lenient = data.decode("utf-8", errors="replace")
-    bad = lenient.count("\ufffd")
-    good = sum(1 for character in lenient if character > "\x7f") - bad
-    if good > bad:
-        return Decoded(lenient.replace("\ufffd", ""), "utf-8 with bad bytes left out")
-    text = data.decode("cp1252", errors="replace")
-    return Decoded(text.replace("\ufffd", ""), "windows-1252")

@@ -1,6 +1,7 @@
 """The pipeline's config: where text comes from and how it becomes sentence pairs.
 
-Everything here but `workers` and `output` shapes the data and enters the manifest.
+Everything here but `workers`, `output`, `not_next_bounds` and `cleaning.keep_rejects` shapes the data and enters the
+manifest.
 """
 
 from __future__ import annotations
@@ -18,18 +19,37 @@ Mode: TypeAlias = Literal["strict", "reference"]
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class SourceConfig(Settings):
     """One source of documents."""
 
     kind: SourceKind
-    """wikipedia: XML dump (.xml, .bz2, .gz). books: a file a document. text: a sentence a line, blank line between
-    documents. jsonl, parquet: records with a text column."""
+    """wikipedia: XML dump (.xml, .bz2, .gz, .xz, .zst). books: a file a document. text: a sentence a line, blank line
+    between documents. jsonl, parquet: records with a text column."""
     path: str | tuple[str, ...]
     """A file, a folder, a glob, or a list of them."""
     language: str = "en"
     """Language code for sentence boundaries and Wikipedia's localised names, such as en, ko, de."""
+    clean_documents: str | None = None
+    """Folder that keeps the cleaned documents as Parquet: written by the first reading, and read by later builds and
+    vocabulary training instead of parsing again. Sources may share it. Never changes the data."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    """What counts, report and held-out losses call the source; null: kind and language, such as books-en. Sources of
+    one name count as one and have one weight."""
+    weight: Annotated[float, Field(gt=0.0, le=1_000.0)] = 1.0
+    """Share of the source in a mixture: weight x passes is the mean number of passes over its training documents.
+    What the product lacks of a whole number is made up by the documents' hashes: 2.5 gives half of them a third pass;
+    where it is below 1, that share of documents is kept and the rest counted as dropped by weight. Held-out
+    documents are dropped alike but never repeated for a weight above 1."""
+    unit: Literal["book", "chapter"] = "book"
+    """books: what a document is. chapter: by headings in English, French, German and Korean; a book without any stays
+    one document and is counted."""
+    encoding: str = "auto"
+    """books, text: the files' encoding, such as cp949; what does not decode is refused with file and byte. auto: text
+    is UTF-8; books by byte order mark, else UTF-8, also with a few bad bytes (left out, counted), else windows-1252
+    where nearly all is ASCII (counted), else refused."""
     row: Literal["document", "sentence"] = "document"
     """jsonl, parquet: what a row is."""
     text_column: str = "text"
@@ -39,7 +59,12 @@ class SourceConfig(Settings):
     blank_row_ends_document: bool = False
     """jsonl, parquet with row: sentence: an empty row ends a document."""
     rows_per_document: Positive | None = None
-    """jsonl, parquet with row: sentence: a document ends after so many rows."""
+    """jsonl, parquet with row: sentence: a document ends after so many rows. text: also after so many lines."""
+
+    @property
+    def called(self) -> str:
+        """`name`, derived where null."""
+        return self.name or f"{self.kind}-{self.language}"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -53,8 +78,12 @@ class SourceConfig(Settings):
             self.blank_row_ends_document,
             self.rows_per_document is not None,
         )
+        if self.unit != "book" and self.kind != "books":
+            raise ValueError(f"unit: {self.unit} goes with kind books, not with kind {self.kind}; remove it")
+        self._check_encoding()
         if self.kind not in ("jsonl", "parquet"):
-            if self.row != "document" or any(bounds):
+            lines = self.kind == "text" and self.row == "document" and not any(bounds[:2])
+            if (self.row != "document" or any(bounds)) and not lines:
                 raise ValueError(
                     f"row, document_column, blank_row_ends_document and rows_per_document go with jsonl "
                     f"and parquet, not with kind {self.kind}; remove them"
@@ -69,6 +98,20 @@ class SourceConfig(Settings):
         if not self.paths or not all(self.paths):
             raise ValueError("path is empty; give a file, a folder or a glob")
         return self
+
+    def _check_encoding(self) -> None:
+        if self.encoding == "auto":
+            return
+        if self.kind not in ("books", "text"):
+            raise ValueError(f"encoding goes with kinds books and text, not with kind {self.kind}; remove it")
+        try:
+            same = "a\n".encode(self.encoding) == b"a\n"
+        except (LookupError, UnicodeError, TypeError) as error:
+            raise ValueError(f"encoding: {self.encoding} is no text encoding that Python knows; correct it") from error
+        if self.kind == "text" and not same:
+            raise ValueError(
+                f"encoding: {self.encoding} has no line breaks of one byte, which kind text needs; convert the files"
+            )
 
 
 class VocabularyConfig(Settings):
@@ -90,12 +133,79 @@ class VocabularyConfig(Settings):
     lowercase: bool = True
     """Lower-case text (uncased vocabulary)."""
     strip_accents: bool | None = None
-    """Remove accents; null: as `lowercase` says. Hangul syllables are never taken apart."""
+    """Remove accents; null: as `lowercase` says."""
+    hangul: Literal["syllables", "jamo"] = "syllables"
+    """Training: keep Hangul syllables whole, or take them apart into their letters, as the published uncased
+    vocabularies do; jamo needs strip_accents. A given vocabulary says by its entries which of the two it is."""
 
     @model_validator(mode="after")
     def _check_path(self) -> VocabularyConfig:
         if self.train and self.path is None:
             raise ValueError("vocabulary.train: true needs vocabulary.path, the file to train into")
+        strips = self.lowercase if self.strip_accents is None else self.strip_accents
+        if self.hangul == "jamo" and not strips:
+            raise ValueError("hangul: jamo takes all characters apart, so it needs strip_accents: true; set it")
+        return self
+
+
+class NearDuplicatesConfig(Settings):
+    """Which documents count as near duplicates, and how hard to look for them."""
+
+    threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
+    """Documents that share at least this part of their shingles (Jaccard) are near duplicates. The share is estimated
+    from `permutations` values: its standard deviation at the default is 0.035."""
+    shingle_words: Annotated[int, Field(ge=1, le=32)] = 5
+    """Words of a shingle: every run of so many words, without case and punctuation. A Chinese, Japanese or Thai
+    character is a word."""
+    permutations: Annotated[int, Field(ge=16, le=1024)] = 128
+    """Values of a document's MinHash signature; more find more surely, at a cost in time."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    """Seed of the permutations."""
+
+
+class CleaningConfig(Settings):
+    """Which documents are left out. A document is measured after cleaning; every filter is off by default."""
+
+    min_words: Positive | None = None
+    """Leave out documents with fewer words (between spaces)."""
+    max_words: Positive | None = None
+    """Leave out documents with more words (between spaces)."""
+    min_characters: Positive | None = None
+    """Leave out documents with fewer characters; where words are not spaced, use this instead of min_words."""
+    max_characters: Positive | None = None
+    """Leave out documents with more characters."""
+    max_repeated_lines: Share | None = None
+    """Leave out documents where a larger share of the sentences has stood in the document before."""
+    max_symbols: Share | None = None
+    """Leave out documents where a larger share of the characters (spaces not counted) is no letter, digit or mark."""
+    min_script: Share | None = None
+    """Leave out documents where a smaller share of the letters is of the script of the source's language."""
+    min_stop_words: Share | None = None
+    """Leave out documents where a smaller share of the words is among the commonest of the source's language. English
+    prose has 0.35 to 0.5, other languages have 0.0 to 0.1 by the English list. Documents of fewer than 20 words, and
+    sources in a language without a list, are not measured."""
+    near_duplicates: NearDuplicatesConfig | None = None
+    """Leave out near duplicates; {} for the defaults. Of two, the one with more words stays (equal: the one with the
+    smaller hash); a document is left out only for one that stays."""
+    keep_rejects: str | None = None
+    """Folder to write rejects.jsonl into: source, name, reason, detail and text of every document that these settings
+    leave out, and of duplicates. OUT/_tmp needs room for the corpus as text meanwhile."""
+
+    @property
+    def measures_documents(self) -> bool:
+        """Whether any filter of single documents is on."""
+        return any(
+            value is not None
+            for name, value in self.__dict__.items()
+            if name not in ("near_duplicates", "keep_rejects")
+        )
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> CleaningConfig:
+        for unit in ("words", "characters"):
+            low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"min_{unit}={low} is more than max_{unit}={high}, so no document is left")
         return self
 
 
@@ -106,6 +216,8 @@ class PipelineConfig(Settings):
     """Where the text comes from."""
     vocabulary: VocabularyConfig = VocabularyConfig()
     """Which vocabulary to use, or how to train one."""
+    cleaning: CleaningConfig = CleaningConfig()
+    """Which documents are left out."""
     output: str
     """Folder of the data set; must be absent, empty, or an unfinished or finished build with the same settings."""
     mode: Mode = "strict"
@@ -129,6 +241,9 @@ class PipelineConfig(Settings):
     """Share of pairs with a shorter target length."""
     next_sentence: NextSentence = "random_document"
     """How half of the second segments are chosen wrong: from another document, by swapping the two, or no pairs."""
+    not_next_bounds: tuple[Share, Share] | None = None
+    """A build fails where the share of pairs whose second segment does not follow is outside, over 400 pairs or more;
+    null: 0.4 to 0.6, in reference mode 0.4 to 0.75. [0, 1] never fails. Warnings begin halfway."""
     validation_fraction: Fraction = 0.01
     """Share of documents held out, by hash of their text; 0 for none."""
     shards: Positive | Literal["auto"] = "auto"
@@ -145,10 +260,43 @@ class PipelineConfig(Settings):
             return self.max_predictions
         return max(1, -int(-self.masked_probability * self.max_seq_length // 1))
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the sources, each once, the greatest weight first, equal ones in order of name.
+
+        A document's source is an index into this; of a text that stands in two sources, the lower one.
+        """
+        weights = {source.called: source.weight for source in self.sources}
+        return tuple(sorted(weights, key=lambda name: (-weights[name], name)))
+
+    @property
+    def source_weights(self) -> tuple[float, ...]:
+        """The weight of each of `source_names`."""
+        weights = {source.called: source.weight for source in self.sources}
+        return tuple(weights[name] for name in self.source_names)
+
+    def _check_weights(self) -> None:
+        weights: dict[str, float] = {}
+        for source in self.sources:
+            if weights.setdefault(source.called, source.weight) != source.weight:
+                raise ValueError(
+                    f"two sources are called {source.called} but have weights {weights[source.called]:g} and "
+                    f"{source.weight:g}; give one of them a name"
+                )
+            if self.mode == "reference" and source.weight != 1.0:
+                raise ValueError(
+                    f"mode: reference reads each document `passes` times, not by weight={source.weight:g}; remove it"
+                )
+            if source.weight * self.passes > 65_534:
+                raise ValueError(f"weight={source.weight:g} times passes={self.passes} is above 65,534; lower one")
+
     @model_validator(mode="after")
     def _check_together(self) -> PipelineConfig:
         if not self.sources:
             raise ValueError("sources is empty; list at least one source")
+        self._check_weights()
+        if self.not_next_bounds is not None and self.not_next_bounds[0] > self.not_next_bounds[1]:
+            raise ValueError(f"not_next_bounds={list(self.not_next_bounds)}: the first must not exceed the second")
         if self.predictions > self.max_seq_length - 2:
             raise ValueError(
                 f"max_predictions={self.predictions} exceeds what max_seq_length={self.max_seq_length} can hold "
@@ -168,11 +316,11 @@ class PipelineConfig(Settings):
         return self
 
     def data_tree(self) -> dict[str, object]:
-        """The settings that shape the data: all but output, workers and the folders that inputs lie in."""
+        """The settings that shape the data: all but output, workers, limits and the folders that inputs lie in."""
         tree = to_tree(self)
-        del tree["output"], tree["workers"]
+        del tree["output"], tree["workers"], tree["not_next_bounds"], tree["cleaning"]["keep_rejects"]
         for source in tree["sources"]:
-            del source["path"]
+            del source["path"], source["clean_documents"]
         tree["vocabulary"].pop("path")
         tree["sources"].sort(key=lambda source: sorted(map(str, source.items())))
         return tree

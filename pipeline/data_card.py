@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -50,6 +51,10 @@ def render_card(manifest: Manifest) -> str:
         "|---|---:|---:|---:|---:|",
         *[_split_line(manifest, split) for split in present],
         "",
+        "| source | kind | language | weight | documents | training rows | tokens in them |",
+        "|---|---|---|---:|---:|---:|---:|",
+        *map(_source_line, manifest.statistics["sources"]),
+        "",
         "| column | what |",
         "|---|---|",
         "| `input_ids` | `[CLS] A [SEP] B [SEP]`, unmasked |",
@@ -59,6 +64,7 @@ def render_card(manifest: Manifest) -> str:
         "| `masked_positions`, `masked_inputs` | for each mask set the positions to predict and the ids shown there |",
         "| `document_id`, `second_document_id` | hash of the text that A and B come from |",
         "| `pass_number` | which pass over the corpus made the pair |",
+        f"| `source` | where A comes from: {', '.join(f'{n} {name}' for n, name in enumerate(manifest.sources))} |",
         "",
         *_notes(manifest),
         "",
@@ -85,6 +91,11 @@ def _split_line(manifest: Manifest, split: SplitName) -> str:
     )
 
 
+def _source_line(source: Mapping[str, Any]) -> str:
+    counts = " | ".join(f"{source[key]:,}" for key in ("documents", "rows", "tokens"))
+    return f"| {source['name']} | {source['kind']} | {source['language']} | {source['weight']:g} | {counts} |"
+
+
 def _notes(manifest: Manifest) -> list[str]:
     notes = []
     if manifest.shards_of("validation"):
@@ -95,10 +106,31 @@ def _notes(manifest: Manifest) -> list[str]:
         notes.append("Made by the published algorithm as it is, one stream of documents a shard.")
     if manifest.next_sentence == "random_document":
         notes.append("A second segment that does not follow comes from another document of the same shard.")
+    weights = {source["name"]: source["weight"] for source in manifest.statistics["sources"]}
+    if any(weight != 1 for weight in weights.values()):
+        notes.append(
+            "A source's weight times the number of passes is the mean number of passes over its training documents; "
+            "what is not whole is made up by hash: below 1 that share of the documents is kept. Held-out documents "
+            "are not repeated for a weight above 1. A text that stands in two sources counts for the one of the "
+            "greater weight."
+        )
+    if manifest.statistics["notes"]:
+        noted = ", ".join(
+            f"{count:,} {reason.replace('_', ' ')}" for reason, count in manifest.statistics["notes"].items()
+        )
+        notes.append(f"Noted: {noted}.")
+    notes.append(_describe_text(manifest.statistics["text"]))
     if manifest.drops:
         dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(manifest.drops.items()))
         notes.append(f"Left out: {dropped}.")
     return notes
+
+
+def _describe_text(text: Mapping[str, str]) -> str:
+    """Case, accents and Hangul as the tokenizer leaves them."""
+    case = {"kept": "Cased: capital letters are kept", "lowered": "Uncased: letters are lower-cased"}[text["case"]]
+    hangul = {"syllables": "Hangul syllables are whole", "jamo": "Hangul is taken apart into jamo"}[text["hangul"]]
+    return f"{case}, accents are {text['accents']}, {hangul}."
 
 
 def _size(rows: int) -> str:

@@ -38,12 +38,18 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Note(Drop):
+    """One thing worth counting of which nothing was left out, such as a guessed encoding; `reason` as in Drop."""
+
+
+@dataclass(frozen=True, slots=True)
 class Split:
     """A part of one input file that one worker reads.
 
     `source` is the index into the config's sources. `start` and `end` are what the kind means by them: byte offsets
-    (wikipedia: of compressed streams; text and jsonl: of lines), row groups (parquet), members (zip); `end` -1 is the
-    end of the file. `num_bytes` are bytes on disk; `text_bytes` estimates the plain text inside, from the input alone.
+    (wikipedia: of compressed streams; text and jsonl: of lines; tar: of members), row groups (parquet), members (zip);
+    `end` -1 is the end of the file. Of a compressed tar every `end`-th book from number `start` on is read.
+    `num_bytes` are bytes on disk; `text_bytes` estimates the plain text inside, from the input alone.
     """
 
     source: int

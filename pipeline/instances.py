@@ -21,12 +21,19 @@ from pipeline.wordpieces import TokenizedDocument, WordTokenizer
 class Instances:
     """Every row of every pass over the documents of a bucket; strict or reference as the config says.
 
+    `passes` of each document (strict mode; None: config.passes of all).
+
     Raises ValueError for fewer than two documents (random_document), two with one id, or one without tokens.
     The same set of documents gives the same rows, whatever its order; only their order follows the ids.
     """
 
     def __init__(
-        self, documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
+        self,
+        documents: Sequence[TokenizedDocument],
+        *,
+        config: PipelineConfig,
+        tokenizer: WordTokenizer,
+        passes: Sequence[int] | None = None,
     ) -> None:
         check_documents(documents, next_sentence=config.next_sentence)
         self._documents, self._config, self._tokenizer = documents, config, tokenizer
@@ -34,7 +41,10 @@ class Instances:
         if config.mode == "reference":
             self.pairs, self._reference_masks = make_reference(documents, config=config, tokenizer=tokenizer)
         else:
-            tables = [make_pairs(documents, config=config, pass_number=number) for number in range(config.passes)]
+            count = config.passes if passes is None else max(passes)
+            tables = [
+                make_pairs(documents, config=config, pass_number=number, passes=passes) for number in range(count)
+            ]
             self.pairs = PairTable.concatenate(tables)
 
     def __len__(self) -> int:

@@ -97,6 +97,8 @@ class Manifest(Settings):
     """K, mask sets beside each row."""
     next_sentence: str
     """How the second segment was chosen; none: there is no second segment."""
+    sources: tuple[str, ...]
+    """Names of the sources, as the column `source` counts them."""
     shards: tuple[Shard, ...]
     """Every Parquet file of the set, in order of path."""
     files: dict[str, str]

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pipeline.failures import describe_error
 from pipeline.manifest import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, open_data_set
 
 _LOGGER = logging.getLogger(__name__)
@@ -23,8 +24,9 @@ _LOGGER = logging.getLogger(__name__)
 MARK_NAME = "_build.json"
 TEMPORARY_NAME = "_tmp"
 REPORT_NAME = "report.html"
+SUMMARY_NAME = "report.json"
 CARD_NAME = "README.md"
-PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, CARD_NAME)
+PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, SUMMARY_NAME, CARD_NAME)
 """What a build moves from OUT/_tmp to OUT, in this order, before it writes the manifest."""
 _OURS = {*PUBLISHED, MARK_NAME, TEMPORARY_NAME, MANIFEST_NAME + ".partial", "manifest.json.partial"}
 
@@ -66,6 +68,8 @@ class OutputFolder:
         if kind is not None and not self.finished:
             self._abandon()
         os.close(self._lock)
+        if isinstance(error, OSError):
+            raise ValueError(describe_error(error, folder=self.root)) from error
 
     def folder(self, name: str) -> Path:
         """OUT/_tmp/`name`, made if absent."""
@@ -81,7 +85,8 @@ class OutputFolder:
     def sweep(self) -> None:
         """Remove OUT/_tmp and the mark; the manifest stands now."""
         self.finished = True
-        shutil.rmtree(self.temporary)
+        if self.temporary.exists():
+            shutil.rmtree(self.temporary)
         (self.root / MARK_NAME).unlink()
 
     def _claim(self) -> None:
@@ -97,6 +102,9 @@ class OutputFolder:
         if MANIFEST_NAME in names:
             self._check_finished()
             self.finished = True
+            if MARK_NAME in names:
+                with suppress(OSError):  # a set that may only be read is as good
+                    self.sweep()
             return
         foreign = sorted(names - _OURS if MARK_NAME in names else names)
         if foreign:

@@ -122,11 +122,15 @@ class PairTable:
         )
 
 
-def make_pairs(documents: Sequence[Tokens], *, config: PipelineConfig, pass_number: int) -> PairTable:
+def make_pairs(
+    documents: Sequence[Tokens], *, config: PipelineConfig, pass_number: int, passes: Sequence[int] | None = None
+) -> PairTable:
     """All pairs of one pass over the documents of a bucket, in the order of document ids (strict mode).
 
-    Every document gives at least one pair. The result names the same texts whatever the order of `documents`.
-    Raises ValueError for two documents with one id, a document without tokens, or (random_document) fewer than two.
+    `passes`: how many each document takes part in (None: all do); the others still lend their text to negatives. Every
+    document that takes part gives at least one pair. The result names the same texts whatever the order of
+    `documents`. Raises ValueError for two documents with one id, a document without tokens, or (random_document)
+    fewer than two.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     check_documents(documents, next_sentence=config.next_sentence)
@@ -136,6 +140,8 @@ def make_pairs(documents: Sequence[Tokens], *, config: PipelineConfig, pass_numb
     corpus = Corpus(ranked, bounds=bounds)
     rows: list[tuple[Pair, int, int]] = []
     for index, document in enumerate(ranked):
+        if passes is not None and passes[order[index]] <= pass_number:
+            continue
         pairs = pair_document(
             corpus,
             index=index,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,37 +17,54 @@ import pyarrow.parquet as pq
 
 from pipeline.config import PipelineConfig
 from pipeline.data_card import render_card
-from pipeline.manifest import TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, Manifest, Special, file_sha256
-from pipeline.output import CARD_NAME, REPORT_NAME
+from pipeline.manifest import TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, Manifest, Special, SplitName, file_sha256
+from pipeline.output import CARD_NAME, REPORT_NAME, SUMMARY_NAME
 from pipeline.pairs import NEXT, NOT_NEXT
 from pipeline.report import render_report
 from pipeline.schema import SCHEMA_VERSION, token_counts_schema
-from pipeline.tally import BuildResult, ReadTally, RowTally, summarize_rows
+from pipeline.summary import summarize_build
+from pipeline.tally import BuildResult, ReadTally, RowTally, merge_reads, summarize_rows
+from pipeline.tokenizer_files import describe_text
 from pipeline.wordpieces import WordTokenizer
 
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 """Version of our own cleaning, pairing and masking; raised whenever the same input gives other bytes."""
 _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
+_NEAR_DUPLICATE_LIBRARIES = ("datasketch",)
 _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
 """Share of rows labelled as not next; the published algorithm draws every single-sentence chunk as not next."""
 _ENOUGH_ROWS = 400
 """Below this many labels the share may leave the bounds by chance (four standard deviations)."""
+_ENOUGH_TO_WARN = 1600
+"""The same for the narrower range of the warning."""
+
+
+def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Range of the share of rows labelled as not next that needs no warning (halfway to one half), and the range
+    outside of which a build fails."""
+    low, high = config.not_next_bounds or _LABEL_BOUNDS[config.mode]
+    return ((low + 0.5) / 2, (high + 0.5) / 2), (low, high)
 
 
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
     """ValueError where next-sentence labels are far from balanced: a model would learn the majority."""
-    labels: Counter[int] = Counter()
-    for tally in result.tallies.values():
-        labels += tally.labels
+    labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
-    low, high = _LABEL_BOUNDS[config.mode]
+    _, (low, high) = label_bounds(config)
     if total >= _ENOUGH_ROWS and not low <= labels[NOT_NEXT] / total <= high:
         raise ValueError(
-            f"{labels[NOT_NEXT]:,} of {total:,} second segments do not follow the first "
-            f"({100 * labels[NOT_NEXT] / total:.0f}%; {100 * low:.0f} to {100 * high:.0f}% were expected): the "
+            f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% were expected): the "
             "documents are too short to have a next sentence; check what ends a document in the sources (a blank line "
-            "after every sentence?), or set next_sentence=none"
+            "after every sentence?), or set next_sentence=none; not_next_bounds=[0,1] builds it all the same"
         )
+
+
+def _describe_labels(labels: Counter[int]) -> str:
+    total = labels[NEXT] + labels[NOT_NEXT]
+    return (
+        f"{labels[NOT_NEXT]:,} of {total:,} second segments do not follow the first "
+        f"({100 * labels[NOT_NEXT] / total:.0f}%"
+    )
 
 
 def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
@@ -63,13 +83,30 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             f"{documents:,} documents have {sentences:,} sentences in all, so most pairs are halves of one; check "
             "what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
         )
+    labels = result.count_labels()
+    total = labels[NEXT] + labels[NOT_NEXT]
+    (low, high), _ = label_bounds(config)
+    if total >= _ENOUGH_TO_WARN and not low <= labels[NOT_NEXT] / total <= high:
+        found.append(
+            f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% is usual): many documents are too short "
+            "to have a next sentence; check what ends a document in the sources, or set next_sentence=none"
+        )
     return found
 
 
 def write_set(
-    folder: Path, *, config: PipelineConfig, tokenizer: WordTokenizer, result: BuildResult, read: ReadTally
+    folder: Path,
+    *,
+    config: PipelineConfig,
+    tokenizer: WordTokenizer,
+    result: BuildResult,
+    read: ReadTally,
+    run: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:
-    """Write everything but the shards and the manifest into `folder` (OUT/_tmp); returns the manifest to write last."""
+    """Write everything but the shards and the manifest into `folder` (OUT/_tmp); returns the manifest to write last.
+
+    `run`: facts of this one build (workers, seconds, paths) that stand in the report's section of that name alone.
+    """
     train = result.tallies["train"]
     _write_token_counts(folder / TOKEN_COUNTS_NAME, train, tokenizer=tokenizer)
     tokenizer.save(folder / TOKENIZER_FOLDER)
@@ -78,7 +115,7 @@ def write_set(
         schema_version=SCHEMA_VERSION,
         config=config.data_tree(),
         seed=config.seed,
-        versions=library_versions(),
+        versions=library_versions(config),
         vocabulary_hash=tokenizer.vocabulary_hash,
         vocabulary_size=tokenizer.vocab_size,
         special=Special(**{name: getattr(tokenizer.special, name) for name in ("pad", "unk", "cls", "sep", "mask")}),
@@ -86,11 +123,14 @@ def write_set(
         max_predictions=config.predictions,
         mask_sets=config.masks_per_pair,
         next_sentence=config.next_sentence,
+        sources=config.source_names,
         shards=tuple(result.shards),
         files={path.relative_to(folder).as_posix(): file_sha256(path) for path in others},
         drops=count_drops(result, read=read),
         statistics={
-            "sources": summarize_sources(read, config=config),
+            "sources": summarize_sources(read, config=config, rows=result.tallies),
+            "text": describe_text(tokenizer.backend),
+            "notes": dict(sorted(read.notes.items())),
             "splits": {
                 split: summarize_rows(tally, mask_sets=config.masks_per_pair, max_seq_length=config.max_seq_length)
                 for split, tally in sorted(result.tallies.items())
@@ -98,40 +138,60 @@ def write_set(
         },
     )
     (folder / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
-    page = render_report(manifest, read=read, rows=result.tallies, tokens=tokenizer.tokens)
-    (folder / REPORT_NAME).write_text(page, encoding="utf-8")
+    summary = summarize_build(
+        manifest,
+        config=config,
+        read=read,
+        result=result,
+        tokenizer=tokenizer,
+        warnings=list_warnings(result, config=config),
+        not_next_bounds=label_bounds(config),
+        run=run,
+    )
+    text = json.dumps(summary, indent=1, ensure_ascii=False)
+    (folder / SUMMARY_NAME).write_text(text + "\n", encoding="utf-8")
+    (folder / REPORT_NAME).write_text(render_report(summary), encoding="utf-8")
     return manifest
 
 
-def library_versions() -> dict[str, str]:
+def library_versions(config: PipelineConfig) -> dict[str, str]:
     """Versions of everything that shapes the data."""
-    libraries = {name: version(name) for name in _LIBRARIES}
+    names = _LIBRARIES + (_NEAR_DUPLICATE_LIBRARIES if config.cleaning.near_duplicates else ())
+    libraries = {name: version(name) for name in names}
     return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
 
 
 def count_drops(result: BuildResult, *, read: ReadTally) -> dict[str, int]:
-    """Everything left out, by reason: while reading, and exact duplicates found afterwards."""
-    drops: dict[str, int] = {}
-    for counts in read.drops.values():
-        for reason, count in counts.items():
-            drops[reason] = drops.get(reason, 0) + count
-    duplicates = sum(tally.duplicates for tally in result.tallies.values())
-    if duplicates:
-        drops["duplicate"] = duplicates
-    return dict(sorted(drops.items()))
+    """Everything left out, by reason: while reading, and duplicates found afterwards."""
+    return merge_reads([read, result.left_out]).count_reasons()
 
 
-def summarize_sources(read: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
-    """Documents, sentences and characters by kind and language, whatever the order and the paths of the sources."""
-    totals: dict[tuple[str, str], list[int]] = {}
-    for index, source in enumerate(config.sources):
-        total = totals.setdefault((source.kind, source.language), [0, 0, 0])
-        for position, counts in enumerate((read.documents, read.sentences, read.characters)):
-            total[position] += counts[index]
-    return [
-        {"kind": kind, "language": language, "documents": total[0], "sentences": total[1], "characters": total[2]}
-        for (kind, language), total in sorted(totals.items())
-    ]
+def summarize_sources(
+    read: ReadTally, *, config: PipelineConfig, rows: Mapping[SplitName, RowTally]
+) -> list[dict[str, Any]]:
+    """What each name of config.source_names gave, whatever the order and the paths of the sources.
+
+    Documents, sentences and characters are as read (exact doubles included, those dropped by weight not); rows and
+    tokens are those of the training part, by the source of the first segment.
+    """
+    summary = []
+    for number, (name, weight) in enumerate(zip(config.source_names, config.source_weights, strict=True)):
+        own = [index for index, source in enumerate(config.sources) if source.called == name]
+        summary.append(
+            {
+                "name": name,
+                "kind": ", ".join(sorted({config.sources[index].kind for index in own})),
+                "language": ", ".join(sorted({config.sources[index].language for index in own})),
+                "weight": weight,
+                "documents": sum(read.documents[index] for index in own),
+                "sentences": sum(read.sentences[index] for index in own),
+                "characters": sum(read.characters[index] for index in own),
+                "dropped_by_weight": sum(read.drops.get(index, Counter())["weight"] for index in own),
+                "rows": rows["train"].source_rows[number],
+                "tokens": rows["train"].source_tokens[number],
+            }
+        )
+    return summary
 
 
 def _write_token_counts(path: Path, tally: RowTally, *, tokenizer: WordTokenizer) -> None:

@@ -263,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         for line in lines:
             print(line)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return fail(error)
     return 0
 

@@ -27,8 +27,8 @@ class Rows:
     ids: id dtype of the documents, [total]. offsets: int64[n + 1]. word_starts: bool[total], true on special tokens and
     on the first token of each segment too, so no word crosses a [SEP]. first_length: int32[n], [CLS] and [SEP]
     included. label: int8[n], -1 where there is none. document_id, second_document_id: uint8[n, 16], the latter zero
-    where has_second (bool[n]) is false. pass_number: int32[n]. keys: uint64[n], a random key for
-    the masks of each row.
+    where has_second (bool[n]) is false. pass_number: int32[n]. source: uint16[n], of the first document.
+    keys: uint64[n], a random key for the masks of each row.
     """
 
     ids: Ids
@@ -40,6 +40,7 @@ class Rows:
     second_document_id: npt.NDArray[np.uint8]
     has_second: npt.NDArray[np.bool_]
     pass_number: npt.NDArray[np.int32]
+    source: npt.NDArray[np.uint16]
     keys: npt.NDArray[np.uint64]
 
     def __len__(self) -> int:
@@ -74,6 +75,7 @@ def assemble_rows(documents: Sequence[Tokens], pairs: PairTable, *, special: Spe
     word_starts[(offsets[:-1] + first_length)[has_second]] = True
     names = np.frombuffer(b"".join(document.id for document in documents) + bytes(16), np.uint8).reshape(-1, 16)
     document_id = names[pairs.first_document]
+    sources = np.array([document.source for document in documents], np.uint16)
     return Rows(
         ids=np.concatenate(ids),
         offsets=offsets,
@@ -84,5 +86,6 @@ def assemble_rows(documents: Sequence[Tokens], pairs: PairTable, *, special: Spe
         second_document_id=names[pairs.second_document],
         has_second=has_second,
         pass_number=pairs.pass_number,
+        source=sources[pairs.first_document],
         keys=draws.row_keys(seed, "masks", ids=document_id, numbers=(pairs.pass_number, pairs.ordinal)),
     )

@@ -26,8 +26,19 @@ from pipeline.manifest import Manifest, read_manifest, write_manifest
 from pipeline.output import OutputFolder
 from pipeline.progress import ProgressPrinter
 from pipeline.publish import check_labels, list_warnings, write_set
-from pipeline.settings import Arguments, describe, fail, load_settings, refuse_flags, split_arguments, to_tree, validate
-from pipeline.sources import list_splits
+from pipeline.rejects import write_rejects
+from pipeline.settings import (
+    Arguments,
+    describe,
+    expand_path,
+    fail,
+    load_settings,
+    refuse_flags,
+    split_arguments,
+    to_tree,
+    validate,
+)
+from pipeline.sources import list_read_warnings, list_splits
 from pipeline.vocabulary import train_vocabulary
 from pipeline.wordpieces import WordTokenizer
 
@@ -63,7 +74,12 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         validation_fraction=config.validation_fraction,
     )
     workers = min(choose_workers(config, say=say), max(len(splits), buckets.train + buckets.validation))
-    identity = {"config": config.data_tree(), "inputs": fingerprint_inputs(split.path for split in splits)}
+    paths = {
+        name: {split.path for split in splits if config.sources[split.source].called == name}
+        for name in config.source_names
+    }
+    inputs = {name: fingerprint_inputs(found) for name, found in paths.items()}
+    identity = {"config": config.data_tree(), "inputs": inputs}
     tokenizer = given_vocabulary(config)
     if tokenizer is not None:
         identity["vocabulary_hash"] = tokenizer.vocabulary_hash
@@ -95,12 +111,17 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         say(progress.line())
 
         check_labels(result, config=config)
-        for warning in list_warnings(result, config=config):
+        for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
             say(f"warning: {warning}")
-        manifest = write_set(output.temporary, config=config, tokenizer=tokenizer, result=result, read=read)
+        run = {"inputs": identity["inputs"], "workers": workers, "sources": to_tree(config)["sources"]}
+        run["seconds"] = round(time.time() - started, 1)
+        manifest = write_set(output.temporary, config=config, tokenizer=tokenizer, result=result, read=read, run=run)
+        if config.cleaning.keep_rejects is not None:
+            runs = [*read.rejects, *result.left_out.rejects]
+            folder = Path(config.cleaning.keep_rejects)
+            say(f"rejects: {write_rejects(runs, folder=folder, scratch=output.folder('rejects'))}")
         output.publish()
-        run = {"inputs": identity["inputs"], "workers": workers, "seconds": round(time.time() - started, 1)}
-        write_manifest(output.root, manifest, run={**run, "sources": to_tree(config)["sources"]})
+        write_manifest(output.root, manifest, run=run)
         output.sweep()
     say(
         f"{output.root}: {manifest.num_rows('train'):,} training rows ({manifest.num_tokens('train'):,} tokens) in "
@@ -156,17 +177,19 @@ def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConf
 def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) -> PipelineConfig:
     """The same config with output, vocabulary.path and every source's path joined to `base_of(path)`."""
 
-    def absolute(path: str) -> str:
-        if "://" in path:
-            raise ValueError(f"{path}: object stores are not supported; give a local or mounted path")
-        return str(base_of(path) / Path(path).expanduser())
+    def absolute(path: str, *, key: str) -> str:
+        return str(base_of(path) / expand_path(path, key=key))
 
     tree = to_tree(config)
-    tree["output"] = absolute(config.output)
+    tree["output"] = absolute(config.output, key="output")
+    if config.cleaning.keep_rejects is not None:
+        tree["cleaning"]["keep_rejects"] = absolute(config.cleaning.keep_rejects, key="cleaning.keep_rejects")
     if config.vocabulary.path is not None:
-        tree["vocabulary"]["path"] = absolute(config.vocabulary.path)
-    for source, entry in zip(config.sources, tree["sources"], strict=True):
-        entry["path"] = [absolute(path) for path in source.paths]
+        tree["vocabulary"]["path"] = absolute(config.vocabulary.path, key="vocabulary.path")
+    for index, (source, entry) in enumerate(zip(config.sources, tree["sources"], strict=True)):
+        entry["path"] = [absolute(path, key=f"sources.{index}.path") for path in source.paths]
+        if source.clean_documents is not None:
+            entry["clean_documents"] = absolute(source.clean_documents, key=f"sources.{index}.clean_documents")
     return validate(PipelineConfig, tree, origin="config")
 
 

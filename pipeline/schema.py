@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 INPUT_IDS = "input_ids"
 """list<id>: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] where there is no second segment; unmasked."""
@@ -28,6 +28,8 @@ SECOND_DOCUMENT_ID = "second_document_id"
 """binary(16 bytes): the same for B; null where there is no second segment."""
 PASS_NUMBER = "pass_number"
 """uint16: which pass over the corpus made the pair, from 0."""
+SOURCE = "source"
+"""uint16: which source the document of A came from, an index into the manifest's `sources`."""
 
 METADATA_SCHEMA_VERSION = b"cloze.schema_version"
 METADATA_VOCABULARY_HASH = b"cloze.vocabulary_hash"
@@ -54,6 +56,7 @@ def sentence_pair_schema(vocabulary_size: int, *, vocabulary_hash: str) -> pa.Sc
             pa.field(DOCUMENT_ID, pa.binary(), nullable=False),
             pa.field(SECOND_DOCUMENT_ID, pa.binary()),
             pa.field(PASS_NUMBER, pa.uint16(), nullable=False),
+            pa.field(SOURCE, pa.uint16(), nullable=False),
         ],
         metadata={
             METADATA_SCHEMA_VERSION: str(SCHEMA_VERSION).encode(),

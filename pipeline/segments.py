@@ -39,6 +39,10 @@ class Tokens(Protocol):
     def sentence_lengths(self) -> Int32s:
         """Tokens per sentence."""
 
+    @property
+    def source(self) -> int:
+        """Index of its source."""
+
 
 class Segment(NamedTuple):
     """Tokens start to stop of a document (index into the list given)."""

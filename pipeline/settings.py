@@ -7,6 +7,8 @@ override reads the same. It is free of Beam, Ray and torch. Invariant: no key is
 from __future__ import annotations
 
 import difflib
+import math
+import os
 import re
 import sys
 import types
@@ -32,7 +34,12 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, validate_default=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
 
 
@@ -43,6 +50,8 @@ class _NumberLoader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if isinstance(key, (list, dict)):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a list or mapping", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key '{key}' stands twice", key_node.start_mark)
             seen.add(key)
@@ -63,7 +72,7 @@ def parse_yaml(text: str, *, origin: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ConfigError(f"{origin}{place}: not valid YAML: {problem}") from error
 
 
@@ -113,6 +122,15 @@ def to_tree(settings: Settings) -> dict[str, Any]:
 def dump_yaml(settings: Settings) -> str:
     """YAML text that load_settings reads back as the same settings."""
     return yaml.safe_dump(to_tree(settings), sort_keys=False, allow_unicode=True)
+
+
+def expand_path(value: str, *, key: str) -> str:
+    """A path setting with ~ expanded; ConfigError naming `key` where it is empty, a URL or holds a NUL."""
+    if not value or "\0" in value:
+        raise ConfigError(f"{key}={value!r}: not a path; give the name of a file or folder")
+    if "://" in value:
+        raise ConfigError(f"{key}={value}: object stores are not supported; give a local or mounted path")
+    return os.path.expanduser(value)
 
 
 def split_arguments(arguments: Sequence[str], *, program: str) -> Arguments:
@@ -235,8 +253,15 @@ def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
         elif isinstance(value, list):
             result[name] = tuple(value)
         elif isinstance(value, int) and not isinstance(value, bool) and _accepts(field.annotation, float):
-            result[name] = value if _accepts(field.annotation, int) else float(value)
+            result[name] = value if _accepts(field.annotation, int) else _to_float(value)
     return result
+
+
+def _to_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # as YAML reads 1e400
+        return math.inf if value > 0 else -math.inf
 
 
 def _accepts(annotation: Any, kind: type) -> bool:
@@ -265,8 +290,18 @@ def _type_name(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
+_UNION_LABEL = re.compile(r"str|constrained-int|.*\]")
+"""What pydantic adds to a place to say which member of a union it tried."""
+_YAML_WORDS = {
+    "tuple_type": "Input should be a list",
+    "dict_type": "Input should be a mapping",
+    "model_type": "Input should be a mapping",
+}
+"""Messages that pydantic words for Python, by kind of error."""
+
+
 def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
-    parts = [str(part) for part in item["loc"] if not (isinstance(part, str) and part.endswith("]"))]
+    parts = [str(part) for part in item["loc"] if not (isinstance(part, str) and _UNION_LABEL.fullmatch(part))]
     location = ".".join(parts) or "settings"
     value, kind = item.get("input"), item["type"]
     if kind == "extra_forbidden":
@@ -276,7 +311,7 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
         return f"unknown key '{location}' (value {value!r}); {hint}"
     if kind == "missing":
         return f"'{location}' is required; set it in the file or as {location}=VALUE"
-    message = str(item["msg"]).removeprefix("Value error, ")
+    message = _YAML_WORDS.get(kind, str(item["msg"]).removeprefix("Value error, "))
     if kind == "value_error" and (not item["loc"] or isinstance(value, (dict, Settings))):
         return message if not item["loc"] else f"{location}: {message}"
     return f"{location}={value!r}: {message}"

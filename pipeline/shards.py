@@ -22,12 +22,16 @@ import pyarrow.parquet as pq
 from pipeline import draws, schema
 from pipeline.config import PipelineConfig
 from pipeline.documents import ID_BYTES
+from pipeline.doubles import count_doubles
 from pipeline.instances import Instances
 from pipeline.manifest import Shard, SplitName, file_sha256, footer_sha256
 from pipeline.masking import Masks
+from pipeline.mixture import list_passes
+from pipeline.rejects import RejectWriter
 from pipeline.rows import Rows
+from pipeline.signatures import read_dropped
 from pipeline.spill import Extent, read_documents
-from pipeline.tally import NUM_EXAMPLES, BuildResult, Example, RowTally
+from pipeline.tally import LENGTH_BITS, NUM_EXAMPLES, WORD_PIECES, BuildResult, Example, RowTally
 from pipeline.wordpieces import TokenizedDocument, WordTokenizer
 
 ROW_GROUP_TOKENS = 1 << 20
@@ -42,7 +46,13 @@ _ENCODINGS = {
 """The smallest of those measured on novels at length 128, K = 4: 180 bytes a row of ids (dictionary 186, plain 190),
 12 a set of positions (17, 20), 13 a set of inputs (15, 13); ZSTD level 1 is within 3% of level 9 at a third of its
 time."""
-_DICTIONARIES = [schema.NEXT_SENTENCE_LABEL, schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID, schema.PASS_NUMBER]
+_DICTIONARIES = [
+    schema.NEXT_SENTENCE_LABEL,
+    schema.DOCUMENT_ID,
+    schema.SECOND_DOCUMENT_ID,
+    schema.PASS_NUMBER,
+    schema.SOURCE,
+]
 
 
 class ShardError(ValueError):
@@ -58,17 +68,24 @@ def build_shard(
     name: str,
     folder: Path,
     scratch: Path,
+    dropped: str | None = None,
 ) -> BuildResult:
     """Build the shard of one bucket as `folder`/(last part of `name`) and count what is in it.
 
     `name` is the path that the manifest will list. The file is written in `scratch`, on the same file system, and
-    appears in `folder` in one rename, after it was verified. Raises SpillError or ShardError where a file does not
-    read back as it was written.
+    appears in `folder` in one rename, after it was verified. `dropped`: the file of near duplicates to leave out.
+    Raises SpillError or ShardError where a file does not read back as it was written.
     """
     ids = schema.id_type(tokenizer.vocab_size)
-    documents, duplicates = read_documents(extents, id_type=ids)
-    instances = Instances(documents, config=config, tokenizer=tokenizer)
-    tally = _count_documents(documents, duplicates=duplicates, config=config, tokenizer=tokenizer)
+    documents, _ = read_documents(extents, id_type=ids)
+    near = {} if dropped is None else read_dropped(dropped, [document.id for document in documents])
+    documents = [document for document in documents if document.id not in near]
+    with RejectWriter(scratch if config.cleaning.keep_rejects else None) as rejects:
+        left_out = count_doubles(extents, near=near, rejects=rejects)
+    left_out.rejects = rejects.runs
+    passes = list_passes(documents, config=config, split=split)
+    instances = Instances(documents, config=config, tokenizer=tokenizer, passes=passes)
+    tally = _count_documents(documents, config=config, tokenizer=tokenizer)
     columns = schema.sentence_pair_schema(tokenizer.vocab_size, vocabulary_hash=tokenizer.vocabulary_hash)
     partial = scratch / f"{Path(name).name}.{uuid.uuid4().hex[:16]}"
     group_rows: list[int] = []
@@ -105,7 +122,7 @@ def build_shard(
     )
     verify_written(partial, shard=shard, rows_by_length=tally.lengths)
     _commit(partial, folder / Path(name).name)
-    return BuildResult([shard], {split: tally})
+    return BuildResult([shard], {split: tally}, left_out)
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
@@ -165,6 +182,7 @@ def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
         schema.DOCUMENT_ID: _binary(rows.document_id, mask=None),
         schema.SECOND_DOCUMENT_ID: second,
         schema.PASS_NUMBER: pa.array(rows.pass_number.astype(np.uint16)),
+        schema.SOURCE: pa.array(rows.source),
     }
     return pa.table(columns)
 
@@ -198,13 +216,16 @@ def _binary(ids: npt.NDArray[np.uint8], *, mask: npt.NDArray[np.bool_] | None) -
 
 
 def _count_documents(
-    documents: Sequence[TokenizedDocument], *, duplicates: int, config: PipelineConfig, tokenizer: WordTokenizer
+    documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> RowTally:
+    digits = np.array([document.ids.size.bit_length() for document in documents])
     return RowTally(
         lengths=np.zeros(config.max_seq_length + 1, np.int64),
         token_counts=np.zeros(tokenizer.vocab_size, np.int64),
+        text_at=np.zeros(config.max_seq_length, np.int64),
+        masked_at=np.zeros(config.max_seq_length, np.int64),
+        document_lengths=np.bincount(digits, minlength=LENGTH_BITS),
         documents=len(documents),
-        duplicates=duplicates,
         document_tokens=sum(document.ids.size for document in documents),
         words=sum(int(np.count_nonzero(document.word_starts)) for document in documents),
         sentences=sum(document.sentence_lengths.size for document in documents),
@@ -215,10 +236,18 @@ def _count_documents(
 def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id: int) -> None:
     tally.lengths += np.bincount(np.diff(rows.offsets), minlength=tally.lengths.size)
     tally.token_counts += np.bincount(rows.ids, minlength=tally.token_counts.size)
+    by_source = np.bincount(rows.source)
+    tokens_by_source = np.bincount(rows.source, weights=np.diff(rows.offsets)).astype(np.int64)
+    tally.source_rows += Counter(dict(enumerate(by_source.tolist())))
+    tally.source_tokens += Counter(dict(enumerate(tokens_by_source.tolist())))
     labels, counts = np.unique(rows.label, return_counts=True)
     tally.labels += Counter(dict(zip(labels.tolist(), counts.tolist(), strict=True)))
+    pieces = _count_text(tally, rows)
     for mask in masks:
-        kept = _kept(rows, mask)
+        place = np.repeat(rows.offsets[:-1], np.diff(mask.offsets)) + mask.positions
+        tally.masked_at += np.bincount(mask.positions, minlength=tally.masked_at.size)
+        tally.masked_by_pieces += np.bincount(pieces[place], minlength=WORD_PIECES + 1)
+        kept = rows.ids[place] == mask.inputs
         shown = mask.inputs == mask_id
         num_masked, num_kept = int(np.count_nonzero(shown)), int(np.count_nonzero(kept))
         tally.masked += mask.inputs.size
@@ -230,9 +259,27 @@ def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id:
     tally.examples = heapq.nsmallest(NUM_EXAMPLES, [*tally.examples, *examples])
 
 
-def _kept(rows: Rows, mask: Masks) -> npt.NDArray[np.bool_]:
-    start = np.repeat(rows.offsets[:-1], np.diff(mask.offsets))
-    return np.asarray(rows.ids[start + mask.positions] == mask.inputs)
+def _count_text(tally: RowTally, rows: Rows) -> npt.NDArray[np.uint8]:
+    """Count the tokens of text by position and by pieces of their word; returns the latter for every token, at most
+    WORD_PIECES, 0 for [CLS] and the closing [SEP]s."""
+    lengths = np.diff(rows.offsets)
+    begin = np.flatnonzero(rows.word_starts)
+    sizes = np.diff(begin, append=rows.ids.size)
+    pieces = np.repeat(np.minimum(sizes, WORD_PIECES).astype(np.uint8), sizes)
+    ends = rows.offsets[:-1] + rows.first_length - 1
+    special = (rows.offsets[:-1], ends, (rows.offsets[1:] - 1)[rows.has_second])
+    for places in special:
+        pieces[places] = 0
+    counts = np.bincount(pieces, minlength=WORD_PIECES + 1)
+    counts[0] = 0
+    tally.text_by_pieces += counts
+    size = tally.text_at.size
+    rows_at = lengths.size - np.cumsum(np.bincount(lengths, minlength=size + 1))[:-1]
+    rows_at[0] -= lengths.size
+    rows_at -= np.bincount(rows.first_length - 1, minlength=size)
+    rows_at -= np.bincount((lengths - 1)[rows.has_second], minlength=size)
+    tally.text_at += rows_at
+    return pieces
 
 
 def _example(rows: Rows, mask: Masks, row: int) -> Example:

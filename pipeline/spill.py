@@ -1,19 +1,19 @@
 """Files between the two halves of a build: tokenized documents sorted by bucket, found again by byte range.
 
 Only names and offsets cross the shuffle (FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there).
-An extent is two Arrow messages: an index (id and tokens of each document), which counting reads alone, and the tokens.
-A writer holds at most FLUSH_TOKENS tokens and one document more, whatever the size of the input.
+An extent is two Arrow messages: an index (id, number of tokens and origin of each document), which counting reads
+alone, and the tokens. A writer holds at most FLUSH_TOKENS tokens and one document more, whatever the size of the input.
 """
 
 from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,33 @@ from pipeline.wordpieces import TokenizedDocument
 
 FLUSH_TOKENS = 4_000_000
 FLUSH_DOCUMENTS = 50_000
+FLUSH_CHARACTERS = 32_000_000
 
-_INDEX = pa.schema([pa.field("id", pa.binary(ID_BYTES)), pa.field("tokens", pa.int64())])
+_INDEX = pa.schema(
+    [
+        pa.field("id", pa.binary(ID_BYTES)),
+        pa.field("tokens", pa.int64()),
+        pa.field("number", pa.uint16()),  # into config.source_names; `source` is into config.sources
+        pa.field("source", pa.int32()),
+        pa.field("name", pa.string()),
+        pa.field("text", pa.large_string()),
+    ]
+)
 
 
 class SpillError(ValueError):
     """A spill file is not as it was written."""
+
+
+class Origin(NamedTuple):
+    """Where a document comes from: index of its source, its name, and its text or how that begins. For people only."""
+
+    source: int = 0
+    name: str = ""
+    text: str = ""
+
+
+_NOWHERE = Origin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +67,16 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The documents of some extents, in file order. ids: uint8[n, 16]; tokens: int64[n]."""
+    """The documents of some extents, in file order. ids: uint8[n, 16]; tokens: int64[n]; sources: uint16[n]."""
 
     ids: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.int64]
+    sources: npt.NDArray[np.uint16]
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Positions of the first of every distinct id, ordered by id."""
+        """Positions of every distinct id, ordered by id; of equal ones that of the lowest source."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
-        order = np.lexsort((words[:, 1], words[:, 0]))  # stable: the first in file order stays first
+        order = np.lexsort((self.sources, words[:, 1], words[:, 0]))
         ordered = words[order]
         new = np.ones(order.size, np.bool_)
         new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
@@ -78,8 +100,8 @@ class SpillWriter:
     ) -> None:
         self.path = Path(folder) / f"{name}-{uuid.uuid4().hex[:16]}.arrow"
         self._bucket_of, self._schema, self._flush_tokens = bucket_of, _documents_schema(id_type), flush_tokens
-        self._pending: list[tuple[int, TokenizedDocument]] = []
-        self._pending_tokens = 0
+        self._pending: list[tuple[int, TokenizedDocument, Origin]] = []
+        self._pending_tokens = self._pending_characters = 0
         self._extents: list[tuple[int, Extent]] = []
         self._stream = open(self.path, "wb")  # noqa: SIM115 (closed by __exit__)
 
@@ -100,11 +122,16 @@ class SpillWriter:
                 self.path.unlink(missing_ok=True)
             self._stream.close()
 
-    def add(self, document: TokenizedDocument) -> None:
+    def add(self, document: TokenizedDocument, *, origin: Origin = _NOWHERE) -> None:
         """Take a document with at least one token."""
-        self._pending.append((self._bucket_of(document.id), document))
+        self._pending.append((self._bucket_of(document.id), document, origin))
         self._pending_tokens += document.ids.size
-        if self._pending_tokens >= self._flush_tokens or len(self._pending) >= FLUSH_DOCUMENTS:
+        self._pending_characters += len(origin.text)
+        if (
+            self._pending_tokens >= self._flush_tokens
+            or self._pending_characters >= FLUSH_CHARACTERS
+            or len(self._pending) >= FLUSH_DOCUMENTS
+        ):
             self._flush()
 
     @property
@@ -117,15 +144,19 @@ class SpillWriter:
         start = 0
         for stop in range(1, len(self._pending) + 1):
             if stop == len(self._pending) or self._pending[stop][0] != self._pending[start][0]:
-                self._write(self._pending[start][0], [document for _, document in self._pending[start:stop]])
+                self._write(self._pending[start][0], self._pending[start:stop])
                 start = stop
         self._pending.clear()
-        self._pending_tokens = 0
+        self._pending_tokens = self._pending_characters = 0
 
-    def _write(self, bucket: int, documents: Sequence[TokenizedDocument]) -> None:
+    def _write(self, bucket: int, pending: Sequence[tuple[int, TokenizedDocument, Origin]]) -> None:
+        documents = [document for _, document, _ in pending]
         ids = pa.array([document.id for document in documents], pa.binary(ID_BYTES))
         tokens = np.array([document.ids.size for document in documents], np.int64)
-        index = pa.record_batch([ids, pa.array(tokens)], schema=_INDEX).serialize()
+        numbers = pa.array([document.source for document in documents], pa.uint16())
+        origins = zip(_INDEX.names[3:], zip(*(origin for _, _, origin in pending), strict=True), strict=True)
+        origin_columns = [pa.array(values, _INDEX.field(name).type) for name, values in origins]
+        index = pa.record_batch([ids, pa.array(tokens), numbers, *origin_columns], schema=_INDEX).serialize()
         columns = [
             _list_array([getattr(document, field.name) for document in documents], field.type) for field in self._schema
         ]
@@ -138,13 +169,24 @@ class SpillWriter:
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Ids and token counts of the extents' documents; reads nothing else of the files."""
+    """Ids, token counts and sources of the extents' documents; reads nothing else of the files."""
     ids, tokens = [np.zeros((0, ID_BYTES), np.uint8)], [np.zeros(0, np.int64)]
+    sources = [np.zeros(0, np.uint16)]
     for extent in extents:
         batch = pa.ipc.read_record_batch(_read(extent, num_bytes=extent.index_bytes), _INDEX)
         ids.append(_fixed_binary(batch.column(0)))
         tokens.append(batch.column(1).to_numpy())
-    return Index(np.concatenate(ids), np.concatenate(tokens))
+        sources.append(batch.column(2).to_numpy())
+    return Index(np.concatenate(ids), np.concatenate(tokens), np.concatenate(sources))
+
+
+def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
+    """(id, number of the source, origin) of the extents' documents, copies included, extent by extent."""
+    for extent in extents:
+        batch = pa.ipc.read_record_batch(_read(extent, num_bytes=extent.index_bytes), _INDEX)
+        names = ("id", "number", *Origin._fields)
+        for name, number, *origin in zip(*(batch.column(each).to_pylist() for each in names), strict=True):
+            yield name, number, Origin(*origin)
 
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
@@ -166,9 +208,10 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
         batch = pa.ipc.read_record_batch(buffer.slice(extent.index_bytes), schema)
         indexes.append(_fixed_binary(index.column(0)))
         columns = [_split_list(batch.column(position)) for position in range(len(schema))]
-        found += map(TokenizedDocument, index.column(0).to_pylist(), *columns)
+        found += map(TokenizedDocument, index.column(0).to_pylist(), *columns, index.column(2).to_pylist())
     ids = np.concatenate(indexes)
-    kept = Index(ids, np.zeros(len(found), np.int64)).distinct()
+    sources = np.array([document.source for document in found], np.uint16)
+    kept = Index(ids, np.zeros(len(found), np.int64), sources).distinct()
     return [found[position] for position in kept], len(found) - kept.size
 
 

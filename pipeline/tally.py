@@ -19,8 +19,16 @@ import numpy.typing as npt
 from pipeline.manifest import Shard, SplitName
 
 NUM_EXAMPLES = 5
+WORD_PIECES = 8
+"""Words of so many pieces and more are counted together."""
+LENGTH_BITS = 40
 _DROP_EXAMPLES = 3
+NAMED = {"page_over_budget": 1_000, "page_over_resources": 1_000}
+"""Skips of which so many are named one by one."""
 _BY_SOURCE = ("documents", "sentences", "characters")
+
+_ARRAYS = ("lengths", "token_counts", "text_at", "masked_at", "text_by_pieces", "masked_by_pieces", "document_lengths")
+_ADDED = _ARRAYS[2:]
 
 Counts = npt.NDArray[np.int64]
 
@@ -33,13 +41,22 @@ class ReadTally:
     sentences: Counter[int] = field(default_factory=Counter)
     characters: Counter[int] = field(default_factory=Counter)
     drops: dict[int, Counter[str]] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
+    """What was noted without leaving anything out, by reason."""
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """A few (name, detail) of every drop reason."""
+    """A few (name, detail) of every reason of drops and notes."""
+    rejects: list[str] = field(default_factory=list)
+    """Files with documents that were left out, where they are kept (pipeline/rejects.py)."""
 
     def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
         """Count one thing that was left out."""
         self.drops.setdefault(source, Counter())[reason] += 1
-        self.examples[reason] = sorted({*self.examples.get(reason, ()), (name, detail)})[:_DROP_EXAMPLES]
+        self._add_examples(reason, [(name, detail)])
+
+    def count_note(self, reason: str, *, name: str, detail: str) -> None:
+        """Count one thing of which nothing was left out."""
+        self.notes[reason] += 1
+        self._add_examples(reason, [(name, detail)])
 
     def merge(self, other: ReadTally) -> None:
         """Add another tally to this one."""
@@ -48,8 +65,17 @@ class ReadTally:
         self.characters += other.characters
         for source, drops in other.drops.items():
             self.drops[source] = self.drops.get(source, Counter()) + drops
+        self.notes += other.notes
         for reason, examples in other.examples.items():
-            self.examples[reason] = sorted({*self.examples.get(reason, ()), *examples})[:_DROP_EXAMPLES]
+            self._add_examples(reason, examples)
+        self.rejects = sorted([*self.rejects, *other.rejects])
+
+    def count_reasons(self) -> dict[str, int]:
+        """Drops by reason, over all sources."""
+        return dict(sorted(sum(self.drops.values(), Counter()).items()))
+
+    def _add_examples(self, reason: str, examples: Iterable[tuple[str, str]]) -> None:
+        self.examples[reason] = sorted({*self.examples.get(reason, ()), *examples})[: NAMED.get(reason, _DROP_EXAMPLES)]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,14 +98,27 @@ class RowTally:
     """int64[max_seq_length + 1]: rows by number of tokens."""
     token_counts: Counts
     """int64[vocabulary size]: how often each id stands in input_ids, specials included."""
+    text_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64[max_seq_length]: rows with a token of text (neither [CLS] nor a closing [SEP]) at each position."""
+    masked_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64[max_seq_length]: targets at each position, over all mask sets."""
+    text_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
+    """int64[WORD_PIECES + 1]: tokens of text in rows by the pieces of their word; the last: so many or more."""
+    masked_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
+    """int64[WORD_PIECES + 1]: targets by the pieces of their word, over all mask sets."""
+    document_lengths: Counts = field(default_factory=lambda: np.zeros(LENGTH_BITS, np.int64))
+    """int64[LENGTH_BITS]: documents by binary digits of their number of tokens: entry b has 2^(b-1) to 2^b - 1."""
     documents: int = 0
-    duplicates: int = 0
     document_tokens: int = 0
     words: int = 0
     sentences: int = 0
     unknown: int = 0
     labels: Counter[int] = field(default_factory=Counter)
     """Rows by next-sentence label; -1 where there is none."""
+    source_rows: Counter[int] = field(default_factory=Counter)
+    """Rows by index into PipelineConfig.source_names."""
+    source_tokens: Counter[int] = field(default_factory=Counter)
+    """Tokens in rows, specials included, alike."""
     masked: int = 0
     """Positions to predict, over all mask sets."""
     masked_as: Counter[str] = field(default_factory=Counter)
@@ -100,13 +139,16 @@ class RowTally:
         """Add another tally to this one."""
         self.lengths = self.lengths + other.lengths
         self.token_counts = self.token_counts + other.token_counts
+        for name in _ADDED:
+            setattr(self, name, _add(getattr(self, name), getattr(other, name)))
         self.documents += other.documents
-        self.duplicates += other.duplicates
         self.document_tokens += other.document_tokens
         self.words += other.words
         self.sentences += other.sentences
         self.unknown += other.unknown
         self.labels += other.labels
+        self.source_rows += other.source_rows
+        self.source_tokens += other.source_tokens
         self.masked += other.masked
         self.masked_as += other.masked_as
         self.examples = heapq.nsmallest(NUM_EXAMPLES, [*self.examples, *other.examples])
@@ -118,6 +160,12 @@ class BuildResult:
 
     shards: list[Shard]
     tallies: dict[SplitName, RowTally]
+    left_out: ReadTally = field(default_factory=ReadTally)
+    """Duplicates and near duplicates, which are found after reading."""
+
+    def count_labels(self) -> Counter[int]:
+        """Rows of the whole set by next-sentence label."""
+        return sum((tally.labels for tally in self.tallies.values()), Counter())
 
 
 def merge_reads(tallies: Iterable[ReadTally]) -> ReadTally:
@@ -133,6 +181,7 @@ def merge_results(results: Iterable[BuildResult]) -> BuildResult:
     total = BuildResult([], {})
     for result in results:
         total.shards += result.shards
+        total.left_out.merge(result.left_out)
         for split, tally in result.tallies.items():
             if split in total.tallies:
                 total.tallies[split].merge(tally)
@@ -168,6 +217,7 @@ def results_to_json(result: BuildResult, tally: ReadTally) -> str:
     """ASCII text that results_from_json reads back."""
     tree = {
         "read": _fields(tally),
+        "left_out": _fields(result.left_out),
         "shards": [shard.model_dump(mode="json") for shard in result.shards],
         "rows": {split: _fields(rows) for split, rows in result.tallies.items()},
     }
@@ -181,18 +231,24 @@ def _fields(data: ReadTally | RowTally | Example) -> dict[str, Any]:
 def results_from_json(text: str) -> tuple[BuildResult, ReadTally]:
     """What results_to_json wrote."""
     tree = json.loads(text)
-    read = tree["read"]
-    by_source = {name: Counter({int(key): n for key, n in read[name].items()}) for name in _BY_SOURCE}
-    examples = {reason: [(name, detail) for name, detail in found] for reason, found in read["examples"].items()}
-    drops = {int(source): Counter(counts) for source, counts in read["drops"].items()}
-    tally = ReadTally(**by_source, drops=drops, examples=examples)
     shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
-    return BuildResult(shards, {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}), tally
+    tallies = {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}
+    return BuildResult(shards, tallies, _reads_from_tree(tree["left_out"])), _reads_from_tree(tree["read"])
+
+
+def _reads_from_tree(tree: dict[str, Any]) -> ReadTally:
+    by_source = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
+    examples = {reason: [(name, detail) for name, detail in found] for reason, found in tree["examples"].items()}
+    drops = {int(source): Counter(counts) for source, counts in tree["drops"].items()}
+    return ReadTally(**by_source, drops=drops, notes=Counter(tree["notes"]), examples=examples, rejects=tree["rejects"])
 
 
 def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
-    lengths, token_counts = (np.array(tree.pop(name), np.int64) for name in ("lengths", "token_counts"))
-    labels = Counter({int(label): count for label, count in tree.pop("labels").items()})
+    tree.update({name: np.array(tree[name], np.int64) for name in _ARRAYS})
+    counters: dict[str, Any] = {
+        name: Counter({int(key): count for key, count in tree.pop(name).items()})
+        for name in ("labels", "source_rows", "source_tokens")
+    }
     examples = [
         Example(
             key=example["key"],
@@ -204,9 +260,13 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
         )
         for example in tree.pop("examples")
     ]
-    return RowTally(
-        lengths, token_counts, labels=labels, masked_as=Counter(tree.pop("masked_as")), examples=examples, **tree
-    )
+    masked_as = Counter(tree.pop("masked_as"))
+    return RowTally(**tree, **counters, masked_as=masked_as, examples=examples)
+
+
+def _add(one: Counts, other: Counts) -> Counts:
+    """Sum of two counts; an empty one is all zeros."""
+    return one + other if one.size == other.size else (one if one.size else other)
 
 
 def _rate(part: int, whole: int) -> float | None:

@@ -71,6 +71,21 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: b
     return normalizers.Sequence([bert, normalizers.NFC()]) if strips and recompose else bert
 
 
+def describe_text(backend: Tokenizer) -> dict[str, str]:
+    """What the tokenizer's normalisation does to case (lowered, kept), accents (removed, kept) and Hangul (syllables,
+    jamo), found by trying."""
+
+    def normalize(text: str) -> str:
+        return text if backend.normalizer is None else str(backend.normalizer.normalize_str(text))
+
+    accent = unicodedata.normalize("NFC", normalize("\u00e9"))
+    return {
+        "case": "kept" if normalize("A") == "A" else "lowered",
+        "accents": "kept" if accent == "\u00e9" else "removed",
+        "hangul": "syllables" if normalize("\uac00") == "\uac00" else "jamo",
+    }
+
+
 def is_composed(text: str) -> bool:
     """Whether canonical decomposition (NFD) changes the text, as it does with Hangul syllables and accented letters."""
     return not unicodedata.is_normalized("NFD", text)

@@ -10,25 +10,30 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import apache_beam as beam
 
 from pipeline.buckets import BucketCount, Buckets, ShardPlan, membership, plan_shards
 from pipeline.config import PipelineConfig
-from pipeline.documents import Drop, Split
+from pipeline.documents import Drop, Note, Split
 from pipeline.failures import report_failure
+from pipeline.filters import DocumentFilter, beginning, excerpt
 from pipeline.manifest import shard_name
+from pipeline.mixture import passes_of
 from pipeline.progress import WorkReport
+from pipeline.rejects import RejectWriter
 from pipeline.schema import id_type
 from pipeline.shards import build_shard
+from pipeline.signatures import BandExtent, SignatureWriter, find_matches, read_dropped, write_dropped
 from pipeline.sources import read_documents, refuse_empty_source
-from pipeline.spill import Extent, SpillWriter, read_index
+from pipeline.spill import Extent, Origin, SpillWriter, read_index
 from pipeline.tally import BuildResult, ReadTally, merge_reads, merge_results, results_to_json
 from pipeline.wordpieces import WordTokenizer
 
 RESULT_NAME = "result.json"
+DROPPED_NAME = "near-duplicates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class SplitResult:
 
     tally: ReadTally
     extents: tuple[tuple[int, Extent], ...]
+    bands: tuple[tuple[int, BandExtent], ...] = ()
+    """Where the band keys of each partition lie, where near duplicates are looked for."""
 
 
 def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job) -> None:
@@ -64,17 +71,63 @@ def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job) -
     )
     tally = read | "Tallies" >> beam.Map(_tally_of) | "Sum tallies" >> beam.CombineGlobally(merge_reads)
     grouped = read | "Extents" >> beam.FlatMap(_extents_of) | "Group by bucket" >> beam.GroupByKey()
-    counts = grouped | "Count buckets" >> beam.Map(count_bucket)
+    near = {"dropped": find_near_duplicates(read, job=job)} if job.config.cleaning.near_duplicates else {}
+    counts = grouped | "Count buckets" >> beam.Map(count_bucket, **near)
     plan = tally | "Plan shards" >> beam.ParDo(PlanShards(job), counts=beam.pvalue.AsList(counts))
     only_plan = beam.pvalue.AsSingleton(plan)
     results = (
         grouped
         | "Join small buckets" >> beam.FlatMap(assign_shard, plan=only_plan)
         | "Group by shard" >> beam.GroupByKey()
-        | "Pair, mask, write" >> beam.ParDo(WriteShards(job))
+        | "Pair, mask, write" >> beam.ParDo(WriteShards(job), **near)
         | "Gather shards" >> beam.CombineGlobally(merge_results)
     )
     _ = results | "Leave the result" >> beam.ParDo(LeaveResult(job), tally=beam.pvalue.AsSingleton(tally))
+
+
+def find_near_duplicates(read: beam.PCollection, *, job: Job) -> beam.pvalue.AsSingleton:
+    """The path of the file that says which documents to leave out as near duplicates (signatures.read_dropped)."""
+    dropped = (
+        read
+        | "Band keys" >> beam.FlatMap(_bands_of)
+        | "Group by band key" >> beam.GroupByKey()
+        | "Compare signatures" >> beam.ParDo(CompareSignatures(job))
+        | "Gather near duplicates" >> beam.CombineGlobally(join_paths)
+        | "Choose what stays" >> beam.ParDo(ChooseDropped(job))
+    )
+    return beam.pvalue.AsSingleton(dropped)
+
+
+class CompareSignatures(beam.DoFn):
+    """(partition, band extents) -> path of a file of matches, where there are any."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
+        """Compare the documents that share a band key."""
+        settings = self.job.config.cleaning.near_duplicates
+        assert settings is not None
+        with report_failure(self.job.exchange):
+            matches = find_matches(element[1], threshold=settings.threshold)
+            if matches.size:
+                path = Path(self.job.spills) / f"matches-{uuid.uuid4().hex[:16]}"
+                matches.tofile(path)
+                yield [str(path)]
+
+
+class ChooseDropped(beam.DoFn):
+    """Paths of all matches -> path of what to leave out."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def process(self, paths: list[str]) -> Iterator[str]:
+        """Decide and write."""
+        with report_failure(self.job.exchange):
+            path = Path(self.job.exchange) / DROPPED_NAME
+            write_dropped(paths, path=path)
+            yield str(path)
 
 
 class _Step(beam.DoFn):
@@ -108,14 +161,17 @@ class PlanShards(beam.DoFn):
         with report_failure(self.job.exchange):
             for index, source in enumerate(self.job.config.sources):
                 drops = tally.drops.get(index, Counter())
-                refuse_empty_source(source, num_documents=tally.documents[index], drops=drops)
+                others = tally.documents.total()
+                refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
             yield plan_shards(counts, buckets=self.job.buckets)
 
 
 class WriteShards(_Step):
     """((split name, index, count), groups of extents) -> BuildResult of one shard."""
 
-    def process(self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]]) -> Iterator[BuildResult]:
+    def process(
+        self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None
+    ) -> Iterator[BuildResult]:
         """Load, pair, mask, write and verify one shard."""
         (split, index, count), groups = element
         extents = [extent for group in groups for extent in group]
@@ -128,6 +184,7 @@ class WriteShards(_Step):
                 name=shard_name("train" if split == "train" else "validation", index, count),
                 folder=Path(self.job.shards),
                 scratch=Path(self.job.spills),
+                dropped=dropped,
             )
             report.add(rows=sum(shard.rows for shard in result.shards))
             yield result
@@ -150,35 +207,61 @@ class LeaveResult(beam.DoFn):
 def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer) -> SplitResult:
     """Read one split whole: documents go to a spill file, everything left out is counted with its reason."""
     tally = ReadTally()
+    source = job.config.sources[split.source]
+    number = job.config.source_names.index(source.called)
     name = Path(split.path).name[:40]
     types = id_type(job.vocabulary_size)
+    cleaning = job.config.cleaning
+    documents = DocumentFilter(cleaning, source=source)
     with (
         WorkReport(job.progress, stage="read") as report,
+        RejectWriter(job.spills if cleaning.keep_rejects else None) as rejects,
         SpillWriter(job.spills, name=name, bucket_of=job.buckets.bucket_of, id_type=types) as writer,
+        SignatureWriter(
+            job.spills, name=name, config=cleaning.near_duplicates, partitions=job.buckets.total
+        ) as signatures,
     ):
-        for item in read_documents(split, job.config.sources[split.source]):
+        for item in read_documents(split, source):
+            if isinstance(item, Note):
+                tally.count_note(item.reason, name=item.name, detail=item.detail)
+                continue
             if isinstance(item, Drop):
                 tally.count_drop(item.reason, source=split.source, name=item.name, detail=item.detail)
+                continue
+            text = "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
+            fault = documents.reject(item)
+            if fault is not None:
+                shown = f"{fault.detail}: {excerpt(text)}"
+                tally.count_drop(fault.reason, source=split.source, name=item.name, detail=shown)
+                rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
                 continue
             document = tokenizer.tokenize(item)
             if not document.ids.size:
                 detail = "nothing is left after normalisation"
                 tally.count_drop("no_tokens", source=split.source, name=item.name, detail=detail)
                 continue
+            if not passes_of(document.id, weight=source.weight, passes=job.config.passes, seed=job.config.seed):
+                tally.count_drop("weight", source=split.source, name=item.name, detail=f"weight {source.weight:g}")
+                continue
             characters = sum(map(len, item.sentences))
             tally.documents[split.source] += 1
             tally.sentences[split.source] += len(item.sentences)
             tally.characters[split.source] += characters
-            writer.add(document)
+            writer.add(replace(document, source=number), origin=Origin(split.source, item.name, text))
+            signatures.add(item)
             report.add(documents=1, characters=characters)
-    return SplitResult(tally, tuple(writer.extents))
+    tally.rejects = rejects.runs
+    return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))
 
 
-def count_bucket(element: tuple[int, Iterable[Extent]]) -> BucketCount:
-    """Distinct documents of a bucket; reads the index of each extent only."""
+def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
+    """Distinct documents of a bucket that stay; reads the index of each extent only."""
     bucket, extents = element
     index = read_index(extents)
     kept = index.distinct()
+    if dropped is not None:
+        near = read_dropped(dropped, [index.ids[position].tobytes() for position in kept])
+        kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
     lowest = sorted(membership(index.ids[position].tobytes()) for position in kept[:2])
     return BucketCount(bucket, documents=kept.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
 
@@ -194,6 +277,15 @@ def assign_shard(
 
 def _tally_of(result: SplitResult) -> ReadTally:
     return result.tally
+
+
+def _bands_of(result: SplitResult) -> Iterable[tuple[int, BandExtent]]:
+    return result.bands
+
+
+def join_paths(parts: Iterable[list[str]]) -> list[str]:
+    """All paths in one list."""
+    return [path for part in parts for path in part]
 
 
 def _extents_of(result: SplitResult) -> Iterable[tuple[int, Extent]]:

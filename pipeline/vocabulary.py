@@ -14,13 +14,15 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
+from pipeline.config import CleaningConfig, PipelineConfig, SourceConfig, VocabularyConfig
 from pipeline.documents import Document, Split
+from pipeline.filters import DocumentFilter
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from pipeline.sources import list_splits, read_documents
 from pipeline.subwords import END_OF_WORD, train_bpe, train_wordpiece
@@ -92,8 +94,13 @@ def train_vocabulary(config: PipelineConfig, *, path: Path) -> None:
     else:
         text = "".join(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.__getitem__))
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(text.encode("utf-8"))
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(text.encode("utf-8"))
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise ValueError(f"{path}: cannot be written ({error.strerror}); free space or give another path") from error
     pieces, unknown = measure(backend, counts)
     _logger.info(
         "%s: %d entries from %d words (%d different), %.3f tokens a word, %.4f%% [UNK]; counted in %.1f s, "
@@ -113,7 +120,7 @@ def count_sources(config: PipelineConfig, *, folder: Path) -> dict[str, int]:
     """The most frequent words of all sources, counted split by split over config.workers processes."""
     splits = list_splits(config.sources)
     tasks = [
-        (split, config.sources[split.source], config.vocabulary, folder, f"split{number}")
+        (split, config.sources[split.source], config.vocabulary, config.cleaning, folder, f"split{number}")
         for number, split in enumerate(splits)
     ]
     workers = min(len(tasks), config.workers or len(os.sched_getaffinity(0)))
@@ -138,11 +145,12 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
     return pieces / max(1, total), unknown / max(1, total)
 
 
-def _count_split(task: tuple[Split, SourceConfig, VocabularyConfig, Path, str]) -> list[Path]:
-    split, source, settings, folder, name = task
+def _count_split(task: tuple[Split, SourceConfig, VocabularyConfig, CleaningConfig, Path, str]) -> list[Path]:
+    split, source, settings, cleaning, folder, name = task
+    documents = DocumentFilter(cleaning, source=source)
     counter = _counter(settings, folder=folder, name=name)
     for document in read_documents(split, source):
-        if isinstance(document, Document):
+        if isinstance(document, Document) and documents.reject(document) is None:
             counter.add(document.sentences)
     return counter.finish()
 
@@ -155,15 +163,17 @@ def _counter(settings: VocabularyConfig, *, folder: Path, name: str) -> WordCoun
 def _word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
     """Normalizer and pre-tokenizer of a vocabulary in training.
 
-    Stripping accents takes composed characters apart (Hangul syllables into jamo, too); what is left is composed again.
+    Stripping accents takes composed characters apart (Hangul syllables into jamo, too); what is left is composed again,
+    unless jamo were asked for.
     """
     if settings.algorithm != "byte_level_bpe":
-        normalizer = bert_normalizer(lowercase=settings.lowercase, strip_accents=settings.strip_accents, recompose=True)
+        normalizer = bert_normalizer(
+            lowercase=settings.lowercase, strip_accents=settings.strip_accents, recompose=settings.hangul == "syllables"
+        )
         return normalizer, pre_tokenizers.BertPreTokenizer()
     strips = settings.lowercase if settings.strip_accents is None else settings.strip_accents
-    steps: list[Any] = (
-        [normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()] if strips else [normalizers.NFC()]
-    )
+    composed = [normalizers.NFC()] if settings.hangul == "syllables" else []
+    steps: list[Any] = [normalizers.NFD(), normalizers.StripAccents(), *composed] if strips else [normalizers.NFC()]
     if settings.lowercase:
         steps.append(normalizers.Lowercase())
     return normalizers.Sequence(steps), pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)

@@ -115,7 +115,7 @@ def wiki_names(languages: Iterable[str], *, siteinfo: Mapping[str, int] | None =
             namespaces.pop(folded, None)
         elif folded:
             namespaces[folded] = number
-    return WikiNames(namespaces, frozenset(words), _language_codes())
+    return WikiNames(namespaces, frozenset(words), language_codes())
 
 
 @cache
@@ -138,5 +138,6 @@ def _all_invisible() -> frozenset[str]:
 
 
 @cache
-def _language_codes() -> frozenset[str]:
+def language_codes() -> frozenset[str]:
+    """The codes of all Wikipedias, old ones included."""
     return frozenset(_known_names()) - {"commons"} | _OLD_CODES

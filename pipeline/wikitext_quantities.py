@@ -191,6 +191,33 @@ def money(sign: str) -> Callable[[Arguments], str]:
     return lambda arguments: sign + format_number(arguments.at(1), language=arguments.language)
 
 
+_GAUGE = re.compile(r"([\d.,]+)\s*(mm|cm|m|ft|in)")
+
+
+def track_gauge(arguments: Arguments) -> str | None:
+    """A railway's gauge as given, {{RailGauge|1435mm}}: 1,435 mm."""
+    found = _GAUGE.fullmatch(arguments.at(1))
+    return f"{format_number(found.group(1), language=arguments.language)} {found.group(2)}" if found else None
+
+
+_DEGREES = ("\u00b0", "\u2032", "\u2033")
+
+
+def coordinates(arguments: Arguments) -> str | None:
+    """A place in a sentence, {{coord|13|19|N|169|9|W}}; "" where it (also) stands by the title."""
+    if "title" in arguments.named.get("display", "inline") or arguments.named.get("display") == "t":
+        return ""
+    values = arguments.positional
+    shown: list[str] = []
+    for hemispheres in ("NS", "EW"):
+        end = next((place for place, value in enumerate(values) if value and value in hemispheres), -1)
+        if not 1 <= end <= 3 or not all(re.fullmatch(r"[\d.]+", value) for value in values[:end]):
+            return ""
+        shown.append("".join(map("".join, zip(values[:end], _DEGREES, strict=False))) + values[end])
+        values = values[end + 1 :]
+    return " ".join(shown)
+
+
 # ---- dates ----
 
 _MONTHS = (

@@ -17,10 +17,12 @@ from pipeline.wikitext_quantities import (
     age,
     as_of,
     convert,
+    coordinates,
     english_date,
     format_number,
     fraction,
     money,
+    track_gauge,
     unit_fr,
     value,
     words_of_date,
@@ -64,6 +66,8 @@ def _linked_label(position: int) -> Renderer:
 
 
 def _language_text(arguments: Arguments) -> str | None:
+    if len(arguments.positional) == 1 and not arguments.named:
+        return ""  # the mark of a source's language
     return arguments.at(2) or arguments.named.get("text") or arguments.named.get("texte") or None
 
 
@@ -170,6 +174,10 @@ def _french_link(arguments: Arguments) -> str | None:
     return named.get("texte") or arguments.at(1) or named.get("fr") or named.get("trad") or None
 
 
+def _shown(arguments: Arguments) -> str | None:
+    return arguments.at(1)
+
+
 def _citation(arguments: Arguments) -> str | None:
     return arguments.at(1) if arguments.language == "fr" else ""
 
@@ -179,9 +187,10 @@ def _citation(arguments: Arguments) -> str | None:
 _PLAIN: dict[str, Renderer] = {
     renderer.__name__.removeprefix("_"): renderer
     for renderer in (
-        age, as_of, _chemical, _chinese, _circa, _citation, convert, english_date, fraction, _french_link,
+        age, as_of, _chemical, _chinese, _circa, _citation, convert, coordinates, english_date, fraction, _french_link,
         _interlanguage, _japanese, _language_text, _last, _number, _other_language, _power_of_ten, _quotation, _reign,
-        _ship_class, _sic, _spaces, _stacked, _subscript, _superscript, _third_label, unit_fr, value, words_of_date,
+        _ship_class, _shown, _sic, _spaces, _stacked, _subscript, _superscript, _third_label,
+        track_gauge, unit_fr, value, words_of_date,
     )
 }  # fmt: skip
 _MADE: dict[str, Callable[..., Renderer]] = {

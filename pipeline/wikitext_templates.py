@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pipeline.wikitext_names import fold_name, words
+from pipeline.wikitext_names import fold_name, language_codes, words
 from pipeline.wikitext_quantities import Arguments, format_number
 from pipeline.wikitext_renderers import renderers
 from pipeline.wikitext_tags import EQUALS, HOLE, PIPE
@@ -19,7 +19,10 @@ _DIGITS = str.maketrans("0123456789abcdef", "".join(map(chr, range(0xFDE0, 0xFDF
 _CASES = {"lc": str.lower, "uc": str.upper}
 _MARKUP_VARIABLES = {"!": PIPE, "=": EQUALS, "(": "(", ")": ")", "!!": "", "!-": "", "-": "", "\\": " "}
 _TITLES = words("pagename fullpagename basepagename subpagename pagenamee fullpagenamee articlepagename")
-_LANGUAGE_TEMPLATE = re.compile(r"(?:lang|lang-|langue-|llang-|lang )([a-z]{2,3}(?:-[a-z0-9]+)*)")
+_LANGUAGE_TEMPLATE = re.compile(
+    r"(?:lang|lang-|langue-|llang-|lang )([a-z]{2,3}(?:-[a-z0-9]+)*)|\u0644\u063a\u0629-\w+"  # Arabic "language-"
+)
+_CENTURY = re.compile(r"[IVXL]+(?:e si\u00e8cle|er si\u00e8cle|vet)")
 
 
 @dataclass
@@ -47,6 +50,10 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
             return _MARKUP_VARIABLES[head]
         if name in _TITLES:
             return page.title
+        if head == name and name in language_codes():
+            return ""  # the mark of a source's language
+        if _CENTURY.fullmatch(head.strip()):
+            return head.strip()
     if ":" in name or name.startswith("#"):
         return _render_function(name, head, rest, page=page)
     renderer = renderers().get(name)

@@ -15,9 +15,9 @@ _BEGINNINGS = (
     "lien web|ipa-|ipac-|sfn|efn|harv|efs|wikidata|geobox|automatic taxobox|speciesbox|chembox|drugbox|"
     "succession|sidebar|s-|pp-|portal|commons|stub|use |epi|coor |geo |bk|isbn|issn|doi|oclc|pmid|lccn|"
     "arxiv|imdb|google|official|allmusic|discogs|gutenberg|webarchive|wayback|internet archive|ref-|refe|"
-    "unref|link fa|link ga|r/"
+    "unref|link fa|link ga|r/|\u0431\u0430\u0439\u0440\u0430\u043a/|\u0623\u064a\u0642\u0648\u0646\u0629 "
 )
-_ENDINGS = "-stub| stub|box|list of refs|footer|sidebar|needed|-inline| inline| icon"
+_ENDINGS = "-stub| stub|box|list of refs|footer|sidebar|needed|-inline| inline| icon| ikon"
 _FAMILIES = re.compile(rf"(?:{_BEGINNINGS}).*|.*(?:{_ENDINGS})", re.DOTALL)
 
 

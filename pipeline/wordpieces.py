@@ -55,7 +55,8 @@ class TokenizedDocument:
     """A document as ids; sentences without tokens are left out.
 
     ids: uint16, or int32 where the vocabulary has more than 65,536 entries. word_starts: bool, true on the first
-    token of each word of the pre-tokenizer. sentence_lengths: int32, all positive.
+    token of each word of the pre-tokenizer. sentence_lengths: int32, all positive. source: index into
+    PipelineConfig.source_names.
     Invariant: ids.size == word_starts.size == sentence_lengths.sum().
     """
 
@@ -63,6 +64,7 @@ class TokenizedDocument:
     ids: Ids
     word_starts: npt.NDArray[np.bool_]
     sentence_lengths: npt.NDArray[np.int32]
+    source: int = 0
 
 
 class WordTokenizer:

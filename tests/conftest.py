@@ -6,9 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from audit_sets import build_clean_set
+from planting import copy_set
 from worker_group import WorkerGroup
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that wait for whole commands first: they would else run alone at the end."""
+    items.sort(key=lambda item: item.path.name not in ("test_jobs.py", "test_trainer_run.py"))
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +44,15 @@ def worker_group() -> Iterator[Callable[[int], WorkerGroup]]:
     yield group_of
     for group in groups.values():
         group.close()
+
+
+@pytest.fixture(scope="session")
+def clean_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A built data set for the auditor's tests (audit_sets.build_clean_set); never changed."""
+    return build_clean_set(tmp_path_factory.mktemp("audit"))
+
+
+@pytest.fixture
+def copied(clean_set: Path, tmp_path: Path) -> Path:
+    """A copy of it to plant faults in."""
+    return copy_set(clean_set, tmp_path / "set")

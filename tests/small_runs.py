@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from synthetic import write_data_set
 
 from trainer import loop
 from trainer.config import TrainerConfig
+from trainer.feed import RunFeed
+from trainer.ingest import Step
 from trainer.launch import Outcome, Place
 from trainer.metrics import read_json_lines
 from trainer.run_directory import write_config
+from trainer.slots import Slot
 from trainer.worker import work
 
 
@@ -25,6 +30,8 @@ class RunReport:
     executed: list[int]
     """Steps that were computed in this call, counted where they are computed."""
     said: list[str]
+    slots: dict[tuple[int, int], str]
+    """(step, lane) -> hash of tokens, masks and labels of that slot; of all ranks, for steps whose data was taken."""
 
 
 class TestLink:
@@ -41,6 +48,12 @@ class TestLink:
 
     def stop_requested(self) -> bool:
         return self._stop_at is not None and self._executed[-1] >= self._stop_at
+
+
+def write_small_set(folder: Path, *, seed: int = 0) -> Path:
+    """40 training rows of at most 32 tokens in 2 shards of 2 row groups, some held out; returns the folder."""
+    write_data_set(folder, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256, seed=seed)
+    return folder
 
 
 def make_config(data: Path, output: Path, **changes: Any) -> TrainerConfig:
@@ -66,31 +79,48 @@ def make_config(data: Path, output: Path, **changes: Any) -> TrainerConfig:
 def run_rank(rank: int, config: TrainerConfig, stop_at: int | None) -> RunReport:
     """Call `work` in this rank; `stop_at`: rank 1 is asked to stop once it has computed that step."""
     executed: list[int] = []
-    compute = loop.train_step
+    slots: dict[tuple[int, int], str] = {}
+    compute, take = loop.train_step, RunFeed.next_step
 
     def counted(job: loop.Job, step: int) -> Any:
         executed.append(step)
         return compute(job, step)
 
+    def noted(feed: RunFeed) -> Step:
+        data = take(feed)
+        for slot, lane in zip(data.slots, data.lanes, strict=True):
+            if slot is not None:
+                slots[data.state.step, lane] = hash_slot(slot)
+        return data
+
     world_size = dist.get_world_size()
     link = TestLink(executed=executed, stop_at=stop_at if rank == world_size - 1 else None)
-    loop.train_step = counted
+    loop.train_step, RunFeed.next_step = counted, noted  # type: ignore[method-assign]
     try:
         place = Place(rank, world_size, rank, world_size)
         outcome = work(config, place=place, link=link, device=torch.device("cpu"))
     finally:
-        loop.train_step = compute
+        loop.train_step, RunFeed.next_step = compute, take  # type: ignore[method-assign]
         torch.use_deterministic_algorithms(False)
-    return RunReport(outcome, executed, link.said)
+    return RunReport(outcome, executed, link.said, slots)
+
+
+def hash_slot(slot: Slot) -> str:
+    """Of all that the model gets to see."""
+    digest = hashlib.sha256()
+    for field in ("input_ids", "lengths", "first_lengths", "masked_positions", "masked_labels", "nsp_labels"):
+        values = getattr(slot, field)
+        digest.update(f"{field} {values.dtype} {values.size} ".encode() + values.tobytes())
+    return digest.hexdigest()
 
 
 def run(group: Any, config: TrainerConfig, *, stop_at: int | None = None) -> RunReport:
-    """Run `config` on all ranks of a WorkerGroup as the launchers do; the report of rank 0."""
+    """Run `config` on all ranks of a WorkerGroup as the launchers do; the report of rank 0, with the slots of all."""
     write_config(config)
     reports = group.run(run_rank, config, stop_at)
     assert all(report.outcome == reports[0].outcome for report in reports)
     assert all(report.executed == reports[0].executed for report in reports)
-    return reports[0]
+    return replace(reports[0], slots={key: value for report in reports for key, value in report.slots.items()})
 
 
 def curve(output: Path) -> list[tuple[int, str, str, str]]:

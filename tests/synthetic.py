@@ -47,6 +47,7 @@ def make_table(
     max_predictions: int,
     vocabulary_size: int,
     next_sentence: str = "random_document",
+    num_sources: int = 1,
 ) -> pa.Table:
     """Rows of the given lengths (each at least 5) in the schema of pipeline.schema."""
     lengths = np.asarray(lengths, dtype=np.int64)
@@ -95,6 +96,7 @@ def make_table(
         schema.DOCUMENT_ID: pa.array(names, pa.binary()),
         schema.SECOND_DOCUMENT_ID: pa.array(names if paired else [None] * rows, pa.binary()),
         schema.PASS_NUMBER: pa.array(np.zeros(rows), pa.uint16()),
+        schema.SOURCE: pa.array(np.arange(rows) % num_sources, pa.uint16()),
     }
     return pa.table([columns[name].cast(table_schema.field(name).type) for name in table_schema.names], table_schema)
 
@@ -144,6 +146,7 @@ def write_data_set(
     next_sentence: str = "random_document",
     lengths: Lengths = uniform_lengths,
     seed: int = 0,
+    num_sources: int = 1,
 ) -> contract.Manifest:
     """Write `shards` x `row_groups` x `rows` training rows, and as many a shard held out; return the manifest."""
     root = Path(root)
@@ -161,6 +164,7 @@ def write_data_set(
                     max_predictions=max_predictions,
                     vocabulary_size=vocabulary_size,
                     next_sentence=next_sentence,
+                    num_sources=num_sources,
                 )
                 for _ in range(row_groups)
             ]
@@ -179,6 +183,7 @@ def write_data_set(
         vocabulary_size=vocabulary_size,
         next_sentence=next_sentence,
         seed=seed,
+        num_sources=num_sources,
     )
     contract.write_manifest(root, manifest, run={"made_by": "tests/synthetic.py"})
     return manifest
@@ -194,6 +199,7 @@ def make_manifest(
     vocabulary_size: int = 512,
     next_sentence: str = "random_document",
     seed: int = 0,
+    num_sources: int = 1,
 ) -> contract.Manifest:
     """A manifest that lists `shards`, without touching the disk."""
     return contract.Manifest(
@@ -212,6 +218,7 @@ def make_manifest(
         files=files or {},
         drops={},
         statistics={},
+        sources=tuple(f"source-{number}" for number in range(num_sources)),
     )
 
 

@@ -33,6 +33,7 @@ def make_slot(lengths: list[int], *, masked: list[int] | None = None, labelled: 
         masked_positions=positions.astype(np.int32),
         masked_labels=labels,
         nsp_labels=(np.arange(count) % 2 if labelled else np.full(count, NO_LABEL)).astype(np.int8),
+        sources=np.zeros(count, np.uint16),
         shards=np.zeros(count, np.int32),
         row_groups=np.zeros(count, np.int32),
         rows=np.arange(count, dtype=np.int32),

@@ -15,8 +15,7 @@ import pytest
 from pipeline.booktext import book_paragraphs
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop
-from pipeline.sources import books as books_module
-from pipeline.sources import list_splits, read_documents
+from pipeline.sources import archives, list_splits, read_documents
 
 WRAPPED = """It was a bright cold day in April, and the clocks were striking
 thirteen. He slipped quickly through the glass doors of the well-
@@ -63,6 +62,44 @@ def test_a_paragraph_a_line_stays_as_it_is() -> None:
     assert book_paragraphs("\n".join(lines)) == [line.strip() for line in lines]
 
 
+VERSE = """The mouse recited a poem that everybody at the table had heard before
+and nobody had liked, in a voice without any expression at all:
+
+    You are old, Father William,
+    the young man said,
+    And your hair has become very white;
+    And yet you incessantly stand on your head;
+
+Name            Born     Died
+Jane Austen     1775     1817
+Charles Dickens 1812     1870
+
+After that it sat down again and nobody found anything to say about
+what they had just been listening to, least of all the dormouse.
+"""
+
+
+def test_verse_and_tables_keep_their_lines() -> None:
+    """A verse that begins with a small letter goes on from the one before; rows are never joined."""
+    found = book_paragraphs(VERSE + "\n" + WRAPPED)
+    assert found[1:7] == [
+        "You are old, Father William, the young man said,",
+        "And your hair has become very white;",
+        "And yet you incessantly stand on your head;",
+        "Name            Born     Died",
+        "Jane Austen     1775     1817",
+        "Charles Dickens 1812     1870",
+    ]
+    assert found[7].startswith("After that it sat down")
+    assert found[0].endswith("before and nobody had liked, in a voice without any expression at all:")
+
+
+def test_shaped_verse_of_a_real_e_text_is_readable(shared_data: Path) -> None:
+    sentences = documents(read(shared_data / "books/gutenberg-with-boilerplate/alice30-old.txt"))["alice30-old.txt"]
+    assert "`Fury said to a mouse, That he met in the house," in sentences
+    assert "`And your hair has become very white;" in sentences
+
+
 def test_markup_of_e_texts_goes() -> None:
     text = "The [Illustration: a\ncat] word _very_ and =bold= and *starred* but snake_case_name.\n\n[Illustration]\n"
     assert book_paragraphs(text)[0].split() == [
@@ -101,6 +138,17 @@ STYLES = {
 def test_gutenberg_boilerplate_of_every_style_is_cut(style: str) -> None:
     header, footer = STYLES[style]
     assert book_paragraphs(header + WRAPPED + footer) == book_paragraphs(WRAPPED)
+
+
+def test_a_mark_of_the_end_alone_is_cut_near_the_end_only() -> None:
+    """The earliest e-texts have a letterhead and small print behind the book."""
+    long = "\n".join([WRAPPED] * 10)
+    header = "The Project Gutenberg Etext of X\nby Y, 1991\n\n"
+    footer = "\n*START*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*START*\nlawyers\n"
+    assert book_paragraphs(header + long + footer) == book_paragraphs(long)
+    assert book_paragraphs(long + "\nEnde dieses Projekt Gutenberg Etextes X\n") == book_paragraphs(long)
+    middle = "End of Project Gutenberg, he said.\n\n"
+    assert len(book_paragraphs(middle + long)) == 1 + len(book_paragraphs(long))
 
 
 def test_a_book_that_speaks_of_gutenberg_is_not_cut() -> None:
@@ -162,18 +210,106 @@ def test_members_of_archives_are_books(tmp_path: Path, name: str) -> None:
     members = {"x/1.txt": b"One book.", "x/2.TXT": b"Two books.", "x/cover.jpg": b"\xff\xd8", "x/.hidden": b"h"}
     pack(tmp_path / name, members)
     items = read(tmp_path)
-    assert documents(items) == {f"{name}/x/1.txt": ("One book.",), f"{name}/x/2.TXT": ("Two books.",)}
-    assert [item for item in items if isinstance(item, Drop)] == [Drop("not_a_text_file", f"{name}/x/cover.jpg")]
+    assert documents(items) == {f"{name}!x/1.txt": ("One book.",), f"{name}!x/2.TXT": ("Two books.",)}
+    assert [item for item in items if isinstance(item, Drop)] == [Drop("not_a_text_file", f"{name}!x/cover.jpg")]
 
 
 def test_a_large_zip_is_split_by_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(tmp_path / "a.zip", {f"{i}.txt": f"Book number {i}.".encode() for i in range(10)})
-    monkeypatch.setattr(books_module, "_SPLIT_BYTES", 30)
+    monkeypatch.setattr(archives, "SPLIT_TEXT_BYTES", 30)
     source = SourceConfig(kind="books", path=str(tmp_path))
     splits = sorted(list_splits([source]), key=lambda split: split.start)
     assert len(splits) > 3
     items = [item for split in splits for item in read_documents(split, source)]
-    assert list(documents(items)) == [f"a.zip/{i}.txt" for i in range(10)]
+    assert list(documents(items)) == [f"a.zip!{i}.txt" for i in range(10)]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.xz", "a.tar.gz"])
+def test_several_workers_share_one_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The parts together give every member once, whatever there is beside books."""
+    members = {f"dir/{i}.txt": f"Book number {i}, {'and more ' * i}.".encode() for i in range(20)}
+    pack(tmp_path / name, {**members, "x" * 150 + ".txt": b"A long name.", "dir/.DS_Store": b"", "p.jpg": b"\xff"})
+    source = SourceConfig(kind="books", path=str(tmp_path))
+    whole = [item for split in list_splits([source]) for item in read_documents(split, source)]
+    monkeypatch.setattr(archives, "SPLIT_TEXT_BYTES", 200)
+    splits = list_splits([source])
+    assert len(splits) >= 3
+    parts = [item for split in splits for item in read_documents(split, source)]
+    assert sorted(parts, key=str) == sorted(whole, key=str)
+    assert len(documents(parts)) == 21
+
+
+def test_hostile_names_are_counted_and_never_reach_the_disk(tmp_path: Path) -> None:
+    bad = [
+        "../up.txt",
+        "a/../../up.txt",
+        "/etc/passwd.txt",
+        "C:\\x.txt",
+        "..\\up.txt",
+        "bell\x07.txt",
+        "\x1b[31mred.txt",
+    ]
+    for name in ("a.zip", "a.tar.gz"):
+        folder = tmp_path / name
+        folder.mkdir()
+        pack(folder / name, dict.fromkeys([*bad, "good.txt", "./dot.txt", "odd\u202ename.txt"], b"A book."))
+        items = read(folder)
+        assert len(documents(items)) == 3
+        drops = [item for item in items if isinstance(item, Drop)]
+        assert [drop.reason for drop in drops] == ["unsafe_name"] * len(bad)
+        assert all(item.name.isprintable() for item in items)
+        assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_links_devices_and_sparse_files_are_no_books(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, kind in (("l.txt", tarfile.SYMTYPE), ("h.txt", tarfile.LNKTYPE), ("d.txt", tarfile.CHRTYPE)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, "/etc/passwd"
+            tar.addfile(entry)
+        entry = tarfile.TarInfo("b.txt")
+        entry.size = 7
+        tar.addfile(entry, io.BytesIO(b"A book."))
+    items = read(tmp_path)
+    assert documents(items) == {"a.tar!b.txt": ("A book.",)}
+    assert {item.detail for item in items if isinstance(item, Drop)} == {"a link, a device or a sparse file"}
+
+
+def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = tmp_path / "zeros.tar.xz"
+    with lzma.open(zeros, "wb", preset=0) as stream:
+        header = tarfile.TarInfo("a.txt")
+        header.size = 1 << 33
+        stream.write(header.tobuf())
+        for _ in range(160):
+            stream.write(bytes(1 << 20))
+    with pytest.raises(ValueError, match=r"zeros\.tar\.xz: .*more than 1000 times"):
+        read(zeros)
+    monkeypatch.setattr(archives, "_FREE_BYTES", 1 << 20)
+    pack(tmp_path / "a.zip", {f"{i}.txt": bytes(1 << 20) for i in range(3)})
+    monkeypatch.setattr(archives, "MOST_EXPANSION", 100)
+    with pytest.raises(ValueError, match=r"a\.zip: its 3 members expand to 3145728 bytes, more than 100 times"):
+        read(tmp_path / "a.zip")
+
+
+def test_a_header_that_claims_gigabytes_is_refused(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, 1 << 34
+    for name in ("a.tar", "b.tar.xz"):
+        data = header.tobuf(tarfile.GNU_FORMAT) + bytes(2048)
+        (tmp_path / name).write_bytes(data if name == "a.tar" else lzma.compress(data))
+        with pytest.raises(ValueError, match=rf"{name}: .*a header of 17179869184 bytes"):
+            read(tmp_path / name)
+
+
+def test_a_tar_that_ends_between_members_is_refused(tmp_path: Path) -> None:
+    pack(tmp_path / "a.tar", {"1.txt": b"x" * 512, "2.txt": b"y" * 512})
+    (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:2048])
+    with pytest.raises(ValueError, match=r"a\.tar: ends at byte 2048 without the mark of a tar's end"):
+        read(tmp_path)
+    pack(tmp_path / "a.tar", {})
+    with pytest.raises(ValueError, match=r"a\.tar: the archive has no members"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.xz", "a.tar.gz"])
@@ -200,7 +336,7 @@ def test_a_damaged_member_and_an_empty_archive_are_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.xz", "a.txt", "a.txt.xz"])
 def test_books_over_budget_are_counted_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(books_module, "MOST_BOOK_BYTES", 1_000_000)
+    monkeypatch.setattr(archives, "MOST_MEMBER_BYTES", 1_000_000)
     data = b"word " * 400_000
     path = tmp_path / name
     if name == "a.txt.xz":
@@ -224,7 +360,7 @@ def test_binary_files_named_txt_are_dropped(tmp_path: Path) -> None:
 
 def test_novels_are_streamed_from_their_archive(shared_data: Path) -> None:
     source = SourceConfig(kind="books", path=str(shared_data / "books/litbank-100-novels.tar.xz"))
-    (split,) = list_splits([source])
+    split, *_ = list_splits([source])
     first = list(islice((item for item in read_documents(split, source) if isinstance(item, Document)), 12))
     assert len({item.id for item in first}) == 12
     for item in first:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import toy_training
+from checkpoint_faults import fail_to_write, flip_bit, listen, resume_nothing
 from toy_training import gather_state, make_config, make_engine, train
 from worker_group import WorkerError, WorkerGroup
 
@@ -131,21 +131,6 @@ def test_a_run_without_checkpoints_is_new(worker_group: Groups, tmp_path: Path) 
     assert worker_group(2).run(resume_nothing, str(tmp_path)) == [None, None]
 
 
-def resume_nothing(rank: int, run: str) -> Any:
-    """A new engine, resumed."""
-    engine = make_engine(make_config(zero_stage=1))
-    try:
-        return checkpoint.resume(run, engine=engine)
-    finally:
-        engine.close()
-
-
-def flip_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
@@ -230,10 +215,6 @@ def save_with_trouble(rank: int, run: str, trouble: str) -> str | None:
     finally:
         engine.close()
     return None
-
-
-def fail_to_write(*_args: Any, **_kwargs: Any) -> Any:
-    raise OSError(28, "No space left on device")
 
 
 def part_fails_on(victim: int) -> Callable[[pytest.MonkeyPatch, int], None]:
@@ -321,46 +302,6 @@ def test_a_rank_killed_in_a_save_leaves_the_one_before(worker_group: Groups, run
     assert step == 3
 
 
-def save_steps(rank: int, run: str, steps: list[int], settings: dict[str, int]) -> None:
-    config = make_config(zero_stage=0, checkpoint=settings)
-    engine = make_engine(config)
-    for step in steps:
-        checkpoint.save(run, step=step, engine=engine, plan_state=PLAN, config=config)
-    engine.close()
-
-
-def kept(run: Path) -> list[int]:
-    return [read_state(folder).step for folder in list_checkpoints(run)]
-
-
-def test_keeps_the_last_and_every_so_manieth(worker_group: Groups, tmp_path: Path) -> None:
-    settings = {"keep_last": 2, "keep_every_steps": 4}
-    worker_group(1).run(save_steps, str(tmp_path), list(range(1, 8)), settings)
-    assert kept(tmp_path) == [4, 6, 7]
-
-
-def save_without_removing(rank: int, run: str) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_writer, "remove", fail_to_write)
-        return listen(save_steps, rank, run, [1, 2], {"keep_last": 1})
-
-
-def test_a_checkpoint_that_cannot_be_removed_is_a_warning(worker_group: Groups, tmp_path: Path) -> None:
-    (warning,) = worker_group(1).run(save_without_removing, str(tmp_path))[0]
-    assert "could not be removed: [Errno 28] No space left" in warning
-    assert kept(tmp_path) == [1, 2]
-
-
-def test_saving_again_replaces_and_drops_the_abandoned_future(worker_group: Groups, tmp_path: Path) -> None:
-    worker_group(1).run(save_steps, str(tmp_path), [1, 2, 3], {"keep_last": 3})
-    flip_bit(tmp_path / "checkpoints" / "step-00000002" / "rank-00000-of-00001.safetensors")
-    flip_bit(tmp_path / "checkpoints" / "step-00000003" / "rank-00000-of-00001.safetensors")
-    assert newest_verified(tmp_path) == tmp_path / "checkpoints" / "step-00000001"
-    worker_group(1).run(save_steps, str(tmp_path), [2], {"keep_last": 3})
-    assert kept(tmp_path) == [1, 2]
-    assert newest_verified(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
-
-
 def resume_other_model(rank: int, run: str) -> Any:
     toy_training.WIDTH = 16
     try:
@@ -389,36 +330,6 @@ def test_changed_versions_and_threads_are_warned_of(worker_group: Groups, run_di
 
 def resume_and_listen(rank: int, run: str) -> list[str]:
     return listen(resume_nothing, rank, run)
-
-
-def listen(function: Callable[..., Any], *args: Any) -> list[str]:
-    """What the trainer logs while function(*args) runs in a worker."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("trainer").addHandler(handler)
-    function(*args)
-    logging.getLogger("trainer").removeHandler(handler)
-    return messages
-
-
-def test_generators_continue(worker_group: Groups, tmp_path: Path) -> None:
-    draws = worker_group(2).run(save_then_draw, str(tmp_path))
-    assert worker_group(2).run(resume_then_draw, str(tmp_path)) == draws
-    assert draws[0] != draws[1]
-
-
-def save_then_draw(rank: int, run: str) -> float:
-    engine = make_engine(make_config(zero_stage=1))
-    torch.manual_seed(rank + 5)
-    checkpoint.save(run, step=1, engine=engine, plan_state=PLAN, config=make_config())
-    engine.close()
-    return torch.rand(()).item()
-
-
-def resume_then_draw(rank: int, run: str) -> float:
-    resume_nothing(rank, run)
-    return torch.rand(()).item()
 
 
 def test_not_a_checkpoint_folder(tmp_path: Path) -> None:

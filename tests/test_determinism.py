@@ -56,6 +56,7 @@ def scattered(folder: Path, documents: list[list[str]], *, seed: int) -> list[di
 def test_four_processes_another_order_and_folder_change_nothing(
     tmp_path: Path, documents: list[list[str]], reference: Manifest
 ) -> None:
+    """Seeded pairs, whatever the workers (LDDL (source))."""
     config = make_config(tmp_path, sources=scattered(tmp_path, documents, seed=4), workers=4, **SETTINGS)
     manifest = quiet(config)
     assert hashes(manifest) == hashes(reference)

@@ -116,6 +116,7 @@ def test_the_steps_are_the_same_for_any_world_size(data: tuple[Path, Manifest], 
 def test_every_epoch_holds_every_row_once_with_its_mask_set(
     data: tuple[Path, Manifest], exact_pairs: int | None
 ) -> None:
+    """7/8 of the shards skipped by a wrong rank, unequal batches (academic-budget-bert#22, #26)."""
     root, manifest = data
     plan = make_plan(manifest, exact_pairs=exact_pairs)
     tables = [[pq.ParquetFile(root / path).read_row_group(group).to_pylist() for group in range(3)]

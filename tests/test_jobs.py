@@ -15,8 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_runs import curve, run
-from synthetic import write_data_set
+from small_runs import curve, run, write_small_set
 from worker_group import WorkerGroup
 
 from pipeline.settings import load_settings
@@ -25,7 +24,7 @@ from trainer.config import TrainerConfig
 from trainer.metrics import read_json_lines
 
 RAY = str(Path(sys.executable).with_name("ray"))
-MAX_STEPS = 120
+MAX_STEPS = 60
 MARK = "CLOZE_TEST_HEAD"
 """Environment variable that a head's processes and all that they start inherit."""
 
@@ -121,7 +120,7 @@ def test_a_stopped_job_is_continued_by_one_with_uploaded_code(
     ray#45516, #46814: after the loss of the head a run starts again from epoch 1.
     """
     data, output = tmp_path / "data", tmp_path / "run"
-    write_data_set(data, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256)
+    write_small_set(data)
     settings = [
         *(f"data={data}", f"output={output}", f"max_steps={MAX_STEPS}", "batch.pairs=8", "batch.lanes=4"),
         *("logging.tensorboard=false", "evaluation.max_pairs=16", "checkpoint.every_steps=1000"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import curve, make_config, rows_by_step, run
+from small_runs import curve, make_config, rows_by_step, run, write_small_set
 from synthetic import write_data_set
 from worker_group import WorkerError, WorkerGroup
 
@@ -32,7 +32,7 @@ def groups(worker_group: Callable[[int], WorkerGroup]) -> dict[int, WorkerGroup]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    write_data_set(folder, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256)
+    write_small_set(folder)
     return folder
 
 

@@ -54,7 +54,7 @@ def test_missing_folder_and_missing_manifest(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"hash": "x"}', '{"hash": "x", "run": {}, "schema_version": 1}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"hash": "x"}', '{"hash": "x", "run": {}, "schema_version": 2}'])
 def test_damaged_manifest(data_set: Path, text: str) -> None:
     (data_set / MANIFEST_NAME).write_text(text)
     with pytest.raises(DataSetError, match="damaged manifest"):
@@ -63,7 +63,7 @@ def test_damaged_manifest(data_set: Path, text: str) -> None:
 
 def test_other_schema_version(data_set: Path) -> None:
     path = data_set / MANIFEST_NAME
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 99'))
     with pytest.raises(DataSetError, match="schema version 99"):
         read_manifest(data_set)
 

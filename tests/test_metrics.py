@@ -108,14 +108,15 @@ def test_a_reader_leaves_a_line_that_is_being_written(tmp_path: Path) -> None:
 def test_a_run_log_records_steps_evaluations_and_rows(tmp_path: Path) -> None:
     said: list[str] = []
     log = open_log(tmp_path, said=said, row_ids=True)
-    log.write_step(make_metrics(1), data=make_step((0, 1, 2), (3, 4, 5)), show=False)  # type: ignore[arg-type]
-    log.write_step(make_metrics(2), data=make_step((6, 7, 8)), show=True)  # type: ignore[arg-type]
+    log.write_step(make_metrics(1, phase=1, epoch=3), data=make_step((0, 1, 2), (3, 4, 5)), show=False)  # type: ignore[arg-type]
+    log.write_step(make_metrics(2, phase=1, epoch=3), data=make_step((6, 7, 8)), show=True)  # type: ignore[arg-type]
     log.write_evaluation(Evaluation(2, 10, 150, 5.0, 0.2, 0.6, 0.7, 6.5))
     log.close()
     assert [record["step"] for record in read_json_lines(tmp_path / "metrics.jsonl")] == [1, 2]
     assert read_json_lines(tmp_path / "evaluations.jsonl")[0]["unigram_loss"] == 6.5
     rows = read_json_lines(tmp_path / "rows-0.jsonl")
-    assert rows == [{"step": 1, "rows": [[0, 1, 2], [3, 4, 5]]}, {"step": 2, "rows": [[6, 7, 8]]}]
+    place = {"phase": 1, "epoch": 3}
+    assert rows == [{"step": 1, **place, "rows": [[0, 1, 2], [3, 4, 5]]}, {"step": 2, **place, "rows": [[6, 7, 8]]}]
     assert said[0].startswith("step   2/100  loss 7.000 (mlm 6.300, nsp 0.700)")
     assert "the model is 1.5000 nats below it" in "\n".join(said)
 

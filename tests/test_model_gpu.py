@@ -12,8 +12,9 @@ from torch import Tensor
 from trainer.batches import Batch
 from trainer.config import ModelConfig
 from trainer.model import BertForPretraining
-from trainer.model.attention import SequenceLayout, attend_flash, attend_padded
+from trainer.model.attention import SequenceLayout, attend_flash, attend_padded, attend_short
 from trainer.model.attention_cpu import attend_each
+from trainer.model.attention_gpu import keep_mask, short_attention, threshold_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,7 +42,7 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
 
 
-@pytest.mark.parametrize("backend", ["flash", "padded"])
+@pytest.mark.parametrize("backend", ["short", "flash", "padded"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_attention_against_float64(backend: str, seed: int) -> None:
     torch.manual_seed(seed)
@@ -50,12 +51,42 @@ def test_attention_against_float64(backend: str, seed: int) -> None:
     upstream = torch.randn(sum(lengths), 4, 64, device="cuda", dtype=torch.bfloat16)
     half, exact = values.clone().requires_grad_(), values.double().cpu().requires_grad_()
     wanted = attend_each(exact, lengths=lengths, dropout=0.0)
-    attend = attend_flash if backend == "flash" else attend_padded
+    attend = {"short": attend_short, "flash": attend_flash, "padded": attend_padded}[backend]
     found = attend(half, layout=layout_of(lengths), dropout=0.0)
     assert relative(found.cpu(), wanted) < 5e-3
     (gradient,) = torch.autograd.grad(found, half, upstream)
     (exact_gradient,) = torch.autograd.grad(wanted, exact, upstream.double().cpu())
     assert relative(gradient.cpu(), exact_gradient) < 5e-3
+
+
+@pytest.mark.parametrize("head_width", [32, 64, 128])
+def test_dropout_inside_attention_against_float64(head_width: int) -> None:
+    """The kept weights are those that keep_mask names, forward and backward, and twice gives the same bits."""
+    torch.manual_seed(0)
+    heads, dropout, seed = 3, 0.1, torch.tensor([12_345], device="cuda")
+    threshold, layout = threshold_of(dropout), layout_of(LENGTHS)
+    values = torch.randn(sum(LENGTHS), 3, heads, head_width, device="cuda", dtype=torch.bfloat16)
+    upstream = torch.randn(sum(LENGTHS), heads, head_width, device="cuda", dtype=torch.bfloat16)
+    exact = values.double().requires_grad_()
+    parts, start = [], 0
+    for length in LENGTHS:
+        query, key, value = exact[start : start + length].permute(1, 2, 0, 3).unbind(0)
+        weights = torch.softmax(query @ key.transpose(1, 2) / head_width**0.5, -1)
+        tokens, columns = (torch.arange(*span, dtype=torch.int32) for span in ((start, start + length), (length,)))
+        kept = [keep_mask(12_345, head=h, tokens=tokens, columns=columns, threshold=threshold) for h in range(heads)]
+        parts.append((weights * torch.stack(kept).cuda() / (1 - dropout) @ value).transpose(0, 1))
+        start += length
+    wanted = torch.cat(parts)
+    (exact_gradient,) = torch.autograd.grad(wanted, exact, upstream.double())
+    runs = []
+    for _ in range(2):
+        half = values.clone().requires_grad_()
+        found, _ = short_attention(half, layout.offsets, seed, layout.max_length, threshold)
+        (gradient,) = torch.autograd.grad(found, half, upstream)
+        runs.append((found.detach(), gradient))
+    assert relative(runs[0][0], wanted) < 5e-3
+    assert relative(runs[0][1], exact_gradient) < 5e-3
+    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
 def test_attention_dropout_keeps_the_mean_and_its_mask_in_backward() -> None:

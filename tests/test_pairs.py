@@ -139,6 +139,7 @@ def test_reference_labels_are_not_balanced():
 
 
 def test_one_long_document_beside_small_ones_takes_no_negative_from_itself():
+    """As from a one-document corpus (DeepLearningExamples#421; NVIDIA/LDDL and academic-budget-bert (source))."""
     documents = [make_document([[1] * 20] * 5000, name=0)] + [make_document([[1] * 4], name=n) for n in range(1, 51)]
     table = make_pairs(documents, config=make_config(max_seq_length=128), pass_number=0)
     negative = table.label == 1

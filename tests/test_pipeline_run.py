@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import fcntl
 import os
 import signal
 import subprocess
@@ -13,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from corpora import build_text, make_config, make_documents, write_text, write_vocabulary
+from corpora import build_text, make_config, make_documents, write_text
+from small_builds import refused, write_build
 
-from pipeline import engines, run
+from pipeline import run
 from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
 from pipeline.failures import Failure, read_failure, report_failure
 from pipeline.manifest import read_manifest
@@ -32,25 +32,7 @@ DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang=
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """corpus.txt, vocab.txt and c.yaml (its paths relative to this folder)."""
-    write_text(tmp_path / "corpus.txt", make_documents(40))
-    write_vocabulary(tmp_path / "vocab.txt")
-    (tmp_path / "c.yaml").write_text(
-        "sources: [{kind: text, path: corpus.txt}]\nvocabulary: {path: vocab.txt}\noutput: out\n"
-        "max_seq_length: 32\nvalidation_fraction: 0\nshards: 1\nworkers: 1\n"
-    )
-    return tmp_path
-
-
-def refused(folder: Path, *words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run with c.yaml; the one line of the error. Nothing may be left behind."""
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert main(["--config", str(folder / "c.yaml"), *words]) == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert error[-1].startswith("error: ")
-    assert not any("Traceback" in line for line in error)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    return error[-1]
+    return write_build(tmp_path)
 
 
 # The command line
@@ -151,6 +133,7 @@ def test_beam_options_pass_through(
 
 
 def test_more_workers_than_cores_is_a_warning(folder: Path) -> None:
+    """All cores by default (bert#616, #89)."""
     cores = len(os.sched_getaffinity(0))
     lines: list[str] = []
     config = make_config(folder, sources=[{"kind": "text", "path": str(folder / "corpus.txt")}])
@@ -199,6 +182,7 @@ def test_a_dump_without_articles_is_refused(
 def test_too_few_documents_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Validated, not no output or a crash (transformers#452, #762, PR#7161)."""
     monkeypatch.chdir(folder)
     document = make_documents(1)[0]
     write_text(folder / "one.txt", [document, document])
@@ -302,6 +286,25 @@ def test_our_own_mistakes_keep_their_traceback(folder: Path, monkeypatch: pytest
     assert not (folder / "out").exists()
 
 
+@pytest.mark.parametrize("place", ["pipeline.run.write_set", "pipeline.transforms.spill_split"])
+def test_a_full_disk_is_named(
+    place: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(place, full_disk)
+    error = refused(
+        folder,
+        f"output={folder}/out",
+        f"sources.0.path={folder}/corpus.txt",
+        f"vocabulary.path={folder}/vocab.txt",
+        capsys=capsys,
+    )
+    assert error.startswith(f"error: {folder}/out")
+    assert "cannot be written (No space left on device); free space" in error
+
+
 def test_the_first_failure_of_several_workers_is_kept(tmp_path: Path) -> None:
     assert read_failure(str(tmp_path)) is None
     for message in ("first", "second"):
@@ -315,130 +318,11 @@ def test_the_first_failure_of_several_workers_is_kept(tmp_path: Path) -> None:
         raise ValueError("still raised")
 
 
-# Output
-
-
-def test_a_finished_build_is_recognised(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--config", str(folder / "c.yaml"), f"sources.0.path={folder}/corpus.txt"]
-    words += [f"vocabulary.path={folder}/vocab.txt", f"output={folder}/out"]
-    assert main(words) == 0
-    before = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*")}
-    capsys.readouterr()
-    assert main([*words, "workers=3"]) == 0
-    assert "already complete" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*")} == before
-    # moved input is the same input
-    os.rename(folder / "corpus.txt", folder / "moved.txt")
-    assert main([*words, f"sources.0.path={folder}/moved.txt"]) == 0
-    for change, difference in (
-        ("seed=7", "config.seed: 12345 -> 7"),
-        ("masks_per_pair=3", "config.masks_per_pair: 1 -> 3"),
-    ):
-        assert main([*words, f"sources.0.path={folder}/moved.txt", change]) == 2
-        assert difference in capsys.readouterr().err
-    with open(folder / "moved.txt", "a") as stream:
-        stream.write("\nda di\n")
-    assert main([*words, f"sources.0.path={folder}/moved.txt"]) == 2
-    assert "inputs: " in capsys.readouterr().err
-    (folder / "out" / "data" / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
-    assert main([*words, f"sources.0.path={folder}/moved.txt"]) == 2
-    assert "train-00000-of-00001.parquet" in capsys.readouterr().err
-
-
-def test_another_vocabulary_is_another_build(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    assert main(["--config", "c.yaml"]) == 0
-    with open(folder / "vocab.txt", "a") as stream:
-        stream.write("dada\n")
-    assert "vocabulary_hash: " in refused(folder, capsys=capsys)
-
-
-def test_foreign_and_unusable_outputs_are_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "mine").mkdir()
-    (folder / "mine" / "thesis.tex").write_text("x")
-    error = refused(folder, "output=mine", capsys=capsys)
-    assert "thesis.tex" in error
-    assert "choose an empty or new folder" in error
-    (folder / "mine" / "_build.json").write_text("{}")
-    assert "thesis.tex" in refused(folder, "output=mine", capsys=capsys)
-    assert "cannot be made or opened" in refused(folder, "output=corpus.txt", capsys=capsys)
-    assert "cannot be made or opened" in refused(folder, "output=corpus.txt/x", capsys=capsys)
-
-
-def test_an_output_that_cannot_be_written_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The tests may run as root, whom no permission stops: writing itself is made to fail."""
-    monkeypatch.chdir(folder)
-
-    def read_only(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pipeline.output.json.dump", read_only)
-    assert "cannot be written (Permission denied)" in refused(folder, capsys=capsys)
-
-
-def test_two_builds_do_not_write_into_one_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "out").mkdir()
-    other = os.open(folder / "out", os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX)
-    assert "another build is writing there" in refused(folder, capsys=capsys)
-    os.close(other)
-    assert main(["--config", "c.yaml"]) == 0
-
-
-def test_a_folder_that_cannot_be_locked_is_a_warning(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.chdir(folder)
-
-    def no_locks(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    assert main(["--config", "c.yaml"]) == 0
-    assert "cannot be locked" in caplog.text
-
-
-def test_what_a_killed_build_left_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "out" / "_tmp" / "spills").mkdir(parents=True)
-    (folder / "out" / "_tmp" / "spills" / "x.arrow").write_bytes(b"half")
-    (folder / "out" / "data").mkdir()
-    (folder / "out" / "data" / "train-00000-of-00009.parquet").write_bytes(b"half")
-    (folder / "out" / "_build.json").write_text("{}")
-    assert main(["--config", "c.yaml"]) == 0
-    assert sorted(path.name for path in (folder / "out" / "data").iterdir()) == ["train-00000-of-00001.parquet"]
-    assert not (folder / "out" / "_tmp").exists()
-    assert not (folder / "out" / "_build.json").exists()
-
-
-def test_interruption_cleans_up(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engines, "run_graph", interrupted)
-    assert main(["--config", "c.yaml"]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
-    assert not (folder / "out").exists()
-
-
 # Progress
 
 
 def test_progress_sums_what_workers_report(tmp_path: Path) -> None:
+    """650 MB takes a day with no sign of life (bert#616, #89): parallel by default, and what was done is told."""
     printer = ProgressPrinter(tmp_path, num_splits=2)
     with WorkReport(tmp_path, stage="read") as report:
         report.add(documents=3, characters=2_000_000)

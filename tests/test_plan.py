@@ -105,6 +105,7 @@ def test_lanes_differ_by_at_most_the_longest_row(groups: list[list[int]], lanes:
 
 @pytest.mark.parametrize(("groups", "rows"), [(1, 3000), (4, 1000), (500, 8)])
 def test_every_row_is_in_one_of_64_lanes_of_equal_size(groups: int, rows: int) -> None:
+    """Shards need not divide by ranks x workers (LDDL (source); academic-budget-bert#22, #26)."""
     data = Fake.drawn(groups=groups, rows=rows)
     plan = data.plan(lanes=64)
     for epoch in (0, 1):

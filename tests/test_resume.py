@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_runs import RunReport, curve, make_config, rows_by_step, run
-from synthetic import write_data_set
+from small_runs import RunReport, curve, make_config, rows_by_step, run, write_small_set
 from worker_group import WorkerError, WorkerGroup
 
 from trainer.checkpoint import list_checkpoints
@@ -30,7 +29,7 @@ def single(worker_group: Callable[[int], WorkerGroup]) -> WorkerGroup:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     # 40 rows make an epoch of about 5 steps, so that runs cross its end, in row groups that slots cross.
-    write_data_set(folder, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256)
+    write_small_set(folder)
     return folder
 
 

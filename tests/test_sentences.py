@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.clean import decode_text, has_words, normalize_line, normalize_text
+from pipeline.clean import has_words, normalize_line, normalize_text
 from pipeline.sentences import MAX_LINE_CHARACTERS, split_sentences
 
 
@@ -59,20 +59,6 @@ def test_controls_go_joiners_and_line_breaks_stay() -> None:
     assert normalize_line(" a \t\u00a0 b\n c ") == "a b c"
     assert has_words("... 7 ...")
     assert not has_words("* -- *")
-
-
-@pytest.mark.parametrize(
-    ("data", "text", "encoding"),
-    [
-        ("caf\xe9".encode(), "caf\xe9", "utf-8"),
-        ("\ufeffcaf\xe9".encode(), "caf\xe9", "utf-8"),
-        ("caf\xe9".encode("utf-16"), "caf\xe9", "utf-16"),
-        ("caf\xe9 \u201cx\u201d".encode("cp1252"), "caf\xe9 \u201cx\u201d", "windows-1252"),
-        ("\xe9\xe8\xea ".encode() + b"\xff x", "\xe9\xe8\xea  x", "utf-8 with bad bytes left out"),
-    ],
-)
-def test_decoding_follows_the_stated_policy(data: bytes, text: str, encoding: str) -> None:
-    assert decode_text(data) == (text, encoding)
 
 
 @pytest.mark.parametrize("unit", ["a", "'", '"', ". ", "(", "He. ", '"He. ', "\u2019", "word "])

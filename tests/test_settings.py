@@ -10,6 +10,7 @@ from pipeline.settings import (
     ConfigError,
     describe,
     dump_yaml,
+    expand_path,
     load_settings,
     refuse_flags,
     split_arguments,
@@ -71,6 +72,11 @@ def test_a_whole_number_stands_for_a_float_but_not_the_reverse() -> None:
         ("masked_probability=1.5", r"less than 1"),
         ("output={a: 1", r"override 'output=\{a: 1' line 1, column 6: not valid YAML"),
         ("output={a: 1, a: 2}", r"key 'a' stands twice"),
+        ("output=a\udcff", r"^override 'output=a\udcff': not valid YAML: unacceptable character .* position 1$"),
+        ("output={[1, 2]: 3}", r"line 1, column 2: not valid YAML: a key is a list or mapping"),
+        ("shards=x", r"shards='x': Input should be a valid integer; shards='x': Input should be 'auto'"),
+        ("sources.0.path=5", r"sources\.0\.path=5: Input should be a valid string; sources\.0\.path=5: .* a list"),
+        ("sources=[5]", r"sources\.0=5: Input should be a mapping"),
         ("nonsense", r"write key\.sub=value"),
     ],
 )
@@ -94,6 +100,10 @@ def test_reference_mode_knows_only_what_was_published() -> None:
         ("zero_stage=0", r"set zero_stage=1"),
         ("model.size=huge", r"model\.size='huge'"),
         ("optimizer.name=lamb", r"optimizer\.name='lamb': Input should be 'adamw'"),
+        ("model=tiny", r"model='tiny': Input should be a mapping"),
+        ("optimizer.learning_rate=.inf", r"optimizer\.learning_rate=inf: Input should be a finite number"),
+        (f"optimizer.learning_rate={'9' * 400}", r"optimizer\.learning_rate=inf: Input should be a finite number"),
+        ("collective_timeout_s=99999999999999", r"collective_timeout_s=99999999999999: Input should be less than"),
         ("model={output_bias: unigram, initialize_from: x}", r"would be overwritten by model\.initialize_from"),
     ],
 )
@@ -113,6 +123,17 @@ def test_trainer_refuses_workers_without_lanes_and_exact_pairs_without_pairs() -
             TrainerConfig,
             overrides=["output=o", "data=d", "max_steps=2", "batch.tokens=9", "batch.exact_pairs=true"],
         )
+
+
+def test_paths_expand_the_home_folder_and_are_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert expand_path("~/set", key="data") == "/home/me/set"
+    assert expand_path("~no such user/set", key="data") == "~no such user/set"
+    for value in ("", "a\0b"):
+        with pytest.raises(ConfigError, match=r"^data=.*: not a path"):
+            expand_path(value, key="data")
+    with pytest.raises(ConfigError, match=r"^output=s3://b/run: object stores are not supported"):
+        expand_path("s3://b/run", key="output")
 
 
 def test_missing_required_keys_are_all_named() -> None:

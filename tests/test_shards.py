@@ -48,6 +48,7 @@ def test_number_of_buckets_follows_from_the_text() -> None:
 @settings(max_examples=50, deadline=None)
 @given(train=st.integers(1, 50), validation=st.integers(1, 5), fraction=st.floats(0.01, 0.5))
 def test_every_document_has_one_bucket_of_its_part(train: int, validation: int, fraction: float) -> None:
+    """By hash, so that it ends whatever the lengths (DeepLearningExamples#1083)."""
     buckets = Buckets(train, validation, fraction)
     for number in range(50):
         bucket = buckets.bucket_of(name_of(number))
@@ -80,10 +81,11 @@ def test_small_buckets_join_their_neighbours() -> None:
     st.randoms(use_true_random=False),
 )
 def test_joined_buckets_are_large_enough_and_none_is_lost(sizes: list[tuple[int, int]], rng: Any) -> None:
+    """Joined in one walk, which ends whatever the sizes (DeepLearningExamples#1083)."""
     counts = [counted(bucket, *size) for bucket, size in enumerate(sizes)]
     rng.shuffle(counts)
     plan = plan_shards(counts, buckets=Buckets(len(sizes), 0, 0.0))
-    assert set(plan.shard_of) == {count.bucket for count in counts if count.documents}
+    assert set(plan.shard_of) == {count.bucket for count in counts}
     documents: Counter[int] = Counter()
     for count in counts:
         if count.documents:
@@ -93,6 +95,7 @@ def test_joined_buckets_are_large_enough_and_none_is_lost(sizes: list[tuple[int,
 
 
 def test_too_few_documents_are_refused_with_the_remedy() -> None:
+    """One document: no output; two: a crash (transformers#452, #762, PR#7161)."""
     with pytest.raises(ValueError, match="hold 1 distinct document"):
         plan_shards([counted(0, 1, 10)], buckets=Buckets(1, 0, 0.0))
     with pytest.raises(ValueError, match="hold 0 distinct document"):
@@ -238,7 +241,10 @@ def test_equal_documents_give_equal_bytes(tmp_path: Path, tokenizer: WordTokeniz
 
 
 def test_pages_have_checksums_that_readers_verify(tmp_path: Path, tokenizer: WordTokenizer) -> None:
-    """A flipped bit anywhere in the pages' data is found; without checksums most of these flips read as other ids."""
+    """A flipped bit anywhere in the pages' data is found; without checksums most of these flips read as other ids.
+
+    Reported as arrow#37242.
+    """
     config = make_config(tmp_path, sources=[{"kind": "text", "path": "x"}])
     path, shard = built(tmp_path / "a", tokenize(tokenizer, 60), config=config, tokenizer=tokenizer)
     lengths = lengths_of(path, config)
@@ -257,6 +263,7 @@ def test_pages_have_checksums_that_readers_verify(tmp_path: Path, tokenizer: Wor
 def test_a_shard_that_does_not_read_back_gets_no_name(
     tmp_path: Path, tokenizer: WordTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A shard is complete or absent (streaming#737; datatrove#157)."""
     config = make_config(tmp_path, sources=[{"kind": "text", "path": "x"}])
     write = pq.ParquetWriter.write_table
     monkeypatch.setattr(pq.ParquetWriter, "write_table", lambda self, table, **kw: write(self, table.slice(1), **kw))

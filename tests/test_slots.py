@@ -31,6 +31,7 @@ def make_table(lengths: Sequence[int], masked: Sequence[int], *, first_row: int 
             schema.NEXT_SENTENCE_LABEL: pa.array([[0, 1, None][i % 3] for i in range(count)], pa.uint8()),
             schema.MASKED_POSITIONS: pa.array([list(range(1, 1 + m)) for m in masked], pa.list_(pa.uint16())),
             schema.MASKED_INPUTS: pa.array([[7] * m for m in masked], pa.list_(pa.uint16())),
+            schema.SOURCE: pa.array([(first_row + i) % 3 for i in range(count)], pa.uint16()),
             SHARD: np.full(count, 4, np.int32),
             ROW_GROUP: np.full(count, 5, np.int32),
             ROW: np.arange(first_row, first_row + count, dtype=np.int32),
@@ -54,6 +55,9 @@ def test_slots_by_hand_over_two_blocks() -> None:
     assert first.masked_labels.tolist() == [1001, 1011, 1012]
     assert first.lengths.tolist() == [3, 4, 2]
     assert first.nsp_labels.tolist() == [0, 1, NO_LABEL]
+    assert first.sources.tolist() == [0, 1, 2]
+    assert first.masked_sources.tolist() == [0, 1, 1]
+    assert second.masked_sources.tolist() == [0, 1]
     assert second.input_ids.tolist() == [1030, 7, 1032, 1033, 1034, 1040, 7, 1042]
     assert (second.shards.tolist(), second.row_groups.tolist(), second.rows.tolist()) == ([4, 4], [5, 5], [3, 4])
     assert cutter.cut(rows_left=0) is None
@@ -148,6 +152,7 @@ def test_slots_are_over_95_percent_full_from_200_000_rows_on() -> None:
         masked_starts=masked_starts,
         first_lengths=nothing.astype(np.uint16),
         nsp_labels=nothing.astype(np.int8),
+        sources=nothing.astype(np.uint16),
         shards=nothing,
         row_groups=nothing,
         rows=nothing,

@@ -113,6 +113,8 @@ def test_two_attempts_do_not_share_a_file_and_a_failed_one_leaves_nothing(tmp_pa
 
 
 def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves corrupt files found a stage later (datatrove#157)."""
+
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -137,6 +139,6 @@ def test_a_changed_or_truncated_file_is_refused(tmp_path: Path) -> None:
 
 def test_counting_reads_only_the_index(tmp_path: Path) -> None:
     extents = [extent for _, extent in spill(tmp_path, [tokenized(1, [5000])], buckets=1, flush=100, kind=pa.uint16())]
-    assert extents[0].index_bytes < 400 < 10_000 < extents[0].num_bytes
+    assert extents[0].index_bytes < 500 < 10_000 < extents[0].num_bytes
     Path(extents[0].path).write_bytes(Path(extents[0].path).read_bytes()[: extents[0].index_bytes])
     assert read_index(extents).tokens.tolist() == [5000]

@@ -56,13 +56,33 @@ def test_ranges_of_any_size_give_the_documents_of_the_whole(
     source = source_of(path)
 
     def documents(size: int | None) -> list[tuple[str, ...]]:
-        splits = split_text(path, source=0, split_bytes=size)
+        splits = split_text(path, source=0, config=source, split_bytes=size)
         assert splits[0].start == 0
         assert splits[-1].end == path.stat().st_size
         items = [item for split in splits for item in read_text(split, source=source)]
         return [item.sentences for item in items if isinstance(item, Document)]
 
     assert documents(split_bytes) == documents(None)
+
+
+def test_lines_without_blank_ones_are_cut_by_number(tmp_path: Path) -> None:
+    """BookCorpus as it was: a sentence a line and nothing else. Each range of the file counts anew."""
+    path = tmp_path / "books_large_p1.txt"
+    path.write_text("".join(f"sentence number {index} .\n" for index in range(10)) + "\nlast .\n")
+    source = SourceConfig(kind="text", path=str(path), rows_per_document=4)
+    items = [item for item in read_all(source) if isinstance(item, Document)]
+    assert [len(item.sentences) for item in items] == [4, 4, 2, 1]
+    splits = split_text(path, source=0, config=source, split_bytes=100)
+    assert len(splits) == 3
+    lines = [line for split in splits for item in read_text(split, source=source) for line in item.sentences]  # type: ignore[union-attr]
+    assert lines == [line for item in items for line in item.sentences]
+
+
+def test_a_document_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.sources.text.MOST_CHARACTERS", 100)
+    (tmp_path / "a.txt").write_text("short\n\n" + "one more line\n" * 9)
+    with pytest.raises(ValueError, match=r"a\.txt, line 3: no blank line .* 100 characters; .* rows_per_document"):
+        read_all(source_of(tmp_path / "a.txt"))
 
 
 def test_bad_utf8_is_refused_with_file_line_byte_and_remedy(tmp_path: Path) -> None:

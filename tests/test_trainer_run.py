@@ -11,28 +11,25 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_origin
 
 import pytest
-from ray.exceptions import ActorUnavailableError
-from small_runs import curve, make_config, run
+from small_runs import curve, make_config, run, write_small_set
 from synthetic import write_data_set
-from worker_group import WorkerGroup
 
 from pipeline.settings import ConfigError, Settings, load_settings, nested_settings, split_arguments
-from trainer import launch_processes, launch_ray, preflight
+from trainer import launch_processes, preflight
 from trainer.checkpoint import list_checkpoints
 from trainer.config import TrainerConfig
 from trainer.launch import Failure, StopRequest, WorkerError, raise_first, stop_on_signals
 from trainer.metrics import read_json_lines
 from trainer.run import PROGRAM, main
-from trainer.run_directory import MAY_CHANGE, check_run_directory, write_config
+from trainer.run_directory import write_config
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    write_data_set(folder, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256)
-    return folder
+    return write_small_set(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
@@ -66,7 +63,8 @@ def test_help_documents_every_field(capsys: pytest.CaptureFixture[str]) -> None:
             yield f"{prefix}{name}"
             inner = nested_settings(field.annotation)
             if inner is not None:
-                yield from keys(inner, f"{prefix}{name}.")
+                many = get_origin(field.annotation) is tuple
+                yield from keys(inner, f"{prefix}{name}.N." if many else f"{prefix}{name}.")
 
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
@@ -98,6 +96,20 @@ def test_a_given_config_is_relative_to_the_current_directory(
     config = read("--config", "sub/c.yaml", "model.initialize_from=bert", repository=repository)
     assert (config.data, config.output) == (str(tmp_path / "set"), "/abs/run")
     assert config.model.initialize_from == str(tmp_path / "bert")
+
+
+def test_paths_may_begin_with_the_home_folder(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read("data=~/set", repository=repository).data == str(tmp_path / "set")
+    with pytest.raises(ConfigError, match="output='': not a path"):
+        read("output=''", repository=repository)
+
+
+def test_an_error_of_the_file_system_is_one_line(config_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for key in ("data", "output", "model.initialize_from"):
+        assert "File name too long" in refusal(capfd, "--config", config_file, f"{key}={'a' * 300}")
 
 
 def test_relative_paths_in_an_uploaded_job_are_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,128 +211,6 @@ def test_gpus_that_are_not_there(capfd: pytest.CaptureFixture[str], config_file:
     line = refusal(capfd, "--config", config_file, "device=cuda")
     assert re.search(r"workers=2 on device=cuda need 2 GPUs, this machine shows \d; lower workers or set", line)
     assert not (tmp_path / "run").exists()
-
-
-# ---- the run directory
-
-
-def test_an_output_that_is_no_run_directory(tmp_path: Path, data: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="is a file; give a folder"):
-        check_run_directory(make_config(data, tmp_path / "file" / "run"))
-    with pytest.raises(ConfigError, match=r"is not empty and not a run directory \(no config\.yaml\)"):
-        check_run_directory(make_config(data, tmp_path))
-    (tmp_path / "empty").mkdir()
-    assert check_run_directory(make_config(data, tmp_path / "empty")) == []
-    assert check_run_directory(make_config(data, tmp_path / "a" / "b")) == []
-    assert not (tmp_path / "a").exists()
-
-
-def test_an_output_that_may_not_be_written(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(ConfigError, match=f"no permission to write in {tmp_path}"):
-        check_run_directory(make_config(data, tmp_path / "run"))
-
-
-def test_an_output_that_cannot_be_written(tmp_path: Path, data: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        write_config(make_config(data, tmp_path / "file" / "run"))
-
-
-def test_what_may_change_is_told_and_what_may_not_is_refused(tmp_path: Path, data: Path) -> None:
-    write_config(make_config(data, tmp_path / "run"))
-    changed = make_config(data, tmp_path / "run", max_steps=20, workers=1, checkpoint={"every_steps": 5})
-    (line,) = check_run_directory(changed)
-    assert line == (
-        "changed since this run began: max_steps: 9 -> 20; workers: 2 -> 1; checkpoint.every_steps: 1000 -> 5"
-    )
-    with pytest.raises(
-        ConfigError, match=r"other settings \(seed: 12345 -> 1; optimizer\.learning_rate: 0\.003 -> 0\.1\)"
-    ):
-        check_run_directory(make_config(data, tmp_path / "run", workers=1, seed=1, optimizer={"learning_rate": 0.1}))
-    (tmp_path / "run").rename(tmp_path / "moved")
-    assert check_run_directory(make_config(data, tmp_path / "moved")) == []
-
-
-def test_every_setting_is_known_to_change_or_not() -> None:
-    fixed = {"model", "batch", "seed", "optimizer", "schedule", "deepspeed"}
-    assert set(MAY_CHANGE) | fixed == set(TrainerConfig.model_fields)
-
-
-def test_the_saved_config_is_the_resolved_one_and_runs_again(tmp_path: Path, data: Path) -> None:
-    config = make_config(data, tmp_path / "run")
-    assert load_settings(TrainerConfig, file=write_config(config)) == config
-
-
-def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
-    worker_group: object, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group = worker_group(2)  # type: ignore[operator]
-    assert isinstance(group, WorkerGroup)
-    config = make_config(data, tmp_path / "run")
-    run(group, config, stop_at=1)
-    assert not preflight.check(config).done
-    write_data_set(tmp_path / "other", shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256, seed=1)
-    with pytest.raises(ConfigError, match=r"is data set .*, the checkpoint at step 1 was trained on .*; give the data"):
-        preflight.check(config.model_copy(update={"data": str(tmp_path / "other")}))
-    with monkeypatch.context() as patch:
-        patch.setattr(preflight, "check_run_directory", lambda config: [])  # which refuses another seed before
-        with pytest.raises(ValueError, match="the checkpoint at step 1 belongs to plan"):
-            preflight.check(config.model_copy(update={"seed": 1}))
-    (list_checkpoints(tmp_path / "run")[0] / "state.json").write_text("{")
-    assert preflight.check(config).lines  # the workers pass over a checkpoint that is not whole, or refuse
-
-
-# ---- what Ray can hold
-
-
-def test_workers_that_the_logical_cpus_cannot_hold_are_refused(data: Path, tmp_path: Path) -> None:
-    """ray#41603: no CPU is left for ingest, and the run hangs."""
-    config = make_config(data, tmp_path, device="auto", launcher="ray")
-    settled = launch_ray.check_resources(config, {"CPU": 2.0}, cluster=True)
-    assert settled.device == "cpu"  # 2 workers at half a CPU, and ingest, fit two cores
-    with pytest.raises(
-        ConfigError, match=r"workers=4 at cpus_per_worker=0\.5 .* need 3 logical CPUs, the Ray cluster has 2"
-    ):
-        launch_ray.check_resources(config.model_copy(update={"workers": 4}), {"CPU": 2.0}, cluster=True)
-    assert launch_ray.check_resources(config, {"CPU": 2.0, "GPU": 2.0}, cluster=True).device == "cuda"
-    with pytest.raises(ConfigError, match="workers=2 need 2 GPUs, Ray on this machine has 1; lower workers"):
-        launch_ray.check_resources(config, {"CPU": 8.0, "GPU": 1.0}, cluster=False)
-
-
-def test_what_ray_waits_for_is_said(data: Path, tmp_path: Path) -> None:
-    config = make_config(data, tmp_path)
-    assert launch_ray.describe_waiting(config, {"CPU": 0.5}) == (
-        "waiting for Ray to start 2 workers of 0.5 CPU each: 0.5 CPU free now"
-    )
-
-
-def test_a_ray_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-
-    def refuse(**arguments: object) -> None:
-        calls.append(arguments)
-        raise ConnectionError("nobody there")
-
-    monkeypatch.setattr(launch_ray.ray, "init", refuse)
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(WorkerError, match=r"Ray \(10\.0\.0\.1:6379\) does not answer: nobody there"):
-        launch_ray.connect(attempts=2, num_cpus=3)
-    assert calls == [{"num_cpus": 3}] * 2
-
-
-def test_a_ray_that_is_lost_on_the_way_is_named() -> None:
-    lost = r"the connection to Ray was lost: .*; the same command goes on from the last checkpoint"
-    with pytest.raises(WorkerError, match=lost), launch_ray.losses_named():
-        raise ActorUnavailableError("the node\nis gone", None)
-    with pytest.raises(ConfigError), launch_ray.losses_named():
-        raise ConfigError("not Ray's")
-
-
-def test_the_object_store_holds_every_workers_read_ahead(data: Path, tmp_path: Path) -> None:
-    config = make_config(data, tmp_path, ingest={"object_store_mb": 100})
-    assert launch_ray.object_store_bytes(config) >= 2 * 100 * 2**20
 
 
 # ---- failures and signals

@@ -19,7 +19,9 @@ from pipeline import vocabulary, word_counts
 from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
 from pipeline.documents import Document
 from pipeline.merges import MergeTable
+from pipeline.settings import ConfigError, validate
 from pipeline.subwords import LAYOUT, train_bpe, train_wordpiece
+from pipeline.tokenizer_files import describe_text
 from pipeline.vocabulary import count_words, main, measure, train_tokenizer, train_vocabulary
 from pipeline.word_counts import WordCounter, most_common
 from pipeline.wordpieces import WordTokenizer
@@ -188,6 +190,7 @@ def test_size_is_exact_and_every_word_is_known(algorithm):
 
 
 def test_training_does_not_depend_on_order():
+    """WordPiece training differs from run to run (tokenizers#1794)."""
     counts = count_words(some_text(2), settings=VocabularyConfig())
     shuffled = dict(random.Random(3).sample(sorted(counts.items()), len(counts)))
     for criterion in ("likelihood", "frequency"):
@@ -229,6 +232,32 @@ def test_chinese_characters_stand_alone_and_korean_is_composed():
     assert count_words(["Caf\u00e9"], settings=kept) == {"caf\u00e9": 1}
 
 
+def test_hangul_is_kept_whole_or_taken_apart_by_a_setting(tmp_path):
+    """\uac00\ub098 is one word of two syllables, or of four jamo; Latin letters and accents do not depend on it."""
+    word = "\uac00\ub098"
+    for algorithm in ("wordpiece", "bpe", "byte_level_bpe"):
+        for hangul, expected in (("syllables", "\uac00\ub098"), ("jamo", "\u1100\u1161\u1102\u1161")):
+            config = VocabularyConfig(size=104 + 256 + 9, algorithm=algorithm, hangul=hangul)
+            counts = count_words([f"{word} Caf\u00e9"], settings=config)
+            backend = train_tokenizer(counts, settings=config)
+            assert backend.normalizer.normalize_str(word + "\u00e9") == expected + "e"
+            assert describe_text(backend) == {"case": "lowered", "accents": "removed", "hangul": hangul}
+            assert measure(backend, counts)[1] == 0
+    config = VocabularyConfig(size=130, hangul="jamo")
+    backend = train_tokenizer(count_words([word], settings=config), settings=config)
+    path = tmp_path / "vocab.txt"
+    path.write_text("".join(f"{token}\n" for token in WordTokenizer(backend, origin="x").tokens), encoding="utf-8")
+    assert describe_text(WordTokenizer.from_path(path, lowercase=True).backend)["hangul"] == "jamo"
+    with pytest.raises(ConfigError, match="hangul: jamo takes all characters apart"):
+        validate(VocabularyConfig, {"hangul": "jamo", "lowercase": False}, origin="x")
+
+
+def test_cased_text_keeps_case_and_accents():
+    cased = VocabularyConfig(size=130, lowercase=False)
+    backend = train_tokenizer(count_words(["Caf\u00e9 \uac00"], settings=cased), settings=cased)
+    assert describe_text(backend) == {"case": "kept", "accents": "kept", "hangul": "syllables"}
+
+
 def test_korean_corpus_has_no_unknown_words(shared_data):
     """A trained vocabulary, cased and uncased: [UNK] below 0.1%, syllables composed."""
     with lzma.open(shared_data / "korean" / "korquad" / "KorQuAD_v1.0_dev.json.xz", "rt", encoding="utf-8") as file:
@@ -253,6 +282,7 @@ def test_korean_corpus_has_no_unknown_words(shared_data):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.sampled_from(["a", "b,c", "", "D", "d"]), max_size=6), max_size=8), st.integers(1, 4))
 def test_counts_are_exact_in_any_memory(tmp_path_factory, corpus, most):
+    """Training on 60 GB is killed (huggingface/tokenizers#499): counted in bounded memory, trained from the counts."""
     folder = tmp_path_factory.mktemp("runs")
     normalizer, splitter = vocabulary._word_rules(VocabularyConfig())
     runs = []
@@ -306,6 +336,7 @@ def config_for(corpus, path, **settings) -> PipelineConfig:
 
 
 def test_the_file_is_the_same_for_any_number_of_workers(corpus, tmp_path):
+    """Counted in parallel (tokenizers#499), and the same bytes every time (tokenizers#1794)."""
     texts = []
     for workers in (1, 2):
         path = tmp_path / f"{workers}.txt"
@@ -345,6 +376,13 @@ def test_command_line(corpus, tmp_path, capsys):
         assert message in capsys.readouterr().err
     assert main(["--help"]) == 0
     assert "vocabulary.min_pair_count" in capsys.readouterr().out
+
+
+def test_a_vocabulary_that_cannot_be_written_leaves_nothing(corpus, tmp_path):
+    (tmp_path / "v.txt").mkdir()
+    with pytest.raises(ValueError, match=r"v\.txt: cannot be written \(Is a directory\)"):
+        train_vocabulary(config_for(corpus, tmp_path / "v.txt"), path=tmp_path / "v.txt")
+    assert not list(tmp_path.glob(".v.txt.*"))
 
 
 def test_sources_without_words_are_refused(tmp_path):

@@ -131,9 +131,16 @@ def test_rules_by_hand(markup: str, text: str) -> None:
         ("in 1900{{citation needed|date=x}}, b.{{sfn|A|1}}{{r|a}} C", "in 1900, b. C"),
         ("word{{mystery footnote}} next", "word next"),
         ("{{{1|default}}} a", "default a"),
+        ("at {{coord|13|19|N|169|9|W|type:event}}, in", "at 13\u00b019\u2032N 169\u00b09\u2032W, in"),
+        ("a{{coord|13.5|N|169|9|30|W}} b", "a13.5\u00b0N 169\u00b09\u203230\u2033W b"),
+        ("a {{coord|13|19|N|169|9|W|display=inline,title}}{{coord|x|N}}{{coord|1|2}} b", "a b"),
+        ("a {{RailGauge|1435mm|disp=1}} line", "a 1,435 mm line"),
+        ("{{nowrap begin}}AA-.{{nowrap end}} {{TeX}} {{color|red|b}} {{midsize|c}}", "AA-. TeX b c"),
+        ("* {{es}} A book. {{lang|de}}", "A book."),
     ],
 )
 def test_inline_templates_are_rendered(markup: str, text: str) -> None:
+    """A vanished template leaves "an area of and" (WikiExtractor#189)."""
     converted = convert(markup)
     assert converted.text == text
 
@@ -149,6 +156,18 @@ def test_inline_templates_are_rendered(markup: str, text: str) -> None:
         ("de", "{{formatnum:1234567}} [[Datei:x|mini|y]]", "1.234.567"),
         ("ko", "{{llang|en|Korea}} [[\ud30c\uc77c:x.jpg]]{{\ubcf8\ubb38|\ud55c\uad6d}}", "Korea \ud55c\uad6d"),
         ("zh", "-{zh-hans:\u8ba1;zh-hant:\u8a08}- -{T|x}- -{y}-", "\u8ba1 y"),
+        ("fr", "du {{XXe si\u00e8cle}} {{colore|red|x}}", "du XXe si\u00e8cle x"),
+        ("sk", "zhruba {{km|70|m}}, v\u00fd\u0161ka {{mnm|115}}", "zhruba 70 km, v\u00fd\u0161ka 115 m n. m."),
+        ("eo", "La {{daton|18|januaro|1791}}", "La 18 januaro 1791"),
+        ("sv", "Berlin {{de ikon}} x", "Berlin x"),
+        ("hr", "do grada ({{border|[[Datoteka:x.svg|30px]]}}, B)", "do grada (B)"),
+        ("ru", "A. {{\u043d\u0430\u0447\u0430\u043b\u043e \u0446\u0438\u0442\u0430\u0442\u044b}}B.", "A.\nB."),
+        ("tt", "{{\u0411\u0430\u0439\u0440\u0430\u043a/X}} [[P]]", "P"),
+        (
+            "ar",
+            "{{\u0644\u063a\u0629-\u0623\u0644|Berlin}} x {{\u0623\u064a\u0642\u0648\u0646\u0629 \u0623}}",
+            "Berlin x",
+        ),
         ("ja", "{{\u4eee\u30ea\u30f3\u30af|\u540d|en|Name}}", "\u540d"),
     ],
 )

@@ -90,6 +90,7 @@ def trained():
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.text(alphabet=ODD, max_size=30) | st.text(max_size=20), min_size=1, max_size=4))
 def test_any_text_is_tokenized_as_by_the_library(trained, sentences):
+    """Words come from the tokenizer, for every algorithm (transformers#11768, #9866, #12998)."""
     for tokenizer in trained:
         assert_as_library(tokenizer, sentences)
 

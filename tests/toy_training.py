@@ -43,6 +43,7 @@ def make_config(**changes: Any) -> TrainerConfig:
         "batch": {"pairs": 8},
         "max_steps": 50,
         "precision": "fp32",
+        "compile": False,
         "optimizer": {"learning_rate": 1e-2},
         "schedule": {"warmup_steps": 5},
         "deepspeed": {"zero_optimization": {"stage3_param_persistence_threshold": 40}},

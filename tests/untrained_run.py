@@ -10,6 +10,7 @@ from synthetic import make_manifest, vocabulary, write_data_set
 
 from pipeline.manifest import TOKENIZER_FOLDER, Manifest, file_sha256, write_manifest
 from pipeline.wordpieces import WordTokenizer
+from trainer import export
 from trainer.checkpoint import save
 from trainer.config import BatchConfig, ModelConfig, TrainerConfig
 from trainer.engine import Engine, LossScale
@@ -28,6 +29,13 @@ def write_tokenizer(folder: Path, *, size: int = VOCABULARY_SIZE, lowercase: boo
     tokenizer = WordTokenizer.from_path(words, lowercase=lowercase)
     tokenizer.save(folder)
     return tokenizer.vocabulary_hash
+
+
+def write_export(folder: Path, *, data: Path) -> tuple[Path, BertForPretraining]:
+    """An export of a post-LN run, with its model; tests copy before they change it."""
+    model = write_run(folder, data=data)
+    export.export(folder, out=folder / "export")
+    return folder / "export", model
 
 
 def write_data(root: Path, *, size: int = VOCABULARY_SIZE) -> Manifest:

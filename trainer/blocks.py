@@ -30,6 +30,7 @@ _COLUMNS = [
     schema.NEXT_SENTENCE_LABEL,
     schema.MASKED_POSITIONS,
     schema.MASKED_INPUTS,
+    schema.SOURCE,
 ]
 _LENGTH_THREADS = 8
 
@@ -91,7 +92,7 @@ def make_refs(plan: Plan, blocks: Blocks, *, epoch: int) -> Iterator[BlockRef]:
 
 def read_block(ref: BlockRef, *, root: str | Path) -> pa.Table:
     """The rows of `ref` in order: input_ids, first_length, next_sentence_label, masked_positions and masked_inputs
-    (list<...>: of the one mask set), shard, row_group, row.
+    (list<...>: of the one mask set), source, shard, row_group, row.
 
     Raises BlockError that names shard, row group and remedy.
     """
@@ -119,6 +120,7 @@ def read_block(ref: BlockRef, *, root: str | Path) -> pa.Table:
             schema.NEXT_SENTENCE_LABEL: _single(table, schema.NEXT_SENTENCE_LABEL).take(taken),
             schema.MASKED_POSITIONS: positions.flatten().take(sets),
             schema.MASKED_INPUTS: inputs.flatten().take(sets),
+            schema.SOURCE: _single(table, schema.SOURCE).take(taken),
             SHARD: np.full(rows.size, ref.shard, np.int32),
             ROW_GROUP: np.full(rows.size, ref.row_group, np.int32),
             ROW: rows.astype(np.int32),

@@ -116,8 +116,12 @@ def newest_verified(run_dir: str | Path, *, through: int | None = None) -> Path 
 
 
 def read_state(checkpoint: str | Path) -> CheckpointState:
-    """The state of a checkpoint that is not a tensor."""
-    return CheckpointState(**read_json(Path(checkpoint) / STATE))
+    """The state of a checkpoint that is not a tensor. CheckpointError where state.json holds anything else."""
+    path = Path(checkpoint) / STATE
+    try:
+        return CheckpointState(**read_json(path))
+    except TypeError as error:
+        raise CheckpointError(f"{path}: does not hold the state of a checkpoint ({error})") from error
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ class CheckpointWriter:
     """Saves the checkpoints of one run. Each rank has one; `save` and `finish` are called by all ranks.
 
     `save` pauses training for the copy off the device alone; a thread writes and commits. `lease_token`: of the lease
-    that the job must have on the run directory when it commits. `data_hash`: of the data set, for the state.
+    that the job must have on the run directory when it commits.
     """
 
     def __init__(
@@ -64,12 +64,11 @@ class CheckpointWriter:
         engine: Engine,
         config: TrainerConfig,
         lease_token: str | None = None,
-        data_hash: str = "",
     ) -> None:
         self._root = checkpoints_folder(run_dir)
         self._engine = engine
         self._config = config
-        self._lease_token, self._data_hash = lease_token, data_hash
+        self._lease_token = lease_token
         numel = sum(math.prod(shape) for shape in engine.parameter_shapes().values())
         self._bytes_needed = numel * len(KINDS) * torch.float32.itemsize + ROOM_BYTES
         if engine.rank == 0 and (free := free_bytes(self._root)) < self._bytes_needed:
@@ -82,14 +81,22 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def save(self, step: int, *, plan_state: Mapping[str, Any], guard: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        *,
+        plan_state: Mapping[str, Any],
+        guard: Mapping[str, Any] | None = None,
+        data_hash: str = "",
+    ) -> None:
         """Begin the checkpoint after `step` steps; `plan_state` and `guard` must be JSON.
 
+        `data_hash`: of the data set that the step was made from.
         Waits for the one before, and raises what went wrong with it, or CheckpointError where this one
         cannot be begun.
         """
         self.finish()
-        job = self._begin(step, plan_state=plan_state, guard=guard or {})
+        job = self._begin(step, plan_state=plan_state, guard=guard or {}, data_hash=data_hash)
         self._thread = threading.Thread(target=self._write, args=(job,), name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
@@ -102,7 +109,7 @@ class CheckpointWriter:
             error, self._error = self._error, None
             raise error
 
-    def _begin(self, step: int, *, plan_state: Mapping[str, Any], guard: Mapping[str, Any]) -> _Job:
+    def _begin(self, step: int, *, plan_state: Mapping[str, Any], guard: Mapping[str, Any], data_hash: str) -> _Job:
         engine = self._engine
         token, trouble = 0, ""
         if engine.rank == 0:
@@ -134,7 +141,7 @@ class CheckpointWriter:
                 threads=torch.get_num_threads(),
                 versions=library_versions(engine.device),
                 guard=dict(guard),
-                data_hash=self._data_hash,
+                data_hash=data_hash,
             ),
             slices=self._copy_slices(),
             generators=_generators(engine.device),
@@ -174,8 +181,8 @@ def save(
     data_hash: str = "",
 ) -> Path:
     """Write the checkpoint after `step` steps and return its folder when it is committed. Collective."""
-    writer = CheckpointWriter(run_dir, engine=engine, config=config, data_hash=data_hash)
-    writer.save(step, plan_state=plan_state)
+    writer = CheckpointWriter(run_dir, engine=engine, config=config)
+    writer.save(step, plan_state=plan_state, data_hash=data_hash)
     writer.finish()
     return checkpoints_folder(run_dir) / step_name(step)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from pipeline.settings import Settings
 
@@ -127,6 +127,8 @@ class ScheduleConfig(Settings):
     """Used where warmup_steps is null."""
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Learning rate at max_steps, as a share of the peak."""
+    span: Literal["run", "phase"] = "run"
+    """run: one schedule over all phases. phase: each phase warms up and falls over its own steps."""
 
 
 class CheckpointConfig(Settings):
@@ -174,7 +176,7 @@ class LoggingConfig(Settings):
     tensorboard: bool = True
     """Write RUN/tensorboard."""
     row_ids: bool = False
-    """Write the rows of every step to RUN/rows-RANK.jsonl (shard, row group, row)."""
+    """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, epoch, [shard, row group, row] of each pair."""
 
 
 class IngestConfig(Settings):
@@ -188,6 +190,80 @@ class IngestConfig(Settings):
     """At start: sizes and footer hashes, or the sha256 of every shard. Page checksums are always verified."""
     skip_corrupt: bool = False
     """Pass over training row groups that cannot be read, with a warning, and count their rows, instead of stopping."""
+
+
+class PhaseBatchConfig(Settings):
+    """What a phase's batch has other than `batch`; null: as there."""
+
+    pairs: Positive | None = None
+    """Sentence pairs a step; takes the place of batch.tokens too."""
+    tokens: Positive | None = None
+    """Tokens a step; takes the place of batch.pairs too."""
+    lanes: Positive | None = None
+    """Lanes the data runs in."""
+    tokens_per_slot: Positive | None = None
+    """Tokens of a micro-batch."""
+    exact_pairs: bool | None = None
+    """Every step holds exactly `pairs` pairs."""
+
+
+class PhaseScheduleConfig(Settings):
+    """What a phase's schedule has other than `schedule`; null: as there. For schedule.span=phase."""
+
+    name: Literal["linear", "constant"] | None = None
+    """linear: falls to final_factor at the phase's end. constant: flat."""
+    warmup_steps: Count | None = None
+    """Steps of linear warm-up, from the phase's first."""
+    warmup_fraction: Probability | None = None
+    """The same as a share of the phase's steps; takes the place of schedule.warmup_steps too."""
+    final_factor: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Learning rate at the phase's end, as a share of the peak."""
+
+
+class PhaseEvaluationConfig(Settings):
+    """What a phase's evaluation has other than `evaluation`; null: as there."""
+
+    every_steps: Positive | None = None
+    """Steps between evaluations, counted over the run; a phase's last step is always evaluated."""
+    max_pairs: Positive | None = None
+    """Held-out pairs evaluated."""
+
+
+class PhaseConfig(Settings):
+    """A part of the run with a data set or batch of its own; what it leaves out is as in the run."""
+
+    data: str | None = None
+    """Folder of the phase's data set; null: `data`. All phases' sets must have the same vocabulary."""
+    max_steps: Positive | None = None
+    """Steps of the phase. One phase may give neither this nor share: it takes what the others leave."""
+    share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """The same as a share of the run's max_steps."""
+    learning_rate: PositiveFloat | None = None
+    """Peak of the phase; null: optimizer.learning_rate. For schedule.span=phase."""
+    batch: PhaseBatchConfig = PhaseBatchConfig()
+    """The global batch."""
+    schedule: PhaseScheduleConfig = PhaseScheduleConfig()
+    """The learning rate."""
+    evaluation: PhaseEvaluationConfig = PhaseEvaluationConfig()
+    """Held-out evaluation."""
+
+    @model_validator(mode="after")
+    def _check_length(self) -> PhaseConfig:
+        if self.max_steps is not None and self.share is not None:
+            raise ValueError(f"max_steps={self.max_steps} and share={self.share} both say how long; give one of them")
+        return self
+
+    def batch_in(self, run: BatchConfig) -> BatchConfig:
+        """The phase's batch, all told. Raises ValueError where its parts do not go together."""
+        given = self.batch.model_dump(exclude_none=True)
+        unit = dict.fromkeys(("pairs", "tokens")) if "pairs" in given or "tokens" in given else {}
+        return BatchConfig.model_validate({**run.model_dump(), **unit, **given})
+
+    def schedule_in(self, run: ScheduleConfig) -> ScheduleConfig:
+        """The phase's schedule, all told."""
+        given = self.schedule.model_dump(exclude_none=True)
+        warmup = {"warmup_steps": None} if "warmup_fraction" in given else {}
+        return ScheduleConfig.model_validate({**run.model_dump(), **warmup, **given})
 
 
 class TrainerConfig(Settings):
@@ -213,12 +289,16 @@ class TrainerConfig(Settings):
     """DeepSpeed ZeRO stage."""
     precision: Precision = "bf16"
     """Numbers the model computes in; optimizer state is always fp32."""
+    compile: bool | None = None
+    """torch.compile of the model: by default on GPUs with ZeRO 0 to 2; costs a minute at the start."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
     """Seed of weights, data order and dropout."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """The update rule."""
     schedule: ScheduleConfig = ScheduleConfig()
     """The learning rate."""
+    phases: tuple[PhaseConfig, ...] = ()
+    """Parts of the run, one after another; none: the run is one phase."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
     guard: GuardConfig = GuardConfig()
@@ -233,20 +313,52 @@ class TrainerConfig(Settings):
     """CPU threads of a worker; null: this machine's cores shared out. Recorded, since sums depend on it."""
     cpus_per_worker: PositiveFloat = 0.5
     """Ray's logical CPUs that a CPU worker asks for."""
-    collective_timeout_s: Positive = 600
+    collective_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 600
     """Longest wait of a collective before the run fails."""
     lease_timeout_s: Positive = 60
     """Silence after which a job on another host that holds the run directory counts as dead."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """Raw DeepSpeed settings merged over the derived ones."""
 
+    @property
+    def phase_steps(self) -> tuple[int, ...]:
+        """Steps of each phase, max_steps in all. Raises ValueError where the phases' lengths do not come to that.
+
+        Shares are rounded so that the ends of the phases are right to half a step.
+        """
+        if not self.phases:
+            return (self.max_steps,)
+        steps, before = [], 0.0
+        for phase in self.phases:
+            after = before + (phase.share or 0.0)
+            rounded = round(after * self.max_steps) - round(before * self.max_steps)
+            steps.append(phase.max_steps if phase.max_steps is not None else rounded)
+            before = after
+        open_ended = [index for index, phase in enumerate(self.phases) if phase.max_steps is None is phase.share]
+        rest = self.max_steps - sum(steps)
+        if len(open_ended) > 1:
+            raise ValueError(
+                f"phases {', '.join(map(str, open_ended))} give neither max_steps nor share; only one phase may take "
+                f"what the others leave"
+            )
+        if open_ended:
+            steps[open_ended[0]] = rest
+        elif rest:
+            raise ValueError(
+                f"the phases take {sum(steps)} steps in all, max_steps={self.max_steps}; make them equal, or leave "
+                f"the length of one phase out"
+            )
+        for index, count in enumerate(steps):
+            if count < 1:
+                raise ValueError(
+                    f"phases.{index} gets {count} of max_steps={self.max_steps} steps; raise max_steps or shorten the "
+                    f"other phases"
+                )
+        return tuple(steps)
+
     @model_validator(mode="after")
     def _check_together(self) -> TrainerConfig:
-        warmup = self.schedule.warmup_steps
-        if warmup is not None and warmup >= self.max_steps:
-            raise ValueError(
-                f"schedule.warmup_steps={warmup} leaves none of max_steps={self.max_steps} at the full rate; lower it"
-            )
+        _check_warmup(self.schedule, steps=self.max_steps, place="", whole=f"max_steps={self.max_steps}")
         if self.precision != "fp32" and self.zero_stage == 0:
             raise ValueError(
                 f"zero_stage=0 with precision={self.precision} is not supported (DeepSpeed's own path follows another "
@@ -257,13 +369,43 @@ class TrainerConfig(Settings):
                 f"checkpoint.keep_best={self.checkpoint.keep_best} needs held-out losses on the way; set "
                 f"evaluation.every_steps"
             )
-        if self.ingest.skip_corrupt and self.batch.exact_pairs:
-            raise ValueError(
-                "ingest.skip_corrupt does not go with batch.exact_pairs, whose lanes must keep pace; set one of them"
-            )
-        lanes = self.batch.lanes
-        if lanes is not None and self.workers > lanes:
-            raise ValueError(
-                f"workers={self.workers} exceeds batch.lanes={lanes}: some would never work; raise batch.lanes"
-            )
+        _check_lanes(self.batch, workers=self.workers, place="")
+        _check_pace(self.ingest, self.batch, place="")
+        for index, (phase, steps) in enumerate(zip(self.phases, self.phase_steps, strict=False)):
+            place = f"phases.{index}."
+            try:
+                batch, schedule = phase.batch_in(self.batch), phase.schedule_in(self.schedule)
+            except ValidationError as error:
+                message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+                raise ValueError(f"{place[:-1]}: {message}") from error
+            _check_lanes(batch, workers=self.workers, place=place)
+            _check_pace(self.ingest, batch, place=place)
+            if self.schedule.span == "phase":
+                _check_warmup(schedule, steps=steps, place=place, whole=f"the {steps} steps of {place[:-1]}")
+            elif phase.learning_rate is not None or phase.schedule != PhaseScheduleConfig():
+                raise ValueError(
+                    f"{place[:-1]} has a learning_rate or schedule of its own, but schedule.span=run means one "
+                    f"schedule over all phases; set schedule.span=phase or take them out"
+                )
         return self
+
+
+def _check_warmup(schedule: ScheduleConfig, *, steps: int, place: str, whole: str) -> None:
+    warmup = schedule.warmup_steps
+    if warmup is not None and warmup >= steps:
+        raise ValueError(f"{place}schedule.warmup_steps={warmup} leaves none of {whole} at the full rate; lower it")
+
+
+def _check_pace(ingest: IngestConfig, batch: BatchConfig, *, place: str) -> None:
+    if ingest.skip_corrupt and batch.exact_pairs:
+        raise ValueError(
+            f"ingest.skip_corrupt does not go with {place}batch.exact_pairs, whose lanes keep pace; set one of them"
+        )
+
+
+def _check_lanes(batch: BatchConfig, *, workers: int, place: str) -> None:
+    if batch.lanes is not None and workers > batch.lanes:
+        raise ValueError(
+            f"workers={workers} exceeds {place}batch.lanes={batch.lanes}: some would never work; raise "
+            f"{place}batch.lanes"
+        )

@@ -36,6 +36,8 @@ class Rows:
     """[n]"""
     nsp_labels: NDArray[np.int8]
     """[n]"""
+    sources: NDArray[np.uint16]
+    """[n]"""
     shards: NDArray[np.int32]
     """[n]"""
     row_groups: NDArray[np.int32]
@@ -58,6 +60,7 @@ class Rows:
             masked_starts=masked_starts,
             first_lengths=table.column(schema.FIRST_LENGTH).to_numpy(),
             nsp_labels=labels.to_numpy(),
+            sources=table.column(schema.SOURCE).to_numpy(),
             shards=table.column(SHARD).to_numpy(),
             row_groups=table.column(ROW_GROUP).to_numpy(),
             rows=table.column(ROW).to_numpy(),
@@ -141,6 +144,7 @@ def join_pieces(pieces: list[Piece]) -> Slot:
         masked_positions=masked_positions,
         masked_labels=labels,
         nsp_labels=_joined(pieces, lambda rows: rows.nsp_labels, np.int8),
+        sources=_joined(pieces, lambda rows: rows.sources, np.uint16),
         shards=_joined(pieces, lambda rows: rows.shards, np.int32),
         row_groups=_joined(pieces, lambda rows: rows.row_groups, np.int32),
         rows=_joined(pieces, lambda rows: rows.rows, np.int32),

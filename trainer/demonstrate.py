@@ -56,9 +56,12 @@ class FillMask:
     def guess(self, text: str, *, count: int = NUM_GUESSES) -> list[list[Guess]]:
         """The `count` likeliest tokens for every [MASK] of `text`, best first.
 
-        Raises ValueError where there is no [MASK], or more tokens than the model has positions.
+        Raises ValueError where it is no UTF-8 text, there is no [MASK], or more tokens than the model has positions.
         """
-        ids = self.tokenizer.encode(text).ids
+        try:
+            ids = self.tokenizer.encode(text).ids
+        except TypeError as error:  # bytes of the command line that are no text
+            raise ValueError(f"{text!r}: is not UTF-8 text") from error
         masks = [place for place, token in enumerate(ids) if token == self.tokenizer.token_to_id(MASK)]
         if not masks:
             raise ValueError(f"'{text}': holds no {MASK}; put one where a token is to be guessed")
@@ -91,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         fill = FillMask(options.export)
         shown = [describe(text, guesses=fill.guess(text)) for text in options.texts or EXAMPLES]
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return fail(error)
     print(f"what {options.export} puts in place of {MASK}:")
     for lines in shown:

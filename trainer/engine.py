@@ -83,6 +83,9 @@ class Engine:
             config=deepspeed_dictionary(config, micro_batches=micro_batches, num_elements=num_elements),
         )[0]
         self.module: nn.Module = self._engine.module
+        compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
+        if compiled:
+            self.module.compile(dynamic=False)
         if self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
             # Non-finite gradients show in the global norm, which is computed anyway: test that one number.
             self._engine.optimizer.check_grad_overflow = True

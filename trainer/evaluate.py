@@ -7,7 +7,8 @@ batch shape compare; dropout is off. Sums are reduced once, at the end.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,21 @@ from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.ingest import SlotStream, validation_plan
 from trainer.shapes import BatchShape
+from trainer.slots import Slot
 
 UNIGRAM_SMOOTHING = 1.0
 """Added to every token's count, so that tokens which training never saw have a probability too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLoss:
+    """The held-out masked-LM loss on one source, in nats: the mean over its masked tokens."""
+
+    name: str
+    pairs: int
+    masked: int
+    mlm_loss: float
+    unigram_loss: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,17 @@ class Evaluation:
     nsp_accuracy: float | None
     unigram_loss: float
     """Cross-entropy of the same masked tokens under the training set's unigram distribution (add-one smoothed)."""
+    sources: tuple[SourceLoss, ...] = ()
+    """Of each source with a masked token among the pairs; none where the set has a single source."""
+
+    def record(self) -> dict[str, float | int | None]:
+        """The numbers by name; those of a source as `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and
+        `pairs/NAME`."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
+        for source in self.sources:
+            for key in ("mlm_loss", "unigram_loss", "masked", "pairs"):
+                numbers[f"{key}/{source.name}"] = getattr(source, key)
+        return numbers
 
     def lines(self) -> list[str]:
         """The result in words."""
@@ -53,6 +77,11 @@ class Evaluation:
         ]
         if self.nsp_accuracy is not None:
             lines.append(f"held-out next-sentence accuracy {self.nsp_accuracy:.2%}, loss {self.nsp_loss:.4f} nats")
+        for source in self.sources:
+            lines.append(
+                f"held-out masked-LM loss on {source.name} {source.mlm_loss:.4f} nats (unigram "
+                f"{source.unigram_loss:.4f}), over {source.masked:,} masked tokens of {source.pairs:,} pairs"
+            )
         return lines
 
 
@@ -63,7 +92,8 @@ class Evaluator:
         self._config, self._special, self._slot = config, manifest.special, shape.slot
         self._plan = validation_plan(manifest, shape=shape.slot, lanes=shape.lanes)
         log_probabilities = unigram_log_probabilities(Path(config.data), vocabulary_size=manifest.vocabulary_size)
-        self._unigram = torch.from_numpy(log_probabilities)
+        self._unigram = log_probabilities
+        self._sources = manifest.sources
 
     def is_due(self, step: int) -> bool:
         """Whether the config asks for an evaluation after this step, before the end of the run."""
@@ -80,7 +110,8 @@ class Evaluator:
             all_reduce=sum_over_ranks,
             last_epoch=0,
         )
-        sums = torch.zeros(5, dtype=torch.float64)
+        sums = torch.zeros(4, dtype=torch.float64)
+        by_source = SourceSums(len(self._sources))
         pairs = masked = labelled = 0
         with engine.evaluation():
             for data in stream.one_epoch(max_pairs=self._config.evaluation.max_pairs):
@@ -95,12 +126,16 @@ class Evaluator:
                         constant_shapes=engine.device.type == "cuda",
                         device=engine.device,
                     )
-                    sums[:4] += torch.stack(engine(batch)).double().cpu()
+                    output = engine(batch)
+                    sums += output.sums().double().cpu()
                     if slot is not None:
-                        sums[4] -= self._unigram[slot.masked_labels.astype(np.int64)].sum()
+                        losses = output.mlm_losses[: slot.num_masked].double().cpu().numpy()
+                        by_source.add(slot, losses=losses, unigram=-self._unigram[slot.masked_labels])
         stream.close()
-        dist.all_reduce(sums)
-        mlm, nsp, mlm_correct, nsp_correct, unigram = sums.tolist()
+        totals = torch.cat([sums, torch.from_numpy(by_source.table.ravel())])
+        dist.all_reduce(totals)
+        mlm, nsp, mlm_correct, nsp_correct = totals[:4].tolist()
+        table = totals[4:].reshape(by_source.table.shape).numpy()
         return Evaluation(
             step=step,
             pairs=pairs,
@@ -109,8 +144,35 @@ class Evaluator:
             mlm_accuracy=mlm_correct / max(1, masked),
             nsp_loss=nsp / labelled if labelled else None,
             nsp_accuracy=nsp_correct / labelled if labelled else None,
-            unigram_loss=unigram / max(1, masked),
+            unigram_loss=float(table[:, SourceSums.UNIGRAM].sum()) / max(1, masked),
+            sources=_source_losses(table, names=self._sources) if len(self._sources) > 1 else (),
         )
+
+
+class SourceSums:
+    """Sums over what one rank evaluated, by source: float64[sources, 4], exact counts and losses in nats."""
+
+    PAIRS, MASKED, LOSS, UNIGRAM = range(4)
+
+    def __init__(self, num_sources: int) -> None:
+        self.table: npt.NDArray[np.float64] = np.zeros((num_sources, 4))
+
+    def add(self, slot: Slot, *, losses: npt.NDArray[np.float64], unigram: npt.NDArray[np.float64]) -> None:
+        """Count a slot: `losses` and `unigram` of its masked positions, [m] each."""
+        size = len(self.table)
+        places = slot.masked_sources
+        self.table[:, self.PAIRS] += np.bincount(slot.sources, minlength=size)
+        self.table[:, self.MASKED] += np.bincount(places, minlength=size)
+        self.table[:, self.LOSS] += np.bincount(places, weights=losses, minlength=size)
+        self.table[:, self.UNIGRAM] += np.bincount(places, weights=unigram, minlength=size)
+
+
+def _source_losses(table: npt.NDArray[np.float64], *, names: Sequence[str]) -> tuple[SourceLoss, ...]:
+    return tuple(
+        SourceLoss(name, pairs=int(pairs), masked=int(masked), mlm_loss=loss / masked, unigram_loss=unigram / masked)
+        for name, (pairs, masked, loss, unigram) in zip(names, table.tolist(), strict=True)
+        if masked
+    )
 
 
 def sum_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

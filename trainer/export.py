@@ -27,6 +27,7 @@ from trainer.checkpoint_files import STATE
 from trainer.config import TrainerConfig
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 from trainer.model_card import render_model_card
+from trainer.phases import resolve_phases
 from trainer.pretrained import CONFIG_FILE, WEIGHTS_FILE
 from trainer.transformers_layout import MODEL_TYPES, to_transformers, transformers_config
 
@@ -65,7 +66,7 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     checkpoint = _find_checkpoint(Path(source))
     state = read_state(checkpoint)
     config = validate(TrainerConfig, state.config, origin=str(checkpoint / STATE))
-    root = Path(data if data is not None else config.data)
+    root = Path(data if data is not None else resolve_phases(config)[-1].config.data)
     manifest, tokenizer_files = _open_tokenizer(root)
     if state.data_hash and state.data_hash != manifest.hash:
         raise ExportError(
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         done = export(options.run, out=options.out, data=options.data)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return fail(error)
     print(
         f"exported step {done.step:,} ({done.checkpoint}) to {done.folder}: {done.model_type}, "

@@ -1,10 +1,12 @@
 """Steps of data, one ahead: while a step computes, the counts of the next one are summed over all ranks.
 
 So neither cutting slots nor the small all-reduce that losses are divided by stands in the way of the device.
+A RunFeed goes through the phases of a run, one feed after another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from pipeline.manifest import Special
 from trainer.batches import Batch, Slot, SlotShape, to_batch
 from trainer.blocks import BlockError
 from trainer.ingest import SlotStream, Step
+from trainer.plan import PlanState
 
 
 class Feed:
@@ -64,3 +67,52 @@ class Feed:
         if self._ahead is not None:
             self._ahead[1].wait()
         self._stream.close()
+
+
+class RunFeed:
+    """A rank's steps through all phases, from `start` on; used as a Feed is.
+
+    `open_feed` opens the feed that goes on from a state; `next_start` says from which state the step after one is
+    made, in the next phase where one is through. Across the end of a phase one step is looked ahead too.
+    """
+
+    def __init__(
+        self, start: PlanState, *, open_feed: Callable[[PlanState], Feed], next_start: Callable[[PlanState], PlanState]
+    ) -> None:
+        self._open_feed, self._next_start = open_feed, next_start
+        self._feed = open_feed(start)
+        self._done = start
+        self._next: Feed | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the step that next_step gave last, from 0 in each phase."""
+        return self._feed.epoch
+
+    def next_step(self) -> Step:
+        """The next step's data, as soon as its counts are known."""
+        self.look_ahead()
+        if self._next is not None:
+            self._feed.close()
+            self._feed, self._next = self._next, None
+        step = self._feed.next_step()
+        self._done = step.state
+        return step
+
+    def look_ahead(self) -> None:
+        """Cut the next step's slots and send their counts, without waiting for the other ranks. Idempotent."""
+        if self._next is None:
+            start = self._next_start(self._done)
+            if start.phase != self._done.phase:
+                self._next = self._open_feed(start)
+        (self._feed if self._next is None else self._next).look_ahead()
+
+    def to_batch(self, slot: Slot | None) -> Batch:
+        """A slot of the step that next_step gave last, on the device."""
+        return self._feed.to_batch(slot)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._feed.close()
+        if self._next is not None:
+            self._next.close()

@@ -161,6 +161,8 @@ class SlotStream:
             epoch=epoch,
             epoch_step=epoch_step,
             cursors=tuple(cursors.tolist()),
+            phase=self._state.phase,
+            phase_step=self._state.phase_step + 1,
         )
         return Step(
             slots=slots,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from trainer.checkpoint import CheckpointWriter
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.evaluate import Evaluator
-from trainer.feed import Feed
+from trainer.feed import RunFeed
 from trainer.guard import BAD_STEPS_NAME, Fault, Guard, RollBack, note_bad_step
 from trainer.ingest import Step
 from trainer.launch import Link
 from trainer.metrics import RunLog, StepMetrics, row_ids
+from trainer.phases import OpenPhase
+from trainer.plan import PlanState
 from trainer.schedules import learning_rate
 
 
@@ -34,9 +37,10 @@ class Job:
 
     config: TrainerConfig
     engine: Engine
-    feed: Feed
-    evaluator: Evaluator | None
-    """None where the data set holds nothing out."""
+    feed: RunFeed
+    phases: tuple[OpenPhase, ...]
+    evaluators: tuple[Evaluator | None, ...]
+    """One a phase; None where its data set holds nothing out."""
     checkpoints: CheckpointWriter
     guard: Guard
     log: RunLog
@@ -46,10 +50,11 @@ class Job:
 def train(job: Job, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop; return the last step done.
 
-    Evaluates in between as configured and at the end. What is returned is in a committed checkpoint. Raises RollBack,
-    on all ranks, after as many bad steps in a row as guard.max_bad_steps says.
+    Evaluates in between as configured and at the end of each phase. What is returned is in a committed checkpoint.
+    Raises RollBack, on all ranks, after as many bad steps in a row as guard.max_bad_steps says.
     """
     config, step, stopping = job.config, first_step, False
+    evaluate_if_missed(job, first_step)
     while step < config.max_steps and not stopping:
         step += 1
         if job.guard.is_skipped(step):
@@ -61,15 +66,25 @@ def train(job: Job, *, first_step: int) -> int:
             job.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
             if fault is not None:
                 report_fault(job, fault, data=data, metrics=metrics)
+        if data.state.phase > 0 and data.state.phase_step == 1:
+            job.log.say(job.phases[data.state.phase].describe_place(len(job.phases)))
         due = step % config.checkpoint.every_steps == 0 and job.guard.bad_steps == 0  # what is kept is from before them
         if last or due:
-            job.checkpoints.save(step, plan_state=data.state.to_tree(), guard=job.guard.to_tree())
-        if job.evaluator is not None and not last and job.evaluator.is_due(step):
-            job.log.write_evaluation(job.evaluator.evaluate(job.engine, step=step))
+            save(job, step, state=data.state)
+        evaluator = None if last else due_evaluator(job, step)
+        if evaluator is not None:
+            job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
     job.checkpoints.finish()
-    if job.evaluator is not None and step >= config.max_steps:
-        job.log.write_evaluation(job.evaluator.evaluate(job.engine, step=step))
+    evaluator = job.evaluators[-1]
+    if evaluator is not None and step >= config.max_steps:
+        job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
     return step
+
+
+def save(job: Job, step: int, *, state: PlanState) -> None:
+    """Begin the checkpoint after `step`."""
+    data_hash = job.phases[state.phase].manifest.hash
+    job.checkpoints.save(step, plan_state=state.to_tree(), guard=job.guard.to_tree(), data_hash=data_hash)
 
 
 def pass_over(job: Job, step: int) -> Step:
@@ -78,6 +93,21 @@ def pass_over(job: Job, step: int) -> Step:
     if step < job.config.max_steps:
         job.feed.look_ahead()
     return data
+
+
+def due_evaluator(job: Job, step: int) -> Evaluator | None:
+    """Who evaluates after `step`, if it is evaluated: as configured, and at the end of each phase."""
+    ends = [opened.phase.last_step for opened in job.phases]
+    index = min(bisect_left(ends, step), len(ends) - 1)
+    evaluator = job.evaluators[index]
+    return evaluator if evaluator is not None and (evaluator.is_due(step) or step >= ends[index]) else None
+
+
+def evaluate_if_missed(job: Job, step: int) -> None:
+    """Evaluate the weights that a run resumes with where it was ended between that step and its evaluation."""
+    evaluator = due_evaluator(job, step) if 0 < step < job.config.max_steps else None
+    if evaluator is not None and job.engine.broadcast_int(job.log.evaluated_step < step):
+        job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
 
 
 def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, Fault | None, bool]:
@@ -97,7 +127,7 @@ def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, Fault | None, bo
         # 1, or NaN where this loss is not finite: then so is the norm of the gradients, by which all ranks decide.
         loss = loss * (1.0 + 0.0 * loss.detach())
         engine.backward(loss * engine.world_size, last=index + 1 == len(data.slots))
-        sums += torch.stack(output).detach()
+        sums += output.sums()
     if step < config.max_steps:
         job.feed.look_ahead()
     rate = learning_rate(step, config)
@@ -130,6 +160,7 @@ def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, Fault | None, bo
         step_s=seconds,
         skipped=update.skipped,
         lost_rows=data.num_lost,
+        phase=data.state.phase,
     )
     fault = job.guard.judge(step, loss=metrics.loss, grad_norm=metrics.grad_norm, norm_is_bad=bad_norms > 0)
     return data, metrics, fault, stops > 0

@@ -55,6 +55,8 @@ class StepMetrics:
     """The update was left out: loss or gradient norm is not finite (fp16: also for an overflow under its scale)."""
     lost_rows: int = 0
     """Rows of row groups that cannot be read, passed over in this step."""
+    phase: int = 0
+    """From 0; the epochs are the phase's."""
 
 
 class JsonLines:
@@ -114,6 +116,9 @@ class RunLog:
             names.append(rows_name(rank))
         for name in names:
             self._files[name] = JsonLines(run_directory / name, keep_through=resume_step)
+        evaluations = read_json_lines(run_directory / EVALUATIONS_NAME) if rank == 0 else []
+        self.evaluated_step: int = evaluations[-1]["step"] if evaluations else 0
+        """Step of the last evaluation in the file when it was opened; known to rank 0."""
         if rank == 0 and config.logging.tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
@@ -129,7 +134,8 @@ class RunLog:
         """Record one training step; `show`: as a progress line too."""
         rows = self._files.get(rows_name(self._rank))
         if rows is not None:
-            rows.write({"step": metrics.step, "rows": row_ids(data)})
+            place = {"step": metrics.step, "phase": metrics.phase, "epoch": metrics.epoch}
+            rows.write({**place, "rows": row_ids(data)})
         if self._rank != 0:
             return
         self._progress.add(metrics.step_s)
@@ -143,7 +149,7 @@ class RunLog:
         """Record and show one held-out evaluation."""
         if self._rank != 0:
             return
-        record = dataclasses.asdict(evaluation)
+        record = evaluation.record()
         self._files[EVALUATIONS_NAME].write(record)
         self._write_scalars("validation", record)
         for line in evaluation.lines():

@@ -67,6 +67,7 @@ def render_model_card(
         "",
         "## Data",
         "",
+        *_phases(config),
         *_data(manifest),
         "",
         "## Training",
@@ -110,6 +111,12 @@ def _results(training: Mapping[str, Any] | None, evaluation: Mapping[str, Any] |
     return lines
 
 
+def _phases(config: TrainerConfig) -> list[str]:
+    if len(config.phases) < 2:
+        return []
+    return [f"The run had {len(config.phases)} phases (see Training); this is the data set of the last.", ""]
+
+
 def _data(manifest: Manifest) -> list[str]:
     lines = [
         f"{manifest.num_rows('train'):,} sentence pairs ({manifest.num_tokens('train'):,} tokens) of at most "
@@ -125,6 +132,10 @@ def _data(manifest: Manifest) -> list[str]:
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
     tree = config.model_dump(mode="json", include=set(_SHOWN_SETTINGS))
+    if config.phases:
+        tree["phases"] = [
+            phase.model_dump(mode="json", exclude={"data"}, exclude_defaults=True) for phase in config.phases
+        ]
     return {**tree, "max_steps": config.max_steps, "precision": config.precision, "seed": config.seed}
 
 

@@ -40,13 +40,17 @@ class PlanState:
     plan_hash: str
     """Of the plan that the numbers below are about."""
     step: int
-    """Steps done."""
+    """Steps of the run done."""
     epoch: int
     """Epoch of the next step, from 0."""
     epoch_step: int
     """Steps done in that epoch."""
     cursors: tuple[int, ...]
     """Rows of that epoch done, a lane."""
+    phase: int = 0
+    """Phase of the last step done, from 0: after its last step a run stands at the end of a phase."""
+    phase_step: int = 0
+    """Steps done in that phase."""
 
     def to_tree(self) -> dict[str, Any]:
         """JSON-able tree."""
@@ -54,8 +58,8 @@ class PlanState:
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> PlanState:
-        """The state that `to_tree` wrote."""
-        return cls(**{**tree, "cursors": tuple(tree["cursors"])})
+        """The state that `to_tree` wrote; without phases, where the run was one phase."""
+        return cls(**{"phase_step": tree["step"], **tree, "cursors": tuple(tree["cursors"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +165,9 @@ class Plan:
             data_hash=f"{manifest.hash}/{split}",
         )
 
-    def start(self) -> PlanState:
-        """The state before the first step."""
-        return PlanState(plan_hash=self.hash, step=0, epoch=0, epoch_step=0, cursors=(0,) * self.lanes)
+    def start(self, *, phase: int = 0, step: int = 0) -> PlanState:
+        """The state before the first step of `phase`, which begins after `step` steps of the run."""
+        return PlanState(plan_hash=self.hash, step=step, epoch=0, epoch_step=0, cursors=(0,) * self.lanes, phase=phase)
 
     def check(self, state: PlanState) -> None:
         """PlanError where `state` belongs to another plan."""

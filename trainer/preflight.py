@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.manifest import TOKENIZER_FOLDER, Manifest, open_data_set
-from pipeline.settings import Arguments, ConfigError, load_settings
+from pipeline.settings import Arguments, ConfigError, expand_path, load_settings
 from trainer import pretrained
 from trainer.checkpoint import CheckpointError, list_checkpoints, read_state
 from trainer.config import TrainerConfig
 from trainer.lease import refuse_if_alive
 from trainer.metrics import EVALUATIONS_NAME, read_json_lines
-from trainer.plan import Plan, PlanState
+from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
+from trainer.plan import PlanState
 from trainer.run_directory import check_run_directory
-from trainer.shapes import derive_shape
 from trainer.vocabulary_check import check_same_vocabulary
 
 SAMPLE_CONFIG = Path("trainer") / "configs" / "sample.yaml"
@@ -36,9 +38,13 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
     config = load_settings(TrainerConfig, file=file, overrides=arguments.overrides)
     overridden = {override.partition("=")[0] for override in arguments.overrides}
     uploaded = job_working_folder()
-    for key in PATH_KEYS:
+    for key in (*PATH_KEYS, *(f"phases.{index}.data" for index in range(len(config.phases)))):
         value = _get(config, key)
-        if value is None or os.path.isabs(value):
+        if value is None:
+            continue
+        value = expand_path(value, key=key)
+        if os.path.isabs(value):
+            config = _set(config, key, value)
             continue
         if uploaded is not None:
             raise ConfigError(
@@ -70,29 +76,32 @@ class Checked:
 
 def check(config: TrainerConfig) -> Checked:
     """Check data set, model, plan and run directory against each other; writes nothing. Raises ValueError."""
-    manifest = open_data_set(config.data, full=config.ingest.verify == "full")
-    check_model(config, manifest=manifest)
-    shape = derive_shape(manifest, batch=config.batch)
-    plan = Plan.from_manifest(
-        manifest, lanes=shape.lanes, shape=shape.slot, seed=config.seed, exact_pairs=shape.exact_pairs
-    )
-    if config.workers > plan.lanes:
-        raise ConfigError(
-            f"workers={config.workers} exceeds the {plan.lanes} lanes of the plan: some would never work; lower "
-            f"workers or set batch.lanes={config.workers}"
-        )
+    phases = resolve_phases(config)
+    full = config.ingest.verify == "full"
+    opened_sets = {
+        data: open_data_set(data, full=full) for data in dict.fromkeys(phase.config.data for phase in phases)
+    }
+    manifests = [opened_sets[phase.config.data] for phase in phases]
+    for phase, manifest in zip(phases, manifests, strict=True):
+        check_model(phase.config, manifest=manifest)
+    opened = open_phases(phases, manifests=manifests)
+    for each in opened:
+        if config.workers > each.plan.lanes:
+            batch = f"phases.{each.phase.index}.batch.lanes" if config.phases else "batch.lanes"
+            raise ConfigError(
+                f"workers={config.workers} exceeds the {each.plan.lanes} lanes of the plan: some would never work; "
+                f"lower workers or set {batch}={config.workers}"
+            )
     changes = check_run_directory(config)
     refuse_if_alive(config.output)
-    step = check_checkpoints(config, plan=plan, data_hash=manifest.hash)
+    step = check_checkpoints(config, phases=opened)
     evaluations = read_json_lines(Path(config.output) / EVALUATIONS_NAME)
-    evaluated = not manifest.num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
-    train, held_out = manifest.num_rows("train"), manifest.num_rows("validation")
-    data = (
-        f"data: {config.data}: {train:,} pairs, {manifest.num_tokens('train'):,} tokens, {held_out:,} pairs held out, "
-        f"vocabulary of {manifest.vocabulary_size:,}, rows of at most {manifest.max_seq_length} tokens"
-    )
-    lines = (data, *shape.describe().splitlines(), *changes)
-    return Checked(lines, done=step is not None and step >= config.max_steps and evaluated)
+    evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
+    lines = []
+    for each in opened:
+        lines += [each.describe_place(len(opened))] if config.phases else []
+        lines += each.describe()
+    return Checked((*lines, *changes), done=step is not None and step >= config.max_steps and evaluated)
 
 
 def check_model(config: TrainerConfig, *, manifest: Manifest) -> None:
@@ -108,8 +117,8 @@ def check_model(config: TrainerConfig, *, manifest: Manifest) -> None:
         check_same_vocabulary(folder, data_tokenizer=Path(config.data) / TOKENIZER_FOLDER)
 
 
-def check_checkpoints(config: TrainerConfig, *, plan: Plan, data_hash: str) -> int | None:
-    """Step of the newest checkpoint, None where there is none. ValueError where it is of another data set or plan.
+def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> int | None:
+    """Step of the newest checkpoint, None where there is none. ValueError where it is of other phases, data or plans.
 
     Reads a few bytes; that every byte is as it was written is verified when the workers resume.
     """
@@ -118,26 +127,38 @@ def check_checkpoints(config: TrainerConfig, *, plan: Plan, data_hash: str) -> i
             state = read_state(folder)
         except CheckpointError:
             continue
-        if state.data_hash and state.data_hash != data_hash:
+        plan_state = PlanState.from_tree(state.plan_state)
+        opened = phases[min(plan_state.phase, len(phases) - 1)]
+        if state.data_hash and state.data_hash != opened.manifest.hash:
             raise ConfigError(
-                f"data={config.data}: is data set {data_hash[:12]}, the checkpoint at step {state.step} was trained on "
-                f"{state.data_hash[:12]}; give the data set of the run, or begin in a new output"
+                f"data={opened.phase.config.data}: is data set {opened.manifest.hash[:12]}, the checkpoint at step "
+                f"{state.step} was trained on {state.data_hash[:12]}; give the data set of the run, or begin in a new "
+                f"output"
             )
-        plan.check(PlanState.from_tree(state.plan_state))
+        find_start(phases, plan_state)
         return state.step
     return None
 
 
 def _get(config: TrainerConfig, key: str) -> str | None:
-    node: object = config
+    node: Any = config
     for part in key.split("."):
-        node = getattr(node, part)
+        node = node[int(part)] if part.isdigit() else getattr(node, part)
     assert node is None or isinstance(node, str)
     return node
 
 
 def _set(config: TrainerConfig, key: str, value: str) -> TrainerConfig:
-    head, _, rest = key.partition(".")
-    if not rest:
-        return config.model_copy(update={head: value})
-    return config.model_copy(update={head: getattr(config, head).model_copy(update={rest: value})})
+    changed: TrainerConfig = _replace(config, key.split("."), value)
+    return changed
+
+
+def _replace(node: Any, parts: Sequence[str], value: str) -> Any:
+    """A copy of `node`, settings or a tuple of them, with `value` at the end of the path."""
+    if not parts:
+        return value
+    head, rest = parts[0], parts[1:]
+    if head.isdigit():
+        index = int(head)
+        return (*node[:index], _replace(node[index], rest, value), *node[index + 1 :])
+    return node.model_copy(update={head: _replace(getattr(node, head), rest, value)})

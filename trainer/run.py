@@ -27,13 +27,14 @@ from trainer.launch import Outcome, Say, StopRequest, WorkerError, stop_on_signa
 from trainer.lease import hold
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 from trainer.preflight import SAMPLE_CONFIG, check, read_config
-from trainer.run_directory import write_config
+from trainer.run_directory import check_fresh, write_config
 
 PROGRAM = "trainer/run.py"
-HELP = f"""usage: python {PROGRAM} [--config FILE] [key.sub=value ...]
+HELP = f"""usage: python {PROGRAM} [--config FILE] [--fresh] [key.sub=value ...]
 
 Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMPLE_CONFIG}.
-The same command continues an interrupted run from its last checkpoint. Ctrl-C or SIGTERM: the step in hand is
+The same command continues an interrupted run from its last checkpoint; with --fresh an output that holds a run is
+refused. Ctrl-C or SIGTERM: the step in hand is
 finished, a checkpoint written, and the exit status is 130 or 143; a second signal ends the run at once.
 Ray: the cluster that RAY_ADDRESS names (set inside a submitted job), otherwise one of its own on this machine.
 
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused, 1 failed, 128 + n stopped by signal n."""
     try:
         words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
-        refuse_flags(words.flags, program=PROGRAM)
+        refuse_flags(words.flags, program=PROGRAM, known=["--fresh"])
         if words.rest:
             raise ConfigError(f"{PROGRAM}: takes nothing after '--', found {' '.join(words.rest)}")
         if "--help" in words.flags:
@@ -53,9 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if words.file is None:
             print(f"no --config given: using {REPOSITORY / SAMPLE_CONFIG}", flush=True)
+        config = read_config(words, repository=REPOSITORY)
+        if "--fresh" in words.flags:
+            check_fresh(config)
         with stop_on_signals() as stop:
-            return train(read_config(words, repository=REPOSITORY), stop=stop, say=_print)
-    except ValueError as error:
+            return train(config, stop=stop, say=_print)
+    except (ValueError, OSError) as error:
         return fail(error)
     except WorkerError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -7,14 +7,20 @@ differs in such a setting is refused, not started from zero and not mixed in.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pipeline.settings import ConfigError, dump_yaml, load_settings, to_tree
+from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
 from trainer.lease import LEASE_NAME, LOCK_NAME
 
 CONFIG_NAME = "config.yaml"
+PARTIAL_NAME = f"{CONFIG_NAME}.partial"
+LEFTOVERS = (PARTIAL_NAME, LEASE_NAME, LOCK_NAME)
+"""All that a command killed at its very beginning leaves; the next one begins anew."""
 
 MAY_CHANGE = (
     "data",
@@ -22,6 +28,7 @@ MAY_CHANGE = (
     "max_steps",
     "workers",
     "device",
+    "compile",
     "launcher",
     "zero_stage",
     "precision",
@@ -42,6 +49,10 @@ lie (another data set is refused by its hash), and how long it trains: the learn
 and the config, so from the resumed step on it follows the new max_steps.
 """
 
+MAY_CHANGE_IN_A_PHASE = ("data", "max_steps", "share", "evaluation")
+"""The same of a phase that has begun. Of one that has not, all may change. Lengths that do not go with the newest
+checkpoint are refused by its plan state."""
+
 
 def check_run_directory(config: TrainerConfig) -> list[str]:
     """Refuse an output that cannot be written or belongs to another run; writes nothing.
@@ -54,8 +65,8 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
         raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
-    if existing != folder or all(path.name in (LEASE_NAME, LOCK_NAME) for path in folder.iterdir()):
-        return []  # a job that ended before it began leaves its lease
+    if existing != folder or all(path.name in LEFTOVERS for path in folder.iterdir()):
+        return []
     saved = folder / CONFIG_NAME
     if not saved.is_file():
         raise ConfigError(
@@ -67,21 +78,51 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     }
-    refused = [text for key, text in changes.items() if key.split(".")[0] not in MAY_CHANGE]
+    begun = phases_begun(config)
+    refused = [text for key, text in changes.items() if not may_change(key, phases_begun=begun)]
     if refused:
         raise ConfigError(
             f"output={folder}: holds a run with other settings ({'; '.join(refused)}); run it with the same settings "
             f"to go on, or give another output"
         )
-    told = [text for key, text in changes.items() if key not in ("data", "output")]
+    told = [text for key, text in changes.items() if key.split(".")[-1] not in ("data", "output")]
     return [f"changed since this run began: {'; '.join(told)}"] if told else []
 
 
+def check_fresh(config: TrainerConfig) -> None:
+    """Refuse an output that holds a run already; for a command that must begin a new one."""
+    folder = Path(config.output)
+    checkpoints = list_checkpoints(folder)
+    if checkpoints or (folder / CONFIG_NAME).exists():
+        newest = f"newest checkpoint: step {step_of(checkpoints[-1])}" if checkpoints else "no checkpoint yet"
+        raise ConfigError(
+            f"output={folder}: holds a run already ({newest}), and --fresh begins a new one; give another output, or "
+            f"leave --fresh out to go on with that run"
+        )
+
+
+def phases_begun(config: TrainerConfig) -> int:
+    """Phases of which the newest checkpoint holds a step; at least 1."""
+    checkpoints = list_checkpoints(config.output)
+    done = step_of(checkpoints[-1]) if checkpoints else 0
+    ends = accumulate(config.phase_steps)
+    return 1 + sum(end < done for end in ends)
+
+
+def may_change(key: str, *, phases_begun: int) -> bool:
+    """Whether a run may go on with another value of a setting such as `batch.pairs` or `phases.1.batch.pairs`."""
+    parts = key.split(".")
+    if parts[0] == "phases":
+        return int(parts[1]) >= phases_begun or parts[2] in MAY_CHANGE_IN_A_PHASE
+    return parts[0] in MAY_CHANGE
+
+
 def write_config(config: TrainerConfig) -> Path:
-    """Make the run directory and write the resolved config.yaml; ConfigError where that fails."""
+    """Make the run directory and write the resolved config.yaml; ConfigError where that fails, leaving nothing new."""
     folder = Path(config.output)
     path = folder / CONFIG_NAME
-    temporary = path.with_suffix(".yaml.partial")
+    temporary = folder / PARTIAL_NAME
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(temporary, "w", encoding="utf-8") as stream:
@@ -90,6 +131,10 @@ def write_config(config: TrainerConfig) -> Path:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            if made:
+                folder.rmdir()
         raise ConfigError(f"output={folder}: cannot be written: {error}; give another output") from error
     return path
 
@@ -97,7 +142,9 @@ def write_config(config: TrainerConfig) -> Path:
 def _flatten(tree: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
+        if key == "phases" and not prefix:
+            flat.update(_flatten({str(index): phase for index, phase in enumerate(value)}, prefix="phases."))
+        elif isinstance(value, dict) and value:
             flat.update(_flatten(value, prefix=f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value

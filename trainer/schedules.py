@@ -8,29 +8,42 @@ from __future__ import annotations
 
 import math
 
-from trainer.config import TrainerConfig
+from trainer.config import ScheduleConfig, TrainerConfig
 
 
-def warmup_steps(config: TrainerConfig) -> int:
-    """Steps of linear warm-up: as given, or warmup_fraction of max_steps, rounded up."""
-    if config.schedule.warmup_steps is not None:
-        return config.schedule.warmup_steps
-    return math.ceil(config.schedule.warmup_fraction * config.max_steps)
+def warmup_steps(schedule: ScheduleConfig, *, steps: int) -> int:
+    """Steps of linear warm-up of `steps` steps: as given, or warmup_fraction of them, rounded up."""
+    if schedule.warmup_steps is not None:
+        return schedule.warmup_steps
+    return math.ceil(schedule.warmup_fraction * steps)
 
 
 def learning_rate(step: int, config: TrainerConfig) -> float:
     """Rate of update number `step`; the first update of a run is number 1.
 
     Rises linearly to the peak at the last warm-up step; `linear` then falls to final_factor x peak at
-    max_steps and stays there, `constant` keeps the peak. Raises ValueError for a step below 1.
+    max_steps and stays there, `constant` keeps the peak. With schedule.span=phase each phase does so over its own
+    steps. Raises ValueError for a step below 1.
     """
     if step < 1:
         raise ValueError(f"the first update is step 1, so there is no learning rate for step {step}")
     peak = config.optimizer.learning_rate
-    warmup = warmup_steps(config)
+    if config.schedule.span == "run" or not config.phases:
+        return _rate(step, config.schedule, steps=config.max_steps, peak=peak)
+    lengths, index = config.phase_steps, 0
+    while step > lengths[index] and index + 1 < len(lengths):
+        step, index = step - lengths[index], index + 1
+    phase = config.phases[index]
+    peak = peak if phase.learning_rate is None else phase.learning_rate
+    return _rate(step, phase.schedule_in(config.schedule), steps=lengths[index], peak=peak)
+
+
+def _rate(step: int, schedule: ScheduleConfig, *, steps: int, peak: float) -> float:
+    """Rate of step `step` of `steps`."""
+    warmup = warmup_steps(schedule, steps=steps)
     if step < warmup:
         return peak * step / warmup
-    if config.schedule.name == "constant":
+    if schedule.name == "constant":
         return peak
-    progress = min(1.0, (step - warmup) / max(1, config.max_steps - warmup))
-    return peak * (1.0 - progress * (1.0 - config.schedule.final_factor))
+    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return peak * (1.0 - progress * (1.0 - schedule.final_factor))

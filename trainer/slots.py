@@ -57,6 +57,8 @@ class Slot:
     """[m] ids that stood there before masking."""
     nsp_labels: NDArray[np.int8]
     """[p] 0 = next, 1 = not, NO_LABEL where there is no second segment."""
+    sources: NDArray[np.uint16]
+    """[p] source of the first segment, an index into the manifest's `sources`."""
     shards: NDArray[np.int32]
     """[p] index of each row's shard among those of its split, in the manifest's order."""
     row_groups: NDArray[np.int32]
@@ -88,6 +90,12 @@ class Slot:
     def starts(self) -> NDArray[np.int64]:
         """[p] index of each pair's [CLS]."""
         return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+
+    @property
+    def masked_sources(self) -> NDArray[np.uint16]:
+        """[m] source of the pair that each masked position stands in."""
+        pairs = np.searchsorted(self.starts, self.masked_positions, side="right") - 1
+        return self.sources[pairs]
 
     @property
     def position_ids(self) -> NDArray[np.int64]:

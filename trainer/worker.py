@@ -5,30 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, read_manifest
+from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
 from trainer.checkpoint import CheckpointState, CheckpointWriter, list_checkpoints, resume
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.evaluate import Evaluator, unigram_log_probabilities
-from trainer.feed import Feed
+from trainer.feed import Feed, RunFeed
 from trainer.guard import Guard, RollBack
 from trainer.ingest import SlotStream
 from trainer.launch import Link, Outcome, Place
 from trainer.loop import Job, train
 from trainer.metrics import RunLog
 from trainer.model import BertForPretraining
-from trainer.plan import Plan, PlanState, lanes_of
+from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
+from trainer.plan import PlanState, lanes_of
 from trainer.pretrained import initialize_from
 from trainer.run_directory import CONFIG_NAME
-from trainer.shapes import derive_shape
 
 logger = logging.getLogger(__name__)
 
@@ -68,37 +69,43 @@ def run_share(
 ) -> Outcome:
     """Build everything, train, close everything; `work` in a process that is set up."""
     run_directory = Path(config.output)
-    manifest = open_shared_folders(config)
-    shape = derive_shape(manifest, batch=config.batch)
-    plan = Plan.from_manifest(
-        manifest, lanes=shape.lanes, shape=shape.slot, seed=config.seed, exact_pairs=shape.exact_pairs
-    )
-    engine = build_engine(config, manifest=manifest, plan=plan, place=place, device=device)
-    checkpoints = CheckpointWriter(
-        run_directory, engine=engine, config=config, lease_token=lease_token, data_hash=manifest.hash
+    phases = open_shared_folders(config)
+    engine = build_engine(config, phases=phases, place=place, device=device)
+    checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token)
+    evaluators = tuple(
+        Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape)
+        if opened.manifest.num_rows("validation")
+        else None
+        for opened in phases
     )
     saved = resume(run_directory, engine=engine)
     guard = Guard(config.guard, tree=None if saved is None else saved.guard)
     resumed_at = 0 if saved is None else saved.step
 
-    def train_on(saved: CheckpointState | None) -> int:
-        first_step = 0 if saved is None else saved.step
+    def open_feed(state: PlanState) -> Feed:
+        opened = phases[state.phase]
         stream = SlotStream(
-            plan,
-            config.data,
+            opened.plan,
+            opened.phase.config.data,
             rank=place.rank,
             world_size=place.world_size,
-            state=None if saved is None else PlanState.from_tree(saved.plan_state),
+            state=state,
             blocks=blocks,
             read_ahead_blocks=config.ingest.read_ahead_blocks,
             object_store_mb=config.ingest.object_store_mb,
             skip_corrupt=config.ingest.skip_corrupt,
         )
+        return Feed(stream, shape=opened.shape.slot, special=opened.manifest.special, device=device)
+
+    def train_on(saved: CheckpointState | None) -> int:
+        first_step = 0 if saved is None else saved.step
+        start = find_start(phases, None if saved is None else PlanState.from_tree(saved.plan_state))
         job = Job(
             config=config,
             engine=engine,
-            feed=Feed(stream, shape=shape.slot, special=manifest.special, device=device),
-            evaluator=Evaluator(config, manifest=manifest, shape=shape) if manifest.num_rows("validation") else None,
+            feed=RunFeed(start, open_feed=open_feed, next_start=partial(find_start, phases)),
+            phases=phases,
+            evaluators=evaluators,
             checkpoints=checkpoints,
             guard=guard,
             log=RunLog(
@@ -111,7 +118,7 @@ def run_share(
             ),
             link=link,
         )
-        job.log.say(describe_start(config, place=place, device=device, first_step=first_step))
+        job.log.say(describe_start(config, place=place, device=device, start=start))
         try:
             return train(job, first_step=first_step)
         finally:
@@ -147,7 +154,7 @@ def go_back(
             "%s, the last of %d: back to the checkpoint of step %d; the data of steps %d to %d are passed over",
             back, last - guard.first_bad + 1, saved.step, first, last,
         )  # fmt: skip
-    checkpoints.save(saved.step, plan_state=saved.plan_state, guard=guard.to_tree())
+    checkpoints.save(saved.step, plan_state=saved.plan_state, guard=guard.to_tree(), data_hash=saved.data_hash)
     checkpoints.finish()
     return saved
 
@@ -186,43 +193,47 @@ def set_up_process(config: TrainerConfig, *, place: Place, device: torch.device)
         torch.cuda.set_device(device)
 
 
-def open_shared_folders(config: TrainerConfig) -> Manifest:
-    """Read the manifest, and look for the run directory, from where this worker runs.
+def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
+    """Read the manifest of each phase, and look for the run directory, from where this worker runs.
 
     Raises ConfigError that names the node where it does not see one of them.
     """
     host = socket.gethostname()
     remedy = "give an absolute path on storage that all nodes mount"
-    try:
-        manifest = read_manifest(config.data)
-    except DataSetError as error:
-        raise ConfigError(f"data={config.data}: on node {host}: {error}; {remedy}") from error
+    phases = resolve_phases(config)
+    manifests = []
+    for phase in phases:
+        try:
+            manifests.append(read_manifest(phase.config.data))
+        except DataSetError as error:
+            raise ConfigError(f"data={phase.config.data}: on node {host}: {error}; {remedy}") from error
     if not (Path(config.output) / CONFIG_NAME).is_file():
         raise ConfigError(f"output={config.output}: node {host} does not see the run directory; {remedy}")
-    return manifest
+    return open_phases(phases, manifests=manifests)
 
 
-def build_engine(
-    config: TrainerConfig, *, manifest: Manifest, plan: Plan, place: Place, device: torch.device
-) -> Engine:
-    """The model, with the weights that it starts from, in an engine."""
+def build_engine(config: TrainerConfig, *, phases: Sequence[OpenPhase], place: Place, device: torch.device) -> Engine:
+    """The model, with the weights that it starts from, in an engine that takes the steps of every phase."""
+    manifest, data = phases[0].manifest, Path(phases[0].phase.config.data)
     model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
     if config.model.output_bias == "unigram":
-        shares = unigram_log_probabilities(Path(config.data), vocabulary_size=manifest.vocabulary_size)
+        shares = unigram_log_probabilities(data, vocabulary_size=manifest.vocabulary_size)
         with torch.no_grad():
             model.mlm_head.bias.copy_(torch.from_numpy(shares))
     if config.model.initialize_from is not None and not list_checkpoints(config.output):
-        tokenizer = Path(config.data) / TOKENIZER_FOLDER
+        tokenizer = data / TOKENIZER_FOLDER
         initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
-    micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=plan.lanes))
+    lanes = max(opened.plan.lanes for opened in phases)
+    micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=lanes))
     return Engine(model, config=config, device=device, micro_batches=micro_batches)
 
 
-def describe_start(config: TrainerConfig, *, place: Place, device: torch.device, first_step: int) -> str:
+def describe_start(config: TrainerConfig, *, place: Place, device: torch.device, start: PlanState) -> str:
     """What begins here, in a line: `resumed at step 40` or `training from step 0`, and on what."""
-    begin = f"resumed at step {first_step}" if first_step else "training from step 0"
+    begin = f"resumed at step {start.step}" if start.step else "training from step 0"
+    phase = f" (phase {start.phase + 1} of {len(config.phases)}, {start.phase_step} steps of it done)"
     return (
-        f"{begin} of {config.max_steps}: BERT {config.model.size}, "
+        f"{begin} of {config.max_steps}{phase if config.phases else ''}: BERT {config.model.size}, "
         f"{place.world_size} worker{'s' * (place.world_size > 1)} on {device.type}, "
         f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each, {config.precision}, "
         f"ZeRO {config.zero_stage}"

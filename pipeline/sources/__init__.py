@@ -11,10 +11,12 @@ from pathlib import Path
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
 from pipeline.sources.books import read_books, split_books
+from pipeline.sources.clean_store import read_through
 from pipeline.sources.listing import list_files
 from pipeline.sources.records import read_records, split_records
 from pipeline.sources.text import read_text, split_text
 from pipeline.sources.wikipedia import read_dump, split_dump
+from pipeline.tally import ReadTally
 
 _READERS: dict[str, Callable[..., Iterator[Document | Drop]]] = {
     "wikipedia": read_dump,
@@ -52,21 +54,29 @@ def _split_file(path: Path, *, source: SourceConfig, index: int) -> list[Split]:
     if source.kind == "books":
         return split_books(path, source=index)
     if source.kind == "text":
-        return split_text(path, source=index)
+        return split_text(path, source=index, config=source)
     return split_records(path, source=index, config=source)
 
 
 def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Drop]:
     """Documents of one split in their order in the file, and a Drop for each thing left out.
 
+    They are read from the source's clean_documents where those are kept, and kept there where they are not yet.
     Raises ValueError naming file, place and remedy for damaged input.
     """
-    return _READERS[source.kind](split, source=source)
+    items = _READERS[source.kind](split, source=source)
+    if source.clean_documents is None:
+        return items
+    return read_through(items, split=split, source=source, folder=Path(source.clean_documents))
 
 
-def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int]) -> None:
-    """Raise ValueError where a source gave no document at all, naming its path and what was dropped for what reason."""
-    if num_documents > 0:
+def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int], others: int = 0) -> None:
+    """Raise ValueError where a source gave no document at all, naming its path and what was dropped for what reason.
+
+    One that has no wikitext, whatever the settings (a dump of Wikidata), passes beside sources with documents: `others`
+    is how many they gave.
+    """
+    if num_documents > 0 or (others > 0 and holds_other_models_only(drops)):
         return
     counts = ", ".join(
         f"{count} {reason}" for reason, count in sorted(drops.items(), key=lambda item: (-item[1], item[0]))
@@ -77,3 +87,25 @@ def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapp
         f"{paths}: not one {what} in this source of kind {source.kind} (dropped: {counts or 'nothing'}); "
         f"check that the path, kind and language={source.language} are right"
     )
+
+
+def holds_other_models_only(drops: Mapping[str, int]) -> bool:
+    """Whether every page of the main namespace was left out for its content model."""
+    return drops.get("not_wikitext", 0) > 0 and not set(drops) - {"not_wikitext", "not_main_namespace", "redirect"}
+
+
+def list_read_warnings(sources: Sequence[SourceConfig], *, read: ReadTally) -> list[str]:
+    """What a person should know of the reading: sources without documents, pages skipped for time or memory."""
+    found = [
+        f"{', '.join(source.paths)}: no article in it is wikitext; nothing of this source is in the set"
+        for index, source in enumerate(sources)
+        if not read.documents[index]
+    ]
+    skipped = sum(drops["page_over_resources"] for drops in read.drops.values())
+    if skipped:
+        names = "; ".join(f"{name} ({detail})" for name, detail in read.examples["page_over_resources"][:10])
+        found.append(
+            f"{skipped} pages were skipped because they took too much time or memory on this machine, so this set need "
+            f"not come out the same elsewhere: {names}"
+        )
+    return found

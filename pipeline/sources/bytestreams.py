@@ -17,8 +17,10 @@ PIECE_BYTES = 1 << 18
 # A megabyte that expands this much is no text: real dumps and books stay below 20 (bz2, xz of prose: 4-8).
 MOST_EXPANSION = 1_000
 _EXPANSION_FREE_BYTES = 64 << 20
+_XZ_MEMORY = 512 << 20  # xz -9 takes 65 MB, of which a header can claim 4 GB
 
 COMPRESSED = {".bz2": "bz2", ".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
+_COMPRESSED_TAR = {".tgz": "gzip", ".txz": "xz", ".tbz2": "bz2", ".tbz": "bz2"}
 REFUSED = {
     ".7z": "7-Zip archives are not read; unpack it first (7z x)",
     ".rar": "RAR archives are not read; unpack it first",
@@ -66,7 +68,7 @@ class _Gzip:
 _DECOMPRESSORS: dict[str, Callable[[], _Decompressor]] = {
     "bz2": bz2.BZ2Decompressor,
     "gzip": _Gzip,
-    "xz": lzma.LZMADecompressor,
+    "xz": lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY),
 }
 
 
@@ -75,7 +77,7 @@ def compression_of(path: str | Path) -> str:
     suffix = Path(path).suffix.lower()
     if suffix in REFUSED:
         raise ValueError(f"{path}: {REFUSED[suffix]}")
-    return COMPRESSED.get(suffix, "")
+    return COMPRESSED.get(suffix) or _COMPRESSED_TAR.get(suffix, "")
 
 
 def read_pieces(path: str | Path, *, start: int = 0, end: int = -1) -> Iterator[bytes]:
@@ -130,11 +132,7 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
                 raise ValueError(f"{name}: corrupt data {place}: {error}; fetch the file again") from error
             data = b""
             given += len(piece)
-            if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * taken:
-                raise ValueError(
-                    f"{name}: {taken} bytes up to byte {offset + taken} expand to {given}, more than {MOST_EXPANSION} "
-                    f"times as much; this is no text, remove the file"
-                )
+            refuse_expansion(given, taken=taken, name=name, offset=offset + taken)
             if piece:
                 yield piece
             if decompressor.eof:
@@ -149,23 +147,30 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
         )
 
 
+def refuse_expansion(given: int, *, taken: int, name: str, offset: int) -> None:
+    """Raise ValueError where `taken` bytes up to `offset` have given so many that they are a bomb."""
+    if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * taken:
+        raise ValueError(
+            f"{name}: {taken} bytes up to byte {offset} expand to {given}, more than {MOST_EXPANSION} "
+            f"times as much; this is no text, remove the file"
+        )
+
+
 def _read_zstd(path: str | Path, file: IO[bytes]) -> Iterator[bytes]:
     import pyarrow as pa
 
-    given = 0
+    given = place = 0
     size = max(1, Path(path).stat().st_size)
     try:
         with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as stream:
             while piece := stream.read(PIECE_BYTES):
-                given += len(piece)
-                if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * size:
-                    raise ValueError(
-                        f"{path}: {size} bytes expand to more than {given}; this is no text, remove the file"
-                    )
+                given, place = given + len(piece), file.tell()
+                refuse_expansion(given, taken=size, name=str(path), offset=place)
                 yield piece
     except OSError as error:
         raise ValueError(
-            f"{path}: corrupt or truncated zstd data, after {given} bytes of content: {error}; fetch the file again"
+            f"{path}: corrupt or truncated zstd data after byte {place} or {given} bytes of content: {error}; "
+            f"fetch the file again"
         ) from error
 
 

@@ -21,7 +21,7 @@ class Page:
     is_redirect: bool = False
     model: str = ""
     text: str = ""
-    text_bytes: int = 0
+    num_characters: int = 0
     over_budget: bool = False
 
 
@@ -42,6 +42,8 @@ class SiteInfo:
     database: str = ""
     namespaces: dict[str, int] = field(default_factory=dict)
     complete: bool = False
+    is_fragment: bool = False
+    """The file is bare <page> elements, without head or root."""
 
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat reads it by its mark
@@ -89,7 +91,7 @@ class DumpReader:
             if self._pages:
                 yield from self._pages
                 self._pages = []
-        if not self._started:
+        if not self._started and not self._starts_inside:
             raise ValueError(f"{self._name}: the file is empty; give a MediaWiki XML dump")
         if self._path:
             place = "/".join(self._path)
@@ -227,7 +229,7 @@ class DumpReader:
         page, revision = self._page, self._newest or _Revision()
         page.model = revision.model
         page.text = "".join(revision.pieces)
-        page.text_bytes = revision.num_characters
+        page.num_characters = revision.num_characters
         page.over_budget = revision.over_budget
         self.num_pages += 1
         self._pages.append(page)

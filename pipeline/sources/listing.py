@@ -12,7 +12,7 @@ from pipeline.sources.bytestreams import COMPRESSED, REFUSED
 
 _LOGGER = logging.getLogger(__name__)
 
-ARCHIVES = (".tar", ".tar.xz", ".tar.gz", ".tar.bz2", ".tgz", ".txz", ".tbz2", ".zip")
+ARCHIVES = (".tar", ".tar.xz", ".tar.gz", ".tar.bz2", ".tar.zst", ".tgz", ".txz", ".tbz2", ".tbz", ".zip")
 _SUFFIXES: dict[str, tuple[str, ...]] = {
     "wikipedia": (".xml",),
     "books": (".txt", ".text"),

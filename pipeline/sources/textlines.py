@@ -57,10 +57,10 @@ def after_blank_line(file: IO[bytes], position: int) -> int:
     return file.tell()
 
 
-def read_lines(split: Split) -> Iterator[tuple[int, str]]:
+def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
     """(number of the line within the split, counted from 1; its text without the line break).
 
-    Raises ValueError naming file, line and byte for what is not UTF-8 or a line above LONGEST_LINE bytes.
+    Raises ValueError naming file, line and byte for what is not of the encoding, or a line above LONGEST_LINE bytes.
     """
     pieces = read_pieces(split.path, start=split.start, end=split.end)
     offset = split.start
@@ -68,11 +68,12 @@ def read_lines(split: Split) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(_break_lines(pieces, name=split.path), start=1):
         data = line.removeprefix(b"\xef\xbb\xbf") if number == 1 and split.start == 0 else line
         try:
-            text = data.decode("utf-8")
+            text = data.decode(encoding)
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{split.path}, line {number}{where} (byte {offset + error.start} of the text): not UTF-8 "
-                f"({data[error.start : error.start + 4]!r}); convert it, for example with iconv -f latin1 -t utf-8"
+                f"{split.path}, line {number}{where} (byte {offset + error.start} of the text): not "
+                f"{encoding.upper()} ({data[error.start : error.start + 4]!r}); convert it, for example with "
+                f"iconv -f latin1 -t utf-8"
             ) from error
         yield number, text.rstrip("\r\n")
         offset += len(line)

@@ -1,21 +1,25 @@
 """Wikipedia dumps: splits at stream and page boundaries, articles to documents.
 
 A multistream .bz2 is split where its streams start, found by the streams' ten-byte signature and checked by
-decompressing: the index beside it says the same, but of the English dump it alone is over 1 GB to read. Plain XML is
-split at <page>.
+decompressing: the index beside it says the same, but of the English dump it alone is over 1 GB to read. Any other .bz2
+is split at blocks, plain XML at <page>: a page belongs to the part in which its <page> starts. Other compressions are
+read by one worker.
 """
 
 from __future__ import annotations
 
 import bz2
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
+from pipeline.page_guard import GUARDED_CHARACTERS, PageGuard
 from pipeline.sentences import split_sentences
 from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_pieces
+from pipeline.sources.bz2blocks import read_blocks
 from pipeline.sources.dumpxml import DumpReader, Page, SiteInfo
 from pipeline.wikitext import DEFAULT_BUDGET, PageOverBudgetError, wikitext_to_text
 from pipeline.wikitext_names import WikiNames, wiki_names
@@ -23,15 +27,20 @@ from pipeline.wikitext_names import WikiNames, wiki_names
 # Plain text in a byte of the file: an estimate that only steers the number of buckets.
 _TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
 SPLIT_BYTES = {"bz2": 8 << 20, "": 32 << 20}
+LEAST_BLOCK_SPLIT = 1 << 20
+"""Bytes of a .bz2 split at blocks: less might hold no block at all."""
 _WINDOW = 32 << 20
+_MOST_TRIED_STREAMS = 16
 _PAGE = b"<page>"
+_ROOT_END = b"</mediawiki>"
+_TAIL_BYTES = 64
 _STREAM = b"1AY&SY"  # after BZh and a digit: the first block of a bz2 stream
 _STREAM_END = b"\x17rE8P\x90"  # a stream without blocks
 
 
 def split_dump(path: Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Splits of one dump of about `split_bytes` each, cut where a stream (.bz2) or page (plain) starts; else one
-    split."""
+    """Splits of one dump of about `split_bytes` each, cut at a stream or (where streams are no runs of pages) at any
+    byte of a .bz2, at a page of plain XML; one split of anything else."""
     compression = compression_of(path)
     size = path.stat().st_size
     step = split_bytes or SPLIT_BYTES.get(compression, size)
@@ -43,6 +52,9 @@ def split_dump(path: Path, *, source: int, split_bytes: int | None = None) -> li
             if found is None:
                 break
             starts.append(found)
+    if compression == "bz2" and len(starts) == 1:
+        step = max(step, LEAST_BLOCK_SPLIT)
+        starts = list(range(0, max(1, size - step // 2), step))
     share = _TEXT_SHARE[compression]
     ends = [*starts[1:], size]
     return [
@@ -56,8 +68,12 @@ def _next_page(path: Path, position: int) -> int | None:
 
 
 def _next_stream(path: Path, position: int) -> int | None:
-    """Where the first stream at or after `position` starts whose content begins with a page."""
-    while (found := _search(path, position, _STREAM)) is not None:
+    """Where the first stream at or after `position` starts whose content begins with a page; None where none of the
+    next ones does."""
+    for _ in range(_MOST_TRIED_STREAMS):
+        found = _search(path, position, _STREAM)
+        if found is None:
+            return None
         start = found - 4
         if start >= position and _begins_with_page(path, start):
             return start
@@ -99,36 +115,78 @@ def _begins_with_page(path: Path, start: int) -> bool:
 
 def read_site(path: str) -> SiteInfo:
     """The siteinfo at the head of a dump; empty where it has none."""
-    reader = DumpReader(path, most_characters=0, ends_inside=True)
-    for _ in reader.read(_until_page(path)):
-        break
-    return reader.site
-
-
-def _until_page(path: str) -> Iterator[bytes]:
-    head = b""
+    head, found = b"", -1
     for piece in read_pieces(path):
         head += piece
         found = head.find(_PAGE)
         if found >= 0 or len(head) > _WINDOW:
-            yield head[: found if found >= 0 else 0]
-            return
-    yield head
+            break
+    if found >= 0 and not head[:found].removeprefix(codecs.BOM_UTF8).strip():
+        return SiteInfo(is_fragment=True)
+    reader = DumpReader(path, most_characters=0, ends_inside=True)
+    for _ in reader.read([head[:found] if found >= 0 else head[:_WINDOW]]):
+        break
+    return reader.site
 
 
 def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
     """Documents of the articles in a split, in order; a Drop for every other page and every sentence left out."""
     size = Path(split.path).stat().st_size
-    most = DEFAULT_BUDGET.num_bytes
+    is_part = split.start > 0 or split.end not in (-1, size)
+    head = read_site(split.path) if is_part else None
+    is_fragment = head is not None and head.is_fragment
     reader = DumpReader(
-        split.path, most_characters=most, starts_inside=split.start > 0, ends_inside=split.end not in (-1, size)
+        split.path,
+        most_characters=DEFAULT_BUDGET.num_bytes,
+        starts_inside=split.start > 0,
+        ends_inside=split.end not in (-1, size) or is_fragment,
     )
-    site = read_site(split.path) if split.start > 0 else reader.site
+    site = reader.site if head is None else head
     names: WikiNames | None = None
-    for page in reader.read(read_pieces(split.path, start=split.start, end=split.end)):
+    for page in reader.read(_read_split(split, size=size, is_fragment=is_fragment)):
         if names is None:
             names = names_of_site(site, language=source.language)
-        yield from convert_page(page, names=names, language=source.language)
+        convert = convert_page if len(page.text) <= GUARDED_CHARACTERS else _GUARD.convert
+        yield from convert(page, names=names, language=source.language)
+
+
+def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
+    """The XML of the pages that start in a split."""
+    path = Path(split.path)
+    cuts = [cut for cut in (split.start, split.end) if cut not in (-1, 0, size)]
+    if compression_of(path) == "bz2" and not all(_begins_with_page(path, cut) for cut in cuts):
+        return _pages_of_blocks(split, size=size, is_fragment=is_fragment)
+    return read_pieces(path, start=split.start, end=split.end)
+
+
+def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
+    """From the first <page> in the blocks that start in the split to the first in those that start after it."""
+    begun, past_end = split.start == 0, False
+    held = b""  # what may be the first half of a <page>, or the end of the dump
+    for block in read_blocks(split.path, start=split.start):
+        if block.start >= split.end and not past_end:
+            if not begun:
+                return
+            past_end, held = True, b""
+        if begun and not past_end:
+            yield block.content
+            continue
+        data = held + block.content
+        found = data.find(_PAGE)
+        if found >= 0 and past_end:
+            yield data[:found]
+            return
+        held = data[-_TAIL_BYTES:]
+        if past_end:
+            yield data[:-_TAIL_BYTES]
+        elif found >= 0:
+            begun = True
+            yield data[found:]
+    if begun and past_end:
+        yield held
+        if not is_fragment and _ROOT_END not in held:
+            missing = "the </mediawiki> at the end is missing"
+            raise ValueError(f"{split.path}: the dump is truncated: {missing}, at byte {size}; fetch it again")
 
 
 def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
@@ -151,7 +209,7 @@ def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Doc
         yield Drop("not_wikitext", page.title, page.model)
         return
     if page.over_budget:
-        excess = f"{page.text_bytes} characters of markup, more than {DEFAULT_BUDGET.num_bytes} bytes"
+        excess = f"{page.num_characters} characters of markup, more than {DEFAULT_BUDGET.num_bytes} bytes"
         yield Drop("page_over_budget", page.title, excess)
         return
     try:
@@ -167,3 +225,6 @@ def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Doc
         else:
             yield Drop("sentence_with_unrendered_template", page.title, missing)
     yield from assemble(page.title, kept)
+
+
+_GUARD = PageGuard(convert_page)

@@ -28,7 +28,7 @@ TRUNCATION = 2.0
 
 
 class PretrainingOutput(NamedTuple):
-    """Sums over one micro-batch, float32 scalars; the counts carry no gradient."""
+    """Sums over one micro-batch, float32 scalars; only the two losses carry a gradient."""
 
     mlm_loss_sum: Tensor
     """Cross-entropy in nats, summed over masked positions with masked_weights."""
@@ -38,6 +38,12 @@ class PretrainingOutput(NamedTuple):
     """Masked positions predicted correctly, weighted alike."""
     nsp_correct: Tensor
     """Pairs predicted correctly, weighted alike."""
+    mlm_losses: Tensor
+    """[M] cross-entropy at each masked position, weighted alike."""
+
+    def sums(self) -> Tensor:
+        """[4]: mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct, without gradient."""
+        return torch.stack(self[:4]).detach()
 
 
 class BertForPretraining(nn.Module):
@@ -72,14 +78,14 @@ class BertForPretraining(nn.Module):
         Raises ValueError where a sequence is longer than config.max_positions.
         """
         hidden = self.encode(batch)
-        mlm_loss_sum, mlm_correct = self.mlm_head(
+        mlm_loss_sum, mlm_correct, mlm_losses = self.mlm_head(
             hidden.index_select(0, batch.masked_positions),
             labels=batch.masked_labels,
             weights=batch.masked_weights,
         )
         nsp_logits = self.nsp_head(self.pooler(hidden.index_select(0, batch.cls_positions)))
         nsp_loss_sum, nsp_correct = cross_entropy_sum(nsp_logits, labels=batch.nsp_labels, weights=batch.nsp_weights)
-        return PretrainingOutput(mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct)
+        return PretrainingOutput(mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct, mlm_losses)
 
     def logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits of both heads: [M, vocabulary_size] at the masked positions and [P, 2] of the pairs."""

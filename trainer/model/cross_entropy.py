@@ -21,18 +21,19 @@ GPU_CHUNK_BYTES = 256 * 2**20
 
 def linear_cross_entropy_sum(
     hidden: Tensor, weight: Tensor, bias: Tensor, *, labels: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Weighted sum of cross-entropies of `hidden @ weight.T + bias`, and weighted count of correct predictions.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted sum of cross-entropies of `hidden @ weight.T + bias`, weighted count of correct predictions, and the
+    weighted cross-entropies themselves, [N].
 
     hidden [N, width], weight [V, width], bias [V], all of one float type; labels int64 [N] in 0..V-1 (or NO_LABEL,
-    which counts nothing), weights float32 [N]. Two scalars, float32, the second without gradient. Softmax and sums
+    which counts nothing), weights float32 [N]. All float32, the second and third without gradient. Softmax and sums
     run in float32, the weight's gradient is summed over chunks in float32 (all in float64 for float64).
     """
     weights = weights * (labels != NO_LABEL)
     labels = labels.clamp(min=0)
     chunk_bytes = CPU_CHUNK_BYTES if hidden.is_cpu else GPU_CHUNK_BYTES
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
-    result: tuple[Tensor, Tensor] = _LinearCrossEntropySum.apply(  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor, Tensor] = _LinearCrossEntropySum.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, labels, weights, rows, torch.is_grad_enabled()
     )
     return result
@@ -49,10 +50,11 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         weights: Tensor,
         rows: int,
         with_gradients: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         loss_sum = torch.zeros((), dtype=wide, device=hidden.device)
         correct = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        losses = torch.empty(hidden.shape[0], dtype=wide, device=hidden.device)
         if with_gradients:
             hidden_gradient = torch.empty_like(hidden)
             weight_gradient = torch.zeros_like(weight, dtype=wide)
@@ -67,7 +69,9 @@ class _LinearCrossEntropySum(torch.autograd.Function):
             correct += ((predicted == part_labels.squeeze(1)) * part_weights).sum()
             exponentials = logits.sub_(largest[:, None]).exp_()
             denominator = exponentials.sum(1)
-            loss_sum += ((denominator.log() + largest - label_logits) * part_weights).sum()
+            part_losses = (denominator.log() + largest - label_logits) * part_weights
+            losses[start : start + rows] = part_losses
+            loss_sum += part_losses.sum()
             if not with_gradients:
                 continue
             wide_weights = part_weights.to(wide)
@@ -83,10 +87,10 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         if with_gradients:
             ctx.save_for_backward(hidden_gradient, weight_gradient, bias_gradient)
             ctx.dtypes = (hidden.dtype, weight.dtype, bias.dtype)
-        ctx.mark_non_differentiable(correct)
-        return loss_sum, correct
+        ctx.mark_non_differentiable(correct, losses)
+        return loss_sum, correct, losses
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [(saved * gradient).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
         return (*scaled, None, None, None, None)

@@ -47,7 +47,7 @@ class MaskedLanguageHead(nn.Module):
 
     def forward(
         self, hidden: Tensor, *, labels: Tensor | None = None, weights: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """[M, width] -> logits [M, padded vocabulary]; with labels and weights: linear_cross_entropy_sum of them.
 
         Words that only pad the vocabulary get PADDED_LOGIT: no probability and no gradient.

@@ -1,0 +1,152 @@
+"""What an audit found: for every check how much was looked at, how much is wrong, and where the first fault stands.
+
+A ledger merges in any order to the same result, so that it depends on neither processes nor the order of shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+CHECKS: Mapping[str, str] = {
+    "files": "files that the manifest lists: size, footer and whole-file hash",
+    "unlisted files": "files in the folder",
+    "pages": "row groups read, page checksums verified",
+    "schema": "shards: columns, types, schema version, vocabulary hash",
+    "vocabulary": "facts of the tokenizer folder and of the token counts",
+    "counts": "numbers of the manifest counted again",
+    "layout": "rows: [CLS] A [SEP] B [SEP], num_tokens, first_length, columns that belong together",
+    "token ids": "ids in rows and mask sets: inside the vocabulary",
+    "lengths": "rows: at most max_seq_length tokens",
+    "label balance": "next-sentence labels: share of not next",
+    "negatives' documents": "labels against the documents of both segments",
+    "true next": "negatives: not what another row shows to follow",
+    "mask sets": "mask sets: K a row, a replacement for every position, none empty",
+    "mask positions": "masked positions: ascending, inside the row, none twice",
+    "max predictions": "mask sets: at most max_predictions positions",
+    "special targets": "masked positions: no special token is a target",
+    "special replacements": "masked positions: no special or unused id as random replacement",
+    "whole words": "mask sets: no word is masked in part",
+    "one draw a word": "words masked: all pieces are [MASK] or none is",
+    "mask rate": "mask sets: as many positions as the rule takes",
+    "80/10/10": "masked positions: shares of [MASK], kept, random",
+    "identical rows": "rows: none twice, masks and label included",
+    "repeated shards": "shards: not mostly rows of other shards",
+    "documents": "documents: each in one shard",
+    "leakage": "documents and rows: none in both training and validation",
+    "even shards": "shards: as even as their writer makes them",
+}
+"""Every check with what it looks at, in the order of the table."""
+
+
+class Place(NamedTuple):
+    """Where something stands. row_group and row (within the row group) are -1 where they do not apply."""
+
+    file: str
+    row_group: int = -1
+    row: int = -1
+
+    def __str__(self) -> str:
+        parts = [self.file]
+        parts += [f"row group {self.row_group}"] if self.row_group >= 0 else []
+        parts += [f"row {self.row}"] if self.row >= 0 else []
+        return ", ".join(parts)
+
+
+@dataclass(slots=True)
+class Finding:
+    """One check: `looked_at` things, of which `faults` are wrong and `notes` odd but explained."""
+
+    looked_at: int = 0
+    faults: int = 0
+    notes: int = 0
+    first_fault: tuple[Place, str] | None = None
+    first_note: tuple[Place, str] | None = None
+    remark: str = ""
+    """What was measured, or why nothing was looked at."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Findings by check."""
+
+    findings: dict[str, Finding] = field(default_factory=lambda: {name: Finding() for name in CHECKS})
+
+    def looked(self, check: str, count: int = 1) -> None:
+        """Count what a check looked at."""
+        self.findings[check].looked_at += int(count)
+
+    def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
+        """Count `count` faults (or notes) whose first example stands at `place`."""
+        finding = self.findings[check]
+        example = (place, text)
+        if note:
+            finding.notes += int(count)
+            finding.first_note = min(finding.first_note or example, example)
+        else:
+            finding.faults += int(count)
+            finding.first_fault = min(finding.first_fault or example, example)
+
+    def remark(self, check: str, text: str) -> None:
+        """Say what was measured, or why a check had nothing to look at."""
+        self.findings[check].remark = text
+
+    def merge(self, other: Ledger) -> None:
+        """Add another ledger to this one."""
+        for name, more in other.findings.items():
+            own = self.findings[name]
+            own.looked_at += more.looked_at
+            own.faults += more.faults
+            own.notes += more.notes
+            own.first_fault = min((e for e in (own.first_fault, more.first_fault) if e), default=None)
+            own.first_note = min((e for e in (own.first_note, more.first_note) if e), default=None)
+            own.remark = own.remark or more.remark
+
+    @property
+    def faults(self) -> int:
+        """All faults."""
+        return sum(finding.faults for finding in self.findings.values())
+
+    @property
+    def notes(self) -> int:
+        """All notes."""
+        return sum(finding.notes for finding in self.findings.values())
+
+
+def to_table(ledger: Ledger) -> str:
+    """Plain text: a line a check, under it the first fault, the first note and the remark."""
+    width = max(map(len, CHECKS))
+    lines = [f"{'check':<{width}}  {'looked at':>13}  {'faults':>9}  {'notes':>9}  of"]
+    for name, what in CHECKS.items():
+        finding = ledger.findings[name]
+        looked = f"{finding.looked_at:,}" if finding.looked_at else "-"
+        lines.append(f"{name:<{width}}  {looked:>13}  {finding.faults:>9,}  {finding.notes:>9,}  {what}")
+        for label, example in (("fault", finding.first_fault), ("note", finding.first_note)):
+            if example:
+                lines.append(f"{'':<{width}}  first {label}: {example[0]}: {example[1]}")
+        if finding.remark:
+            lines.append(f"{'':<{width}}  {finding.remark}")
+    return "\n".join(lines)
+
+
+def to_data(ledger: Ledger) -> list[dict[str, Any]]:
+    """The same as JSON-able data."""
+    return [
+        {
+            "check": name,
+            "of": what,
+            **asdict(ledger.findings[name]),
+            "first_fault": _example(ledger.findings[name].first_fault),
+            "first_note": _example(ledger.findings[name].first_note),
+        }
+        for name, what in CHECKS.items()
+    ]
+
+
+def _example(example: tuple[Place, str] | None) -> dict[str, Any] | None:
+    if example is None:
+        return None
+    place, text = example
+    group, row = (number if number >= 0 else None for number in (place.row_group, place.row))
+    return {"file": place.file, "row_group": group, "row": row, "text": text}

@@ -1,0 +1,137 @@
+"""Negatives that are the true next segment: found where another row of the same document shows it.
+
+Two readings of a shard. The first keeps 32 bytes for each negative (the document, the last tokens of A and the first of
+B as one hash; B's length and hash); the second looks for that text inside every segment of the document, and where a
+true next follows its first segment. What is too short or too monotonous is left to the check of contradicting labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.audit.blocks import Block, Bools, Int64s, Vocabulary, hash_runs, mix, offsets_of
+from pipeline.audit.findings import Ledger, Place
+
+WINDOW = 4
+"""Tokens of A's end, and of B's beginning, that are looked up."""
+MIN_TOKENS, MIN_DIFFERENT = 12, 5
+"""Shorter second segments are said again by chance, and so are those with fewer different tokens in the window."""
+_FACTORS = mix(np.arange(1, 2 * WINDOW + 1, dtype=np.uint64)) | np.uint64(1)
+_TABLE_BITS = 22
+
+UInt64s: TypeAlias = npt.NDArray[np.uint64]
+
+
+def document_keys(ids: npt.NDArray[np.uint8]) -> UInt64s:
+    """64 bits of each 16-byte document id."""
+    words = np.ascontiguousarray(ids).view(np.uint64).reshape(-1, 2)
+    return mix(words[:, 0] + mix(words[:, 1]))
+
+
+def _windows(keys: UInt64s) -> UInt64s:
+    """Hash of the 2 * WINDOW tokens from each on; keys of the last tokens have no meaning."""
+    padded = np.concatenate([keys, np.zeros(2 * WINDOW, np.uint64)])
+    total = np.zeros(keys.size, np.uint64)
+    for step, factor in enumerate(_FACTORS):
+        total += mix(padded[step : step + keys.size]) * factor
+    return total
+
+
+@dataclass(slots=True)
+class Negatives:
+    """What the first reading keeps; call `seal` before the second."""
+
+    keys: list[UInt64s] = field(default_factory=list)
+    lengths: list[Int64s] = field(default_factory=list)
+    hashes: list[UInt64s] = field(default_factory=list)
+    groups: list[Int64s] = field(default_factory=list)
+    rows: list[Int64s] = field(default_factory=list)
+
+    def add(self, block: Block, *, vocabulary: Vocabulary) -> None:
+        """Remember the negatives of a block."""
+        first, lengths = block.first_length, block.lengths
+        second = lengths - first - 1
+        chosen = np.flatnonzero((block.label == 1) & (first - 2 >= WINDOW) & (second >= MIN_TOKENS))
+        place = np.concatenate([np.arange(-1 - WINDOW, -1), np.arange(WINDOW)])
+        window = block.ids[(block.offsets[:-1] + first)[chosen][:, None] + place]
+        varied = (np.diff(np.sort(window, axis=1), axis=1) != 0).sum(axis=1) + 1 >= MIN_DIFFERENT
+        chosen, keys = chosen[varied], vocabulary.keys[window[varied]]
+        seam = block.offsets[:-1][chosen] + first[chosen]
+        tokens = np.repeat(seam - offsets_of(second[chosen])[:-1], second[chosen])
+        tokens += np.arange(tokens.size)
+        self.keys.append(
+            mix((mix(keys) * _FACTORS).sum(axis=1, dtype=np.uint64) + document_keys(block.document[chosen]))
+        )
+        self.lengths.append(second[chosen])
+        self.hashes.append(hash_runs(vocabulary.keys[block.ids[tokens]], offsets_of(second[chosen]), salt=3))
+        self.groups.append(np.full(chosen.size, block.row_group))
+        self.rows.append(block.numbers[chosen])
+
+    def seal(self) -> Sealed:
+        """All of them, ordered for looking up."""
+        keys = np.concatenate(self.keys)
+        order = np.argsort(keys, kind="stable")
+        keys, hashes = keys[order], np.concatenate(self.hashes)[order]
+        lengths, groups, rows = (np.concatenate(part)[order] for part in (self.lengths, self.groups, self.rows))
+        table = np.zeros(1 << _TABLE_BITS, np.bool_)
+        table[keys >> np.uint64(64 - _TABLE_BITS)] = True
+        return Sealed(keys, lengths, hashes, groups, rows, table, np.zeros(keys.size, np.bool_))
+
+
+@dataclass(slots=True)
+class Sealed:
+    """Negatives in the order of their keys. found: bool, those whose second segment was seen to follow the first."""
+
+    keys: UInt64s
+    lengths: Int64s
+    hashes: UInt64s
+    groups: Int64s
+    rows: Int64s
+    table: Bools
+    found: Bools
+
+    def search(self, block: Block, *, vocabulary: Vocabulary) -> None:
+        """Mark the negatives that the text of this block shows to be true."""
+        if not self.keys.size or not len(block):
+            return
+        row = block.token_rows
+        place = np.arange(block.ids.size) - block.offsets[:-1][row]
+        inside = (place > 0) & (place != block.first_length[row] - 1) & (place != block.lengths[row] - 1)
+        second = (place >= block.first_length[row])[inside]
+        row = row[inside]
+        segment = 2 * row + (second & (block.label[row] == 1))
+        keys = vocabulary.keys[block.ids[inside]]
+        names = np.where(
+            second & (block.label[row] == 1), document_keys(block.second)[row], document_keys(block.document)[row]
+        )
+        whole = np.zeros(keys.size, np.bool_)
+        reach = 2 * WINDOW - 1
+        if keys.size > reach:
+            whole[:-reach] = segment[reach:] == segment[:-reach]
+        found = mix(_windows(keys) + names)
+        ends = np.searchsorted(segment, segment[whole], side="right")
+        places = np.flatnonzero(whole)
+        hits = np.flatnonzero(self.table[found[places] >> np.uint64(64 - _TABLE_BITS)])
+        low = np.searchsorted(self.keys, found[places[hits]], side="left")
+        high = np.searchsorted(self.keys, found[places[hits]], side="right")
+        for hit, begin, end in zip(hits.tolist(), low.tolist(), high.tolist(), strict=True):
+            start = int(places[hit]) + WINDOW
+            for number in range(begin, end):
+                stop = start + int(self.lengths[number])
+                if not self.found[number] and stop <= ends[hit]:
+                    follows = hash_runs(keys[start:stop], np.array([0, stop - start]), salt=3)[0]
+                    self.found[number] = follows == self.hashes[number]
+
+    def report(self, ledger: Ledger, *, file: str, published: bool) -> None:
+        """Count what was looked at and found."""
+        ledger.looked("true next", self.keys.size)
+        if self.found.any():
+            numbers = np.flatnonzero(self.found)
+            first = min(numbers.tolist(), key=lambda number: (self.groups[number], self.rows[number]))
+            place = Place(file, int(self.groups[first]), int(self.rows[first]))
+            text = "not next, but its second segment follows the first in the same document"
+            ledger.add("true next", place, text, count=numbers.size, note=published)

@@ -1,0 +1,233 @@
+"""Checks of the mask sets of one row group: shape, targets, replacements, whole words, budget, 80/10/10.
+
+The rule of the budget is checked set by set and exactly, whatever the lengths of words: a set is smaller than its
+budget only where no word left over would fit, and larger only where the first word alone is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.audit.blocks import Block, Bools, Facts, Int64s, Vocabulary
+from pipeline.audit.findings import Ledger
+from pipeline.audit.rows import Counts, report
+
+
+def check_shape(block: Block, *, facts: Facts, ledger: Ledger, mismatched: Bools) -> Bools:
+    """Number, size and positions of the mask sets; returns the rows (bool[n]) where they can be looked into.
+
+    mismatched: bool[n], rows whose positions and replacements do not go together (found while reading).
+    """
+    rows, sizes = block.list_rows, np.diff(block.list_offsets)
+    ledger.looked("mask sets", rows.size)
+    ledger.looked("mask positions", block.positions.size)
+    ledger.looked("max predictions", rows.size)
+    number = np.bincount(rows, minlength=len(block))
+    wrong = (number != facts.mask_sets) & ~mismatched
+    report(ledger, "mask sets", block, mismatched, "positions and replacements differ in number")
+    report(ledger, "mask sets", block, wrong, f"not {facts.mask_sets} mask sets")
+    empty = _rows_with(block, sizes == 0)
+    report(ledger, "mask sets", block, empty, "a mask set without a position", note=facts.published)
+    over = _rows_with(block, sizes > facts.max_predictions)
+    report(ledger, "max predictions", block, over, f"more than {facts.max_predictions} positions in a mask set")
+
+    lists = block.entry_lists
+    outside = (block.positions < 0) | (block.positions >= block.lengths[rows[lists]])
+    falling = np.zeros(block.positions.size, np.bool_)
+    falling[1:] = (np.diff(block.positions) <= 0) & (np.diff(lists) == 0)
+    beyond = _rows_with(block, np.bincount(lists[outside], minlength=rows.size) > 0)
+    unsorted = _rows_with(block, np.bincount(lists[falling], minlength=rows.size) > 0)
+    report(ledger, "mask positions", block, beyond, "a masked position beyond the row of {length} tokens")
+    report(ledger, "mask positions", block, unsorted, "masked positions that do not ascend, or one twice")
+    sound: Bools = ~(mismatched | wrong | beyond | unsorted)
+    return sound
+
+
+def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
+    """bool[n]: rows with one of these lists, given by a mask or by number."""
+    found = np.zeros(len(block), np.bool_)
+    found[block.list_rows[lists]] = True
+    return found
+
+
+def check_masks(
+    block: Block,
+    *,
+    starts: Bools,
+    known: Bools,
+    facts: Facts,
+    vocabulary: Vocabulary,
+    ledger: Ledger,
+    counts: Counts,
+) -> None:
+    """Targets, replacements, words, budget and shares of sound rows.
+
+    starts: bool[tokens], where words begin (find_words, or join_published in a published set); known: bool[n], rows
+    for which that is known.
+    """
+    place = block.offsets[:-1][block.list_rows[block.entry_lists]] + block.positions
+    targets = block.ids[place]
+    _check_targets(block, targets, facts=facts, vocabulary=vocabulary, ledger=ledger)
+    _check_replacements(block, targets, facts=facts, vocabulary=vocabulary, ledger=ledger)
+    _count_shares(block, targets, mask=vocabulary.mask, counts=counts)
+    if facts.masking == "token":
+        words = _Words.cut(block, np.ones(block.ids.size, np.bool_), facts=facts, vocabulary=vocabulary)
+        known = np.ones(len(block), np.bool_)
+    else:
+        words = _Words.cut(block, starts, facts=facts, vocabulary=vocabulary)
+        _check_words(block, words, place, known, facts=facts, vocabulary=vocabulary, ledger=ledger)
+    _check_budget(block, words, place, known, facts=facts, ledger=ledger, counts=counts)
+
+
+def _check_targets(block: Block, targets: Int64s, *, facts: Facts, vocabulary: Vocabulary, ledger: Ledger) -> None:
+    ledger.looked("special targets", targets.size)
+    lists = block.entry_lists
+    special = vocabulary.special[targets]
+    unknown = targets == vocabulary.unk
+    hard = _rows_with(block, np.bincount(lists[special & ~unknown], minlength=block.list_rows.size) > 0)
+    report(ledger, "special targets", block, hard, "a special token is a target")
+    text = np.bincount(block.token_rows[~vocabulary.special[block.ids]], minlength=len(block)) > 0
+    soft = _rows_with(block, np.bincount(lists[unknown], minlength=block.list_rows.size) > 0) & text
+    report(ledger, "special targets", block, soft, "[UNK] is a target beside other words", note=facts.published)
+
+
+def _check_replacements(block: Block, targets: Int64s, *, facts: Facts, vocabulary: Vocabulary, ledger: Ledger) -> None:
+    ledger.looked("special replacements", targets.size)
+    inputs = block.inputs
+    replaced = (inputs != targets) & (inputs != vocabulary.mask)
+    wrong = replaced & (vocabulary.special[inputs] | vocabulary.unused[inputs])
+    entries = np.flatnonzero(wrong)
+    if entries.size:
+        first = int(entries[0])
+        ledger.add(
+            "special replacements",
+            block.place(block.list_rows[block.entry_lists[first]]),
+            f"{vocabulary.tokens[int(inputs[first])]} stands at position {int(block.positions[first])}",
+            count=entries.size,
+            note=facts.published,
+        )
+
+
+def _count_shares(block: Block, targets: Int64s, *, mask: int, counts: Counts) -> None:
+    is_mask, kept = block.inputs == mask, block.inputs == targets
+    counts.entries += int(targets.size)
+    counts.shown["mask"] += int(np.count_nonzero(is_mask))
+    counts.shown["kept"] += int(np.count_nonzero(kept & ~is_mask))
+    counts.shown["random"] += int(np.count_nonzero(~kept & ~is_mask))
+    if targets.size:
+        new = np.ones(targets.size, np.bool_)
+        new[1:] = (np.diff(block.positions) != 1) | (np.diff(block.entry_lists) != 0)
+        runs = np.diff(np.flatnonzero(new), append=targets.size)
+        counts.run_squares += int((runs**2).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Words of a block: int64 each the first token, tokens and row; bool each whether it holds what is never masked and
+    whether masking may choose it. of: int64[tokens], the word of each token.
+    """
+
+    begin: Int64s
+    length: Int64s
+    row: Int64s
+    special: Bools
+    eligible: Bools
+    of: Int64s
+
+    @classmethod
+    def cut(cls, block: Block, starts: Bools, *, facts: Facts, vocabulary: Vocabulary) -> _Words:
+        never = vocabulary.special[block.ids]
+        if facts.published:  # [UNK] is a word like others, [CLS] and [SEP] are not even part of one
+            never = (block.ids == vocabulary.cls) | (block.ids == vocabulary.sep)
+            starts = starts | never
+        begin = np.flatnonzero(starts)
+        length = np.diff(begin, append=block.ids.size)
+        special = np.logical_or.reduceat(never, begin) if begin.size else np.zeros(0, np.bool_)
+        if facts.published:  # pieces after a [SEP] are glued to the word before it: neither word is judged
+            special[np.flatnonzero(special[1:] & (length[1:] > 1))] = True
+        eligible = ~special & (length <= facts.max_predictions)
+        return cls(begin, length, block.token_rows[begin], special, eligible, np.cumsum(starts) - 1)
+
+
+def _masked_words(block: Block, words: _Words, place: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Words masked, one entry for each (list, word): list, word, first entry, masked pieces; ascending."""
+    lists, word = block.entry_lists, words.of[place]
+    new = np.ones(place.size, np.bool_)
+    new[1:] = (np.diff(lists) != 0) | (np.diff(word) != 0)
+    first = np.flatnonzero(new)
+    return lists[first], word[first], first, np.diff(first, append=place.size)
+
+
+def _check_words(
+    block: Block,
+    words: _Words,
+    place: Int64s,
+    known: Bools,
+    *,
+    facts: Facts,
+    vocabulary: Vocabulary,
+    ledger: Ledger,
+) -> None:
+    lists, word, first, pieces = _masked_words(block, words, place)
+    look = known[block.list_rows[lists]]
+    ledger.looked("whole words", int(np.count_nonzero(known[block.list_rows])))
+    usable = np.bincount(words.row[words.eligible], minlength=len(block)) > 0
+    cut = look & (pieces < words.length[word]) & ~words.special[word] & usable[block.list_rows[lists]]
+    report(ledger, "whole words", block, _rows_with(block, lists[cut]), "a word is masked in part")
+    if facts.draw == "word":
+        ledger.looked("one draw a word", int(np.count_nonzero(look)))
+        masked = np.add.reduceat((block.inputs == vocabulary.mask).astype(np.int64), first) if first.size else first
+        split = look & (masked > 0) & (masked < pieces) & (pieces == words.length[word])
+        report(ledger, "one draw a word", block, _rows_with(block, lists[split]), "a word's pieces are drawn apart")
+
+
+def _check_budget(
+    block: Block, words: _Words, place: Int64s, known: Bools, *, facts: Facts, ledger: Ledger, counts: Counts
+) -> None:
+    """size == N, or less and no word left over fits, or more and the set is one word (not in a published set)."""
+    sizes = np.diff(block.list_offsets)
+    budget = np.maximum(1, np.rint(block.lengths * facts.masked_probability)).astype(np.int64)
+    budget = np.minimum(budget, facts.max_predictions)[block.list_rows]
+    usable = (np.bincount(words.row[words.eligible], minlength=len(block)) > 0)[block.list_rows]
+    counts.wanted += int(budget[usable].sum())
+    counts.taken += int(sizes[usable].sum())
+    look = known[block.list_rows] & usable
+    ledger.looked("mask rate", int(np.count_nonzero(look)))
+    lists, _, _, _ = _masked_words(block, words, place)
+    num_words = np.bincount(lists, minlength=sizes.size)
+    over = look & (sizes > budget) & ((num_words > 1) if not facts.published else True)
+    report(ledger, "mask rate", block, _rows_with(block, over), "a mask set larger than its budget")
+    short = np.flatnonzero(look & (sizes < budget))
+    if short.size:
+        fits = _smallest_left(block, words, place, short) <= (budget - sizes)[short]
+        wrong = np.zeros(sizes.size, np.bool_)
+        wrong[short[fits]] = True
+        report(
+            ledger, "mask rate", block, _rows_with(block, wrong), "a mask set below its budget that a word would fit"
+        )
+
+
+def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) -> Int64s:
+    """int64[lists]: tokens of the shortest word that masking may choose and left alone; huge where there is none."""
+    per_row = np.bincount(words.row, minlength=len(block))
+    first = np.cumsum(per_row) - per_row
+    rows = block.list_rows[lists]
+    count = per_row[rows]
+    begin = np.cumsum(count) - count
+    word = np.repeat(first[rows] - begin, count) + np.arange(count.sum())
+    owner = np.repeat(lists, count)
+    stride = words.begin.size + 1
+    masked_lists, masked_word, _, _ = _masked_words(block, words, place)
+    masked = _is_in(owner * stride + word, masked_lists * stride + masked_word)
+    size = np.where(masked | ~words.eligible[word], np.iinfo(np.int64).max, words.length[word])
+    return np.asarray(np.minimum.reduceat(size, begin), np.int64)
+
+
+def _is_in(values: Int64s, ascending: Int64s) -> npt.NDArray[np.bool_]:
+    if not ascending.size:
+        return np.zeros(values.size, np.bool_)
+    at = np.minimum(np.searchsorted(ascending, values), ascending.size - 1)
+    return np.asarray(ascending[at] == values)

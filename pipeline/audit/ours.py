@@ -1,0 +1,269 @@
+"""A data set of this pipeline as blocks: what its manifest says, its files, its shards.
+
+Reads one row group at a time, page checksums verified.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline import schema
+from pipeline.audit.blocks import Block, Bools, Facts, Int64s, Vocabulary, offsets_of
+from pipeline.audit.findings import Ledger, Place
+from pipeline.audit.words import describe_tokens
+from pipeline.manifest import (
+    MANIFEST_NAME,
+    TOKEN_COUNTS_NAME,
+    TOKENIZER_FOLDER,
+    DataSetError,
+    Manifest,
+    Shard,
+    file_sha256,
+    resolve_inside,
+    verify_shard,
+)
+from pipeline.output import PUBLISHED
+from pipeline.tokenizer_files import read_tokenizer
+from pipeline.wordpieces import WordTokenizer
+
+KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
+"""Files of a set beside those that the manifest lists."""
+
+
+def describe_set(manifest: Manifest) -> Facts:
+    """The facts of a set; what an older or foreign config leaves out has the default of the pipeline."""
+    config = manifest.config
+    published = config.get("mode", "strict") == "reference"
+    return Facts(
+        kind="cloze",
+        published=published,
+        max_seq_length=manifest.max_seq_length,
+        max_predictions=manifest.max_predictions,
+        mask_sets=manifest.mask_sets,
+        next_sentence=manifest.next_sentence,
+        masking=config.get("masking", "whole_word"),
+        draw=config.get("replacement_draw") or ("piece" if published else "word"),
+        masked_probability=config.get("masked_probability", 0.15),
+        has_documents=True,
+    )
+
+
+def load_vocabulary(root: Path, manifest: Manifest, *, ledger: Ledger) -> tuple[Vocabulary, Any]:
+    """The vocabulary of the tokenizer folder and its `tokenizers` pipeline, checked against the manifest.
+
+    Where the folder cannot be read the tables are made of the manifest's numbers, and words are not known.
+    """
+    special = {name: getattr(manifest.special, name) for name in ("unk", "cls", "sep", "mask")}
+    place = Place(f"{TOKENIZER_FOLDER}/tokenizer.json")
+    ledger.looked("vocabulary", 3)
+    try:
+        tokenizer = WordTokenizer(read_tokenizer(root / place.file), origin=place.file)
+    except ValueError as error:
+        ledger.add("vocabulary", place, str(error))
+        ids = {manifest.special.pad, *special.values()}
+        size = max(manifest.vocabulary_size, max(ids) + 1)
+        tables = Vocabulary(
+            tokens=[str(index) for index in range(size)],
+            keys=np.arange(size, dtype=np.uint64),
+            special=np.isin(np.arange(size), list(ids)),
+            unused=np.zeros(size, np.bool_),
+            continues=None,
+            ends=None,
+            **special,
+        )
+        return tables, None
+    if tokenizer.vocabulary_hash != manifest.vocabulary_hash:
+        text = f"the folder's vocabulary hash is {tokenizer.vocabulary_hash}, the manifest's {manifest.vocabulary_hash}"
+        ledger.add("vocabulary", place, text)
+    if tokenizer.vocab_size != manifest.vocabulary_size:
+        text = f"{tokenizer.vocab_size} tokens, the manifest says {manifest.vocabulary_size}"
+        ledger.add("vocabulary", place, text)
+    names = {name: getattr(tokenizer.special, name) for name in special}
+    if names | {"pad": tokenizer.special.pad} != special | {"pad": manifest.special.pad}:
+        ledger.add("vocabulary", place, f"special ids {names}, the manifest says {special}")
+    all_special = set(tokenizer.special_ids.tolist())
+    tables = describe_tokens(tokenizer.tokens, special=all_special, names=names, backend=tokenizer.backend)
+    return tables, tokenizer.backend
+
+
+def check_folder(root: Path, manifest: Manifest, *, ledger: Ledger) -> None:
+    """Files that the manifest lists without rows in them, and files that it does not list."""
+    for name, expected in manifest.files.items():
+        ledger.looked("files")
+        path = resolve_inside(root, name)
+        if not path.is_file():
+            ledger.add("files", Place(name), "listed in the manifest but missing")
+        elif file_sha256(path) != expected:
+            ledger.add("files", Place(name), f"sha256 is not the manifest's {expected}")
+    listed = {shard.path for shard in manifest.shards} | set(manifest.files) | KNOWN_FILES
+    for folder, _, names in os.walk(root):
+        for name in names:
+            found = (Path(folder) / name).relative_to(root).as_posix()
+            ledger.looked("unlisted files")
+            if found not in listed:
+                ledger.add("unlisted files", Place(found), "the manifest does not list it; readers of the folder may")
+
+
+def check_file(root: Path, shard: Shard, *, ledger: Ledger) -> bool:
+    """Size, footer and whole-file hash of a shard; whether there is a file at all."""
+    ledger.looked("files")
+    try:
+        verify_shard(root, shard, full=True)
+    except (DataSetError, OSError) as error:
+        ledger.add("files", Place(shard.path), str(error))
+    return (root / shard.path).is_file()
+
+
+def check_schema(file: pq.ParquetFile, shard: Shard, manifest: Manifest, *, ledger: Ledger) -> bool:
+    """Columns and metadata of a shard; whether its rows can be read as blocks."""
+    ledger.looked("schema")
+    expected = schema.sentence_pair_schema(manifest.vocabulary_size, vocabulary_hash=manifest.vocabulary_hash)
+    found = file.schema_arrow
+    place = Place(shard.path)
+    readable = True
+    for item in expected:
+        index = found.get_field_index(item.name)
+        if index < 0:
+            ledger.add("schema", place, f"column {item.name} is missing")
+            readable = False
+        elif not _same_type(found.field(index).type, item.type):
+            ledger.add("schema", place, f"column {item.name} is {found.field(index).type}, not {item.type}")
+            readable = False
+    for name in sorted({*found.names} - {*expected.names}):
+        ledger.add("schema", place, f"unknown column {name}")
+    metadata = found.metadata or {}
+    for key, value in expected.metadata.items():
+        if metadata.get(key) != value:
+            stated = metadata.get(key, b"absent").decode(errors="replace")
+            ledger.add("schema", place, f"metadata {key.decode()} is {stated}, not {value.decode()}")
+    return readable
+
+
+def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
+    """Equal but for the names and nullability of list elements."""
+    if pa.types.is_list(expected):
+        return pa.types.is_list(found) and _same_type(found.value_type, expected.value_type)
+    return bool(found == expected)
+
+
+def read_block(file: pq.ParquetFile, group: int, *, name: str, ledger: Ledger) -> tuple[Block, Bools]:
+    """Row group `group` as a block, and the rows (bool[n]) whose positions and replacements do not go together.
+
+    Raises OSError or pyarrow.ArrowException where a page is damaged.
+    """
+    names = [field.name for field in schema.sentence_pair_schema(1, vocabulary_hash="")]
+    table = file.read_row_group(group, columns=names).combine_chunks()
+    count = table.num_rows
+    column = {name: table[name].combine_chunks() for name in names}
+    ids = _flat(column[schema.INPUT_IDS])
+    document, without = _document_ids(column[schema.DOCUMENT_ID])
+    second, has_no_second = _document_ids(column[schema.SECOND_DOCUMENT_ID])
+    _check_ids(column, without, has_no_second, name=name, group=group, ledger=ledger)
+    position_sets, input_sets = column[schema.MASKED_POSITIONS], column[schema.MASKED_INPUTS]
+    sets, other_sets = _lengths(position_sets), _lengths(input_sets)
+    position_lists, input_lists = position_sets.flatten(), input_sets.flatten()
+    sizes, other_sizes = _lengths(position_lists), _lengths(input_lists)
+    mismatched = sets != other_sets
+    rows, other_rows = np.repeat(np.arange(count), sets), np.repeat(np.arange(count), other_sets)
+    usable = ~mismatched[rows]
+    other_usable = ~mismatched[other_rows]
+    uneven = sizes[usable] != other_sizes[other_usable]
+    mismatched[rows[usable][uneven]] = True
+    keep, other_keep = ~mismatched[rows], ~mismatched[other_rows]
+    positions = _flat(position_lists)[np.repeat(keep, sizes)]
+    inputs = _flat(input_lists)[np.repeat(other_keep, other_sizes)]
+    label = column[schema.NEXT_SENTENCE_LABEL]
+    block = Block(
+        ids=ids,
+        offsets=offsets_of(_lengths(column[schema.INPUT_IDS])),
+        num_tokens=_numbers(column[schema.NUM_TOKENS]),
+        first_length=_numbers(column[schema.FIRST_LENGTH]),
+        label=_numbers(label, absent=-1),
+        document=document,
+        second=second,
+        has_second=~has_no_second,
+        pass_number=_numbers(column[schema.PASS_NUMBER]),
+        list_rows=rows[keep],
+        list_offsets=offsets_of(sizes[keep]),
+        positions=positions,
+        inputs=inputs,
+        numbers=np.arange(count),
+        file=name,
+        row_group=group,
+    )
+    return block, mismatched
+
+
+def _check_ids(column: dict[str, Any], without: Bools, absent: Bools, *, name: str, group: int, ledger: Ledger) -> None:
+    for key in (schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID):
+        lengths = np.asarray(pa.compute.binary_length(column[key]).fill_null(16))
+        for row in np.flatnonzero(lengths != 16)[:1].tolist():
+            ledger.add("schema", Place(name, group, row), f"{key} has {lengths[row]} bytes, not 16")
+    for key, array in column.items():
+        if key not in (schema.NEXT_SENTENCE_LABEL, schema.SECOND_DOCUMENT_ID) and array.null_count:
+            row = int(np.flatnonzero(np.asarray(array.is_null()))[0])
+            ledger.add("schema", Place(name, group, row), f"{key} is null", count=array.null_count)
+
+
+def _numbers(array: pa.Array, *, absent: int = 0) -> Int64s:
+    return np.asarray(array.cast(pa.int64()).fill_null(absent).to_numpy(zero_copy_only=False), np.int64)
+
+
+def _lengths(array: pa.Array) -> Int64s:
+    return np.asarray(array.value_lengths().cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+
+
+def _flat(array: pa.Array) -> Int64s:
+    return _numbers(array.flatten(), absent=-1)
+
+
+def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
+    """uint8[n, 16] (zero where null or of another length) and where it is null."""
+    null = np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
+    found = b"".join(value if value is not None and len(value) == 16 else bytes(16) for value in array.to_pylist())
+    return np.frombuffer(found, np.uint8).reshape(-1, 16), null
+
+
+def check_counts(
+    root: Path, manifest: Manifest, *, labels: dict[str, dict[int, int]], token_counts: Int64s | None, ledger: Ledger
+) -> None:
+    """Label counts and token counts as the manifest and token_counts.parquet have them.
+
+    token_counts: int64[vocabulary], found in the training rows; None where some rows could not be read.
+    """
+    for split, found in labels.items():
+        stated = manifest.statistics.get("splits", {}).get(split, {})
+        rate = stated.get("not_next_rate")
+        total = found.get(0, 0) + found.get(1, 0)
+        if rate is not None and total:
+            ledger.looked("counts")
+            if not np.isclose(rate, found.get(1, 0) / total, rtol=0, atol=1e-9):
+                text = f"{split}: not_next_rate {rate}, counted {found.get(1, 0) / total}"
+                ledger.add("counts", Place(MANIFEST_NAME), text)
+    if token_counts is None or TOKEN_COUNTS_NAME not in manifest.files:
+        return
+    ledger.looked("vocabulary")
+    try:
+        stated_counts = np.asarray(pq.read_table(root / TOKEN_COUNTS_NAME)["count"])
+    except (OSError, KeyError, pa.ArrowException) as error:
+        ledger.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"cannot be read ({error})")
+        return
+    special = list(manifest.special.model_dump().values())
+    found_counts = token_counts.copy()
+    found_counts[[index for index in special if index < found_counts.size]] = 0
+    if stated_counts.size != found_counts.size or (different := stated_counts != found_counts).any():
+        first = int(np.argmax(different)) if stated_counts.size == found_counts.size else stated_counts.size
+        ledger.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"id {first}: the count is not that of the rows")
+
+
+def read_run(root: Path) -> dict[str, Any]:
+    """What the manifest says of the run that made the set."""
+    run: dict[str, Any] = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8")).get("run", {})
+    return run

@@ -1,0 +1,155 @@
+"""Checks of one row group on its own: layout, ids, lengths, labels, documents.
+
+Pure: a block in, faults into a ledger out; the rows that pass go on to the checks of masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.audit.blocks import Block, Bools, Facts, Int64s, Vocabulary
+from pipeline.audit.findings import Ledger
+
+
+@dataclass(slots=True)
+class Counts:
+    """Sums over rows that are judged when every shard was read. Shares are judged over the whole set."""
+
+    rows: int = 0
+    tokens: int = 0
+    labels: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 0, -1: 0})
+    short_negatives: int = 0
+    """Negatives whose first segment may be a document of a single word."""
+    entries: int = 0
+    shown: dict[str, int] = field(default_factory=lambda: {"mask": 0, "kept": 0, "random": 0})
+    run_squares: int = 0
+    """Sum of squared lengths of runs of neighbouring masked positions: draws in a run may be one draw."""
+    wanted: int = 0
+    """Positions that the budgets ask for, summed over the mask sets judged by it."""
+    taken: int = 0
+    lengths: dict[int, int] = field(default_factory=dict)
+
+    def merge(self, other: Counts) -> None:
+        """Add other sums to these."""
+        for name in ("rows", "tokens", "short_negatives", "entries", "run_squares", "wanted", "taken"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("labels", "shown", "lengths"):
+            own = getattr(self, name)
+            for key, count in getattr(other, name).items():
+                own[key] = own.get(key, 0) + count
+
+
+def report(ledger: Ledger, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
+    """Add the rows where `wrong` (bool[n]); `text` describes the first and may name {length}, {label} and so on."""
+    rows = np.flatnonzero(wrong)
+    if rows.size:
+        ledger.add(check, block.place(rows[0]), text.format(**_words(block, int(rows[0]))), count=rows.size, note=note)
+
+
+def _words(block: Block, row: int) -> dict[str, int]:
+    return {
+        "length": int(block.lengths[row]),
+        "num_tokens": int(block.num_tokens[row]),
+        "first_length": int(block.first_length[row]),
+        "label": int(block.label[row]),
+    }
+
+
+def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, ledger: Ledger, counts: Counts) -> Bools:
+    """Check every row; returns those (bool[n]) whose layout and ids are sound."""
+    counts.rows += len(block)
+    counts.tokens += int(block.ids.size)
+    for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):
+        counts.labels[int(label)] = counts.labels.get(int(label), 0) + int(count)
+    for length, count in zip(*np.unique(block.lengths, return_counts=True), strict=True):
+        counts.lengths[int(length)] = counts.lengths.get(int(length), 0) + int(count)
+
+    ledger.looked("lengths", len(block))
+    report(
+        ledger,
+        "lengths",
+        block,
+        block.lengths > facts.max_seq_length,
+        f"{{length}} tokens, max_seq_length is {facts.max_seq_length}",
+    )
+    ledger.looked("token ids", block.ids.size + block.inputs.size)
+    outside = (block.ids < 0) | (block.ids >= vocabulary.size)
+    bad_ids = np.zeros(len(block), np.bool_)
+    bad_ids[block.token_rows[outside]] = True
+    report(ledger, "token ids", block, bad_ids, f"input_ids holds an id outside 0..{vocabulary.size - 1}")
+    bad_inputs = np.zeros(len(block), np.bool_)
+    strange = (block.inputs < 0) | (block.inputs >= vocabulary.size)
+    bad_inputs[block.list_rows[block.entry_lists[strange]]] = True
+    report(ledger, "token ids", block, bad_inputs, f"masked_inputs holds an id outside 0..{vocabulary.size - 1}")
+
+    sound = ~bad_ids & ~_check_layout(block, bad_ids, facts=facts, vocabulary=vocabulary, ledger=ledger)
+    if facts.has_documents and facts.next_sentence != "none":
+        _check_documents(block, facts=facts, ledger=ledger)
+    return sound & ~bad_inputs
+
+
+def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabulary, ledger: Ledger) -> Bools:
+    """Rows of another layout. Every row is counted once, with the first thing that is wrong."""
+    ledger.looked("layout", len(block))
+    lengths, first = block.lengths, block.first_length
+    paired = block.has_second
+    shortest = np.where(paired, 5, 3)
+    faulty = np.zeros(len(block), np.bool_)
+
+    def found(wrong: Bools, text: str) -> None:
+        fresh = wrong & ~faulty & ~skip
+        report(ledger, "layout", block, fresh, text)
+        faulty[fresh] = True
+
+    found(block.num_tokens != lengths, "num_tokens is {num_tokens}, input_ids has {length}")
+    found(lengths < shortest, "{length} tokens have no room for the segments and their special tokens")
+    found(paired & ((first < 3) | (first > lengths - 2)), "first_length {first_length} does not cut {length} tokens")
+    found(~paired & (first != lengths), "first_length {first_length} of {length} tokens, but no second segment")
+    whole = np.flatnonzero(~faulty & ~skip)
+    begin, end = block.offsets[:-1][whole], block.offsets[1:][whole]
+    wrong = np.zeros(len(block), np.bool_)
+    wrong[whole] = block.ids[begin] != vocabulary.cls
+    found(wrong, "does not begin with [CLS]")
+    wrong = np.zeros(len(block), np.bool_)
+    wrong[whole] = block.ids[begin + first[whole] - 1] != vocabulary.sep
+    found(wrong, "no [SEP] at the end of the first segment (first_length {first_length})")
+    wrong = np.zeros(len(block), np.bool_)
+    wrong[whole] = block.ids[end - 1] != vocabulary.sep
+    found(wrong, "does not end with [SEP]")
+    inside = np.zeros(block.ids.size, np.bool_)
+    known = (block.ids >= 0) & (block.ids < vocabulary.size)
+    inside[known] = vocabulary.special[block.ids[known]] & (block.ids[known] != vocabulary.unk)
+    extra = np.bincount(block.token_rows[inside], minlength=len(block)) != np.where(paired, 3, 2)
+    found(extra, "special tokens inside a segment")
+    expected = {"none": (-1,), "sentence_order": (-1, 0, 1)}.get(facts.next_sentence, (0, 1))
+    found(~np.isin(block.label, expected), f"label {{label}} with next_sentence: {facts.next_sentence}")
+    found((block.label == -1) == paired, "a label without a second segment, or the other way round")
+    return faulty
+
+
+def _check_documents(block: Block, *, facts: Facts, ledger: Ledger) -> None:
+    check = "negatives' documents"
+    ledger.looked(check, int(np.count_nonzero(block.has_second)))
+    same = (block.document == block.second).all(axis=1)
+    if facts.next_sentence == "sentence_order":
+        report(ledger, check, block, block.has_second & ~same, "sentence_order, but the segments' documents differ")
+        return
+    report(
+        ledger,
+        check,
+        block,
+        (block.label == 1) & same & block.has_second,
+        "not next, but both segments come from the same document",
+        note=facts.published,
+    )
+    report(ledger, check, block, (block.label == 0) & ~same, "next, but the segments come from two documents")
+
+
+def count_labels(block: Block, *, first_words: Int64s, counts: Counts) -> None:
+    """Count the negatives whose first segment is one word, which a document of a single word always gives.
+
+    first_words: int64[n], words of each first segment.
+    """
+    counts.short_negatives += int(np.count_nonzero((block.label == 1) & (first_words <= 1)))

@@ -1,0 +1,252 @@
+"""The audit of a whole set: shards over all cores, then the checks that need all of them.
+
+Two rounds of processes: one job a shard, one a part of the spill.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.audit import lddl, ours
+from pipeline.audit.across import check_part, num_parts
+from pipeline.audit.blocks import Facts
+from pipeline.audit.findings import Ledger, Place
+from pipeline.audit.rows import Counts
+from pipeline.audit.shard_job import Job, Result, audit_shard
+from pipeline.buckets import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
+from pipeline.manifest import MANIFEST_NAME, DataSetError, Manifest, read_manifest
+
+DEVIATIONS = 5.0
+"""Shares are faults beyond so many binomial standard deviations: by chance once in 1.7 million."""
+PUBLISHED_NOT_NEXT = (0.4, 0.75)
+"""Not-next labels of a published set: every chunk of a single sentence is one; beyond is a fault there too."""
+_SLACK_WITHOUT_WORDS = 0.1
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What came of an audit. kind: cloze or lddl."""
+
+    root: str
+    kind: str
+    published: bool
+    shards: int
+    rows: int
+    tokens: int
+    ledger: Ledger
+
+
+def audit(
+    root: str | Path,
+    *,
+    workers: int | None = None,
+    masked_probability: float = 0.15,
+    max_seq_length: int | None = None,
+) -> Audit:
+    """Audit a finished data set. DataSetError (ValueError) where the folder holds none that can be read.
+
+    masked_probability and max_seq_length are for LDDL sets, which do not say; ours do.
+    """
+    folder = Path(root)
+    ledger = Ledger()
+    manifest: Manifest | None = None
+    if (folder / MANIFEST_NAME).is_file() or not folder.is_dir():
+        manifest = read_manifest(folder)
+        names = [shard.path for shard in manifest.shards]
+        held_out = [shard.split == "validation" for shard in manifest.shards]
+        facts = ours.describe_set(manifest)
+        num_rows = sum(shard.rows for shard in manifest.shards)
+    else:
+        paths = lddl.list_shards(folder)
+        if not paths or not lddl.is_lddl(paths):
+            raise DataSetError(
+                f"{folder}: neither a finished data set (no {MANIFEST_NAME}) nor LDDL's Parquet (no file with the "
+                f"columns {', '.join(lddl.COLUMNS)}); give the folder that holds one of them"
+            )
+        names = [path.relative_to(folder).as_posix() for path in paths]
+        held_out = [False] * len(names)
+        facts = lddl.describe_set(paths, masked_probability=masked_probability, max_seq_length=max_seq_length)
+        num_rows = sum(map(_rows_in_footer, paths))
+    workers = min(workers or _cores(), max(1, len(names)))
+    replaceable = 1_000
+    if manifest is not None:
+        ours.check_folder(folder, manifest, ledger=ledger)
+        vocabulary, _ = ours.load_vocabulary(folder, manifest, ledger=ledger)
+        replaceable = vocabulary.size
+        if not facts.published:
+            replaceable = int(np.count_nonzero(~vocabulary.special & ~vocabulary.unused))
+    with tempfile.TemporaryDirectory(prefix="cloze-audit-") as spill:
+        parts = num_parts(num_rows)
+        jobs = [Job(str(folder), name, number, facts, manifest, spill, parts) for number, name in enumerate(names)]
+        results = _map(audit_shard, jobs, workers=workers)
+        judge = partial(check_part, Path(spill), shards=names, held_out=held_out, num_rows=num_rows, facts=facts)
+        judged = _map(judge, range(parts), workers=workers)
+    totals = Counts()
+    by_shard = np.zeros((2, len(names)), np.int64)
+    for result in results:
+        ledger.merge(result.ledger)
+        totals.merge(result.counts)
+    for part_ledger, numbers in judged:
+        ledger.merge(part_ledger)
+        by_shard += numbers
+    _check_shares(totals, facts=facts, replaceable=replaceable, ledger=ledger)
+    _check_repeated(by_shard[0], results, names, ledger=ledger)
+    if manifest is not None:
+        _check_even(by_shard[1], results, manifest, ledger=ledger)
+        _check_numbers(folder, manifest, results, held_out, ledger=ledger)
+    else:
+        _check_balanced(results, names, ledger=ledger)
+        rows = {name: result.counts.rows for name, result in zip(names, results, strict=True)}
+        lddl.check_counts(folder, rows, ledger=ledger)
+        _explain_lddl(facts, ledger=ledger)
+    return Audit(str(root), facts.kind, facts.published, len(names), totals.rows, totals.tokens, ledger)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) -> list[Out]:
+    """function of every item, in their order; in this process where one worker is enough."""
+    if workers == 1 or len(items) == 1:
+        return [function(item) for item in items]
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(function, items))
+
+
+def _rows_in_footer(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowException):
+        return 0
+
+
+def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, ledger: Ledger) -> None:
+    """Balance of labels, mask rate and 80/10/10 over the whole set."""
+    whole = Place("(all shards)")
+    labels = totals.labels.get(0, 0) + totals.labels.get(1, 0)
+    if facts.next_sentence != "none" and labels:
+        share = totals.labels.get(1, 0) / labels
+        chance = DEVIATIONS * math.sqrt(0.25 / labels)
+        low, high = 0.5 - chance, 0.5 + chance + totals.short_negatives / labels
+        ledger.looked("label balance", labels)
+        ledger.remark("label balance", f"{100 * share:.2f}% not next; {100 * low:.2f} to {100 * high:.2f}% expected")
+        if not low <= share <= high:
+            bottom, top = PUBLISHED_NOT_NEXT
+            note = facts.published and bottom - chance <= share <= top + chance
+            text = f"{100 * share:.2f}% of labels are not next"
+            ledger.add("label balance", whole, text, note=note)
+    if not totals.entries:
+        return
+    random = 0.1 * (1 - 1 / replaceable)
+    expected = {"mask": 0.8, "kept": 0.1 + 0.1 / replaceable, "random": random}
+    if facts.published:
+        expected = {"mask": 0.8 + 0.1 / replaceable, "kept": 0.1 + 0.1 / replaceable, "random": 0.1 - 0.2 / replaceable}
+    ledger.looked("80/10/10", totals.entries)
+    shares = {name: totals.shown[name] / totals.entries for name in expected}
+    ledger.remark("80/10/10", ", ".join(f"{100 * share:.2f}% {name}" for name, share in shares.items()))
+    for name, probability in expected.items():
+        chance = DEVIATIONS * math.sqrt(probability * (1 - probability) * totals.run_squares) / totals.entries
+        slack = 0.1 / replaceable if facts.kind == "lddl" else 0.0
+        if abs(shares[name] - probability) > chance + slack + 1 / totals.entries:
+            text = f"{100 * shares[name]:.2f}% {name}, expected {100 * probability:.2f} +- {100 * chance:.2f}%"
+            ledger.add("80/10/10", whole, text)
+    if totals.wanted:
+        rate, due = totals.taken / totals.wanted, DEVIATIONS / math.sqrt(totals.wanted)
+        ledger.remark("mask rate", f"{totals.taken:,} positions, the budgets sum to {totals.wanted:,}")
+        judged = ledger.findings["mask rate"].looked_at
+        if not judged:
+            ledger.looked("mask rate", totals.wanted)
+            if abs(rate - 1) > _SLACK_WITHOUT_WORDS + due:
+                text = f"{totals.taken:,} masked positions, the budgets sum to {totals.wanted:,}"
+                ledger.add("mask rate", whole, text)
+
+
+def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str], *, ledger: Ledger) -> None:
+    """Shards more than half of whose rows stand in other shards."""
+    ledger.looked("repeated shards", len(names))
+    for name, repeated, result in zip(names, foreign.tolist(), results, strict=True):
+        if repeated * 2 > result.counts.rows > 0:
+            text = f"{repeated:,} of its {result.counts.rows:,} rows stand in other shards too"
+            ledger.add("repeated shards", Place(name), text)
+
+
+def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *, ledger: Ledger) -> None:
+    """Our writer's rule: where a part has several shards, each has MIN_DOCUMENTS and its share of the mean's tokens.
+
+    The rule is about buckets, of which there may be more than shards, so a shard may have less than that share of the
+    mean shard: where the config does not name their number, half of it is asked for.
+    """
+    stated = manifest.config.get("shards", "auto")
+    for split in ("train", "validation"):
+        own = [number for number, shard in enumerate(manifest.shards) if shard.split == split]
+        ledger.looked("even shards", len(own))
+        tokens = [results[number].counts.tokens for number in own]
+        buckets = stated if isinstance(stated, int) and split == "train" else 2 * len(own)
+        least = float(MIN_SHARE_OF_MEAN) * sum(tokens) / max(1, buckets) / 2
+        for number, count in zip(own, tokens, strict=True):
+            place = Place(manifest.shards[number].path)
+            if len(own) > 1 and 0 < documents[number] < MIN_DOCUMENTS:
+                text = f"{documents[number]} documents, at least {MIN_DOCUMENTS} are written to a shard"
+                ledger.add("even shards", place, text)
+            elif len(own) > 1 and count < least:
+                ledger.add("even shards", place, f"{count:,} tokens, at least {least:,.0f} are written to a shard")
+
+
+def _check_balanced(results: Sequence[Result], names: Sequence[str], *, ledger: Ledger) -> None:
+    """LDDL's rule: balanced shards of a bin differ by one row at most."""
+    by_bin: dict[str, list[int]] = {}
+    for number, name in enumerate(names):
+        if lddl.is_balanced(name):
+            by_bin.setdefault(lddl.bin_of(name), []).append(number)
+    ledger.looked("even shards", sum(map(len, by_bin.values())))
+    if not by_bin:
+        ledger.add("even shards", Place(names[0]), "not balanced by LDDL's load balancer yet", note=True)
+    for members in by_bin.values():
+        rows = {number: results[number].counts.rows for number in members}
+        least = min(rows.values())
+        wrong = [number for number, count in rows.items() if count > least + 1]
+        if wrong:
+            text = f"{rows[wrong[0]]:,} rows, the smallest shard has {least:,}; balanced ones differ by one at most"
+            ledger.add("even shards", Place(names[wrong[0]]), text, count=len(wrong))
+
+
+def _check_numbers(
+    root: Path, manifest: Manifest, results: Sequence[Result], held_out: Sequence[bool], *, ledger: Ledger
+) -> None:
+    labels: dict[str, dict[int, int]] = {"train": {}, "validation": {}}
+    found: Any = 0
+    for result, held in zip(results, held_out, strict=True):
+        own = labels["validation" if held else "train"]
+        for label, count in result.counts.labels.items():
+            own[label] = own.get(label, 0) + count
+        if not held and found is not None:
+            found = None if result.token_counts is None else found + result.token_counts
+    ours.check_counts(root, manifest, labels=labels, token_counts=found if np.ndim(found) else None, ledger=ledger)
+
+
+def _explain_lddl(facts: Facts, *, ledger: Ledger) -> None:
+    for check in ("files", "unlisted files", "vocabulary"):
+        ledger.remark(check, "an LDDL set has no manifest and no vocabulary")
+    for check in ("negatives' documents", "documents", "leakage"):
+        ledger.remark(check, "an LDDL set does not say which document a segment is from")
+    ledger.remark("lengths", f"taken as the limit: {facts.max_seq_length}")
+    ledger.remark("max predictions", "an LDDL set has no limit of its own")
+    if not facts.mask_sets:
+        ledger.remark("mask sets", "masked while training, not here")

@@ -1,0 +1,90 @@
+"""Documents left out, kept for people to read: one JSON line each, in the order of the lines.
+
+Workers write sorted runs of bounded size; merging them gives the same bytes for any number of workers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+REJECTS_NAME = "rejects.jsonl"
+_RUN_CHARACTERS = 16_000_000
+_MAX_OPEN_RUNS = 64
+
+
+class RejectWriter:
+    """Writes sorted runs into `folder`; where that is None it does nothing. On an error its files are removed."""
+
+    def __init__(self, folder: str | Path | None, *, run_characters: int = _RUN_CHARACTERS) -> None:
+        self._folder = None if folder is None else Path(folder)
+        self._run_characters = run_characters
+        self._lines: list[str] = []
+        self._characters = 0
+        self.runs: list[str] = []
+        """Files written; complete once the writer is closed."""
+
+    def __enter__(self) -> RejectWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._flush()
+        else:
+            for run in self.runs:
+                Path(run).unlink(missing_ok=True)
+
+    def add(self, *, source: int, name: str, reason: str, detail: str, text: str) -> None:
+        """Take one document. `source` is the index into the config's sources; sentences are joined by line breaks."""
+        if self._folder is None:
+            return
+        entry = {"source": source, "name": name, "reason": reason, "detail": detail, "text": text}
+        line = json.dumps(entry, ensure_ascii=False) + "\n"
+        self._lines.append(line)
+        self._characters += len(line)
+        if self._characters >= self._run_characters:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._lines and self._folder is not None:
+            path = self._folder / f"rejects-{uuid.uuid4().hex[:16]}.jsonl"
+            self.runs.append(str(path))
+            self._lines.sort()
+            with open(path, "w", encoding="utf-8", newline="\n") as stream:
+                stream.writelines(self._lines)
+            self._lines.clear()
+            self._characters = 0
+
+
+def write_rejects(runs: Sequence[str], *, folder: Path, scratch: Path) -> Path:
+    """Merge runs into `folder`/rejects.jsonl, which appears in one rename; returns its path.
+
+    Opens at most 64 files at a time and leaves merged runs in `scratch`.
+    """
+    waiting = list(runs)
+    made = 0
+    while len(waiting) > _MAX_OPEN_RUNS:
+        merged = scratch / f"merged-{made}.jsonl"
+        _merge(waiting[:_MAX_OPEN_RUNS], merged)
+        waiting = [*waiting[_MAX_OPEN_RUNS:], str(merged)]
+        made += 1
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / REJECTS_NAME
+    partial = path.with_suffix(f".{os.getpid()}")
+    _merge(waiting, partial)
+    os.replace(partial, path)
+    return path
+
+
+def _merge(runs: Sequence[str], target: Path) -> None:
+    with ExitStack() as stack, open(target, "w", encoding="utf-8", newline="\n") as stream:
+        readers: list[Iterator[str]] = [stack.enter_context(open(run, encoding="utf-8", newline="\n")) for run in runs]
+        stream.writelines(heapq.merge(*readers))

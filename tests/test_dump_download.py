@@ -1,0 +1,217 @@
+"""Dumps from a mirror: continued after every break, verified, never under their name before."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from pipeline import dump_download
+from pipeline.download import main
+from pipeline.dump_download import RemoteFile, fetch_dump, list_dump
+
+DUMP = bytes(range(256)) * 4_000
+INDEX = b"index" * 100
+NAME = "kowiki-20261101-pages-articles-multistream.xml.bz2"
+INDEX_NAME = "kowiki-20261101-pages-articles-multistream-index.txt.bz2"
+
+
+class Mirror:
+    """A local mirror. `breaks`: after so many bytes each answer to come ends, one a list item, then none does."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.breaks: list[int] = []
+        self.statuses: list[int] = []
+        self.ranges = True
+        self.requests: list[tuple[str, str | None]] = []
+        mirror = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                mirror.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing: the base class writes a line a request to stderr."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def add(self, name: str, data: bytes, *, sha1: str | None = None) -> None:
+        folder = "/kowiki/20261101/"
+        self.files[folder + name] = data
+        sums = folder + "kowiki-20261101-sha1sums.txt"
+        line = f"{sha1 or hashlib.sha1(data).hexdigest()}  {name}\n"
+        self.files[sums] = self.files.get(sums, b"") + line.encode()
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        wanted = handler.headers["Range"]
+        self.requests.append((handler.path.rpartition("/")[2], wanted))
+        data = self.files.get(handler.path)
+        if data is None:
+            handler.send_error(404)
+            return
+        is_list = handler.path.endswith("sums.txt")
+        if self.statuses and not is_list:
+            handler.send_error(self.statuses.pop(0))
+            return
+        start = int(re.findall(r"\d+", wanted)[0]) if wanted and self.ranges else 0
+        if start >= len(data):
+            handler.send_response(416)
+            handler.send_header("Content-Range", f"bytes */{len(data)}")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
+        handler.send_response(206 if start else 200)
+        if start:
+            handler.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        handler.send_header("Content-Length", str(len(data) - start))
+        handler.end_headers()
+        length = self.breaks.pop(0) if self.breaks and not is_list else len(data)
+        handler.wfile.write(data[start : start + length])
+
+
+@pytest.fixture
+def mirror() -> Iterator[Mirror]:
+    mirror = Mirror()
+    mirror.add(NAME, DUMP)
+    mirror.add(INDEX_NAME, INDEX)
+    mirror.add("kowiki-20261101-pages-meta-history.xml.7z", b"not wanted")
+    thread = threading.Thread(target=mirror.server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield mirror
+    mirror.server.shutdown()
+    mirror.server.server_close()
+
+
+def fetch(mirror: Mirror, folder: Path) -> int:
+    files = list_dump(mirror=mirror.url, language="ko", date="20261101")
+    return fetch_dump(folder, files, say=lambda line: None, pause_s=0)
+
+
+def arguments(mirror: Mirror, folder: Path) -> list[str]:
+    return ["wikipedia", "--language", "ko", "--date", "20261101", "--mirror", mirror.url, str(folder)]
+
+
+def test_the_articles_and_their_index_are_fetched_once(
+    mirror: Mirror, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new" / "ko"
+    assert main(arguments(mirror, folder)) == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {NAME: DUMP, INDEX_NAME: INDEX}
+    assert "ready. The texts of Wikipedia are licensed CC BY-SA" in capsys.readouterr().out
+    num_requests = len(mirror.requests)
+    assert main(arguments(mirror, folder)) == 0
+    assert "complete, nothing to do" in capsys.readouterr().out
+    assert len(mirror.requests) == num_requests + 1
+
+
+def test_breaks_are_continued_by_range(mirror: Mirror, tmp_path: Path) -> None:
+    mirror.breaks = [300_000, 0, 1, 100_000]
+    assert fetch(mirror, tmp_path) == 2
+    assert (tmp_path / NAME).read_bytes() == DUMP
+    ranges = [wanted for name, wanted in mirror.requests if name == NAME]
+    assert ranges == [None, *(f"bytes={have}-" for have in (300_000, 300_000, 300_001, 400_001))]
+
+
+def test_a_later_run_continues_and_a_whole_part_needs_no_byte(mirror: Mirror, tmp_path: Path) -> None:
+    mirror.breaks = [400_000, 0, 0, 0, 0]
+    with pytest.raises(
+        ValueError, match=r"broke off after 400,000 of 1,024,000 bytes, 5 times in a row; .*run this again"
+    ):
+        fetch(mirror, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{NAME}.part"]
+    assert fetch(mirror, tmp_path) == 2
+    assert mirror.requests[-2] == (NAME, "bytes=400000-")
+    (tmp_path / NAME).rename(tmp_path / f"{NAME}.part")
+    assert fetch(mirror, tmp_path) == 1
+    assert (tmp_path / NAME).read_bytes() == DUMP
+
+
+def test_a_server_without_ranges_and_a_foreign_part_start_again(mirror: Mirror, tmp_path: Path) -> None:
+    mirror.ranges = False
+    mirror.breaks = [1_000]
+    fetch(mirror, tmp_path)
+    assert (tmp_path / NAME).read_bytes() == DUMP
+    mirror.ranges = True
+    (tmp_path / NAME).unlink()
+    (tmp_path / f"{NAME}.part").write_bytes(DUMP + b"more")
+    fetch(mirror, tmp_path)
+    assert (tmp_path / NAME).read_bytes() == DUMP
+
+
+def test_a_busy_mirror_is_asked_again(mirror: Mirror, tmp_path: Path) -> None:
+    mirror.statuses = [503, 429]
+    assert fetch(mirror, tmp_path) == 2
+    mirror.statuses = [500] * 5
+    (tmp_path / NAME).unlink()
+    with pytest.raises(ValueError, match=r"answered 500 .*, 5 times in a row"):
+        fetch(mirror, tmp_path)
+    mirror.statuses = [403]
+    with pytest.raises(ValueError, match=r"answered 403 Forbidden; check --language, --date, --mirror"):
+        fetch(mirror, tmp_path)
+
+
+def test_other_bytes_than_the_checksum_says_are_removed(mirror: Mirror, tmp_path: Path) -> None:
+    path = f"/kowiki/20261101/{NAME}"
+    mirror.files[path] = b"x" + DUMP[1:]
+    with pytest.raises(ValueError, match=rf"SHA-1 \w+, not {hashlib.sha1(DUMP).hexdigest()} as .*were removed"):
+        fetch(mirror, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    mirror.files[path] = DUMP
+    (tmp_path / NAME).write_bytes(b"mine")
+    with pytest.raises(ValueError, match=rf"{NAME}: its SHA-1 is not .*remove it, then run this again"):
+        fetch(mirror, tmp_path)
+    assert (tmp_path / NAME).read_bytes() == b"mine"
+
+
+def test_parts_are_taken_where_there_is_no_whole_file(mirror: Mirror) -> None:
+    mirror.files.clear()
+    parts = [f"kowiki-20261101-pages-articles-multistream{n}.xml-p{n}p{n}9.bz2" for n in (1, 2)]
+    for name in [*parts, "kowiki-20261101-pages-articles1.xml-p1p19.bz2"]:
+        mirror.add(name, b"x")
+    files = list_dump(mirror=mirror.url + "/", language="ko", date="20261101")
+    folder = f"{mirror.url}/kowiki/20261101/"
+    assert files == [RemoteFile(folder + name, name, hashlib.sha1(b"x").hexdigest()) for name in parts]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--date": "20261102"}, r"answered 404 Not Found; the dates that exist are listed at http.*/kowiki/"),
+        ({"--date": "latest"}, r"--date latest: give the day of the dump as eight digits"),
+        ({"--language": "../x"}, r"--language \.\./x: not a language code"),
+        ({"--mirror": "file:///etc"}, r"--mirror file:///etc: give an address that begins with https://"),
+        ({"--mirror": "http://127.0.0.1:9"}, r"cannot be reached \(.*\); check the network"),
+        ({"--dat": "1"}, r"unrecognized arguments: --dat"),
+        ({"--language": None}, r"required: --language\nusage: python -m pipeline.download wikipedia"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    mirror: Mirror, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str | None], message: str
+) -> None:
+    options = {"--language": "ko", "--date": "20261101", "--mirror": mirror.url, **change}
+    words = [word for key, value in options.items() if value is not None for word in (key, value)]
+    assert main(["wikipedia", *words, str(tmp_path / "x")]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_unfinished_dump_is_refused(mirror: Mirror) -> None:
+    mirror.files.clear()
+    mirror.add("kowiki-20261101-site_stats.sql.gz", b"x")
+    with pytest.raises(ValueError, match=r"sha1sums\.txt: lists no kowiki-.*; the dump may not be finished"):
+        list_dump(mirror=mirror.url, language="ko", date="20261101")
+
+
+def test_names_of_databases() -> None:
+    assert [dump_download.database_of(code) for code in ("en", "zh-yue", "simple")] == [
+        "enwiki",
+        "zh_yuewiki",
+        "simplewiki",
+    ]

@@ -1,0 +1,91 @@
+"""Attention on a GPU through the kernels of trainer.model.kernels, as operators that torch.compile keeps whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.model.dropout import mix, wrap
+
+LEVELS = 2**32
+MAX_LENGTH = 512
+"""Longest sequence that was measured; flash attention is made for longer ones."""
+HEAD_WIDTHS = (32, 64, 128)
+"""Those that are tested."""
+GOLDEN, COLUMN_SALT = 0x9E3779B1, 12_345
+"""Of the kernels' keys."""
+
+
+def threshold_of(dropout: float) -> int:
+    """Number of 2**32 draws that drop a weight."""
+    return min(round(dropout * LEVELS), LEVELS - 1)
+
+
+@torch.library.custom_op("cloze::short_attention", mutates_args=())
+def short_attention(
+    qkv: Tensor, offsets: Tensor, seed: Tensor, max_length: int, threshold: int
+) -> tuple[Tensor, Tensor]:
+    """See kernels.short_attention.forward."""
+    from trainer.model.kernels import short_attention as kernels
+
+    return kernels.forward(qkv.contiguous(), offsets, max_length=max_length, threshold=threshold, seed=seed)
+
+
+@short_attention.register_fake
+def _(qkv: Tensor, offsets: Tensor, seed: Tensor, max_length: int, threshold: int) -> tuple[Tensor, Tensor]:
+    num_tokens, _, heads, width = qkv.shape
+    return qkv.new_empty(num_tokens, heads, width), qkv.new_empty(heads, num_tokens, dtype=torch.float32)
+
+
+@torch.library.custom_op("cloze::short_attention_backward", mutates_args=())
+def short_attention_backward(
+    qkv: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    upstream: Tensor,
+    offsets: Tensor,
+    seed: Tensor,
+    max_length: int,
+    threshold: int,
+) -> Tensor:
+    """See kernels.short_attention.backward."""
+    from trainer.model.kernels import short_attention as kernels
+
+    return kernels.backward(
+        qkv.contiguous(),
+        out,
+        lse,
+        upstream.contiguous(),
+        offsets,
+        max_length=max_length,
+        threshold=threshold,
+        seed=seed,
+    )
+
+
+@short_attention_backward.register_fake
+def _(qkv: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(qkv, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, offsets, seed, ctx.max_length, ctx.threshold = inputs
+    ctx.save_for_backward(qkv, *output, offsets, seed)
+
+
+def _backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    qkv, out, lse, offsets, seed = ctx.saved_tensors
+    gradient = short_attention_backward(qkv, out, lse, upstream, offsets, seed, ctx.max_length, ctx.threshold)
+    return gradient, None, None, None, None
+
+
+short_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def keep_mask(seed: int, *, head: int, tokens: Tensor, columns: Tensor, threshold: int) -> Tensor:
+    """What the kernels keep, bool [tokens, columns]: `tokens` are places in the packed batch, int32 like `columns`."""
+    rows = mix(mix(tokens + seed) + wrap(head * GOLDEN)) | 1
+    draws = rows[:, None] * mix(columns * wrap(GOLDEN) + COLUMN_SALT)[None, :]
+    return draws + wrap(LEVELS // 2) >= threshold - LEVELS // 2  # unsigned, as the kernels compare
