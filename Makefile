@@ -50,7 +50,7 @@ pretrain: sample  ## The main job on the sample: fetch, preprocess, train, evalu
 	$(BIN)/python -m trainer.demonstrate runs/sample/export
 
 test: setup  ## Run the tests (no GPU, no network beyond the package registries)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu:  ## Run the tests that need a GPU, with the python on the path
 	python -m pytest -m gpu $$(grep -l "mark.gpu" tests/test_*.py) $(ARGS)

@@ -127,7 +127,7 @@ def test_a_stopped_job_is_continued_by_one_with_uploaded_code(
         "threads_per_worker=1",
     ]
     head.submit("--no-wait", "--submission-id=first", "--", sys.executable, "trainer/run.py", *settings)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while len(read_json_lines(output / "metrics.jsonl")) < 3:
         assert time.monotonic() < deadline, head.call("job", "logs", "first")
         time.sleep(0.1)
