@@ -125,14 +125,15 @@ def count_sources(config: PipelineConfig, *, folder: Path, beam_options: Sequenc
     Raises what the engine does (engines.run_on_engine).
     """
     from pipeline.engines import run_on_engine  # Beam takes 2 s to import
-    from pipeline.word_transforms import WORDS_NAME, WordJob, build_word_graph
+    from pipeline.word_transforms import WORDS_NAME, WordJob, build_word_graph, group_splits
 
     splits = list_splits(config.sources)
+    groups = group_splits(splits)
     worth = sum(split.text_bytes for split in splits) // _BYTES_WORTH_A_WORKER
-    workers = min(len(splits), config.workers or len(os.sched_getaffinity(0)), max(1, worth))
+    workers = min(len(groups), config.workers or len(os.sched_getaffinity(0)), max(1, worth))
     job = WordJob(config=config, folder=str(folder), limit=MAX_WORDS)
-    with ProgressPrinter(folder, num_splits=len(splits)):
-        lay_out = partial(build_word_graph, splits=splits, job=job)
+    with ProgressPrinter(folder, num_splits=len(groups)):
+        lay_out = partial(build_word_graph, groups=groups, job=job)
         run_on_engine(lay_out, exchange=job.folder, workers=workers, beam_options=beam_options)
     return read_words(folder / WORDS_NAME)
 

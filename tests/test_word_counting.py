@@ -14,6 +14,7 @@ from corpora import make_config, make_documents, write_text
 
 from pipeline import scratch, vocabulary, word_counts, word_transforms
 from pipeline.config import PipelineConfig
+from pipeline.documents import Split
 from pipeline.scratch import scratch_folder
 from pipeline.tokenizer_files import word_rules
 from pipeline.vocabulary import count_sources, main, train_vocabulary
@@ -24,6 +25,7 @@ from pipeline.word_transforms import WORDS_NAME, WordJob
 @pytest.fixture(autouse=True)
 def as_many_workers_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary, "_BYTES_WORTH_A_WORKER", 1)
+    monkeypatch.setattr(word_transforms, "GROUP_BYTES", 1)
 
 
 def write_corpus(folder: Path, *, files: int = 5) -> list[Path]:
@@ -76,6 +78,14 @@ def test_the_file_is_the_same_for_any_number_of_workers(tmp_path: Path, monkeypa
         assert [entry.name for entry in path.parent.iterdir()] == ["vocab.txt"], "something is left behind"
     assert written[0].count(b"\n") == 300
     assert written == written[:1] * 4
+
+
+def test_small_splits_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = [Split(0, f"{size}", 0, -1, size, size) for size in (9, 6, 5, 4, 3, 2, 1)]
+    monkeypatch.setattr(word_transforms, "GROUP_BYTES", 7)
+    groups = word_transforms.group_splits(splits)
+    assert [[split.text_bytes for split in group] for group in groups] == [[9], [6, 5], [4, 3], [2, 1]]
+    assert word_transforms.group_splits([]) == []
 
 
 def test_only_the_most_frequent_words_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +196,8 @@ def test_no_words_are_an_empty_file(tmp_path: Path) -> None:
 def test_what_the_filters_leave_out_is_not_counted(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", [["rare word"], ["many other words stand here"]])
     config = config_of(tmp_path, [path], cleaning={"min_words": 3})
-    (split,) = vocabulary.list_splits(config.sources)
-    runs = word_transforms.count_split(split, job=WordJob(config=config, folder=str(tmp_path), limit=9))
+    splits = vocabulary.list_splits(config.sources)
+    runs = word_transforms.count_splits(splits, job=WordJob(config=config, folder=str(tmp_path), limit=9))
     assert set(most_common(runs, folder=tmp_path, limit=9)) == {"many", "other", "words", "stand", "here"}
 
 
