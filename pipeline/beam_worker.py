@@ -13,6 +13,8 @@ import time
 
 ABORT_VARIABLE = "CLOZE_ABORT_FILE"
 """Environment variable with the path of a file; once that exists, workers end."""
+PARENT_VARIABLE = "CLOZE_PARENT_PROCESS"
+"""Environment variable with the process id of the build: it may have ended before a worker looks for its parent."""
 _CHECK_EVERY_S = 1.0
 
 
@@ -24,12 +26,13 @@ def silence_beam() -> None:
         import apache_beam  # noqa: F401
     finally:
         logging.disable(logging.NOTSET)
-    logging.getLogger("apache_beam").setLevel(logging.CRITICAL + 1)
+    for name in ("apache_beam", "grpc"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def main() -> None:
     """Run the worker that the environment variables of Beam describe."""
-    arguments = (os.getppid(), os.environ.get(ABORT_VARIABLE))
+    arguments = (int(os.environ[PARENT_VARIABLE]), os.environ[ABORT_VARIABLE])
     threading.Thread(target=_end_with_build, args=arguments, name="end-with-build", daemon=True).start()
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
@@ -43,8 +46,8 @@ def main() -> None:
     sdk_worker_main.main(sys.argv)
 
 
-def _end_with_build(parent: int, abort: str | None) -> None:
-    while os.getppid() == parent and not (abort and os.path.exists(abort)):
+def _end_with_build(parent: int, abort: str) -> None:
+    while os.getppid() == parent and not os.path.exists(abort):
         time.sleep(_CHECK_EVERY_S)
     os._exit(1)
 

@@ -1,12 +1,13 @@
 """The pipeline's config: where text comes from and how it becomes sentence pairs.
 
-Everything here but `workers`, `output`, `not_next_bounds` and `cleaning.keep_rejects` shapes the data and enters the
-manifest.
+Everything here but `workers`, `output`, `not_next_bounds`, `cleaning.keep_rejects` and `download` shapes the data and
+enters the manifest.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -209,6 +210,29 @@ class CleaningConfig(Settings):
         return self
 
 
+class DownloadConfig(Settings):
+    """Where `python -m pipeline.download wikipedia --config FILE` fetches dumps from."""
+
+    mirror: str = "https://dumps.wikimedia.org"
+    """Address of a server that is laid out as dumps.wikimedia.org; the option --mirror overrides it. A build does not
+    read it."""
+
+    @model_validator(mode="after")
+    def _check_mirror(self) -> DownloadConfig:
+        if not is_web_address(self.mirror):
+            raise ValueError(f"mirror={self.mirror}: give an address that begins with https:// or http://")
+        return self
+
+
+def is_web_address(address: str) -> bool:
+    """Whether this begins with https:// or http:// and names a host."""
+    try:
+        parts = urlsplit(address)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False
+
+
 class PipelineConfig(Settings):
     """Settings of `pipeline/run.py`."""
 
@@ -252,6 +276,8 @@ class PipelineConfig(Settings):
     """Seed of every draw."""
     workers: Positive | None = None
     """Worker processes; null: all cores. Never changes the data."""
+    download: DownloadConfig = DownloadConfig()
+    """Where dumps are fetched from."""
 
     @property
     def predictions(self) -> int:
@@ -316,9 +342,10 @@ class PipelineConfig(Settings):
         return self
 
     def data_tree(self) -> dict[str, object]:
-        """The settings that shape the data: all but output, workers, limits and the folders that inputs lie in."""
+        """The settings that shape the data: all but output, workers, download, limits and the folders of inputs."""
         tree = to_tree(self)
-        del tree["output"], tree["workers"], tree["not_next_bounds"], tree["cleaning"]["keep_rejects"]
+        del tree["output"], tree["workers"], tree["download"]
+        del tree["not_next_bounds"], tree["cleaning"]["keep_rejects"]
         for source in tree["sources"]:
             del source["path"], source["clean_documents"]
         tree["vocabulary"].pop("path")

@@ -15,17 +15,19 @@ import re
 import shutil
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-MIRROR = "https://dumps.wikimedia.org"
+from pipeline.config import DownloadConfig, PipelineConfig, is_web_address
+from pipeline.settings import load_settings
+
 USAGE = (
-    "usage: python -m pipeline.download wikipedia --language CODE --date YYYYMMDD [--mirror URL] DIR\n"
-    "       fetch the articles of a Wikipedia into DIR, continuing what is there; verified against the mirror's SHA-1"
+    "usage: python -m pipeline.download wikipedia --language CODE --date YYYYMMDD [--config FILE | --mirror URL] DIR\n"
+    "       fetch the articles of a Wikipedia into DIR, continuing what is there; verified by the mirror's SHA-1.\n"
+    "       The mirror is URL, else download.mirror of the config FILE, else dumps.wikimedia.org"
 )
 _BLOCK_BYTES = 1 << 20
 _TIMEOUT_S = 60.0
@@ -61,7 +63,7 @@ def list_dump(*, mirror: str, language: str, date: str) -> list[RemoteFile]:
     """The files to fetch, by the checksum file of the dump. Raises ValueError where the mirror has no such dump."""
     if not re.fullmatch(r"\d{8}", date):
         raise ValueError(f"--date {date}: give the day of the dump as eight digits, such as 20261101")
-    if urllib.parse.urlsplit(mirror).scheme not in ("http", "https"):
+    if not is_web_address(mirror):
         raise ValueError(f"--mirror {mirror}: give an address that begins with https:// or http://")
     database = database_of(language)
     folder = f"{mirror.rstrip('/')}/{database}/{date}/"
@@ -195,10 +197,13 @@ def main(arguments: Sequence[str], *, say: Say = print) -> None:
     parser = _Parser(prog="python -m pipeline.download wikipedia", add_help=False, allow_abbrev=False)
     parser.add_argument("--language", required=True)
     parser.add_argument("--date", required=True)
-    parser.add_argument("--mirror", default=MIRROR)
+    parser.add_argument("--config", type=Path, metavar="FILE")
+    parser.add_argument("--mirror")
     parser.add_argument("folder", type=Path, metavar="DIR")
     given = parser.parse_args(list(arguments))
-    files = list_dump(mirror=given.mirror, language=given.language, date=given.date)
+    settings = DownloadConfig() if given.config is None else load_settings(PipelineConfig, file=given.config).download
+    mirror = settings.mirror if given.mirror is None else given.mirror
+    files = list_dump(mirror=mirror, language=given.language, date=given.date)
     fetched = fetch_dump(given.folder, files, say=say)
     say(
         f"{given.folder}: {'ready' if fetched else 'complete, nothing to do'}. The texts of Wikipedia are licensed "

@@ -1,4 +1,4 @@
-"""Runs the graph on an engine: by default Beam's FnApiRunner with one process a worker, otherwise any Beam runner.
+"""Runs a graph on an engine: by default Beam's FnApiRunner with one process a worker, otherwise any Beam runner.
 
 Beam turns an error in a worker into a RuntimeError that holds a traceback as text; here it becomes what it was.
 """
@@ -14,8 +14,9 @@ import queue
 import shlex
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
+from functools import partial
 from pathlib import Path
 from traceback import format_exc
 
@@ -31,6 +32,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from pipeline.failures import FAILURE_NAME, leave_failure, read_failure
+from pipeline.interrupts import raise_caught
 from pipeline.transforms import RESULT_NAME, Job, build_graph
 
 _LOGGER = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ _LOST_WORKER = (
     "was short"
 )
 _LAST_WORDS_S = 10.0
+_IGNORE_INTERRUPTS = "trap '' INT"
+"""Ctrl-C reaches every process of a terminal; workers leave it to the main process, which ends them."""
 
 
 class WorkerError(ValueError):
@@ -55,36 +59,50 @@ class WorkerError(ValueError):
 def run_graph(
     splits: Sequence[Split], *, job: Job, workers: int, beam_options: Sequence[str]
 ) -> tuple[BuildResult, ReadTally]:
-    """Build every shard. Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for our own mistakes.
+    """Build every shard. Raises as run_on_engine."""
+    note_unknown(beam_options)
+    lay_out = partial(build_graph, splits=splits, job=job)
+    run_on_engine(lay_out, exchange=job.exchange, workers=workers, beam_options=beam_options)
+    return results_from_json((Path(job.exchange) / RESULT_NAME).read_text(encoding="ascii"))
+
+
+def run_on_engine(
+    lay_out: Callable[[beam.Pipeline], None], *, exchange: str, workers: int, beam_options: Sequence[str]
+) -> None:
+    """Run the graph that `lay_out` puts on a pipeline. Workers leave the reason of a failure in the folder `exchange`.
 
     By default FnApiRunner works with `workers` processes (one: in this process); a --runner option names another.
+    Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for our own mistakes.
     """
-    _note_unknown(beam_options)
     options = PipelineOptions([f"--direct_num_workers={workers}", *beam_options])
     runner, in_processes = None, False
     if not any(option == "--runner" or option.startswith("--runner=") for option in beam_options):
         in_processes = workers > 1
-        command = f"exec {shlex.quote(sys.executable)} -m {beam_worker.__name__}"
+        command = f"{_IGNORE_INTERRUPTS}; exec {shlex.quote(sys.executable)} -m {beam_worker.__name__}"
         environment = SubprocessSDKEnvironment.from_command_string(command) if in_processes else None
         runner = FnApiRunner(default_environment=environment)
     pipeline = beam.Pipeline(runner=runner, options=options)
-    build_graph(pipeline, splits=splits, job=job)
-    variables = {"PYTHONPATH": _python_path(), beam_worker.ABORT_VARIABLE: str(Path(job.exchange) / FAILURE_NAME)}
+    lay_out(pipeline)
+    variables = {
+        "PYTHONPATH": _python_path(),
+        beam_worker.ABORT_VARIABLE: str(Path(exchange) / FAILURE_NAME),
+        beam_worker.PARENT_VARIABLE: str(os.getpid()),
+    }
     with _environment(variables), open(os.devnull, "w") as null:
         try:
             with redirect_stderr(null):  # Beam prints tracebacks of what it raises as well
                 if in_processes:
-                    _run_watching_workers(pipeline, exchange=job.exchange)
+                    _run_watching_workers(pipeline, exchange=exchange)
                 else:
                     pipeline.run().wait_until_finish()
         except Exception as error:
-            failure = read_failure(job.exchange)
+            raise_caught()
+            failure = read_failure(exchange)
             if failure is None:
                 raise
             if failure.is_users:
                 raise WorkerError(failure.message, details=failure.details) from error
             raise RuntimeError(f"a worker failed:\n{failure.details}") from error
-    return results_from_json((Path(job.exchange) / RESULT_NAME).read_text(encoding="ascii"))
 
 
 def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
@@ -106,7 +124,12 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
             leave_failure(exchange, message=_LOST_WORKER, details=str(arguments.exc_value), is_users=True)
             outcome.put(arguments.exc_value)
 
+    def keep_quiet(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.thread is None or arguments.thread not in beams:
+            before(arguments)
+
     before, threading.excepthook = threading.excepthook, note_lost_worker
+    others, beams, after = set(threading.enumerate()), set[threading.Thread](), before
     try:
         threading.Thread(target=run_pipeline, name="beam-runner", daemon=True).start()
         error = outcome.get()
@@ -117,12 +140,13 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
         for thread in threading.enumerate():
             if thread.name == _WORKER_THREAD:
                 thread.join(timeout=_LAST_WORDS_S)
+        beams, after = set(threading.enumerate()) - others, keep_quiet  # they end later, with errors of their own
         raise
     finally:
-        threading.excepthook = before
+        threading.excepthook = after
 
 
-def _note_unknown(beam_options: Sequence[str]) -> None:
+def note_unknown(beam_options: Sequence[str]) -> None:
     """Warn of options that Beam would drop without a word; the runner named may still know them."""
     known = set(PipelineOptions([]).get_all_options())
     given = set(PipelineOptions(list(beam_options)).get_all_options(retain_unknown_options=True))

@@ -22,6 +22,7 @@ from traceback import format_exc
 from pipeline.buckets import choose_buckets
 from pipeline.config import PipelineConfig
 from pipeline.inputs import fingerprint_inputs
+from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
 from pipeline.manifest import Manifest, read_manifest, write_manifest
 from pipeline.output import OutputFolder
 from pipeline.progress import ProgressPrinter
@@ -90,7 +91,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         total = sum(split.num_bytes for split in splits)
         say(f"{len(splits)} splits, {total / 1e6:,.1f} MB of input, {workers} worker(s)")
         if tokenizer is None:
-            tokenizer = trained_vocabulary(config, scratch=output.folder("vocabulary"), say=say)
+            scratch = output.folder("vocabulary")
+            tokenizer = trained_vocabulary(config, scratch=scratch, say=say, beam_options=beam_options)
         tokenizer.save(output.folder("tokenizer"))
 
         from pipeline.engines import run_graph  # Beam takes 2 s to import; --help and refused input need not wait
@@ -139,13 +141,15 @@ def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
     return WordTokenizer.from_path(settings.path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
 
 
-def trained_vocabulary(config: PipelineConfig, *, scratch: Path, say: Say) -> WordTokenizer:
+def trained_vocabulary(
+    config: PipelineConfig, *, scratch: Path, say: Say, beam_options: Sequence[str] = ()
+) -> WordTokenizer:
     """Train a vocabulary into vocabulary.path, where later builds find it, or for this build alone."""
     settings = config.vocabulary
     name = "vocab.txt" if settings.algorithm == "wordpiece" else "tokenizer.json"
     path = Path(settings.path) if settings.path is not None else scratch / name
     say(f"training a vocabulary of {settings.size:,} entries into {path}")
-    train_vocabulary(config, path=path)
+    train_vocabulary(config, path=path, beam_options=beam_options)
     return WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
 
 
@@ -200,27 +204,27 @@ def show_log() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, 2 for what the user can mend, 130 where interrupted."""
+    """Entry point; returns the exit status: 0, 2 for what the user can mend, 130 or 143 where interrupted."""
     program = "pipeline/run.py"
     details = False
     show_log()
     try:
-        parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program)
-        refuse_flags(parsed.flags, program=program, known=("--traceback",))
-        if "--help" in parsed.flags:
-            print(_USAGE + describe(PipelineConfig))
-            return 0
-        details = "--traceback" in parsed.flags
-        build(read_config(parsed), beam_options=parsed.rest)
+        with catch_interrupts():
+            parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program)
+            refuse_flags(parsed.flags, program=program, known=("--traceback",))
+            if "--help" in parsed.flags:
+                print(_USAGE + describe(PipelineConfig))
+                return 0
+            details = "--traceback" in parsed.flags
+            build(read_config(parsed), beam_options=parsed.rest)
     except (ValueError, OSError) as error:
         if details:
             print(getattr(error, "details", "") or format_exc(), file=sys.stderr)
         return fail(error)
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        return fail_interrupted(error)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

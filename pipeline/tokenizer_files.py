@@ -14,6 +14,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from pipeline.config import VocabularyConfig
+
 BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PIECE_PREFIX = "##"
 MAX_WORD_CHARACTERS = 100
@@ -69,6 +71,25 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: b
     )
     strips = lowercase if strip_accents is None else strip_accents
     return normalizers.Sequence([bert, normalizers.NFC()]) if strips and recompose else bert
+
+
+def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
+    """Normalizer and pre-tokenizer of a vocabulary in training.
+
+    Stripping accents takes composed characters apart (Hangul syllables into jamo, too); what is left is composed again,
+    unless jamo were asked for.
+    """
+    if settings.algorithm != "byte_level_bpe":
+        normalizer = bert_normalizer(
+            lowercase=settings.lowercase, strip_accents=settings.strip_accents, recompose=settings.hangul == "syllables"
+        )
+        return normalizer, pre_tokenizers.BertPreTokenizer()
+    strips = settings.lowercase if settings.strip_accents is None else settings.strip_accents
+    composed = [normalizers.NFC()] if settings.hangul == "syllables" else []
+    steps: list[Any] = [normalizers.NFD(), normalizers.StripAccents(), *composed] if strips else [normalizers.NFC()]
+    if settings.lowercase:
+        steps.append(normalizers.Lowercase())
+    return normalizers.Sequence(steps), pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
 
 
 def describe_text(backend: Tokenizer) -> dict[str, str]:

@@ -1,44 +1,46 @@
 """A vocabulary from the config's sources: count words, train subwords, write the file.
 
-`python -m pipeline.vocabulary --config FILE` trains into vocabulary.path where nothing is there yet. Splits are counted
-in parallel; the file depends on the text and the settings alone.
+`python -m pipeline.vocabulary --config FILE` trains into vocabulary.path where nothing is there yet. Words are counted
+by Beam, in parallel and in bounded memory; the file depends on the text and the settings alone.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 
-from pipeline.config import CleaningConfig, PipelineConfig, SourceConfig, VocabularyConfig
-from pipeline.documents import Document, Split
-from pipeline.filters import DocumentFilter
+from pipeline.config import PipelineConfig, VocabularyConfig
+from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
+from pipeline.progress import ProgressPrinter
+from pipeline.scratch import scratch_folder
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
-from pipeline.sources import list_splits, read_documents
+from pipeline.sources import list_splits
 from pipeline.subwords import END_OF_WORD, train_bpe, train_wordpiece
-from pipeline.tokenizer_files import BERT_SPECIAL, bert_normalizer, build_wordpiece, finish
-from pipeline.word_counts import WordCounter, most_common
+from pipeline.tokenizer_files import BERT_SPECIAL, build_wordpiece, finish, word_rules
+from pipeline.word_counts import WordCounter, most_common, read_words
 
 MAX_WORDS = 500_000
 """So many different words, the most frequent, are trained on."""
+_BYTES_WORTH_A_WORKER = 4 << 20
+"""Text for which one more process, which takes seconds to start, pays."""
 
 _logger = logging.getLogger(__name__)
 
 
 def count_words(sentences: Sequence[str], *, settings: VocabularyConfig) -> dict[str, int]:
     """Words of these sentences as the vocabulary's tokenizer will see them, most frequent first."""
+    normalizer, splitter = word_rules(settings)
     with tempfile.TemporaryDirectory() as folder:
-        counter = _counter(settings, folder=Path(folder), name="words")
+        counter = WordCounter(normalizer=normalizer, splitter=splitter, folder=Path(folder), name="words")
         counter.add(sentences)
         return most_common(counter.finish(), folder=Path(folder), limit=MAX_WORDS)
 
@@ -64,7 +66,7 @@ def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfi
     else:
         backend = Tokenizer(models.BPE(vocabulary, subwords.merges, unk_token="[UNK]", end_of_word_suffix=END_OF_WORD))
         backend.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
-    normalizer, splitter = _word_rules(settings)
+    normalizer, splitter = word_rules(settings)
     if normalizer is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = splitter
@@ -72,17 +74,18 @@ def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfi
     return backend
 
 
-def train_vocabulary(config: PipelineConfig, *, path: Path) -> None:
+def train_vocabulary(config: PipelineConfig, *, path: Path, beam_options: Sequence[str] = ()) -> None:
     """Train the config's vocabulary from its sources into `path` (.txt or .json), in one rename.
 
+    The folder of `path` must be visible to all workers.
     Raises ValueError for a file name that does not go with the algorithm, and for sources without a word.
     """
     settings = config.vocabulary
     _check_name(path, settings=settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".words-") as folder:
-        counts = count_sources(config, folder=Path(folder))
+    with scratch_folder(path.parent, prefix=".words-") as folder:
+        counts = count_sources(config, folder=folder, beam_options=beam_options)
     words = sum(counts.values())
     if not words:
         raise ValueError("the sources have no words to train a vocabulary on; check sources.*.path and kind")
@@ -116,21 +119,23 @@ def train_vocabulary(config: PipelineConfig, *, path: Path) -> None:
     )
 
 
-def count_sources(config: PipelineConfig, *, folder: Path) -> dict[str, int]:
-    """The most frequent words of all sources, counted split by split over config.workers processes."""
+def count_sources(config: PipelineConfig, *, folder: Path, beam_options: Sequence[str] = ()) -> dict[str, int]:
+    """The most frequent words of all sources, counted by Beam; its files are left in `folder`.
+
+    Raises what the engine does (engines.run_on_engine).
+    """
+    from pipeline.engines import run_on_engine  # Beam takes 2 s to import
+    from pipeline.word_transforms import WORDS_NAME, WordJob, build_word_graph, group_splits
+
     splits = list_splits(config.sources)
-    tasks = [
-        (split, config.sources[split.source], config.vocabulary, config.cleaning, folder, f"split{number}")
-        for number, split in enumerate(splits)
-    ]
-    workers = min(len(tasks), config.workers or len(os.sched_getaffinity(0)))
-    if workers <= 1:
-        runs = [run for task in tasks for run in _count_split(task)]
-    else:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            runs = [run for part in pool.map(_count_split, tasks) for run in part]
-    return most_common(runs, folder=folder, limit=MAX_WORDS)
+    groups = group_splits(splits)
+    worth = sum(split.text_bytes for split in splits) // _BYTES_WORTH_A_WORKER
+    workers = min(len(groups), config.workers or len(os.sched_getaffinity(0)), max(1, worth))
+    job = WordJob(config=config, folder=str(folder), limit=MAX_WORDS)
+    with ProgressPrinter(folder, num_splits=len(groups)):
+        lay_out = partial(build_word_graph, groups=groups, job=job)
+        run_on_engine(lay_out, exchange=job.folder, workers=workers, beam_options=beam_options)
+    return read_words(folder / WORDS_NAME)
 
 
 def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, float]:
@@ -145,40 +150,6 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
     return pieces / max(1, total), unknown / max(1, total)
 
 
-def _count_split(task: tuple[Split, SourceConfig, VocabularyConfig, CleaningConfig, Path, str]) -> list[Path]:
-    split, source, settings, cleaning, folder, name = task
-    documents = DocumentFilter(cleaning, source=source)
-    counter = _counter(settings, folder=folder, name=name)
-    for document in read_documents(split, source):
-        if isinstance(document, Document) and documents.reject(document) is None:
-            counter.add(document.sentences)
-    return counter.finish()
-
-
-def _counter(settings: VocabularyConfig, *, folder: Path, name: str) -> WordCounter:
-    normalizer, splitter = _word_rules(settings)
-    return WordCounter(normalizer=normalizer, splitter=splitter, folder=folder, name=name)
-
-
-def _word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
-    """Normalizer and pre-tokenizer of a vocabulary in training.
-
-    Stripping accents takes composed characters apart (Hangul syllables into jamo, too); what is left is composed again,
-    unless jamo were asked for.
-    """
-    if settings.algorithm != "byte_level_bpe":
-        normalizer = bert_normalizer(
-            lowercase=settings.lowercase, strip_accents=settings.strip_accents, recompose=settings.hangul == "syllables"
-        )
-        return normalizer, pre_tokenizers.BertPreTokenizer()
-    strips = settings.lowercase if settings.strip_accents is None else settings.strip_accents
-    composed = [normalizers.NFC()] if settings.hangul == "syllables" else []
-    steps: list[Any] = [normalizers.NFD(), normalizers.StripAccents(), *composed] if strips else [normalizers.NFC()]
-    if settings.lowercase:
-        steps.append(normalizers.Lowercase())
-    return normalizers.Sequence(steps), pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
-
-
 def _check_name(path: Path, *, settings: VocabularyConfig) -> None:
     if path.suffix not in (".txt", ".json"):
         raise ConfigError(f"vocabulary.path={path}: must end in .txt (WordPiece) or .json (tokenizer.json)")
@@ -190,31 +161,44 @@ def _check_name(path: Path, *, settings: VocabularyConfig) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train the config's vocabulary where it is not there yet; exit status 2 for bad input."""
+    """Train the config's vocabulary where it is not there yet; exit status 2 for bad input, 130 or 143 where stopped.
+
+    What stands after -- goes to Apache Beam as it is.
+    """
     from pipeline.run import read_config  # which imports this module
 
     program = "python -m pipeline.vocabulary"
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=program)
-        refuse_flags(words.flags, program=program)
-        if "--help" in words.flags:
-            print(f"{program} [--config FILE] [key.sub=value ...]\n\n{main.__doc__}\n\n{describe(PipelineConfig)}")
-            return 0
-        if words.rest:
-            raise ConfigError(f"{program}: nothing may follow '--', found {' '.join(words.rest)}")
-        config = read_config(words)
-        if config.vocabulary.path is None:
-            raise ConfigError("vocabulary.path is not set; name the file to train into, such as data/vocab.txt")
-        path = Path(config.vocabulary.path)
-        if path.exists():
-            print(f"{path} is there already; remove it to train it anew")
-        else:
-            train_vocabulary(config, path=path)
+        with catch_interrupts():
+            words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=program)
+            refuse_flags(words.flags, program=program)
+            if "--help" in words.flags:
+                usage = f"{program} [--config FILE] [key.sub=value ...] [-- --beam_option ...]"
+                print(f"{usage}\n\n{main.__doc__}\n\n{describe(PipelineConfig)}")
+                return 0
+            if words.rest and not words.rest[0].startswith("-"):
+                raise ConfigError(
+                    f"{program}: nothing may follow '--' but options of Beam, found {' '.join(words.rest)}"
+                )
+            config = read_config(words)
+            if config.vocabulary.path is None:
+                raise ConfigError("vocabulary.path is not set; name the file to train into, such as data/vocab.txt")
+            path = Path(config.vocabulary.path)
+            if path.exists():
+                print(f"{path} is there already; remove it to train it anew")
+                return 0
+            if words.rest:
+                from pipeline.engines import note_unknown
+
+                note_unknown(words.rest)
+            train_vocabulary(config, path=path, beam_options=words.rest)
     except (ValueError, OSError) as error:
         return fail(error)
+    except KeyboardInterrupt as error:
+        return fail_interrupted(error)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

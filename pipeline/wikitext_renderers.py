@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
+from pipeline.wikitext_countries import country_name
 from pipeline.wikitext_quantities import (
     Arguments,
     age,
@@ -174,6 +175,21 @@ def _french_link(arguments: Arguments) -> str | None:
     return named.get("texte") or arguments.at(1) or named.get("fr") or named.get("trad") or None
 
 
+def _flag_country(arguments: Arguments) -> str | None:
+    given = arguments.at(1)
+    return country_name(given, language=arguments.language) or given or None
+
+
+def _italian_flag(arguments: Arguments) -> str | None:
+    """{{Bandiera|ITA|nome}} shows the name beside the flag, {{Bandiera|ITA}} the flag alone."""
+    if arguments.language != "it":
+        return arguments.at(1) or None
+    if arguments.at(2) != "nome":
+        return ""
+    name = _flag_country(arguments)
+    return None if name is not None and name.isupper() else name
+
+
 def _shown(arguments: Arguments) -> str | None:
     return arguments.at(1)
 
@@ -187,10 +203,10 @@ def _citation(arguments: Arguments) -> str | None:
 _PLAIN: dict[str, Renderer] = {
     renderer.__name__.removeprefix("_"): renderer
     for renderer in (
-        age, as_of, _chemical, _chinese, _circa, _citation, convert, coordinates, english_date, fraction, _french_link,
-        _interlanguage, _japanese, _language_text, _last, _number, _other_language, _power_of_ten, _quotation, _reign,
-        _ship_class, _shown, _sic, _spaces, _stacked, _subscript, _superscript, _third_label,
-        track_gauge, unit_fr, value, words_of_date,
+        age, as_of, _chemical, _chinese, _circa, _citation, convert, coordinates, english_date, _flag_country, fraction,
+        _french_link, _interlanguage, _italian_flag, _japanese, _language_text, _last, _number, _other_language,
+        _power_of_ten, _quotation, _reign, _ship_class, _shown, _sic, _spaces, _stacked, _subscript, _superscript,
+        _third_label, track_gauge, unit_fr, value, words_of_date,
     )
 }  # fmt: skip
 _MADE: dict[str, Callable[..., Renderer]] = {

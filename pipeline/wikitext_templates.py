@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pipeline.wikitext_countries import country_name, render_country
 from pipeline.wikitext_names import fold_name, language_codes, words
 from pipeline.wikitext_quantities import Arguments, format_number
 from pipeline.wikitext_renderers import renderers
@@ -54,6 +55,9 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
             return ""  # the mark of a source's language
         if _CENTURY.fullmatch(head.strip()):
             return head.strip()
+    country = country_name(head.strip(), language=page.language)
+    if country is not None:
+        return render_country(country, _arguments(rest if bar else None, language=page.language))
     if ":" in name or name.startswith("#"):
         return _render_function(name, head, rest, page=page)
     renderer = renderers().get(name)

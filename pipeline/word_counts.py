@@ -1,30 +1,48 @@
 """How often each word stands in the corpus: exact counts in bounded memory.
 
-Words are counted in a dict of bounded size; when it is full it becomes a sorted file (a run), and runs are summed by
-merging. So the counts are the same for any number of workers, any order of documents and any bound.
+Words are counted in a dict of bounded size; when it is full it becomes a sorted file, in parts by the hash of the word.
+The runs of a part are summed by merging, apart from other parts. So the counts are the same for any number of workers,
+any order of documents and any bound.
 """
 
 from __future__ import annotations
 
 import heapq
-import os
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from contextlib import suppress
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
+from zlib import crc32
 
 MAX_WORD_CHARACTERS = 100
 """Longer words are no words (and [UNK] to WordPiece); they are left out."""
+NUM_PARTS = 32
 _MAX_ENTRIES = 500_000
 _MAX_OPEN_RUNS = 64
+
+Entry = tuple[bytes, int]
+"""A word in UTF-8 and its count; bytes are ordered as code points are."""
+
+
+class Run(NamedTuple):
+    """Counts of a part's words: the lines (word, tab, count; sorted by code points) of a file from byte `start`."""
+
+    path: str
+    start: int
+    stop: int
+    part: int = 0
 
 
 class WordCounter:
     """Counts the words of sentences as a tokenizer's normalizer and pre-tokenizer make them.
 
-    Runs go to `folder` as `name`-N.tsv (word, tab, count; sorted by code points).
+    Runs go to files of its own in `folder`; on an error they are removed. `name` only helps people; a random part keeps
+    a second attempt apart.
     """
 
     def __init__(
@@ -34,8 +52,17 @@ class WordCounter:
         self._folder, self._name, self._max_entries = folder, name, max_entries
         self._chunks: Counter[str] = Counter()
         self._words: Counter[str] = Counter()
-        self.runs: list[Path] = []
-        """Files written so far."""
+        self._runs: list[Run] = []
+        self._files: list[Path] = []
+
+    def __enter__(self) -> WordCounter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            remove_files(self._files)
 
     def add(self, sentences: Sequence[str]) -> None:
         """Count the words of these sentences. Words end at spaces, whatever the pre-tokenizer."""
@@ -44,12 +71,12 @@ class WordCounter:
         if len(self._chunks) > self._max_entries:
             self._split_chunks()
 
-    def finish(self) -> list[Path]:
+    def finish(self) -> list[Run]:
         """Write what is left and return every run."""
         self._split_chunks()
         if self._words:
-            self._write_run()
-        return self.runs
+            self._write_runs()
+        return self._runs
 
     def _split_chunks(self) -> None:
         for chunk, count in self._chunks.items():
@@ -58,46 +85,104 @@ class WordCounter:
                 if len(word) <= MAX_WORD_CHARACTERS:
                     self._words[word] += count
             if len(self._words) > self._max_entries:
-                self._write_run()
+                self._write_runs()
         self._chunks.clear()
 
-    def _write_run(self) -> None:
-        path = self._folder / f"{self._name}-{len(self.runs)}.tsv"
-        _write(path, sorted(self._words.items()))
-        self.runs.append(path)
+    def _write_runs(self) -> None:
+        parts: list[list[Entry]] = [[] for _ in range(NUM_PARTS)]
+        for word, count in self._words.items():
+            data = word.encode("utf-8")
+            parts[crc32(data) % NUM_PARTS].append((data, count))
         self._words.clear()
+        path = self._folder / f"{self._name}-{uuid.uuid4().hex[:16]}.tsv"
+        self._files.append(path)
+        with open(path, "wb") as file:
+            for number, entries in enumerate(parts):
+                if entries:
+                    start = file.tell()
+                    file.writelines(map(_line, sorted(entries)))
+                    self._runs.append(Run(str(path), start, file.tell(), number))
 
 
-def most_common(runs: Sequence[Path], *, folder: Path, limit: int) -> dict[str, int]:
+def most_common(runs: Sequence[Run], *, folder: Path, limit: int) -> dict[str, int]:
     """The `limit` most frequent words of all runs with their counts; equal counts in code point order.
 
-    Merges at most 64 files at a time, over new runs in `folder`. Memory: the words returned.
+    Merges at most 64 runs at a time, over new ones in `folder`. Memory: the words returned.
     """
+    return {word.decode("utf-8"): count for word, count in _most_common(runs, folder=folder, limit=limit)}
+
+
+def write_most_common(runs: Sequence[Run], *, folder: Path, limit: int) -> Path:
+    """The same as a file in `folder`, most frequent first. On an error it is removed."""
+    return _write_new(folder, _most_common(runs, folder=folder, limit=limit), name="common")
+
+
+def join_most_common(paths: Iterable[str], *, folder: Path, limit: int) -> Path:
+    """One such file of several that have no word in common."""
+    ranked = heapq.merge(*(_read(_whole(Path(path))) for path in paths), key=_rank)
+    return _write_new(folder, islice(ranked, limit), name="words")
+
+
+def read_words(path: Path) -> dict[str, int]:
+    """The words of such a file, in its order."""
+    return {word.decode("utf-8"): count for word, count in _read(_whole(path))}
+
+
+def remove_files(paths: Iterable[Path]) -> None:
+    """Remove the files that are there and can be removed."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _most_common(runs: Sequence[Run], *, folder: Path, limit: int) -> list[Entry]:
     waiting = sorted(runs)
-    made = 0
-    while len(waiting) > _MAX_OPEN_RUNS:
-        merged = folder / f"merged-{made}.tsv"
-        _write(merged, _merge(waiting[:_MAX_OPEN_RUNS]))
-        waiting = [*waiting[_MAX_OPEN_RUNS:], merged]
-        made += 1
-    return dict(heapq.nsmallest(limit, _merge(waiting), key=lambda entry: (-entry[1], entry[0])))
+    made: list[Path] = []
+    try:
+        while len(waiting) > _MAX_OPEN_RUNS:
+            made.append(_write_new(folder, _merge(waiting[:_MAX_OPEN_RUNS]), name="merged"))
+            waiting = [*waiting[_MAX_OPEN_RUNS:], _whole(made[-1])]
+        return heapq.nsmallest(limit, _merge(waiting), key=_rank)
+    finally:
+        remove_files(made)
 
 
-def _merge(paths: Iterable[Path]) -> Iterator[tuple[str, int]]:
-    entries = heapq.merge(*map(_read, paths), key=itemgetter(0))
-    for word, group in groupby(entries, key=itemgetter(0)):
+def _merge(runs: Iterable[Run]) -> Iterator[Entry]:
+    for word, group in groupby(heapq.merge(*map(_read, runs)), key=itemgetter(0)):
         yield word, sum(count for _, count in group)
 
 
-def _read(path: Path) -> Iterator[tuple[str, int]]:
-    with open(path, encoding="utf-8", newline="\n") as file:
-        for line in file:
-            word, _, count = line.rpartition("\t")
+def _rank(entry: Entry) -> tuple[int, bytes]:
+    return -entry[1], entry[0]
+
+
+def _line(entry: Entry) -> bytes:
+    return b"%b\t%d\n" % entry
+
+
+def _whole(path: Path) -> Run:
+    return Run(str(path), 0, path.stat().st_size)
+
+
+def _read(run: Run) -> Iterator[Entry]:
+    left = run.stop - run.start
+    with open(run.path, "rb") as file:
+        file.seek(run.start)
+        while left > 0:
+            line = file.readline()
+            if not line.endswith(b"\n"):
+                raise ValueError(f"{run.path}: ends before byte {run.stop}; run this again")
+            left -= len(line)
+            word, _, count = line.rpartition(b"\t")
             yield word, int(count)
 
 
-def _write(path: Path, entries: Iterable[tuple[str, int]]) -> None:
-    partial = path.with_suffix(f".{os.getpid()}")
-    with open(partial, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{word}\t{count}\n" for word, count in entries)
-    os.replace(partial, path)
+def _write_new(folder: Path, entries: Iterable[Entry], *, name: str) -> Path:
+    path = folder / f"{name}-{uuid.uuid4().hex[:16]}.tsv"
+    try:
+        with open(path, "wb") as file:
+            file.writelines(map(_line, entries))
+    except BaseException:
+        remove_files([path])
+        raise
+    return path

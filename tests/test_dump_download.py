@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from pipeline import dump_download
+from pipeline.config import PipelineConfig
 from pipeline.download import main
 from pipeline.dump_download import RemoteFile, fetch_dump, list_dump
+from pipeline.settings import validate
 
 DUMP = bytes(range(256)) * 4_000
 INDEX = b"index" * 100
 NAME = "kowiki-20261101-pages-articles-multistream.xml.bz2"
+WEB = "https:// or http://"
 INDEX_NAME = "kowiki-20261101-pages-articles-multistream-index.txt.bz2"
 
 
@@ -200,6 +203,38 @@ def test_what_is_wrong_is_named(
     assert main(["wikipedia", *words, str(tmp_path / "x")]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "x").exists()
+
+
+def test_the_mirror_of_the_config_is_taken_unless_another_is_named(
+    mirror: Mirror, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "ko.yaml"
+    sources = "sources: [{kind: wikipedia, path: dumps/ko, language: ko}]\noutput: sets/ko\n"
+    config.write_text(f"{sources}download:\n  mirror: {mirror.url}\n")
+    words = ["wikipedia", "--language", "ko", "--date", "20261101", "--config", str(config)]
+    assert main([*words, str(tmp_path / "ko")]) == 0
+    assert {path.name for path in (tmp_path / "ko").iterdir()} == {NAME, INDEX_NAME}
+    num_requests = len(mirror.requests)
+    assert main([*words, "--mirror", "http://127.0.0.1:9", str(tmp_path / "other")]) == 2
+    assert "http://127.0.0.1:9/kowiki/20261101/kowiki-20261101-sha1sums.txt: cannot be" in capsys.readouterr().err
+    assert len(mirror.requests) == num_requests
+
+    for address in ("file:///etc", "dumps.example.org", "https://", "http://[x"):
+        config.write_text(f"{sources}download:\n  mirror: '{address}'\n")
+        assert main([*words, str(tmp_path / "other")]) == 2
+        error = capsys.readouterr().err
+        assert error == f"error: {config}: download: mirror={address}: give an address that begins with {WEB}\n"
+    assert main([*words[:-1], str(tmp_path / "none.yaml"), str(tmp_path / "other")]) == 2
+    assert "none.yaml: no such config file" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_mirror_is_the_official_host_by_default_and_no_part_of_the_data() -> None:
+    sources = ({"kind": "wikipedia", "path": "x"},)
+    official = validate(PipelineConfig, {"sources": sources, "output": "x"}, origin="x")
+    assert official.download.mirror == "https://dumps.wikimedia.org"
+    tree = {"sources": sources, "output": "x", "download": {"mirror": "https://mirror.example.org/wiki"}}
+    assert validate(PipelineConfig, tree, origin="x").data_tree() == official.data_tree()
 
 
 def test_an_unfinished_dump_is_refused(mirror: Mirror) -> None:

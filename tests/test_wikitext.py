@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline import wikitext_countries
 from pipeline.sources.bytestreams import read_pieces
 from pipeline.sources.dumpxml import DumpReader
 from pipeline.sources.wikipedia import names_of_site
@@ -23,6 +24,7 @@ from pipeline.wikitext_renderers import renderers
 from pipeline.wikitext_vanishing import vanishes
 
 ENGLISH = wiki_names(["en"])
+COUNTRIES = Path(wikitext_countries.__file__).with_suffix(".tsv")
 
 
 def convert(markup: str, *, language: str = "en", title: str = "T") -> PlainText:
@@ -173,6 +175,41 @@ def test_inline_templates_are_rendered(markup: str, text: str) -> None:
 )
 def test_templates_of_other_languages(language: str, markup: str, text: str) -> None:
     assert text_of(markup, language=language) == text
+
+
+@pytest.mark.parametrize(
+    ("language", "markup", "text"),
+    [
+        ("en", "from {{ROU}} to {{ USA }} and {{GER}}", "from Romania to United States and Germany"),
+        ("en", "by {{USA|1912}} and {{GBR|name=Great Britain|size=20px}}", "by United States and Great Britain"),
+        ("en", "{{flagcountry|KOR}}, {{flag|KOR}}, {{CAN}}", "South Korea, KOR, Canada"),
+        ("it", "in {{ITA}}, {{KOR}}: {{Bandiera|GBR|nome}} {{Bandiera|GBR}}", "in Italia, Corea del Sud: Regno Unito"),
+    ],
+)
+def test_codes_of_countries_read_their_names(language: str, markup: str, text: str) -> None:
+    assert text_of(markup, language=language) == text
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [("en", "COD"), ("en", "Rou"), ("en", "USA|w=1"), ("en", "USA|#"), ("it", "TPE"), ("it", "Bandiera|TPE|nome"),
+     ("de", "USA"), ("eo", "TUR")],
+)  # fmt: skip
+def test_codes_without_a_certain_name_leave_a_hole(language: str, code: str) -> None:
+    converted = convert(f"It is in {{{{{code}}}}} now.", language=language)
+    assert converted.holes == (code.partition("|")[0],)
+
+
+def test_every_code_has_one_name_and_every_language_the_common_ones() -> None:
+    seen = set()
+    for line in COUNTRIES.read_text(encoding="utf-8").splitlines()[3:]:
+        language, codes, name = line.split("\t")
+        assert name == name.strip()
+        for code in codes.split("|"):
+            assert re.fullmatch("[A-Z]{3}", code)
+            assert (language, code) not in seen
+            seen.add((language, code))
+    assert {(language, code) for language in ("en", "it") for code in ("DEU", "FRA", "JPN", "USA")} <= seen
 
 
 def test_what_cannot_be_rendered_leaves_a_named_hole() -> None:

@@ -1,0 +1,51 @@
+"""A scratch folder, locked while it is in use and then removed; what killed processes left beside it is swept.
+
+The lock ends with its process, on any machine that shares the file system.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def scratch_folder(parent: Path, *, prefix: str) -> Iterator[Path]:
+    """A new folder under `parent`, whose name begins with `prefix`; those of ended processes are removed first.
+
+    On a file system without locks nothing is swept.
+    """
+    for left in parent.glob(f"{prefix}*"):
+        _remove_unused(left)
+    folder, lock = _make_locked(parent, prefix=prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _make_locked(parent: Path, *, prefix: str) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, lock
+        os.close(lock)  # swept by another process before it was locked
+
+
+def _remove_unused(folder: Path) -> None:
+    with suppress(OSError):  # in use, or no folder of ours
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)

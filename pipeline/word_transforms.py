@@ -1,0 +1,120 @@
+"""The Beam graph that counts words: splits become run files, each part of their words is merged, the commonest stay.
+
+An element is a group of splits, since a thousand small files counted one by one cost twice the time.
+
+Only names and places of files cross the shuffle, and memory is that of WordCounter and of the words that stay. Counts
+are exact, so that any engine, number of workers and attempt gives the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import apache_beam as beam
+
+from pipeline.config import PipelineConfig
+from pipeline.documents import Document, Split
+from pipeline.failures import report_failure
+from pipeline.filters import DocumentFilter
+from pipeline.progress import WorkReport
+from pipeline.sources import read_documents
+from pipeline.tokenizer_files import word_rules
+from pipeline.transforms import join_paths
+from pipeline.word_counts import Run, WordCounter, join_most_common, write_most_common
+
+WORDS_NAME = "words.tsv"
+GROUP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WordJob:
+    """What every worker needs to know."""
+
+    config: PipelineConfig
+    folder: str
+    """For everything that is written; must be visible to all workers."""
+    limit: int
+    """So many different words, the most frequent, stay."""
+
+
+def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
+    """Neighbours together until they hold GROUP_BYTES of text."""
+    groups: list[tuple[Split, ...]] = []
+    held: list[Split] = []
+    for split in splits:
+        held.append(split)
+        if sum(each.text_bytes for each in held) >= GROUP_BYTES:
+            groups.append(tuple(held))
+            held = []
+    return [*groups, tuple(held)] if held else groups
+
+
+def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], job: WordJob) -> None:
+    """Lay out the counting on `pipeline`; its result is left as WORDS_NAME in the folder of the job."""
+    _ = (
+        pipeline
+        | "List groups" >> beam.Create(groups, reshuffle=False)
+        | "Spread groups" >> beam.Reshuffle()
+        | "Read, clean, count" >> beam.ParDo(CountSplits(job))
+        | "Group by part" >> beam.GroupByKey()
+        | "Merge runs" >> beam.ParDo(MergeRuns(job))
+        | "Gather parts" >> beam.CombineGlobally(join_paths)
+        | "Leave the words" >> beam.ParDo(LeaveWords(job))
+    )
+
+
+class _Step(beam.DoFn):
+    def __init__(self, job: WordJob) -> None:
+        self.job = job
+
+
+class CountSplits(_Step):
+    """Group of splits -> (part, run) of its words."""
+
+    def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
+        """Read, clean and count one group."""
+        with report_failure(self.job.folder):
+            runs = count_splits(splits, job=self.job)
+        for run in runs:
+            yield run.part, run
+
+
+class MergeRuns(_Step):
+    """(part, runs) -> path of a file with the part's most frequent words."""
+
+    def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
+        """Merge the runs of one part."""
+        with report_failure(self.job.folder):
+            folder = Path(self.job.folder)
+            yield [str(write_most_common(list(element[1]), folder=folder, limit=self.job.limit))]
+
+
+class LeaveWords(_Step):
+    """Paths of all parts -> WORDS_NAME: engines cannot return values."""
+
+    def process(self, paths: list[str]) -> None:
+        """Join the parts."""
+        with report_failure(self.job.folder):
+            folder = Path(self.job.folder)
+            os.replace(join_most_common(paths, folder=folder, limit=self.job.limit), folder / WORDS_NAME)
+
+
+def count_splits(splits: Sequence[Split], *, job: WordJob) -> list[Run]:
+    """Count the words of the documents that a build with the same settings would keep, but for duplicates."""
+    normalizer, splitter = word_rules(job.config.vocabulary)
+    name = Path(splits[0].path).name[:40]
+    with (
+        WorkReport(job.folder, stage="read") as report,
+        WordCounter(normalizer=normalizer, splitter=splitter, folder=Path(job.folder), name=name) as counter,
+    ):
+        for split in splits:
+            source = job.config.sources[split.source]
+            documents = DocumentFilter(job.config.cleaning, source=source)
+            for document in read_documents(split, source):
+                if isinstance(document, Document) and documents.reject(document) is None:
+                    counter.add(document.sentences)
+                    report.add(documents=1, characters=sum(map(len, document.sentences)))
+        return counter.finish()
