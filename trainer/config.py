@@ -175,6 +175,8 @@ class LoggingConfig(Settings):
     """Steps between progress lines; metrics.jsonl has every step."""
     tensorboard: bool = True
     """Write RUN/tensorboard."""
+    peak_tflops: PositiveFloat | None = None
+    """Dense bf16 peak of a GPU, 10^12 operations a second, for the share in the metrics; null: by the device's name."""
     row_ids: bool = False
     """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, epoch, [shard, row group, row] of each pair."""
 

@@ -149,6 +149,11 @@ def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
             yield _Fragment(name, address.start, shape, link.hp_fragment.data, base, link.hp_fragment_address.start)
 
 
+def flat_partitions(engine: Any) -> list[Tensor]:
+    """The fp32 tensors that the optimizer steps in stages 1 and 2, one a group."""
+    return _flat_partitions(engine.optimizer)
+
+
 def _flat_partitions(optimizer: Any) -> list[Tensor]:
     """fp32 partitions of stages 1 and 2 (BF16_Optimizer is what stage 1 becomes with fp32 accumulation)."""
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
