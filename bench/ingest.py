@@ -77,9 +77,7 @@ def feed(data: str, rank: int, world_size: int, steps: int) -> tuple[int, float,
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
             begun, begun_cpu = time.perf_counter(), time.process_time()
-        stream.cut()
-        assert stream._cut_slots is not None
-        (slot,), stream._cut_slots = stream._cut_slots, None  # without the other ranks' counts
+        (slot,) = stream.next_step().slots  # alone: the other ranks' counts are not asked for
         to_batch(slot, shape=phase.shape.slot, special=manifest.special, constant_shapes=True)
         tokens += slot.num_tokens if slot is not None and step >= WARM_UP else 0
     wall, cpu = time.perf_counter() - begun, time.process_time() - begun_cpu

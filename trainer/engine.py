@@ -214,17 +214,14 @@ class Engine:
     @torch.no_grad()
     def _step_with(self, gradients: PartitionedGradients) -> StepResult:
         """Clips, and leaves out a step that is not finite, inside AdamW's own kernel: the host waits for neither."""
-        optimizer = self._base_optimizer
         unit = self.world_size * self.loss_scale.value
         norm = gradients.norm() / unit
-        optimizer.found_inf = (~norm.isfinite()).float()
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)
-        optimizer.grad_scale = (excess * unit).float()
+        divisor, skip = (excess * unit).float(), (~norm.isfinite()).float()
         reported = Arriving(norm)
-        for base, partition in zip(engine_state.flat_partitions(self._engine), gradients.partitions, strict=True):
-            base.grad = partition
-        optimizer.step()
-        engine_state.refresh_working_copies(self._engine, stage=self.stage)
+        engine_state.update_partitions(
+            self._engine, gradients.partitions, rank=self.rank, step=self.steps_taken + 1, divisor=divisor, skip=skip
+        )
         gradients.clear()
         grad_norm = float(reported.here())
         return StepResult(grad_norm=grad_norm, skipped=not math.isfinite(grad_norm))

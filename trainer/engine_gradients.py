@@ -60,7 +60,7 @@ class _Bucket:
 
 
 class PartitionedGradients:
-    """This rank's share of the sum of all ranks' gradients, fp32, in DeepSpeed's flat groups.
+    """This rank's share of the sum of all ranks' gradients in DeepSpeed's flat groups; fp32 where several are summed.
 
     `zero`: DeepSpeed's ZeRO-1/2 optimizer, whose own hooks are taken off. `micro_batches`: calls of `add` a step. With
     `whole` (ZeRO-1) they are summed on every rank, fp32, and communicated once a step; otherwise (ZeRO-2) after each.
@@ -74,7 +74,7 @@ class PartitionedGradients:
         self._micro_batches = micro_batches
         self._added = 0
         self._groups = [
-            _Group(parameters, flat=flat, world_size=self._world_size, sum_whole=whole and micro_batches > 1)
+            _Group(parameters, flat=flat, world_size=self._world_size, several=micro_batches > 1, sum_whole=whole)
             for parameters, flat in zip(zero.bit16_groups, zero.bit16_groups_flat, strict=True)
         ]
 
@@ -105,13 +105,16 @@ class PartitionedGradients:
 class _Group:
     """One flat group: `flat` holds the parameters one after another, and padding up to world_size equal shares."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], *, flat: Tensor, world_size: int, sum_whole: bool) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], *, flat: Tensor, world_size: int, several: bool, sum_whole: bool
+    ) -> None:
         self._parameters = list(parameters)
         self._world_size = world_size
         self._share = flat.numel() // world_size
-        self.partition = torch.zeros(self._share, dtype=torch.float32, device=flat.device)
+        sums = torch.float32 if several else flat.dtype  # a single micro-batch's gradients are not summed up here
+        self.partition = torch.zeros(self._share, dtype=sums, device=flat.device)
         self._whole = None
-        if sum_whole and world_size > 1:
+        if sum_whole and several and world_size > 1:
             self._whole = torch.zeros(flat.numel(), dtype=torch.float32, device=flat.device)
         limit = max(1, LARGEST_BUCKET // world_size)
         stretches = list(_stretches(self._share, limit=limit))

@@ -25,6 +25,7 @@ from trainer import launch_processes
 from trainer.config import TrainerConfig
 from trainer.launch import Link, Place, WorkerError, stop_on_signals
 from trainer.preflight import check, read_config
+from trainer.run_directory import write_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "python -m trainer.profiling"
@@ -124,6 +125,7 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
     for line in check(config).lines:
         print(line, flush=True)
     config = launch_processes.resolve_device(config)
+    write_config(config)
     with stop_on_signals() as stop:
         launch_processes.run_in_processes(config, say=print, stop=stop, watch=partial(record, folder=str(folder)))
     shutil.rmtree(scratch)
