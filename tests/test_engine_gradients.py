@@ -99,3 +99,20 @@ def test_nothing_of_deepspeeds_path_is_left(worker_group: Groups) -> None:
     assert worker_group(1).run(gradients_of, {})[0] == (0, False)
     hooks, _ = worker_group(1).run(gradients_of, {"wall_clock_breakdown": False})[0]
     assert hooks == 8  # one a parameter
+
+
+def train_in_two(rank: int, stage: int) -> list[float]:
+    """Losses of steps that have two micro-batches where three are allowed, as a phase with fewer lanes has."""
+    config = make_config(zero_stage=stage)
+    torch.manual_seed(0)
+    engine = Engine(ToyModel(), config=config, device=torch.device("cpu"), micro_batches=3)
+    engine.micro_batches = 2
+    losses = [loss for loss, _ in train(engine, config, first=1, last=3)]
+    engine.close()
+    return losses
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_step_may_have_fewer_micro_batches(worker_group: Groups, stage: int) -> None:
+    whole = [loss for loss, _ in worker_group(2).run(run_layout, stage, "fp32", {}, None)[0][0]]
+    assert worker_group(2).run(train_in_two, stage)[0] == whole[:3]

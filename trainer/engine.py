@@ -110,7 +110,7 @@ class Engine:
         (sum over the micro-batch) x world size / (count over all ranks and micro-batches).
         """
         if self._gradients is not None:
-            (loss * self.loss_scale.value if self._dynamic_scale else loss).backward()
+            torch.autograd.backward(loss * self.loss_scale.value if self._dynamic_scale else loss)
             self._gradients.add()
             return
         self._engine.set_gradient_accumulation_boundary(last)

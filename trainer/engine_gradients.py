@@ -20,6 +20,10 @@ from torch import Tensor, nn
 from trainer.engine_setup import LARGEST_BUCKET
 
 
+_ROW = 4096
+"""Elements whose squares are summed in fp32."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """Elements [start, stop) of a flattened parameter, and where in a buffer they go."""
@@ -92,8 +96,7 @@ class PartitionedGradients:
 
     def norm(self) -> Tensor:
         """Euclidean norm of the sum over all ranks, a float64 scalar on the device. Collective."""
-        norms = torch.stack([torch.linalg.vector_norm(partition) for partition in self.partitions])
-        squares = norms.double().square().sum()
+        squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()
 
@@ -178,6 +181,13 @@ class _Group:
         mine = torch.empty(values.numel() // self._world_size, dtype=values.dtype, device=values.device)
         dist.reduce_scatter_tensor(mine, values)
         return mine
+
+
+def _sum_squares(values: Tensor) -> Tensor:
+    """In fp32 by rows, in float64 over them: a CPU sums a long vector one after another, and loses four digits."""
+    whole = values[: values.numel() // _ROW * _ROW].view(-1, _ROW)
+    parts = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (whole, values[whole.numel() :])]
+    return torch.cat([part.double().view(-1) for part in parts]).square().sum()
 
 
 def _stretches(length: int, *, limit: int) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.optimizers import MOMENTS
@@ -165,8 +166,6 @@ def update_partitions(
         zero.optimizer.step()
         zero.update_lp_params()
         return
-    from deepspeed.runtime.utils import all_gather_dp_groups
-
     from trainer.model.kernels import adamw
 
     groups = zero.optimizer.param_groups
@@ -186,13 +185,9 @@ def update_partitions(
             betas=group["betas"],
             epsilon=group["eps"],
         )
-    all_gather_dp_groups(
-        groups_flat=zero.bit16_groups_flat,
-        partitioned_param_groups=zero.parallel_partitioned_bit16_groups,
-        dp_process_group=zero.real_dp_process_group,
-        start_alignment_factor=zero.nccl_start_alignment_factor,
-        allgather_bucket_size=zero.allgather_bucket_size,
-    )
+    if dist.get_world_size() > 1:
+        for flat, copy in zip(zero.bit16_groups_flat, working, strict=True):
+            dist.all_gather_into_tensor(flat, copy)  # in place: the copy is this rank's part of it
 
 
 def can_update_on_gpu(working: Tensor) -> bool:
