@@ -111,7 +111,7 @@ class Engine:
         """
         if self._gradients is not None:
             torch.autograd.backward(loss * self.loss_scale.value if self._dynamic_scale else loss)
-            self._gradients.add()
+            self._gradients.add(last=last)
             return
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss, scale_wrt_gas=False)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from trainer.engine_setup import LARGEST_BUCKET
 
-
 _ROW = 4096
 """Elements whose squares are summed in fp32."""
 
@@ -66,8 +65,9 @@ class _Bucket:
 class PartitionedGradients:
     """This rank's share of the sum of all ranks' gradients in DeepSpeed's flat groups; fp32 where several are summed.
 
-    `zero`: DeepSpeed's ZeRO-1/2 optimizer, whose own hooks are taken off. `micro_batches`: calls of `add` a step. With
-    `whole` (ZeRO-1) they are summed on every rank, fp32, and communicated once a step; otherwise (ZeRO-2) after each.
+    `zero`: DeepSpeed's ZeRO-1/2 optimizer, whose own hooks are taken off. `micro_batches`: calls of `add` a step, at
+    most. With `whole` (ZeRO-1) they are summed on every rank, fp32, and communicated once a step; otherwise (ZeRO-2)
+    after each.
     """
 
     def __init__(self, zero: Any, *, micro_batches: int, whole: bool) -> None:
@@ -75,8 +75,7 @@ class PartitionedGradients:
             hook.remove()
         zero._grad_acc_hooks.clear()
         self._world_size = dist.get_world_size()
-        self._micro_batches = micro_batches
-        self._added = 0
+        self._first = True
         self._groups = [
             _Group(parameters, flat=flat, world_size=self._world_size, several=micro_batches > 1, sum_whole=whole)
             for parameters, flat in zip(zero.bit16_groups, zero.bit16_groups_flat, strict=True)
@@ -88,11 +87,11 @@ class PartitionedGradients:
         return [group.partition for group in self._groups]
 
     @torch.no_grad()
-    def add(self) -> None:
-        """Take over the gradients that a backward pass has left, and free them. Collective in the step's last call."""
-        first, self._added = self._added == 0, self._added + 1
+    def add(self, *, last: bool) -> None:
+        """Take over the gradients that a backward pass has left, and free them; `last`: of the step. Collective."""
         for group in self._groups:
-            group.add(first=first, last=self._added == self._micro_batches)
+            group.add(first=self._first, last=last)
+        self._first = False
 
     def norm(self) -> Tensor:
         """Euclidean norm of the sum over all ranks, a float64 scalar on the device. Collective."""
@@ -102,7 +101,7 @@ class PartitionedGradients:
 
     def clear(self) -> None:
         """The step is over."""
-        self._added = 0
+        self._first = True
 
 
 class _Group:
