@@ -320,7 +320,7 @@ class TrainerConfig(Settings):
     lease_timeout_s: Positive = 60
     """Silence after which a job on another host that holds the run directory counts as dead."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
-    """Raw DeepSpeed settings merged over the derived ones."""
+    """Raw DeepSpeed settings merged over the derived ones; with any, ZeRO 1 and 2 take DeepSpeed's own, slower step."""
 
     @property
     def phase_steps(self) -> tuple[int, ...]:
