@@ -14,10 +14,10 @@ export DS_ACCELERATOR ?= $(if $(wildcard /dev/nvidia0),cuda,cpu)
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sample vocabulary preprocess train export pretrain test test-gpu check fix bench clean
+.PHONY: help setup sample vocabulary preprocess train export pretrain test test-gpu check fix bench bench-trainer clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready  ## Make .venv with everything, exact versions of constraints.txt
 
@@ -67,6 +67,9 @@ fix: setup  ## Format the code and mend what the linter can
 
 bench: setup  ## Run the benchmarks; tables go to bench/
 	$(BIN)/python -m bench.run $(ARGS)
+
+bench-trainer:  ## On a GPU host: transformers, our model, engine and product on the rows of DATA; table in bench/trainer.md
+	python -m bench.trainer $(DATA) $(ARGS)
 
 clean:  ## Remove caches and the sample's products; your own data/ and runs/ stay
 	rm -rf data/sample data/sample-set runs/sample build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -82,9 +82,9 @@ def run_rank(rank: int, config: TrainerConfig, stop_at: int | None) -> RunReport
     slots: dict[tuple[int, int], str] = {}
     compute, take = loop.train_step, RunFeed.next_step
 
-    def counted(job: loop.Job, step: int) -> Any:
+    def counted(job: loop.Job, step: int, **how: float) -> Any:
         executed.append(step)
-        return compute(job, step)
+        return compute(job, step, **how)
 
     def noted(feed: RunFeed) -> Step:
         data = take(feed)

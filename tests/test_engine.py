@@ -253,7 +253,7 @@ def test_needs_a_process_group() -> None:
 
 
 def test_dictionary_by_hand() -> None:
-    config = make_config(zero_stage=2, precision="bf16", optimizer={"clip_norm": 0.7}, deepspeed={})
+    config = make_config(zero_stage=3, precision="bf16", optimizer={"clip_norm": 0.7}, deepspeed={})
     assert deepspeed_dictionary(config, micro_batches=3, num_elements=777) == {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 3,
@@ -261,15 +261,24 @@ def test_dictionary_by_hand() -> None:
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**62,
         "zero_optimization": {
-            "stage": 2,
+            "stage": 3,
             "reduce_bucket_size": 777,
             "overlap_comm": False,
             "contiguous_gradients": True,
             "reduce_scatter": True,
+            "memory_efficient_linear": False,
+            "stage3_param_persistence_threshold": 8192,
         },
         "bf16": {"enabled": True, "check_grad_overflow": False},
         "data_types": {"grad_accum_dtype": "fp32"},
     }
+
+
+def test_gradients_summed_in_our_own_buffers_need_no_others() -> None:
+    config = make_config(zero_stage=2, precision="bf16")
+    assert "data_types" not in deepspeed_dictionary(config, micro_batches=3, num_elements=777)
+    raw = make_config(zero_stage=2, precision="bf16", deepspeed={"wall_clock_breakdown": False})
+    assert deepspeed_dictionary(raw, micro_batches=3, num_elements=777)["data_types"] == {"grad_accum_dtype": "fp32"}
 
 
 def test_raw_keys_go_over_the_derived_ones() -> None:

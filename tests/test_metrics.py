@@ -36,6 +36,8 @@ def make_metrics(step: int, **changes: object) -> StepMetrics:
         "pairs": 10,
         "masked": 150,
         "tokens_per_second": 500.0,
+        "tflops": 1.5,
+        "mfu": None,
         "data_wait_s": 0.02,
         "step_s": 2.0,
         "skipped": False,
@@ -161,6 +163,12 @@ def test_progress_shows_rate_waiting_and_remaining_time() -> None:
     assert line == (
         "step  40/100  loss 7.000 (mlm 6.300, nsp 0.700)  lr 1.0e-03  norm 1.25  500 tokens/s  waiting 1%  2m 00s left"
     )
+
+
+def test_progress_shows_the_share_of_the_peak_where_it_is_known() -> None:
+    progress = Progress(max_steps=100)
+    assert "  500 tokens/s  mfu 45.7%  waiting 1%" in progress.line(make_metrics(40, mfu=0.4571))
+    assert "mfu" not in progress.line(make_metrics(40))
 
 
 def test_progress_without_next_sentence_and_with_a_skipped_update() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from packed import random_batch
 from torch import Tensor
 
@@ -15,6 +16,9 @@ from trainer.model import BertForPretraining
 from trainer.model.attention import SequenceLayout, attend_flash, attend_padded, attend_short
 from trainer.model.attention_cpu import attend_each
 from trainer.model.attention_gpu import keep_mask, short_attention, threshold_of
+from trainer.model.gelu_gpu import gelu_of_biased
+
+adamw = pytest.importorskip("trainer.model.kernels.adamw", reason="no triton")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -110,6 +114,70 @@ def test_attention_dropout_keeps_the_mean_and_its_mask_in_backward() -> None:
     there = (gradient[:, 2].double() * qkv[:, 2].double()).sum()
     here = (output.double() * upstream.double()).sum()
     assert abs(there - here) < 1e-3 * scale
+
+
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 1), (777, 500), (300, 4096)])
+def test_gelu_and_its_bias_against_float64(tanh: bool, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """Values within rounding of the type; the bias's gradient is the sum of the rows'; twice gives the same bits."""
+    torch.manual_seed(0)
+    values, upstream = (torch.randn(shape, device="cuda").mul(3).to(dtype) for _ in range(2))
+    bias = torch.randn(shape[1], device="cuda", dtype=dtype)
+    exact = values.double().requires_grad_()
+    wanted = F.gelu(exact, approximate="tanh" if tanh else "none")
+    (exact_gradient,) = torch.autograd.grad(wanted, exact, upstream.double())
+    runs = []
+    for _ in range(2):
+        half, leaf = values.clone().requires_grad_(), bias.clone().requires_grad_()
+        found = gelu_of_biased(half, leaf, tanh)
+        runs.append((found.detach(), *torch.autograd.grad(found, (half, leaf), upstream)))
+    out, gradient, bias_gradient = runs[0]
+    tolerance = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=1e-6)
+    assert relative(gradient, exact_gradient) < tolerance
+    assert relative(bias_gradient, exact_gradient.sum(0)) < tolerance
+    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_update_is_torchs(dtype: torch.dtype) -> None:
+    """Ten steps beside torch's fused AdamW on the same gradients; the copy is the rounded weight; a skip is a skip."""
+    torch.manual_seed(0)
+    size, settings = 100_001, {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.1}
+    theirs = torch.randn(size, device="cuda", requires_grad=True)
+    weight, working = theirs.detach().clone(), torch.zeros(size, device="cuda", dtype=dtype)
+    exp_avg, exp_avg_sq = torch.zeros_like(weight), torch.zeros_like(weight)
+    optimizer = torch.optim.AdamW([theirs], lr=1e-2, fused=True, **settings)
+    divisor, go, stop = (torch.tensor(value, device="cuda") for value in (3.0, 0.0, 1.0))
+
+    def update(step: int, gradient: Tensor, skip: Tensor) -> None:
+        adamw.update(
+            weight,
+            exp_avg=exp_avg,
+            exp_avg_sq=exp_avg_sq,
+            gradient=gradient,
+            working=working,
+            divisor=divisor,
+            skip=skip,
+            step=step,
+            learning_rate=1e-2,
+            weight_decay=0.1,
+            betas=(0.9, 0.98),
+            epsilon=1e-6,
+        )
+
+    for step in range(1, 11):
+        gradient = torch.randn(size, device="cuda").to(dtype)
+        theirs.grad = gradient.float() / 3
+        optimizer.step()
+        update(step, gradient, go)
+    torch.testing.assert_close(weight, theirs.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(exp_avg_sq, optimizer.state[theirs]["exp_avg_sq"], rtol=1e-5, atol=1e-9)
+    assert torch.equal(working, weight.to(dtype))
+    before = weight.clone(), exp_avg.clone(), exp_avg_sq.clone(), working.clone()
+    update(11, torch.full((size,), torch.nan, device="cuda", dtype=dtype), stop)
+    assert all(map(torch.equal, before, (weight, exp_avg, exp_avg_sq, working)))
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

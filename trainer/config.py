@@ -175,6 +175,8 @@ class LoggingConfig(Settings):
     """Steps between progress lines; metrics.jsonl has every step."""
     tensorboard: bool = True
     """Write RUN/tensorboard."""
+    peak_tflops: PositiveFloat | None = None
+    """Dense bf16 peak of a GPU, 10^12 operations a second, for the share in the metrics; null: by the device's name."""
     row_ids: bool = False
     """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, epoch, [shard, row group, row] of each pair."""
 
@@ -318,7 +320,7 @@ class TrainerConfig(Settings):
     lease_timeout_s: Positive = 60
     """Silence after which a job on another host that holds the run directory counts as dead."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
-    """Raw DeepSpeed settings merged over the derived ones."""
+    """Raw DeepSpeed settings merged over the derived ones; with any, ZeRO 1 and 2 take DeepSpeed's own, slower step."""
 
     @property
     def phase_steps(self) -> tuple[int, ...]:

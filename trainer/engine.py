@@ -18,7 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer import engine_state
+from trainer.arriving import Arriving
 from trainer.config import TrainerConfig
+from trainer.engine_gradients import PartitionedGradients
 from trainer.engine_setup import INITIAL_LOSS_SCALE, deepspeed_dictionary, load_deepspeed
 from trainer.engine_state import LocalSlice
 from trainer.optimizers import build_optimizer
@@ -86,15 +88,20 @@ class Engine:
         compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
         if compiled:
             self.module.compile(dynamic=False)
-        if self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
+        engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=0)
+        self._gradients: PartitionedGradients | None = None
+        if self.stage in (1, 2) and not config.deepspeed:
+            self._gradients = PartitionedGradients(
+                self._engine.optimizer, micro_batches=micro_batches, whole=self.stage == 1
+            )
+        elif self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
             # Non-finite gradients show in the global norm, which is computed anyway: test that one number.
             self._engine.optimizer.check_grad_overflow = True
             self._engine.optimizer.check_overflow = lambda partition_gradients=True: None
-        engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=0)
 
     def __call__(self, *inputs: Any) -> Any:
         """Forward pass of the model. Under ZeRO-3 collective: every rank calls it equally often."""
-        return self._engine(*inputs)
+        return self._engine(*inputs) if self._gradients is None else self.module(*inputs)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradients of `loss` (scalar); `last`: this is the step's last micro-batch.
@@ -102,6 +109,10 @@ class Engine:
         Gradients are averaged over ranks and summed over micro-batches, so that the loss to pass is
         (sum over the micro-batch) x world size / (count over all ranks and micro-batches).
         """
+        if self._gradients is not None:
+            torch.autograd.backward(loss * self.loss_scale.value if self._dynamic_scale else loss)
+            self._gradients.add(last=last)
+            return
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss, scale_wrt_gas=False)
 
@@ -109,7 +120,12 @@ class Engine:
         """Clip to optimizer.clip_norm and update with `learning_rate`; skip where the norm is not finite."""
         for group in self._base_optimizer.param_groups:
             group["lr"] = learning_rate
-        result = self._step_replicated() if self.stage == 0 else self._step_partitioned()
+        if self.stage == 0:
+            result = self._step_replicated()
+        elif self._gradients is None:
+            result = self._step_partitioned()
+        else:
+            result = self._step_with(self._gradients)
         if not result.skipped:
             self.steps_taken += 1
         if self._dynamic_scale:
@@ -194,6 +210,21 @@ class Engine:
         self._engine.step()
         optimizer = self._engine.optimizer
         return StepResult(grad_norm=float(optimizer._global_grad_norm), skipped=bool(optimizer.overflow))
+
+    @torch.no_grad()
+    def _step_with(self, gradients: PartitionedGradients) -> StepResult:
+        """Clips, and leaves out a step that is not finite, inside AdamW's own kernel: the host waits for neither."""
+        unit = self.world_size * self.loss_scale.value
+        norm = gradients.norm() / unit
+        excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)
+        divisor, skip = (excess * unit).float(), (~norm.isfinite()).float()
+        reported = Arriving(norm)
+        engine_state.update_partitions(
+            self._engine, gradients.partitions, rank=self.rank, step=self.steps_taken + 1, divisor=divisor, skip=skip
+        )
+        gradients.clear()
+        grad_norm = float(reported.here())
+        return StepResult(grad_norm=grad_norm, skipped=not math.isfinite(grad_norm))
 
     def _own_share(self, piece: LocalSlice) -> LocalSlice:
         numel = piece.stop - piece.start

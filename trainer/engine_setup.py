@@ -54,7 +54,8 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
         dictionary["bf16"] = {"enabled": True, "check_grad_overflow": False}
     if config.precision == "fp16":
         dictionary["fp16"] = {"enabled": True, "loss_scale": INITIAL_LOSS_SCALE}
-    if config.precision != "fp32" and micro_batches > 1:
+    own_sums = config.zero_stage in (1, 2) and not config.deepspeed  # trainer/engine_gradients.py
+    if config.precision != "fp32" and micro_batches > 1 and not own_sums:
         # Sums over micro-batches lose the small ones in 8 or 11 bits of mantissa.
         dictionary["data_types"] = {"grad_accum_dtype": "fp32"}
     _refuse_owned_keys(config.deepspeed)

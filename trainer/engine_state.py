@@ -7,11 +7,12 @@ keeps its partitions (0.19.8).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.optimizers import MOMENTS
@@ -147,6 +148,51 @@ def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
             base = _flat_partitions(optimizer)[link.param_group_index]
             address = link.lp_fragment_address
             yield _Fragment(name, address.start, shape, link.hp_fragment.data, base, link.hp_fragment_address.start)
+
+
+def update_partitions(
+    engine: Any, gradients: Sequence[Tensor], *, rank: int, step: int, divisor: Tensor, skip: Tensor
+) -> None:
+    """AdamW's step number `step` over this rank's partitions, then the working copies on all ranks: stages 1 and 2.
+
+    Gradients are divided by `divisor`; where `skip` is not zero nothing changes. Collective.
+    """
+    zero = engine.optimizer
+    working = [shares[rank] for shares in zero.parallel_partitioned_bit16_groups]
+    if not all(map(can_update_on_gpu, working)):
+        zero.optimizer.grad_scale, zero.optimizer.found_inf = divisor, skip
+        for base, gradient in zip(_flat_partitions(zero), gradients, strict=True):
+            base.grad = gradient.to(base.dtype)
+        zero.optimizer.step()
+        zero.update_lp_params()
+        return
+    from trainer.model.kernels import adamw
+
+    groups = zero.optimizer.param_groups
+    for base, gradient, copy, group in zip(_flat_partitions(zero), gradients, working, groups, strict=True):
+        state = zero.optimizer.state[base]
+        adamw.update(
+            base.data,
+            exp_avg=state["exp_avg"],
+            exp_avg_sq=state["exp_avg_sq"],
+            gradient=gradient,
+            working=copy.data,
+            divisor=divisor,
+            skip=skip,
+            step=step,
+            learning_rate=group["lr"],
+            weight_decay=group["weight_decay"],
+            betas=group["betas"],
+            epsilon=group["eps"],
+        )
+    if dist.get_world_size() > 1:
+        for flat, copy in zip(zero.bit16_groups_flat, working, strict=True):
+            dist.all_gather_into_tensor(flat, copy)  # in place: the copy is this rank's part of it
+
+
+def can_update_on_gpu(working: Tensor) -> bool:
+    """Whether kernels.adamw is made for this device and type."""
+    return working.is_cuda and working.dtype in (torch.bfloat16, torch.float16)
 
 
 def _flat_partitions(optimizer: Any) -> list[Tensor]:

@@ -30,7 +30,7 @@ from trainer.slots import Slot, SlotShape
 AllReduce: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """Sum of a host vector over all ranks."""
 
-_MASKED, _LABELLED, _PAIRS, _TOKENS, _LOST, _CURSORS = range(6)
+_MASKED, _LABELLED, _PAIRS, _TOKENS, _SQUARED, _LOST, _CURSORS = range(7)
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Step:
     """Pairs, all ranks."""
     num_tokens: int
     """Tokens, all ranks."""
+    num_squared: int
+    """Sum of the squares of the pairs' lengths, all ranks: what attention costs."""
     num_lost: int
     """Rows of row groups that cannot be read, passed over in this step, all ranks."""
     state: PlanState
@@ -124,7 +126,7 @@ class SlotStream:
         return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
 
     def cut(self) -> NDArray[np.int64]:
-        """First half of next_step, local: [5 + G] counts and cursors of this rank's lanes, zero for others'."""
+        """First half of next_step, local: [6 + G] counts and cursors of this rank's lanes, zero for others'."""
         assert self._cut_slots is None
         self._wait_s = 0.0
         counts = np.zeros(_CURSORS + self._plan.lanes, dtype=np.int64)
@@ -134,7 +136,8 @@ class SlotStream:
             slots.append(slot)
             if slot is not None:
                 self._cursors[lane] += slot.num_pairs
-                counts[:_LOST] += (slot.num_masked, slot.num_labelled, slot.num_pairs, slot.num_tokens)
+                squared = int(np.square(slot.lengths, dtype=np.int64).sum())
+                counts[:_LOST] += (slot.num_masked, slot.num_labelled, slot.num_pairs, slot.num_tokens, squared)
             if lane >= 0:
                 self._cursors[lane] += self._lost[lane]
                 counts[_LOST] += self._lost[lane]
@@ -171,6 +174,7 @@ class SlotStream:
             num_labelled=int(counts[_LABELLED]),
             num_pairs=int(counts[_PAIRS]),
             num_tokens=int(counts[_TOKENS]),
+            num_squared=int(counts[_SQUARED]),
             num_lost=int(counts[_LOST]),
             state=self._state,
             wait_s=self._wait_s,

@@ -9,7 +9,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -21,8 +22,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from pipeline.settings import ConfigError
 from trainer.config import TrainerConfig
-from trainer.launch import STOP_SIGNALS, Failure, Outcome, Place, Say, StopRequest, WorkerError, raise_first
+from trainer.launch import STOP_SIGNALS, Failure, Link, Outcome, Place, Say, StopRequest, WorkerError, raise_first
 from trainer.worker import backend_of, work
+
+Watch = Callable[[Link, Place], AbstractContextManager[Link]]
 
 POLL_S = 0.2
 """Longest delay between a signal to this process and its arrival at the workers."""
@@ -44,9 +47,12 @@ def resolve_device(config: TrainerConfig) -> TrainerConfig:
     return config.model_copy(update={"device": device})
 
 
-def run_in_processes(config: TrainerConfig, *, say: Say, stop: StopRequest, lease_token: str | None = None) -> Outcome:
+def run_in_processes(
+    config: TrainerConfig, *, say: Say, stop: StopRequest, lease_token: str | None = None, watch: Watch | None = None
+) -> Outcome:
     """Run all workers to their end and return what they came to.
 
+    `watch` (to be pickled) is entered in every worker and may put a link of its own in place of the worker's.
     Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
     """
     context = multiprocessing.get_context("spawn")
@@ -60,7 +66,7 @@ def run_in_processes(config: TrainerConfig, *, say: Say, stop: StopRequest, leas
             ours, theirs = context.Pipe(duplex=False)
             place = Place(rank, config.workers, rank, config.workers)
             child = context.Process(
-                target=_child, args=(config, place, store.port, theirs, lease_token), name=f"worker-{rank}"
+                target=_child, args=(config, place, store.port, theirs, lease_token, watch), name=f"worker-{rank}"
             )
             child.start()
             theirs.close()
@@ -147,7 +153,9 @@ class _PipeLink:
         self._stop = True
 
 
-def _child(config: TrainerConfig, place: Place, port: int, pipe: Connection, lease_token: str | None) -> None:
+def _child(
+    config: TrainerConfig, place: Place, port: int, pipe: Connection, lease_token: str | None, watch: Watch | None
+) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     link = _PipeLink(pipe)
     device = torch.device("cuda", place.local_rank) if config.device == "cuda" else torch.device("cpu")
@@ -157,7 +165,9 @@ def _child(config: TrainerConfig, place: Place, port: int, pipe: Connection, lea
         dist.init_process_group(
             backend_of(config), store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
         )
-        pipe.send(work(config, place=place, link=link, device=device, lease_token=lease_token))
+        with nullcontext(link) if watch is None else watch(link, place) as watched:
+            outcome = work(config, place=place, link=watched, device=device, lease_token=lease_token)
+        pipe.send(outcome)
         dist.destroy_process_group()
     except Exception as error:
         pipe.send(Failure.of(error, rank=place.rank))

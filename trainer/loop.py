@@ -16,12 +16,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
+from trainer.arriving import Arriving
 from trainer.checkpoint import CheckpointWriter
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.evaluate import Evaluator
 from trainer.feed import RunFeed
+from trainer.flops import count_flops
 from trainer.guard import BAD_STEPS_NAME, Fault, Guard, RollBack, note_bad_step
 from trainer.ingest import Step
 from trainer.launch import Link
@@ -44,6 +47,8 @@ class Job:
     checkpoints: CheckpointWriter
     guard: Guard
     log: RunLog
+    peak_tflops: float | None
+    """Dense bf16 peak of a worker's device."""
     link: Link
 
 
@@ -55,13 +60,15 @@ def train(job: Job, *, first_step: int) -> int:
     """
     config, step, stopping = job.config, first_step, False
     evaluate_if_missed(job, first_step)
+    began = time.perf_counter()  # of a step: where the one before ended, so that what lies between is counted too
     while step < config.max_steps and not stopping:
         step += 1
         if job.guard.is_skipped(step):
             data = pass_over(job, step)
             last = step == config.max_steps
         else:
-            data, metrics, fault, stopping = train_step(job, step)
+            data, metrics, fault, stopping = train_step(job, step, began=began)
+            began = time.perf_counter()
             last = stopping or step == config.max_steps
             job.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
             if fault is not None:
@@ -74,6 +81,8 @@ def train(job: Job, *, first_step: int) -> int:
         evaluator = None if last else due_evaluator(job, step)
         if evaluator is not None:
             job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
+        if due or evaluator is not None:
+            began = time.perf_counter()
     job.checkpoints.finish()
     evaluator = job.evaluators[-1]
     if evaluator is not None and step >= config.max_steps:
@@ -110,38 +119,43 @@ def evaluate_if_missed(job: Job, step: int) -> None:
         job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
 
 
-def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, Fault | None, bool]:
+def train_step(job: Job, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
     """One update from one slot of every lane; what is wrong with it; and whether a rank was asked to stop.
 
+    `began`: when the step before ended, by the performance counter.
     No rank applies the update where the loss of any, or the gradient norm, is not finite.
     """
-    began = time.perf_counter()
     config, engine = job.config, job.engine
     data = job.feed.next_step()
     sums = torch.zeros(4, dtype=torch.float64, device=engine.device)
     for index, (slot, lane) in enumerate(zip(data.slots, data.lanes, strict=True)):
         batch = job.feed.to_batch(slot)
         torch.manual_seed(dropout_seed(config.seed, step=step, lane=lane))
-        output = engine(batch)
+        with record_function("forward"):
+            output = engine(batch)
         loss = output.mlm_loss_sum / max(1, data.num_masked) + output.nsp_loss_sum / max(1, data.num_labelled)
         # 1, or NaN where this loss is not finite: then so is the norm of the gradients, by which all ranks decide.
         loss = loss * (1.0 + 0.0 * loss.detach())
-        engine.backward(loss * engine.world_size, last=index + 1 == len(data.slots))
+        with record_function("backward"):
+            engine.backward(loss * engine.world_size, last=index + 1 == len(data.slots))
         sums += output.sums()
+    losses = Arriving(sums)
     if step < config.max_steps:
         job.feed.look_ahead()
     rate = learning_rate(step, config)
     scaled = engine.loss_scale.value > 1.0  # fp16 finds its loss scale by overflowing: no fault
-    update = engine.step(rate)
+    with record_function("update"):
+        update = engine.step(rate)
     norm_is_bad = not (math.isfinite(update.grad_norm) or scaled)
 
     own = torch.tensor([data.wait_s, job.link.stop_requested(), norm_is_bad], dtype=torch.float64)
-    totals = torch.cat([sums.cpu(), own])
+    totals = torch.cat([losses.here(), own])
     dist.all_reduce(totals)
     mlm, nsp, mlm_correct, nsp_correct, wait_s, stops, bad_norms = totals.tolist()
     labelled = data.num_labelled > 0
     mlm_loss, nsp_loss = mlm / max(1, data.num_masked), nsp / max(1, data.num_labelled)
     seconds = time.perf_counter() - began
+    tflops = flops_of(data, job) / seconds / engine.world_size / 1e12
     metrics = StepMetrics(
         step=step,
         epoch=job.feed.epoch,
@@ -156,6 +170,8 @@ def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, Fault | None, bo
         pairs=data.num_pairs,
         masked=data.num_masked,
         tokens_per_second=data.num_tokens / seconds,
+        tflops=tflops,
+        mfu=None if job.peak_tflops is None else tflops / job.peak_tflops,
         data_wait_s=wait_s / engine.world_size,
         step_s=seconds,
         skipped=update.skipped,
@@ -164,6 +180,17 @@ def train_step(job: Job, step: int) -> tuple[Step, StepMetrics, Fault | None, bo
     )
     fault = job.guard.judge(step, loss=metrics.loss, grad_norm=metrics.grad_norm, norm_is_bad=bad_norms > 0)
     return data, metrics, fault, stops > 0
+
+
+def flops_of(data: Step, job: Job) -> float:
+    """Model FLOPs of a step, all ranks."""
+    return count_flops(
+        job.config.model,
+        vocabulary_size=job.phases[data.state.phase].manifest.vocabulary_size,
+        num_tokens=data.num_tokens,
+        num_squared=data.num_squared,
+        num_masked=data.num_masked,
+    )
 
 
 def report_fault(job: Job, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:

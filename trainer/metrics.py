@@ -48,6 +48,10 @@ class StepMetrics:
     pairs: int
     masked: int
     tokens_per_second: float
+    tflops: float
+    """Model FLOPs (trainer/flops.py) of one worker, 10^12 a second."""
+    mfu: float | None
+    """That as a share of the GPU's dense bf16 peak; None where no peak is known."""
     data_wait_s: float
     """Seconds that a worker waited for data, mean over workers."""
     step_s: float
@@ -210,7 +214,8 @@ class Progress:
             f"step {metrics.step:>{width}}/{self._max_steps}  loss {metrics.loss:.3f} ({parts})  "
             f"lr {metrics.learning_rate:.1e}  norm {metrics.grad_norm:.2f}  "
             f"{metrics.tokens_per_second:,.0f} tokens/s  "
-            f"waiting {metrics.data_wait_s / max(metrics.step_s, 1e-9):.0%}  {duration(remaining)} left"
+            + (f"mfu {metrics.mfu:.1%}  " if metrics.mfu is not None else "")
+            + f"waiting {metrics.data_wait_s / max(metrics.step_s, 1e-9):.0%}  {duration(remaining)} left"
             + ("  (update skipped: not finite)" if metrics.skipped else "")
         )
 

@@ -20,6 +20,7 @@ from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.evaluate import Evaluator, unigram_log_probabilities
 from trainer.feed import Feed, RunFeed
+from trainer.flops import find_peak
 from trainer.guard import Guard, RollBack
 from trainer.ingest import SlotStream
 from trainer.launch import Link, Outcome, Place
@@ -108,6 +109,7 @@ def run_share(
             evaluators=evaluators,
             checkpoints=checkpoints,
             guard=guard,
+            peak_tflops=peak_of(device, config=config),
             log=RunLog(
                 run_directory,
                 config=config,
@@ -134,6 +136,13 @@ def run_share(
             saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config)
     engine.close()
     return Outcome(first_step=resumed_at, last_step=last_step, finished=last_step >= config.max_steps)
+
+
+def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
+    """Dense bf16 peak of this rank's device, 10^12 operations a second; None for a CPU and for what is not known."""
+    if config.logging.peak_tflops is not None or device.type != "cuda":
+        return config.logging.peak_tflops
+    return find_peak(torch.cuda.get_device_name(device))
 
 
 def go_back(

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
 from trainer.model.attention import SelfAttention, SequenceLayout
 from trainer.model.dropout import Dropout
+from trainer.model.gelu_gpu import linear_gelu
 from trainer.model.layers import Linear, activation_function, layer_norm
 
 FEED_FORWARD_FACTOR = 4
+
+
+class ActivatedLinear(Linear):
+    """A linear layer and GELU after it: one module, so that ZeRO-3 has its parameters at hand."""
+
+    def __init__(self, width_in: int, width_out: int, *, activation: str) -> None:
+        super().__init__(width_in, width_out)
+        self.tanh = activation == "gelu_tanh"
+        self.activation = activation_function(activation)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[T, width_in] -> [T, width_out]."""
+        if hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16):
+            return linear_gelu(hidden, self.weight, self.bias, tanh=self.tanh)
+        return self.activation(super().forward(hidden))
 
 
 class FeedForward(nn.Module):
@@ -17,13 +34,12 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = Linear(config.width, FEED_FORWARD_FACTOR * config.width)
+        self.up = ActivatedLinear(config.width, FEED_FORWARD_FACTOR * config.width, activation=config.activation)
         self.down = Linear(FEED_FORWARD_FACTOR * config.width, config.width)
-        self.activation = activation_function(config.activation)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, width] -> [T, width]."""
-        return self.down(self.activation(self.up(hidden)))  # type: ignore[no-any-return]
+        return self.down(self.up(hidden))  # type: ignore[no-any-return]
 
 
 class EncoderLayer(nn.Module):

@@ -44,7 +44,7 @@ def _column_key(columns):
 
 
 @triton.jit
-def forward_kernel(
+def attention_forward_kernel(
     qkv_ptr, out_ptr, lse_ptr, offsets_ptr, seed_ptr, scale, inverse_keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -85,7 +85,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_q_kernel(
+def attention_backward_q_kernel(
     qkv_ptr, out_ptr, upstream_ptr, lse_ptr, delta_ptr, gradient_ptr, offsets_ptr, seed_ptr,
     scale, final_scale, keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
@@ -127,7 +127,7 @@ def backward_q_kernel(
 
 
 @triton.jit
-def backward_kv_kernel(
+def attention_backward_kv_kernel(
     qkv_ptr, upstream_ptr, lse_ptr, delta_ptr, gradient_ptr, offsets_ptr, seed_ptr,
     scale, final_scale, inverse_keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
@@ -184,7 +184,7 @@ def forward(
     out = torch.empty(num_tokens, heads, width, dtype=qkv.dtype, device=qkv.device)
     lse = torch.empty(heads, num_tokens, dtype=torch.float32, device=qkv.device)
     grid = (triton.cdiv(max_length, tiles["BLOCK_M"]), heads, offsets.numel() - 1)
-    forward_kernel[grid](
+    attention_forward_kernel[grid](
         qkv, out, lse, offsets, seed, LOG2_E / math.sqrt(width), 1 / (1 - threshold / 2**32), threshold, num_tokens,
         WIDTH=heads * width, D=width, DROPOUT=threshold > 0, **tiles,
     )  # fmt: skip
@@ -211,12 +211,12 @@ def backward(
     scale = 1 / math.sqrt(width)
     constants = {"WIDTH": heads * width, "D": width, "DROPOUT": threshold > 0}
     grid = (triton.cdiv(max_length, tiles_q["BLOCK_M"]), heads, offsets.numel() - 1)
-    backward_q_kernel[grid](
+    attention_backward_q_kernel[grid](
         qkv, out, upstream, lse, delta, gradient, offsets, seed, scale * LOG2_E, scale / keep, keep, threshold,
         num_tokens, **constants, **tiles_q,
     )  # fmt: skip
     grid = (triton.cdiv(max_length, tiles_kv["BLOCK_N"]), heads, offsets.numel() - 1)
-    backward_kv_kernel[grid](
+    attention_backward_kv_kernel[grid](
         qkv, upstream, lse, delta, gradient, offsets, seed, scale * LOG2_E, scale / keep, 1 / keep, threshold,
         num_tokens, **constants, **tiles_kv,
     )  # fmt: skip

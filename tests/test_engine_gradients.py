@@ -1,0 +1,118 @@
+"""Gradients in buckets of our own: DeepSpeed's numbers, whatever the buckets, and none of its own path left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_training import ToyModel, gather_state, make_config, make_engine, train
+from worker_group import WorkerGroup
+
+from trainer import engine_gradients
+from trainer.engine import Engine
+
+Groups = Callable[[int], WorkerGroup]
+STEPS = 4
+
+
+def run_layout(
+    rank: int, stage: int, precision: str, raw: dict[str, Any], bucket: int | None
+) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
+    """(loss, norm) of each step and the parameters after the last; `raw`: DeepSpeed settings, `bucket`: elements."""
+    with pytest.MonkeyPatch.context() as patch:
+        if bucket is not None:
+            patch.setattr(engine_gradients, "LARGEST_BUCKET", bucket)
+        config = make_config(zero_stage=stage, precision=precision, deepspeed=raw)
+        engine = make_engine(config)
+        curve = train(engine, config, first=1, last=STEPS)
+        parameters = gather_state(engine)["parameter"]
+        engine.close()
+    return curve, parameters
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.02)])
+def test_the_numbers_are_those_of_deepspeeds_own_path(
+    worker_group: Groups, world: int, stage: int, precision: str, tolerance: float
+) -> None:
+    group = worker_group(world)
+    curve, _ = group.run(run_layout, stage, precision, {}, None)[0]
+    theirs, _ = group.run(run_layout, stage, precision, {"wall_clock_breakdown": False}, None)[0]
+    np.testing.assert_allclose(curve, theirs, rtol=tolerance)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_buckets_of_any_size_give_the_same_bits(worker_group: Groups, world: int, stage: int) -> None:
+    """Also such as hold less than a parameter, and such as the padding at the end falls into."""
+    group = worker_group(world)
+    whole = group.run(run_layout, stage, "fp32", {}, None)[0]
+    for bucket in (7, 1_000):
+        curve, parameters = group.run(run_layout, stage, "fp32", {}, bucket)[0]
+        assert [loss for loss, _ in curve] == [loss for loss, _ in whole[0]]
+        assert all(torch.equal(parameters[name], values) for name, values in whole[1].items())
+
+
+class HalfUsed(ToyModel):
+    """A model one of whose parameters no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.ones(50))
+
+
+def train_half_used(rank: int, stage: int) -> dict[str, dict[str, torch.Tensor]]:
+    config = make_config(zero_stage=stage)
+    torch.manual_seed(0)
+    engine = Engine(HalfUsed(), config=config, device=torch.device("cpu"), micro_batches=4 // 2)
+    train(engine, config, first=1, last=2)
+    state = gather_state(engine)
+    engine.close()
+    return state
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_parameter_without_gradient_stands_still(worker_group: Groups, stage: int) -> None:
+    """The buckets are used again: what another parameter left there must not be taken for its gradient."""
+    state = worker_group(2).run(train_half_used, stage)[0]
+    assert torch.equal(state["parameter"]["unused"], torch.ones(50))
+    assert not state["exp_avg_sq"]["unused"].any()
+    assert state["exp_avg_sq"]["shrink.bias"].all()
+
+
+def gradients_of(rank: int, raw: dict[str, Any]) -> tuple[int, bool]:
+    """Hooks of DeepSpeed on gradients, and whether a step leaves any gradient behind."""
+    config = make_config(zero_stage=1, deepspeed=raw)
+    engine = make_engine(config)
+    train(engine, config, first=1, last=1)
+    hooks = len(engine._engine.optimizer._grad_acc_hooks)
+    left = any(parameter.grad is not None for parameter in engine.module.parameters())
+    engine.close()
+    return hooks, left
+
+
+def test_nothing_of_deepspeeds_path_is_left(worker_group: Groups) -> None:
+    assert worker_group(1).run(gradients_of, {})[0] == (0, False)
+    hooks, _ = worker_group(1).run(gradients_of, {"wall_clock_breakdown": False})[0]
+    assert hooks == 8  # one a parameter
+
+
+def train_in_two(rank: int, stage: int) -> list[float]:
+    """Losses of steps that have two micro-batches where three are allowed, as a phase with fewer lanes has."""
+    config = make_config(zero_stage=stage)
+    torch.manual_seed(0)
+    engine = Engine(ToyModel(), config=config, device=torch.device("cpu"), micro_batches=3)
+    engine.micro_batches = 2
+    losses = [loss for loss, _ in train(engine, config, first=1, last=3)]
+    engine.close()
+    return losses
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_step_may_have_fewer_micro_batches(worker_group: Groups, stage: int) -> None:
+    whole = [loss for loss, _ in worker_group(2).run(run_layout, stage, "fp32", {}, None)[0][0]]
+    assert worker_group(2).run(train_in_two, stage)[0] == whole[:3]

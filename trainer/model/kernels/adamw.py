@@ -1,0 +1,65 @@
+"""AdamW over one flat partition, in one pass: clipping, both moments, decay, the fp32 weights and their bf16 copy.
+
+torch's fused AdamW wants fp32 gradients and leaves the copy to be made, which for BERT-Large moves half as much memory
+again. Bias corrections are numbers of the host, which knows the step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILES = {"BLOCK": 2048, "num_warps": 8}
+
+
+@triton.jit
+def adamw_kernel(
+    weight_ptr, exp_avg_ptr, exp_avg_sq_ptr, gradient_ptr, working_ptr, divisor_ptr, skip_ptr,
+    rate, inverse_root, shrink, beta1, beta2, epsilon, numel, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block of elements; nothing is written where *skip_ptr is not zero."""
+    if tl.load(skip_ptr) == 0.0:
+        places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = places < numel
+        gradient = tl.load(gradient_ptr + places, mask=inside, other=0.0).to(tl.float32) / tl.load(divisor_ptr)
+        exp_avg = tl.load(exp_avg_ptr + places, mask=inside, other=0.0)
+        exp_avg_sq = tl.load(exp_avg_sq_ptr + places, mask=inside, other=0.0)
+        weight = tl.load(weight_ptr + places, mask=inside, other=0.0)
+        exp_avg += (1.0 - beta1) * (gradient - exp_avg)
+        exp_avg_sq += (1.0 - beta2) * (gradient * gradient - exp_avg_sq)
+        weight = weight * shrink - rate * exp_avg / (tl.sqrt(exp_avg_sq) * inverse_root + epsilon)
+        tl.store(exp_avg_ptr + places, exp_avg, mask=inside)
+        tl.store(exp_avg_sq_ptr + places, exp_avg_sq, mask=inside)
+        tl.store(weight_ptr + places, weight, mask=inside)
+        tl.store(working_ptr + places, weight.to(working_ptr.dtype.element_ty), mask=inside)
+
+
+def update(
+    weight: Tensor,
+    *,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    gradient: Tensor,
+    working: Tensor,
+    divisor: Tensor,
+    skip: Tensor,
+    step: int,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    epsilon: float,
+) -> None:
+    """Step number `step` (from 1) of AdamW (Loshchilov and Hutter 2019) in place; all 1-D of one size and contiguous.
+
+    weight and moments fp32; gradient of any float type, divided by `divisor`; `working` takes the new weights in its
+    own type. divisor, skip: fp32 scalars on the device; where skip is not zero nothing changes.
+    """
+    beta1, beta2 = betas
+    adamw_kernel[(triton.cdiv(weight.numel(), TILES["BLOCK"]),)](
+        weight, exp_avg, exp_avg_sq, gradient, working, divisor, skip,
+        learning_rate / (1.0 - beta1**step), 1.0 / math.sqrt(1.0 - beta2**step), 1.0 - learning_rate * weight_decay,
+        beta1, beta2, epsilon, weight.numel(), **TILES,
+    )  # fmt: skip

@@ -1,0 +1,226 @@
+"""Where a step's time goes: `python -m trainer.profiling --config FILE [key.sub=value ...]`.
+
+Runs a few steps of the real loop on this machine and leaves OUTPUT-profile/trace.json (for chrome://tracing or
+Perfetto) and parts.md, a table by kind of work and by phase of the step. The run in OUTPUT is not touched. Cost: some
+20 us an operation while steps are recorded, so that small models look slower than they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
+from trainer import launch_processes
+from trainer.config import TrainerConfig
+from trainer.launch import Link, Place, WorkerError, stop_on_signals
+from trainer.preflight import check, read_config
+from trainer.run_directory import write_config
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PROGRAM = "python -m trainer.profiling"
+WARM_UP, RECORDED = 5, 5
+"""Steps before, in which the model is compiled, and steps recorded."""
+TRACE, PARTS = "trace.json", "parts.md"
+
+KINDS = {
+    "communication": ("nccl", "gloo", "all_reduce", "allreduce", "reduce_scatter", "all_gather"),
+    "attention": ("attention", "flash", "fmha"),
+    "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "addmm", "aten::mm", "aten::bmm", "linear"),
+    "GELU": ("gelu",),
+    "LayerNorm, dropout, residual": ("layer_norm", "layernorm", "dropout"),
+    "optimizer": ("fusedoptimizer", "fused_adam", "adamw"),
+    "cross-entropy": ("nll_loss", "softmax", "cross_entropy"),
+    "copies and fills": ("memcpy", "memset", "copy_", "foreach_copy", "tensorlist", "fill", "zero_"),
+    "sums": ("red_fused_sum", "reduce_kernel", "per_fused_sum", "aten::sum"),
+}
+"""Kind of work -> parts of the names of its kernels (on a CPU: operators), the first that fits."""
+OTHER = "other"
+
+HELP = f"""usage: {PROGRAM} [--config FILE] [key.sub=value ...]
+
+Records {RECORDED} steps after {WARM_UP} of warming up, by the settings of trainer/run.py with spawned processes, and
+writes OUTPUT-profile/{TRACE} and OUTPUT-profile/{PARTS}. On a GPU host workers=2 shows communication too.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Milliseconds a step, of the first worker."""
+
+    kinds: dict[str, float]
+    """Kind of work -> time in its kernels (on a CPU: in its operators)."""
+    phases: dict[str, float]
+    """forward, backward, update -> from the phase's first kernel to its last; empty on a CPU."""
+    launches: float
+    """Kernels a step."""
+    step_ms: float
+    """From step to step."""
+
+    @property
+    def idle_ms(self) -> float:
+        """Time in which nothing of the above ran."""
+        return max(0.0, self.step_ms - sum(self.kinds.values()))
+
+    def table(self) -> str:
+        """As Markdown."""
+        rows = sorted(self.kinds.items(), key=lambda item: -item[1])
+        lines = ["| part | ms a step | share |", "|---|---|---|"]
+        lines += [f"| {name} | {ms:.2f} | {ms / self.step_ms:.1%} |" for name, ms in rows if ms > 0]
+        lines += [f"| nothing (host, waiting) | {self.idle_ms:.2f} | {self.idle_ms / self.step_ms:.1%} |"]
+        lines += [f"| the step | {self.step_ms:.2f} | {self.launches:,.0f} kernels |"]
+        if self.phases:
+            lines += ["", "| phase | ms a step |", "|---|---|"]
+            lines += [f"| {name} | {ms:.2f} |" for name, ms in self.phases.items()]
+        return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0 done, 2 refused, 1 failed."""
+    try:
+        words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
+        refuse_flags(words.flags, program=PROGRAM)
+        if "--help" in words.flags:
+            print(HELP + describe(TrainerConfig))
+            return 0
+        config = read_config(words, repository=REPOSITORY)
+        folder = Path(f"{config.output}-profile")
+        print(profile_run(config, folder=folder).table(), end="")
+        print(f"trace and table: {folder}")
+        return 0
+    except (ValueError, OSError) as error:
+        return fail(error)
+    except WorkerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
+    """Run and record in `folder`, which is made; raises ConfigError where the config has too few steps."""
+    steps = WARM_UP + 1 + RECORDED  # the recorder itself warms up in one
+    if config.max_steps <= steps:
+        raise ConfigError(f"max_steps={config.max_steps}: recording takes {steps} steps and more; raise max_steps")
+    scratch = folder / "run"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    config = config.model_copy(
+        update={
+            "output": str(scratch),
+            "launcher": "processes",
+            "logging": config.logging.model_copy(update={"tensorboard": False, "row_ids": False}),
+            "evaluation": config.evaluation.model_copy(update={"every_steps": None}),
+            "checkpoint": config.checkpoint.model_copy(update={"every_steps": config.max_steps, "keep_best": 0}),
+        }
+    )
+    for line in check(config).lines:
+        print(line, flush=True)
+    config = launch_processes.resolve_device(config)
+    write_config(config)
+    with stop_on_signals() as stop:
+        launch_processes.run_in_processes(config, say=print, stop=stop, watch=partial(record, folder=str(folder)))
+    shutil.rmtree(scratch)
+    parts = read_parts(folder / TRACE)
+    (folder / PARTS).write_text(parts.table(), encoding="utf-8")
+    return parts
+
+
+@contextmanager
+def record(link: Link, place: Place, *, folder: str) -> Iterator[Link]:
+    """Record this worker's steps; ask the run to stop after the last. The first worker writes the trace."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+
+    def write(profiler: torch.profiler.profile) -> None:
+        if place.rank == 0:
+            profiler.export_chrome_trace(f"{folder}/{TRACE}")
+
+    schedule = torch.profiler.schedule(wait=WARM_UP, warmup=1, active=RECORDED, repeat=1)
+    with torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=write) as profiler:
+        yield _CountingLink(link, profiler=profiler)
+
+
+class _CountingLink:
+    """A Link that moves the recorder on: the loop asks once a step whether it is to stop."""
+
+    def __init__(self, link: Link, *, profiler: torch.profiler.profile) -> None:
+        self._link, self._profiler, self._steps = link, profiler, 0
+
+    def say(self, line: str) -> None:
+        self._link.say(line)
+
+    def stop_requested(self) -> bool:
+        self._steps += 1
+        self._profiler.step()
+        return self._steps >= WARM_UP + 1 + RECORDED or self._link.stop_requested()
+
+
+def read_parts(trace: Path) -> Parts:
+    """Sum up a trace that `record` has written."""
+    events = [event for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"] if "dur" in event]
+    steps = [event for event in events if str(event["name"]).startswith("ProfilerStep")]
+    count = len({event["name"] for event in steps})
+    by_host = [event for event in steps if event.get("cat") == "user_annotation"]
+    span_us = max(end_of(event) for event in by_host) - min(float(event["ts"]) for event in by_host)
+    kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    kinds: dict[str, float] = defaultdict(float)
+    for event in kernels or own_times(events):
+        kinds[kind_of(str(event["name"]))] += event["dur"] / 1e3 / count
+    phases = {
+        name: sum(e["dur"] for e in events if e.get("cat") == "gpu_user_annotation" and e["name"] == name) / 1e3 / count
+        for name in ("forward", "backward", "update")
+    }
+    return Parts(
+        kinds=dict(kinds),
+        phases={name: ms for name, ms in phases.items() if ms > 0},
+        launches=len(kernels) / count,
+        step_ms=span_us / 1e3 / count,
+    )
+
+
+def own_times(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The operators of a CPU's main threads, each with the time in which it called no other."""
+    threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "cpu_op":
+            threads[event["tid"]].append(event)
+    for members in threads.values():
+        members.sort(key=lambda event: (event["ts"], -event["dur"]))
+        open_operators: list[dict[str, Any]] = []
+        for event in members:
+            while open_operators and end_of(open_operators[-1]) <= event["ts"]:
+                yield _closed(open_operators.pop())
+            if open_operators:
+                open_operators[-1]["inner"] += event["dur"]
+            open_operators.append({**event, "inner": 0.0})
+        while open_operators:
+            yield _closed(open_operators.pop())
+
+
+def end_of(event: Mapping[str, Any]) -> float:
+    """Its last moment, us."""
+    return float(event["ts"]) + float(event["dur"])
+
+
+def kind_of(name: str) -> str:
+    """The kind of work that a kernel or operator does."""
+    small = name.lower()
+    return next((kind for kind, parts in KINDS.items() if any(part in small for part in parts)), OTHER)
+
+
+def _closed(event: dict[str, Any]) -> dict[str, Any]:
+    return {"name": event["name"], "dur": max(0.0, event["dur"] - event["inner"])}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
