@@ -75,8 +75,16 @@ class Failure:
         return cls(rank, text, isinstance(error, (ValueError, OSError)), traceback.format_exc(), time.time())
 
 
+GO_ON = "; the same command goes on from the last checkpoint"
+"""How the message of a loss ends."""
+
+
 class WorkerError(RuntimeError):
     """A worker failed, and not for its input."""
+
+
+class ClusterError(WorkerError):
+    """Ray itself cannot be worked with any more: workers can be started again by a new command alone."""
 
 
 def raise_first(failures: list[Failure]) -> None:
