@@ -23,7 +23,7 @@ from trainer.config import TrainerConfig
 @pytest.fixture(scope="module")
 def stage(worker_group: Callable[[int], WorkerGroup], tmp_path_factory: pytest.TempPathFactory) -> Stage:
     """With the uninterrupted run made by the workers of the other tests."""
-    made = Stage(tmp_path_factory.mktemp("chaos"))
+    made = Stage(tmp_path_factory.mktemp("chaos"), fork=True)
     reference = made.make_run("uninterrupted")
     words = [f"data={made.data}", f"output={reference.output}", *SETTINGS, "launcher=processes"]
     run_in_group(worker_group(2), load_settings(TrainerConfig, overrides=words))
@@ -36,7 +36,7 @@ def survivor(stage: Stage) -> Iterator[tuple[Run, Finding]]:
     """A run whose workers were killed while they started, in a step, and while they wrote a checkpoint."""
     run = stage.make_run("survivor")
     try:
-        run.start(program="tests/chaos/poisoned_run.py", CHAOS_FORK="1")
+        run.start()
         kill(run.wait_for_worker(1))
         line = run.wait_for("starting the workers again from step 0")
         run.wait_for_step(12, since=line.time)

@@ -121,12 +121,13 @@ class GroupWatch:
 
 def settle(nodes: Collection[str]) -> None:
     """Wait until each of the nodes has answered, or Ray knows that it is gone: what it is told next is then true."""
+    answer = ray.remote(num_cpus=0, max_retries=0)(_answer)
     calls = [
-        _answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in nodes
+        answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in nodes
     ]
-    ray.wait(calls, num_returns=len(calls), timeout=SETTLE_S)
+    if calls:
+        ray.wait(calls, num_returns=len(calls), timeout=SETTLE_S)
 
 
-@ray.remote(num_cpus=0, max_retries=0)
 def _answer() -> None:
     """The node lives."""

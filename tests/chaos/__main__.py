@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="show the names of the faults")
     parser.add_argument("--out", type=Path, default=Path("build/chaos"), help="folder of findings.jsonl and table.md")
     parser.add_argument("--keep", action="store_true", help="leave the run directories")
+    parser.add_argument("--fork", action="store_true", help="start workers by fork: quicker, and not what users run")
     options = parser.parse_args(arguments)
     if options.list:
         for group, faults in GROUPS.items():
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="cloze-chaos-", dir="/tmp"))  # Ray's socket paths must be short
     findings: list[Finding] = []
-    stage = Stage(folder)
+    stage = Stage(folder, fork=options.fork)
     with open(options.out / "findings.jsonl", "w", encoding="utf-8") as stream:
         for fault in chosen:
             for finding in play(fault, stage=stage):

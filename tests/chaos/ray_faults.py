@@ -12,7 +12,7 @@ import psutil
 
 from trainer.metrics import read_json_lines
 
-from .findings import END_S, Finding, judge
+from .findings import END_S, Finding, find_remains, judge
 from .ray_cluster import CPUS_PER_WORKER, Cluster
 from .runs import EVERY_STEPS, WAIT_S, ChaosError, Run, Stage, kill
 from .worker_faults import tell_restart
@@ -154,6 +154,24 @@ def kill_the_driver(stage: Stage) -> Finding:
         return conclude(run, cluster, fault=fault, since=since, happened=happened, broken=broken)
 
 
+def kill_the_driver_of_its_own_ray(stage: Stage) -> Finding:
+    """SIGKILL of a command that has started Ray itself: Ray and the workers end with it."""
+    _ = stage.reference
+    run = stage.make_run("ray-own-kill-the-driver")
+    run.start("launcher=ray")
+    run.wait_for_step(12)
+    run.commands[-1].process.kill()
+    run.finish()
+    broken = find_remains(run)
+    broken.remove("the lease was not given back")
+    since = time.monotonic()
+    run.start("launcher=ray")
+    run.finish()
+    happened = "Ray and its workers ended; the same command went on from the last checkpoint"
+    fault = "Ray without a cluster: SIGKILL of the command"
+    return judge(run, fault=fault, happened=happened, since=since, broken=broken)
+
+
 def begin(stage: Stage, cluster: Cluster, *settings: str, name: str) -> Run:
     """Give the command on a cluster of two nodes."""
     _ = stage.reference
@@ -233,4 +251,5 @@ FAULTS = (
     lose_the_head,
     stop_the_driver,
     kill_the_driver,
+    kill_the_driver_of_its_own_ray,
 )

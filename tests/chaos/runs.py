@@ -25,6 +25,7 @@ from trainer.checkpoint_files import checkpoints_folder, list_checkpoints, step_
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 MARK = "CLOZE_CHAOS"
 """Environment variable by which everything that a run starts can be found again."""
+PROGRAM = "trainer/run.py"
 MAX_STEPS, EVERY_STEPS = 60, 5
 WAIT_S = 240.0
 """Longest wait for anything; far more than it takes."""
@@ -96,8 +97,11 @@ class Run:
     lines: list[Line] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
 
-    def start(self, *settings: str, program: str = "trainer/run.py", **environment: str) -> Command:
+    def start(self, *settings: str, **environment: str) -> Command:
         """Give the command; `settings` come after those of every run."""
+        if self.stage.fork:
+            environment = {**environment, "CHAOS_FORK": "1"}
+        program = "tests/chaos/poisoned_run.py" if any(key.startswith("CHAOS_") for key in environment) else PROGRAM
         launcher = () if any(word.startswith("launcher=") for word in settings) else ("launcher=processes",)
         words = [f"data={self.data}", f"output={self.output}", *SETTINGS, *launcher, *settings]
         command = Command(
@@ -224,6 +228,8 @@ class Stage:
     """Where the faults are played: a folder with a data set and the uninterrupted run that others are compared with."""
 
     folder: Path
+    fork: bool = False
+    """Workers are forked from a server that has loaded torch once; only launcher=processes. For a quick look."""
 
     @cached_property
     def config_file(self) -> Path:

@@ -111,13 +111,12 @@ def poison_a_gradient(stage: Stage) -> Finding:
     """NaN in the gradient of one lane: not applied, noted; the run is the same when it is killed on the way."""
     poison = {"CHAOS_NAN_STEPS": "22,23"}
     settings = ("guard.max_bad_steps=2", "guard.skip_before=1")
-    program = "tests/chaos/poisoned_run.py"
     whole = stage.make_run("poisoned")
-    whole.start(*settings, program=program, **poison)
+    whole.start(*settings, **poison)
     if whole.finish() != 0:
         raise ChaosError("\n".join(line.text for line in whole.lines[-20:]))
     run = stage.make_run("poisoned-and-killed")
-    run.start(*settings, program=program, **poison)
+    run.start(*settings, **poison)
     line = run.wait_for("back to the checkpoint of step 20")
     run.wait_for_step(27, since=line.time)
     since = kill(run.wait_for_worker(1))
