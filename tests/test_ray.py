@@ -54,12 +54,13 @@ def test_a_run_under_ray_fails_in_one_line_goes_on_and_gives_the_bits_of_the_loo
         max_steps=MAX_STEPS,
     )
     said: list[str] = []
+    killed: list[int] = []
     stop = StopRequest()
 
     def say(line: str) -> None:
         said.append(line)
-        if line.startswith("resumed at step 5"):
-            kill_a_worker()
+        if line.startswith("resumed at step 5") and not killed:
+            killed.append(kill_a_worker())
 
     with ray_session(config) as settled:
         assert settled.device == "cpu"
@@ -82,12 +83,13 @@ def test_a_run_under_ray_fails_in_one_line_goes_on_and_gives_the_bits_of_the_loo
     assert rows_by_step(tmp_path / "run") == rows_by_step(tmp_path / "whole")
 
 
-def kill_a_worker() -> None:
-    """SIGKILL of one training worker of this process's Ray."""
+def kill_a_worker() -> int:
+    """SIGKILL of one training worker of this process's Ray; returns its process id."""
     ours = psutil.Process().children(recursive=True)
     workers = [process for process in ours if process.is_running() and "RayTrainWorker" in " ".join(process.cmdline())]
     assert len(workers) == 2
     workers[1].kill()
+    return workers[1].pid
 
 
 def assert_start_is_bounded(config: TrainerConfig, *, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def bound_waits(timeout_s: int) -> None:
     """
     timeout = timedelta(seconds=timeout_s)
     distributed_c10d.default_pg_timeout = timeout
-    distributed_c10d.default_pg_nccl_timeout = timeout
+    distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
 
 
 def load_deepspeed(device: torch.device, *, precision: Precision) -> ModuleType:

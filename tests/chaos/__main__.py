@@ -82,6 +82,8 @@ def play(fault: Fault, *, stage: Stage) -> list[Finding]:
         found = fault(stage)
     except ChaosError as error:
         found = Finding(fault.__name__, "could not be played", None, 0, "differs", (str(error),))
+        for run in stage.runs:
+            run.end()
     print(f"{fault.__name__}: {time.monotonic() - began:.0f} s", flush=True)
     return found if isinstance(found, list) else [found]
 

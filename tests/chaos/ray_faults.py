@@ -17,7 +17,7 @@ from .ray_cluster import CPUS_PER_WORKER, Cluster
 from .runs import EVERY_STEPS, WAIT_S, ChaosError, Run, Stage, kill
 from .worker_faults import tell_restart
 
-SETTINGS = ("launcher=ray", f"cpus_per_worker={CPUS_PER_WORKER}", "start_timeout_s=120")
+SETTINGS = ("launcher=ray", f"cpus_per_worker={CPUS_PER_WORKER}", "start_timeout_s=300", "collective_timeout_s=600")
 
 
 def kill_ray_worker_in_a_step(stage: Stage) -> Finding:
@@ -200,7 +200,9 @@ def conclude(
 ) -> Finding:
     """Judge a run that has ended; no worker may be left on the cluster."""
     found = [*(broken or []), *wait_for_no_worker(cluster)]
-    happened = happened or tell_restart(run, run.finish())
+    if happened is None:
+        happened, missing = tell_restart(run)
+        found += missing
     return judge(
         run,
         fault=fault,

@@ -27,7 +27,7 @@ MARK = "CLOZE_CHAOS"
 """Environment variable by which everything that a run starts can be found again."""
 PROGRAM = "trainer/run.py"
 MAX_STEPS, EVERY_STEPS = 60, 5
-WAIT_S = 240.0
+WAIT_S = 600.0
 """Longest wait for anything; far more than it takes."""
 STARTED = re.compile(r"^(?:resumed at|training from) step (\d+) of")
 STEP = re.compile(r"^step +(\d+)/\d+ ")
@@ -80,7 +80,11 @@ class Command:
 
     def wait(self) -> int:
         """The exit status, once everything that it printed is read."""
-        status = self.process.wait(WAIT_S)
+        try:
+            status = self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired as error:
+            self.process.kill()
+            raise ChaosError(f"the command did not end in {WAIT_S:.0f} s") from error
         self._thread.join(10)
         return status
 
@@ -230,6 +234,8 @@ class Stage:
     folder: Path
     fork: bool = False
     """Workers are forked from a server that has loaded torch once; only launcher=processes. For a quick look."""
+    runs: list[Run] = field(default_factory=list)
+    """All that were made."""
 
     @cached_property
     def config_file(self) -> Path:
@@ -262,8 +268,8 @@ class Stage:
         return self.folder / "data"
 
     def write_data(self, folder: Path) -> Manifest:
-        """40 training rows in 4 row groups, some held out: an epoch is about 5 steps."""
-        return write_data_set(folder, shards=2, row_groups=2, rows=10, max_seq_length=32, vocabulary_size=256)
+        """120 training rows in 4 row groups, some held out: an epoch is about 15 steps."""
+        return write_data_set(folder, shards=2, row_groups=2, rows=30, max_seq_length=32, vocabulary_size=256)
 
     @cached_property
     def reference(self) -> Run:
@@ -283,7 +289,8 @@ class Stage:
         if own_data:
             data = folder / "data"
             self.write_data(data)
-        return Run(self, name, data=data, output=output or folder / "run")
+        self.runs.append(Run(self, name, data=data, output=output or folder / "run"))
+        return self.runs[-1]
 
 
 def marked(variable: str) -> list[psutil.Process]:

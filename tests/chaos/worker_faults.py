@@ -10,7 +10,7 @@ from small_runs import rows_by_step
 from trainer.metrics import read_json_lines
 
 from .findings import Finding, find_remains, judge
-from .runs import ChaosError, Run, Stage, kill
+from .runs import MAX_STEPS, ChaosError, Run, Stage, kill
 
 
 def kill_in_a_step(stage: Stage) -> Finding:
@@ -19,8 +19,7 @@ def kill_in_a_step(stage: Stage) -> Finding:
     run.start()
     run.wait_for_step(12)
     since = kill(run.wait_for_worker(1))
-    status = run.finish()
-    return judge(run, fault="SIGKILL of a worker in a step", happened=tell_restart(run, status), since=since)
+    return conclude(run, fault="SIGKILL of a worker in a step", since=since)
 
 
 def kill_first_rank_in_a_step(stage: Stage) -> Finding:
@@ -29,8 +28,7 @@ def kill_first_rank_in_a_step(stage: Stage) -> Finding:
     run.start()
     run.wait_for_step(23)
     since = kill(run.wait_for_worker(0))
-    status = run.finish()
-    return judge(run, fault="SIGKILL of rank 0 in a step", happened=tell_restart(run, status), since=since)
+    return conclude(run, fault="SIGKILL of rank 0 in a step", since=since)
 
 
 def kill_in_a_save(stage: Stage) -> Finding:
@@ -48,8 +46,7 @@ def _kill_in_a_save(stage: Stage, *, rank: int) -> Finding:
     run.start()
     run.wait_for_step(8)
     since = strike_in_a_save(run, rank=rank)
-    status = run.finish()
-    return judge(run, fault=f"SIGKILL of rank {rank} during a save", happened=tell_restart(run, status), since=since)
+    return conclude(run, fault=f"SIGKILL of rank {rank} during a save", since=since)
 
 
 def strike_in_a_save(run: Run, *, rank: int) -> float:
@@ -70,8 +67,7 @@ def kill_in_the_start(stage: Stage) -> Finding:
     run = stage.make_run("kill-in-the-start")
     run.start()
     since = kill(run.wait_for_worker(1))
-    status = run.finish()
-    return judge(run, fault="SIGKILL of a worker during start", happened=tell_restart(run, status), since=since)
+    return conclude(run, fault="SIGKILL of a worker during start", since=since)
 
 
 def freeze(stage: Stage) -> Finding:
@@ -82,9 +78,7 @@ def freeze(stage: Stage) -> Finding:
     victim = run.wait_for_worker(1)
     since = time.monotonic()
     victim.send_signal(signal.SIGSTOP)
-    status = run.finish()
-    happened = tell_restart(run, status)
-    return judge(run, fault="a worker freezes (SIGSTOP), time-out 15 s", happened=happened, since=since)
+    return conclude(run, fault="a worker freezes (SIGSTOP), time-out 15 s", since=since)
 
 
 def kill_without_end(stage: Stage) -> Finding:
@@ -132,9 +126,9 @@ def judge_poisoned(run: Run, *, whole: Run, happened: str, since: float) -> Find
     ours, theirs = curve_without_nan(run), curve_without_nan(whole)
     if ours != theirs or rows_by_step(run.output) != rows_by_step(whole.output):
         broken.append("other steps than in the poisoned run that nobody killed")
-    if ours[:21] != clean[:21]:
-        broken.append("other steps than in the clean run before the first bad one")
-    if [step for step, *_ in ours] != [*range(1, 22), *range(24, 61)]:
+    if ours[:20] != clean[:20]:
+        broken.append("other steps than in the clean run before the window that was passed over")
+    if [step for step, *_ in ours] != [*range(1, 21), *range(24, MAX_STEPS + 1)]:
         broken.append("other steps are missing than those that were passed over")
     return Finding(
         "NaN in the gradient of steps 22 and 23, then SIGKILL of a worker",
@@ -155,10 +149,17 @@ def curve_without_nan(run: Run) -> list[tuple[int, float, float]]:
     ]
 
 
-def tell_restart(run: Run, status: int) -> str:
-    """The lines in which a run says that it started its workers again."""
+def conclude(run: Run, *, fault: str, since: float) -> Finding:
+    """Judge a run that started its workers again by itself."""
+    run.finish()
+    happened, broken = tell_restart(run)
+    return judge(run, fault=fault, happened=happened, since=since, broken=broken)
+
+
+def tell_restart(run: Run) -> tuple[str, list[str]]:
+    """The lines in which a run says that it started its workers again; a complaint where it did not."""
     lines = [line.text for line in run.lines if "starting the workers again" in line.text]
-    return "; then ".join(lines) if lines else f"no restart; status {status}"
+    return "; then ".join(lines), [] if lines else ["the fault had no effect: the workers were not started again"]
 
 
 FAULTS = (
