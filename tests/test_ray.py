@@ -104,7 +104,5 @@ def assert_start_is_bounded(config: TrainerConfig, *, monkeypatch: pytest.Monkey
     fit = cast(Any, SimpleNamespace(is_alive=lambda: True))
     short = config.model_copy(update={"start_timeout_s": 1})
     watch = GroupWatch(short, each=launch_ray.resources_of(short))
-    said: list[str] = []
     with pytest.raises(ClusterError, match=r"Ray started no worker in start_timeout_s=1: waiting for Ray to start 2"):
-        launch_ray.attend(fit, board=board, config=short, watch=watch, say=said.append, stop=StopRequest())
-    assert said[0].startswith("waiting for Ray to start 2 workers")
+        launch_ray.attend(fit, board=board, config=short, watch=watch, say=print, stop=StopRequest())

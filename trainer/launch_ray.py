@@ -189,7 +189,8 @@ def run_on_ray(
                 raise_first([failure for failure in failures if failure.by_input])
                 raise_lost(fit.error)
                 raise_first(failures)
-                raise WorkerError(f"Ray Train ended the run: {fit.error}") from fit.error
+                cause = getattr(fit.error, "controller_failure", fit.error)
+                raise WorkerError(f"Ray Train ended the run: {' '.join(str(cause).split())}") from fit.error
         finally:
             ray.kill(board)
     assert isinstance(fit.outcome, Outcome)

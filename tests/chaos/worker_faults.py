@@ -133,7 +133,7 @@ def judge_poisoned(run: Run, *, whole: Run, happened: str, since: float) -> Find
     return Finding(
         "NaN in the gradient of steps 22 and 23, then SIGKILL of a worker",
         happened,
-        run.seconds_to_next_step(since),
+        round(run.seconds_to_next_step(since) or 0.0, 2),
         len(run.executed()),
         "bits" if not broken else "differs",
         tuple(broken),
