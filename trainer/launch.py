@@ -90,11 +90,14 @@ class ClusterError(WorkerError):
 def raise_first(failures: list[Failure]) -> None:
     """Raise what went wrong first, if anything: ConfigError for bad input, otherwise WorkerError with the traceback.
 
-    When one worker fails, the others fail a moment later, for a collective that never ends.
+    When one worker fails, the others fail a moment later, for a collective that never ends. Of several that blame the
+    input rank 0 is believed: it knows what all have told it.
     """
     if not failures:
         return
-    first = min(failures, key=lambda failure: (not failure.by_input, failure.time))
+    first = min(
+        failures, key=lambda failure: (not failure.by_input, failure.by_input and failure.rank > 0, failure.time)
+    )
     if first.by_input:
         raise ConfigError(first.message)
     raise WorkerError(f"worker {first.rank} failed: {first.message}\n{first.traceback}")
