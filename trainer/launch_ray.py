@@ -270,11 +270,8 @@ def attend(
 def raise_lost(error: Exception) -> None:
     """WorkerError that names the workers whose processes or nodes are gone, if that is what ended the group."""
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
-    lost = {
-        rank: failure
-        for rank, failure in failures.items()
-        if isinstance(getattr(failure, "health_check_failure", failure), RayActorError)
-    }
+    causes = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
+    lost = {rank: cause for rank, cause in causes.items() if isinstance(cause, RayActorError)}
     if lost:
         who = f"worker{'s' * (len(lost) > 1)} {', '.join(map(str, sorted(lost)))} {'were' if len(lost) > 1 else 'was'}"
         reason = " ".join(str(lost[min(lost)]).split())
