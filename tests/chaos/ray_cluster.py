@@ -146,7 +146,13 @@ class Cluster:
         return result.stdout
 
     def _processes(self, name: str) -> list[psutil.Process]:
-        return marked(self._marks[name])
+        found = {process.pid: process for process in marked(self._marks[name])}
+        for process in list(found.values()):  # agents whose title has overwritten their variables
+            try:
+                found.update({child.pid: child for child in process.children(recursive=True)})
+            except psutil.NoSuchProcess:
+                continue
+        return list(found.values())
 
     def _kill(self, processes: list[psutil.Process]) -> None:
         for process in processes:
