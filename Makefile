@@ -14,7 +14,7 @@ export DS_ACCELERATOR ?= $(if $(wildcard /dev/nvidia0),cuda,cpu)
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sample vocabulary preprocess train export pretrain test test-gpu check fix bench bench-trainer clean
+.PHONY: help setup sample vocabulary preprocess train export pretrain test test-gpu chaos check fix bench bench-trainer clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ test: setup  ## Run the tests (no GPU, no network beyond the package registries)
 
 test-gpu:  ## Run the tests that need a GPU, with the python on the path
 	python -m pytest -m gpu $$(grep -l "mark.gpu" tests/test_*.py) $(ARGS)
+
+chaos: setup  ## Kill, freeze, fill and damage real runs; all must be as uninterrupted (docs/RELIABILITY.md)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(BIN)/python -m chaos $(ARGS)
 
 check: setup  ## Format, lint, types and import contracts; never changes a file
 	$(BIN)/ruff format --check .

@@ -192,7 +192,7 @@ def test_damaged_checkpoints_never_mean_a_new_start(worker_group: Groups, run_di
         newest_verified(run_dir)
     answers = worker_group(2).run(catch, resume_nothing, str(run_dir))
     assert "none of its 3 checkpoints verifies" in answers[0]
-    assert "rank 0 found no checkpoint" in answers[1]
+    assert answers[1] == answers[0]  # whichever rank the user hears first
 
 
 def catch(rank: int, function: Callable[..., Any], *args: Any) -> str:

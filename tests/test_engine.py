@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -302,3 +304,30 @@ def test_raw_keys_go_over_the_derived_ones() -> None:
 def test_raw_keys_with_a_field_of_their_own_are_refused(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         deepspeed_dictionary(make_config(zero_stage=1, deepspeed=raw), micro_batches=1, num_elements=7)
+
+
+def wait_for_a_silent_rank(rank: int, done: Path) -> str:
+    """What rank 0 gets to hear from its gradients' reduction while rank 1 does not take part in it."""
+    engine = make_engine(make_config(zero_stage=1, collective_timeout_s=2))
+    if rank == 1:
+        deadline = time.monotonic() + 60
+        while not done.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return ""
+    try:
+        accumulate(engine, 1)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        done.touch()
+    return "no error"
+
+
+def test_no_rank_waits_longer_for_a_silent_one_than_the_config_says(tmp_path: Path) -> None:
+    """ray#42008: also in the groups that DeepSpeed makes for itself, which torch would let wait for half an hour."""
+    group = WorkerGroup(2)  # DeepSpeed keeps its groups for the life of a process
+    try:
+        heard, _ = group.run(wait_for_a_silent_rank, tmp_path / "done")
+    finally:
+        group.close()
+    assert "Timed out waiting 2000ms" in heard

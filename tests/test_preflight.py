@@ -10,7 +10,7 @@ from small_runs import make_config, write_small_set
 
 from pipeline.settings import ConfigError
 from trainer import launch_ray
-from trainer.launch import WorkerError
+from trainer.launch import ClusterError
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +27,10 @@ def test_workers_that_the_logical_cpus_cannot_hold_are_refused(data: Path, tmp_p
         ConfigError, match=r"workers=4 at cpus_per_worker=0\.5 .* need 3 logical CPUs, the Ray cluster has 2"
     ):
         launch_ray.check_resources(config.model_copy(update={"workers": 4}), {"CPU": 2.0}, cluster=True)
+    least = config.model_copy(update={"workers": 8, "min_workers": 2})
+    assert launch_ray.check_resources(least, {"CPU": 2.0}, cluster=True) == least.model_copy(update={"device": "cpu"})
+    with pytest.raises(ConfigError, match=r"min_workers=2 need 2 GPUs, the Ray cluster has 1; lower min_workers"):
+        launch_ray.check_resources(least, {"CPU": 2.0, "GPU": 1.0}, cluster=True)
     assert launch_ray.check_resources(config, {"CPU": 2.0, "GPU": 2.0}, cluster=True).device == "cuda"
     with pytest.raises(ConfigError, match="workers=2 need 2 GPUs, Ray on this machine has 1; lower workers"):
         launch_ray.check_resources(config, {"CPU": 8.0, "GPU": 1.0}, cluster=False)
@@ -36,6 +40,10 @@ def test_what_ray_waits_for_is_said(data: Path, tmp_path: Path) -> None:
     config = make_config(data, tmp_path)
     assert launch_ray.describe_waiting(config, {"CPU": 0.5}) == (
         "waiting for Ray to start 2 workers of 0.5 CPU each: 0.5 CPU free now"
+    )
+    ranged = config.model_copy(update={"workers": 8, "min_workers": 2, "device": "cuda"})
+    assert launch_ray.describe_waiting(ranged, {}) == (
+        "waiting for Ray to start 2 to 8 workers of 1 GPU each: 0 GPU free now"
     )
 
 
@@ -48,14 +56,14 @@ def test_a_ray_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(launch_ray.ray, "init", refuse)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(WorkerError, match=r"Ray \(10\.0\.0\.1:6379\) does not answer: nobody there"):
+    with pytest.raises(ClusterError, match=r"Ray \(10\.0\.0\.1:6379\) does not answer: nobody there"):
         launch_ray.connect(attempts=2, num_cpus=3)
     assert calls == [{"num_cpus": 3}] * 2
 
 
 def test_a_ray_that_is_lost_on_the_way_is_named() -> None:
     lost = r"the connection to Ray was lost: .*; the same command goes on from the last checkpoint"
-    with pytest.raises(WorkerError, match=lost), launch_ray.losses_named():
+    with pytest.raises(ClusterError, match=lost), launch_ray.losses_named():
         raise ActorUnavailableError("the node\nis gone", None)
     with pytest.raises(ConfigError), launch_ray.losses_named():
         raise ConfigError("not Ray's")

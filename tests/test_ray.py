@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import psutil
 import pytest
+import ray
 from small_runs import curve, make_config, rows_by_step, run
 from synthetic import write_data_set
 from worker_group import WorkerGroup
 
 from pipeline.settings import ConfigError
-from trainer.launch import StopRequest
+from trainer import launch_ray
+from trainer.config import TrainerConfig
+from trainer.launch import ClusterError, StopRequest
 from trainer.launch_ray import ray_session, run_on_ray
+from trainer.ray_watch import GroupWatch, look_at_nodes, settle
+from trainer.restarts import run_attempts
 from trainer.run_directory import write_config
+from trainer.switchboard import Switchboard
+
+MAX_STEPS = 40
 
 
 @pytest.mark.ray
@@ -22,7 +35,10 @@ from trainer.run_directory import write_config
 def test_a_run_under_ray_fails_in_one_line_goes_on_and_gives_the_bits_of_the_loop_without_it(
     worker_group: Callable[[int], WorkerGroup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One session, two fits: held-out rows are gone when the first wants to evaluate; the second resumes."""
+    """One session: held-out rows are gone when the first group wants to evaluate; a worker of the second is killed.
+
+    ray#22349: the survivors of a lost worker end too, and the group goes on from the last checkpoint.
+    """
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     data = tmp_path / "data"
@@ -35,21 +51,58 @@ def test_a_run_under_ray_fails_in_one_line_goes_on_and_gives_the_bits_of_the_loo
         logging={"every_steps": 1, "row_ids": True},
         checkpoint={"every_steps": 5},
         evaluation={"every_steps": 5, "max_pairs": 16},
+        max_steps=MAX_STEPS,
     )
     said: list[str] = []
+    killed: list[int] = []
+    stop = StopRequest()
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("resumed at step 5") and not killed:
+            killed.append(kill_a_worker())
+
     with ray_session(config) as settled:
         assert settled.device == "cpu"
         write_config(config)
         held_out.rename(tmp_path / "aside")
         with pytest.raises(ConfigError, match=f"^{held_out}, row group 0: cannot be read"):
-            run_on_ray(settled, say=said.append, stop=StopRequest())
+            run_on_ray(settled, say=say, stop=stop)
         assert len(curve(tmp_path / "run")) == 5
         (tmp_path / "aside").rename(held_out)
-        outcome = run_on_ray(settled, say=said.append, stop=StopRequest())
-    assert (outcome.first_step, outcome.last_step, outcome.finished) == (5, 9, True)
-    assert "resumed at step 5 of 9" in "\n".join(said)
+        attempt = partial(run_on_ray, settled, say=say, stop=stop)
+        outcome = run_attempts(attempt, config=config, say=say, stop=stop)
+        assert_start_is_bounded(settled, monkeypatch=monkeypatch)
+    assert (outcome.last_step, outcome.finished) == (MAX_STEPS, True)
+    (loss,) = [line for line in said if "starting the workers again" in line]
+    assert re.match(r"worker \d was lost: .*; starting the workers again from the checkpoint of step \d+ \(1 of", loss)
     assert said[-1].startswith("held-out next-sentence accuracy")
 
-    run(worker_group(2), make_config(data, tmp_path / "whole"))
+    run(worker_group(2), make_config(data, tmp_path / "whole", max_steps=MAX_STEPS))
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
     assert rows_by_step(tmp_path / "run") == rows_by_step(tmp_path / "whole")
+
+
+def kill_a_worker() -> int:
+    """SIGKILL of one training worker of this process's Ray; returns its process id."""
+    ours = psutil.Process().children(recursive=True)
+    workers = [process for process in ours if process.is_running() and "RayTrainWorker" in " ".join(process.cmdline())]
+    assert len(workers) == 2
+    workers[1].kill()
+    return workers[1].pid
+
+
+def assert_start_is_bounded(config: TrainerConfig, *, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit in which no worker starts is given up; and the nodes are as Ray shows them."""
+    (node,) = look_at_nodes().total
+    assert look_at_nodes().total[node]["CPU"] == 2.0
+    assert look_at_nodes().leaving == {}
+    settle([node])
+    monkeypatch.setattr(launch_ray, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(launch_ray, "LOOK_S", 0.0)
+    board = ray.remote(num_cpus=0)(Switchboard).remote()
+    fit = cast(Any, SimpleNamespace(is_alive=lambda: True))
+    short = config.model_copy(update={"start_timeout_s": 1})
+    watch = GroupWatch(short, each=launch_ray.resources_of(short))
+    with pytest.raises(ClusterError, match=r"Ray started no worker in start_timeout_s=1: waiting for Ray to start 2"):
+        launch_ray.attend(fit, board=board, config=short, watch=watch, say=print, stop=StopRequest())

@@ -104,6 +104,8 @@ def test_reference_mode_knows_only_what_was_published() -> None:
         ("optimizer.learning_rate=.inf", r"optimizer\.learning_rate=inf: Input should be a finite number"),
         (f"optimizer.learning_rate={'9' * 400}", r"optimizer\.learning_rate=inf: Input should be a finite number"),
         ("collective_timeout_s=99999999999999", r"collective_timeout_s=99999999999999: Input should be less than"),
+        ("min_workers=2", r"min_workers=2 exceeds workers=1; lower it"),
+        ("start_timeout_s=0", r"start_timeout_s=0: Input should be greater"),
         ("model={output_bias: unigram, initialize_from: x}", r"would be overwritten by model\.initialize_from"),
     ],
 )
@@ -116,6 +118,10 @@ def test_trainer_refusals(override: str, message: str) -> None:
 def test_trainer_refuses_workers_without_lanes_and_exact_pairs_without_pairs() -> None:
     with pytest.raises(ConfigError, match=r"workers=5 exceeds batch\.lanes=4"):
         load_trainer("workers=5", "batch.lanes=4")
+    with pytest.raises(
+        ConfigError, match=r"min_workers=1 is for launcher=ray; launcher=processes always starts all work"
+    ):
+        load_trainer("min_workers=1", "launcher=processes")
     with pytest.raises(ConfigError, match=r"ingest\.skip_corrupt does not go with batch\.exact_pairs"):
         load_trainer("ingest.skip_corrupt=true", "batch.exact_pairs=true")
     with pytest.raises(ConfigError, match=r"batch\.exact_pairs needs batch\.pairs"):

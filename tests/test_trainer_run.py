@@ -224,6 +224,10 @@ def test_the_first_cause_is_raised() -> None:
     raise_first([])
     with pytest.raises(WorkerError, match=r"worker 1 failed: from 1\nTraceback"):
         raise_first([make_failure(0, by_input=False, time_s=2.0), make_failure(1, by_input=False, time_s=1.0)])
+    with pytest.raises(ConfigError, match="from 0"):  # rank 0 has heard what the others know
+        raise_first([make_failure(1, by_input=True, time_s=1.0), make_failure(0, by_input=True, time_s=2.0)])
+    with pytest.raises(ConfigError, match="from 1"):
+        raise_first([make_failure(2, by_input=True, time_s=2.0), make_failure(1, by_input=True, time_s=1.0)])
     with pytest.raises(ConfigError, match="from 0"):
         raise_first([make_failure(0, by_input=True, time_s=2.0), make_failure(1, by_input=False, time_s=1.0)])
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint_files import (
@@ -63,7 +64,9 @@ def resume(run_dir: str | Path, *, engine: Engine, through: int | None = None) -
             step, trouble = -2, str(error)
     step = engine.broadcast_int(step)
     if step == -2:
-        raise CheckpointError(trouble or f"rank 0 found no checkpoint in {run_dir} that verifies")
+        told = [trouble]
+        dist.broadcast_object_list(told, src=0)  # whichever rank is heard first, the user reads the reason
+        raise CheckpointError(told[0])
     if step == -1:
         return None
     return restore(checkpoints_folder(run_dir) / step_name(step), engine=engine)

@@ -283,6 +283,8 @@ class TrainerConfig(Settings):
     """Optimizer steps in all."""
     workers: Positive = 1
     """Worker processes: GPUs where there are any, otherwise CPU processes."""
+    min_workers: Positive | None = None
+    """Fewest workers that a run under Ray goes on with while nodes are missing; null: as many as `workers`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda where Ray has GPUs for the workers, otherwise cpu."""
     launcher: Literal["ray", "processes"] = "ray"
@@ -316,7 +318,14 @@ class TrainerConfig(Settings):
     cpus_per_worker: PositiveFloat = 0.5
     """Ray's logical CPUs that a CPU worker asks for."""
     collective_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 600
-    """Longest wait of a collective before the run fails."""
+    """Longest wait of a collective before the workers count as lost."""
+    start_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 1800
+    """Longest wait for Ray to start the workers; longer than a node takes to boot."""
+    max_restarts: Count = 3
+    """Losses of a worker or node in a row, without a new checkpoint in between, after which the workers are started
+    again from the last checkpoint. Bad input is never tried again."""
+    resize_interval_s: Positive = 60
+    """Seconds between looks whether there is room for more workers, up to `workers`, where some are missing."""
     lease_timeout_s: Positive = 60
     """Silence after which a job on another host that holds the run directory counts as dead."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
@@ -371,6 +380,7 @@ class TrainerConfig(Settings):
                 f"checkpoint.keep_best={self.checkpoint.keep_best} needs held-out losses on the way; set "
                 f"evaluation.every_steps"
             )
+        self._check_range()
         _check_lanes(self.batch, workers=self.workers, place="")
         _check_pace(self.ingest, self.batch, place="")
         for index, (phase, steps) in enumerate(zip(self.phases, self.phase_steps, strict=False)):
@@ -390,6 +400,17 @@ class TrainerConfig(Settings):
                     f"schedule over all phases; set schedule.span=phase or take them out"
                 )
         return self
+
+    def _check_range(self) -> None:
+        if self.min_workers is None:
+            return
+        if self.min_workers > self.workers:
+            raise ValueError(f"min_workers={self.min_workers} exceeds workers={self.workers}; lower it")
+        if self.launcher == "processes":
+            raise ValueError(
+                f"min_workers={self.min_workers} is for launcher=ray; launcher=processes always starts all "
+                f"workers={self.workers}: leave min_workers out"
+            )
 
 
 def _check_warmup(schedule: ScheduleConfig, *, steps: int, place: str, whole: str) -> None:

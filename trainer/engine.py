@@ -21,7 +21,7 @@ from trainer import engine_state
 from trainer.arriving import Arriving
 from trainer.config import TrainerConfig
 from trainer.engine_gradients import PartitionedGradients
-from trainer.engine_setup import INITIAL_LOSS_SCALE, deepspeed_dictionary, load_deepspeed
+from trainer.engine_setup import INITIAL_LOSS_SCALE, bound_waits, deepspeed_dictionary, load_deepspeed
 from trainer.engine_state import LocalSlice
 from trainer.optimizers import build_optimizer
 
@@ -66,6 +66,7 @@ class Engine:
     def __init__(self, model: nn.Module, *, config: TrainerConfig, device: torch.device, micro_batches: int) -> None:
         if not dist.is_initialized():
             raise RuntimeError("Engine needs an initialized process group (torch.distributed)")
+        bound_waits(config.collective_timeout_s)
         deepspeed = load_deepspeed(device, precision=config.precision)
         self.device = device
         self.rank = dist.get_rank()

@@ -6,10 +6,12 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 
 from pipeline.settings import ConfigError
 from trainer.config import Precision, TrainerConfig
@@ -95,6 +97,17 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         known = merged.get(key)
         merged[key] = _merge(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def bound_waits(timeout_s: int) -> None:
+    """Give every group of ranks that is made from now on the time-out of the config.
+
+    DeepSpeed makes groups of its own without one: torch would then let ranks wait for a frozen one for half an hour
+    (10 minutes on GPUs), whatever the time-out of the default group.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    distributed_c10d.default_pg_timeout = timeout
+    distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
 
 
 def load_deepspeed(device: torch.device, *, precision: Precision) -> ModuleType:

@@ -75,18 +75,29 @@ class Failure:
         return cls(rank, text, isinstance(error, (ValueError, OSError)), traceback.format_exc(), time.time())
 
 
+GO_ON = "; the same command goes on from the last checkpoint"
+"""How the message of a loss ends."""
+
+
 class WorkerError(RuntimeError):
     """A worker failed, and not for its input."""
+
+
+class ClusterError(WorkerError):
+    """Ray itself cannot be worked with any more: workers can be started again by a new command alone."""
 
 
 def raise_first(failures: list[Failure]) -> None:
     """Raise what went wrong first, if anything: ConfigError for bad input, otherwise WorkerError with the traceback.
 
-    When one worker fails, the others fail a moment later, for a collective that never ends.
+    When one worker fails, the others fail a moment later, for a collective that never ends. Of several that blame the
+    input rank 0 is believed: it knows what all have told it.
     """
     if not failures:
         return
-    first = min(failures, key=lambda failure: (not failure.by_input, failure.time))
+    first = min(
+        failures, key=lambda failure: (not failure.by_input, failure.by_input and failure.rank > 0, failure.time)
+    )
     if first.by_input:
         raise ConfigError(first.message)
     raise WorkerError(f"worker {first.rank} failed: {first.message}\n{first.traceback}")

@@ -22,7 +22,18 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from pipeline.settings import ConfigError
 from trainer.config import TrainerConfig
-from trainer.launch import STOP_SIGNALS, Failure, Link, Outcome, Place, Say, StopRequest, WorkerError, raise_first
+from trainer.launch import (
+    GO_ON,
+    STOP_SIGNALS,
+    Failure,
+    Link,
+    Outcome,
+    Place,
+    Say,
+    StopRequest,
+    WorkerError,
+    raise_first,
+)
 from trainer.worker import backend_of, work
 
 Watch = Callable[[Link, Place], AbstractContextManager[Link]]
@@ -120,7 +131,7 @@ def _lost(child: BaseProcess, *, rank: int) -> WorkerError:
     code = child.exitcode
     how = f"ended by signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit {code}"
     hint = "; out of memory?" if code == -signal.SIGKILL else ""
-    return WorkerError(f"worker {rank} was lost: {how}{hint}; the same command goes on from the last checkpoint")
+    return WorkerError(f"worker {rank} was lost: {how}{hint}{GO_ON}")
 
 
 def _end(children: list[BaseProcess]) -> None:

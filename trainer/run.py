@@ -27,6 +27,7 @@ from trainer.launch import Outcome, Say, StopRequest, WorkerError, stop_on_signa
 from trainer.lease import hold
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 from trainer.preflight import SAMPLE_CONFIG, check, read_config
+from trainer.restarts import run_attempts
 from trainer.run_directory import check_fresh, write_config
 
 PROGRAM = "trainer/run.py"
@@ -36,6 +37,7 @@ Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMP
 The same command continues an interrupted run from its last checkpoint; with --fresh an output that holds a run is
 refused. Ctrl-C or SIGTERM: the step in hand is
 finished, a checkpoint written, and the exit status is 130 or 143; a second signal ends the run at once.
+Workers that are lost are started again from the last checkpoint (max_restarts).
 Ray: the cluster that RAY_ADDRESS names (set inside a submitted job), otherwise one of its own on this machine.
 
 Settings:
@@ -93,14 +95,18 @@ def launch(config: TrainerConfig, *, stop: StopRequest, say: Say) -> Outcome:
         settled = launch_processes.resolve_device(config)
         with lease() as token:
             write_config(config)
-            return launch_processes.run_in_processes(settled, stop=stop, say=say, lease_token=token)
+            attempt = partial(launch_processes.run_in_processes, settled, stop=stop, say=say, lease_token=token)
+            return run_attempts(attempt, config=config, stop=stop, say=say)
     from trainer import launch_ray  # absent where the loop runs without it
+    from trainer.ray_watch import GroupWatch
 
     with launch_ray.ray_session(config) as settled:
         stop.listen()
         with lease() as token:
             write_config(config)
-            return launch_ray.run_on_ray(settled, stop=stop, say=say, lease_token=token)
+            watch = GroupWatch(settled, each=launch_ray.resources_of(settled))
+            attempt = partial(launch_ray.run_on_ray, settled, stop=stop, say=say, lease_token=token, watch=watch)
+            return run_attempts(attempt, config=config, stop=stop, say=say)
 
 
 def show_results(config: TrainerConfig, *, say: Say, done_before: bool) -> None:

@@ -27,6 +27,7 @@ MAY_CHANGE = (
     "output",
     "max_steps",
     "workers",
+    "min_workers",
     "device",
     "compile",
     "launcher",
@@ -40,6 +41,9 @@ MAY_CHANGE = (
     "threads_per_worker",
     "cpus_per_worker",
     "collective_timeout_s",
+    "start_timeout_s",
+    "max_restarts",
+    "resize_interval_s",
     "lease_timeout_s",
 )
 """Settings that a run may go on with changed.

@@ -15,8 +15,19 @@ class Switchboard:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._failures: list[object] = []
+        self._homes: list[str] = []
+        self._world_size = 0
         self._news = asyncio.Event()
         self._stop = asyncio.Event()
+
+    async def join(self, node: str, world_size: int) -> None:
+        """A worker of so many has started on a node."""
+        self._homes.append(node)
+        self._world_size = world_size
+
+    async def group(self) -> tuple[tuple[str, ...], int]:
+        """The nodes of the workers that have started, and how many there will be (0 while none has)."""
+        return tuple(self._homes), self._world_size
 
     async def say(self, line: str) -> None:
         """A worker's line for the user."""
