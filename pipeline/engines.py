@@ -21,7 +21,7 @@ from traceback import format_exc
 
 from pipeline import beam_worker
 from pipeline.documents import Split
-from pipeline.tally import BuildResult, ReadTally, results_from_json
+from pipeline.tally import BuildResult, ReadTally
 
 beam_worker.silence_beam()
 
@@ -30,8 +30,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from pipeline.failures import FAILURE_NAME, leave_failure, read_failure
-from pipeline.transforms import RESULT_NAME, Job, build_graph
+from pipeline.failures import FAILURE_NAME, Keeps, leave_failure, read_failure
+from pipeline.job import Job
+from pipeline.transforms import build_graph, load_result
 
 _LOGGER = logging.getLogger(__name__)
 _ROOT = str(Path(__file__).resolve().parent.parent)
@@ -47,9 +48,9 @@ _LAST_WORDS_S = 10.0
 class WorkerError(ValueError):
     """An error of the user's in a worker: the message is the original one, `details` its traceback."""
 
-    def __init__(self, message: str, *, details: str) -> None:
+    def __init__(self, message: str, *, details: str, keeps: Keeps) -> None:
         super().__init__(message)
-        self.details = details
+        self.details, self.keeps = details, keeps
 
 
 def run_graph(
@@ -69,7 +70,12 @@ def run_graph(
         runner = FnApiRunner(default_environment=environment)
     pipeline = beam.Pipeline(runner=runner, options=options)
     build_graph(pipeline, splits=splits, job=job)
-    variables = {"PYTHONPATH": _python_path(), beam_worker.ABORT_VARIABLE: str(Path(job.exchange) / FAILURE_NAME)}
+    variables = {
+        "PYTHONPATH": _python_path(),
+        beam_worker.ABORT_VARIABLE: str(Path(job.exchange) / FAILURE_NAME),
+        beam_worker.HELD_VARIABLE: job.work,
+        beam_worker.BUILD_VARIABLE: str(os.getpid()),
+    }
     with _environment(variables), open(os.devnull, "w") as null:
         try:
             with redirect_stderr(null):  # Beam prints tracebacks of what it raises as well
@@ -82,9 +88,9 @@ def run_graph(
             if failure is None:
                 raise
             if failure.is_users:
-                raise WorkerError(failure.message, details=failure.details) from error
+                raise WorkerError(failure.message, details=failure.details, keeps=failure.keeps) from error
             raise RuntimeError(f"a worker failed:\n{failure.details}") from error
-    return results_from_json((Path(job.exchange) / RESULT_NAME).read_text(encoding="ascii"))
+    return load_result(job)
 
 
 def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:

@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +35,7 @@ MAX_WORDS = 500_000
 _logger = logging.getLogger(__name__)
 
 
-def count_words(sentences: Sequence[str], *, settings: VocabularyConfig) -> dict[str, int]:
+def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict[str, int]:
     """Words of these sentences as the vocabulary's tokenizer will see them, most frequent first."""
     with tempfile.TemporaryDirectory() as folder:
         counter = _counter(settings, folder=Path(folder), name="words")

@@ -37,7 +37,7 @@ class WordCounter:
         self.runs: list[Path] = []
         """Files written so far."""
 
-    def add(self, sentences: Sequence[str]) -> None:
+    def add(self, sentences: Iterable[str]) -> None:
         """Count the words of these sentences. Words end at spaces, whatever the pre-tokenizer."""
         for sentence in sentences:
             self._chunks.update(sentence.split(" "))
