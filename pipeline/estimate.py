@@ -146,12 +146,13 @@ def combine(
         validation_fraction=config.validation_fraction,
     )
 
+    held = config.validation_fraction
+
     def total(name: str) -> Quantity:
         return sum((source.expand(name) for source in measured), Quantity(0.0, 0.0))
 
     def total_of_rows(name: str) -> Quantity:
         """Held-out documents have no further passes for a weight above 1."""
-        held = config.validation_fraction
         parts = [
             source.expand(name).scale(1 - held + held / max(1.0, config.sources[source.frame.source].weight))
             for source in measured
@@ -166,13 +167,15 @@ def combine(
         cpu_s = source.expand("read_cpu_s").value
         read_s += [cpu_s * split.text_bytes / text + source.frame.listing_s for split in own]
     write = total_of_rows("write_cpu_s")
-    write_s = [write.value / buckets.total] * buckets.total
+    train = [(1 - held) / buckets.train] * buckets.train
+    shares = train + [held / buckets.validation] * buckets.validation if buckets.validation else train
+    write_s = [write.value * share for share in shares]
     again = 2.0 if trains else 1.0
     listing_s = sum(read_s) - total("read_cpu_s").value
     cpu = total("read_cpu_s").scale(again) + write + Quantity(again * listing_s + _START_CPU_S * (1 + workers), 0.0)
     wall_s = _START_S + again * makespan(read_s, workers=workers) + makespan(write_s, workers=workers)
     share = (cpu.band or cpu.value) / max(cpu.value, 1e-9)
-    bucket_tokens = total("document_tokens").value / buckets.total
+    bucket_tokens = max(shares) * total("document_tokens").value
     memory = _WORKER_BYTES + _BYTES_PER_BUCKET_TOKEN * bucket_tokens + _BYTES_PER_MASK_SET * config.masks_per_pair
     units = sum(len(source.units) for source in measured)
     return Estimate(

@@ -21,7 +21,7 @@ from typing import Literal, TextIO, TypeAlias
 Stage: TypeAlias = Literal["read", "shard"]
 
 PLAN_NAME = "plan.json"
-"""In the same folder: how many shards there will be, by part of the set."""
+"""In the same folder: how many shards there will be (`shards`), of documents with how many tokens (`tokens`)."""
 _WRITE_EVERY_S = 1.0
 _TERMINAL_EVERY_S = 1.0
 _PLAIN_EVERY_S = 30.0
@@ -107,7 +107,9 @@ class ProgressPrinter:
         """What is known now of the running stage (or of `stage`), in one line."""
         stage = stage or self.stage()
         now = time.monotonic()
-        seconds = max(now - self._stage_started.setdefault(stage, now), 1e-3)
+        if stage not in self._stage_started:
+            self._stage_started[stage] = now - max(0.0, time.time() - (self._folder / PLAN_NAME).stat().st_mtime)
+        seconds = max(now - self._stage_started[stage], 1e-3)
         text = self._describe_read(seconds) if stage == "read" else self._describe_shards(seconds)
         return f"{now - self._started:.0f} s: {text}"
 
@@ -129,38 +131,39 @@ class ProgressPrinter:
         """Pieces that an earlier start had finished."""
         return {"read": sum_counts(self._load("read"))["kept"], "shard": sum_counts(self._load("shard"))["kept"]}
 
-    def count_shards(self) -> int | None:
-        """How many shards there will be; None before they are planned."""
+    def read_plan(self) -> dict[str, int]:
+        """What PLAN_NAME says; zeros before there is a plan."""
         try:
             plan: dict[str, int] = json.loads((self._folder / PLAN_NAME).read_text(encoding="ascii"))
         except FileNotFoundError:
-            return None
-        return sum(plan.values())
+            return {"shards": 0, "tokens": 0}
+        return plan
 
     def _describe_read(self, seconds: float) -> str:
         reports = self._load("read")
         read = sum_counts(reports)
         made = sum_counts(report for report in reports if not report["kept"])
         done_bytes, kept_bytes = _bytes_read(reports), sum(report["bytes"] for report in reports if report["kept"])
-        share = f", {100 * done_bytes / self._num_bytes:.0f}% of {self._num_bytes / _UNIT:,.1f} MB of input"
+        share = ""
+        if self._num_bytes:
+            share = f", {100 * done_bytes / self._num_bytes:.0f}% of {self._num_bytes / _UNIT:,.1f} MB of input"
         left = _left(done_bytes - kept_bytes, self._num_bytes - done_bytes, seconds)
         return (
             f"read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} MB of text"
             f"{_rate(made['characters'] / _UNIT, seconds)}, {read['done']:,} of {self._num_splits:,} splits"
-            f"{share if self._num_bytes else ''}{_kept(read)}{left}"
+            f"{share}{_kept(read)}{left}"
         )
 
     def _describe_shards(self, seconds: float) -> str:
         reports = self._load("shard")
-        wrote, total = sum_counts(reports), self.count_shards() or 0
+        wrote, plan = sum_counts(reports), self.read_plan()
         made = sum_counts(report for report in reports if not report["kept"])
-        running = sum(
-            report["rows"] / max(1, report["of_rows"]) for report in reports if not report["done"] and report["of_rows"]
-        )
-        left = _left(made["done"] + running, total - wrote["done"] - running, seconds)
+        done, kept = _tokens_written(reports), sum(report["of_tokens"] for report in reports if report["kept"])
+        left = _left(done - kept, plan["tokens"] - done, seconds)
         return (
             f"wrote {wrote['rows']:,} rows of {wrote['documents']:,} documents, {wrote['bytes'] / _UNIT:,.1f} MB"
-            f"{_rate(made['bytes'] / _UNIT, seconds)}, {wrote['done']:,} of {total:,} shards{_kept(wrote)}{left}"
+            f"{_rate(made['bytes'] / _UNIT, seconds)}, {wrote['done']:,} of {plan['shards']:,} shards"
+            f"{_kept(wrote)}{left}"
         )
 
     def _load(self, stage: Stage) -> list[Counter[str]]:
@@ -209,6 +212,14 @@ def _bytes_read(reports: list[Counter[str]]) -> float:
             share = report["characters"] / max(1.0, ratio * report["of_text"])
             total += report["of_bytes"] * min(1.0, share)
     return total
+
+
+def _tokens_written(reports: list[Counter[str]]) -> float:
+    """Tokens of documents behind the rows that are written: shards differ in size."""
+    return sum(
+        report["of_tokens"] * (1.0 if report["done"] else min(1.0, report["rows"] / max(1, report["of_rows"])))
+        for report in reports
+    )
 
 
 def _left(done: float, missing: float, seconds: float) -> str:

@@ -131,7 +131,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         for fault in job.ledger.take_damaged():
             say(f"damaged, so made again: {fault}")
         if output.resumes:
-            kept, of_shards = progress.count_kept(), progress.count_shards()
+            kept, of_shards = progress.count_kept(), progress.read_plan()["shards"]
             say(f"resumed: {kept['read']} of {len(splits)} splits and {kept['shard']} of {of_shards} shards kept")
 
         check_labels(result, config=config)

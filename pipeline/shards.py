@@ -93,7 +93,7 @@ def build_shard(
     partial = scratch / f"{Path(name).name}.{uuid.uuid4().hex[:16]}"
     order = _permute(documents, instances, seed=config.seed)
     report = report or WorkReport(None, stage="shard")
-    report.add(of_rows=len(instances))
+    report.add(of_rows=len(instances), of_tokens=tally.document_tokens, documents=len(documents))
     try:
         shard = _write_rows(
             partial, instances, order=order, tokenizer=tokenizer, name=name, split=split, tally=tally, report=report
@@ -103,7 +103,6 @@ def build_shard(
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    report.add(documents=len(documents))
     return BuildResult([shard], {split: tally}, left_out)
 
 

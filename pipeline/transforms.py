@@ -150,7 +150,8 @@ class PlanShards(beam.DoFn):
                 others = tally.documents.total()
                 refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
             plan = plan_shards(counts, buckets=self.job.buckets)
-            _leave(Path(self.job.progress) / PLAN_NAME, plan.num_shards)
+            size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
+            _leave(Path(self.job.progress) / PLAN_NAME, size)
             yield plan
 
 
@@ -213,7 +214,8 @@ def write_shard(
     if recorded is not None:
         result = results_from_tree(recorded, folder=Path(job.spills))
         (shard,), (tally,) = result.shards, result.tallies.values()
-        report.add(kept=1, documents=tally.documents, rows=shard.rows, of_rows=shard.rows, bytes=shard.bytes)
+        report.add(kept=1, documents=tally.documents, rows=shard.rows, bytes=shard.bytes)
+        report.add(of_tokens=tally.document_tokens)
         return result
     result = build_shard(
         extents,
