@@ -34,13 +34,14 @@ _TIME_BAND = 0.3
 """Times are not known better than this: other load, the state of the machine."""
 _START_S = 6.0
 """Seconds until the workers are ready, and to check and publish."""
-_START_CPU_S = 5.0
+_START_CPU_S = 3.0
 """CPU seconds of every process before it does anything."""
 _MEMORY_BAND = 0.25
-_WORKER_BYTES = 330e6
-_BYTES_PER_BUCKET_TOKEN = 16.0
-_BYTES_PER_MASK_SET = 12e6
-"""Resident memory of a worker: imports and buffers, documents and pairs of a bucket, mask sets of a row group."""
+_WORKER_BYTES = 440e6
+_BYTES_PER_BUCKET_TOKEN = 3.0
+_BYTES_PER_MASK_SET = 5.5e6
+"""Resident memory of a worker: imports and buffers, documents of a bucket, a mask set of a row group (measured on novels:
+470 MB with one set, 520 with ten, docs/LOG.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,7 @@ def estimate(config: PipelineConfig, *, workers: int) -> Estimate:
             measure_source(frame, units=units, job=job, tokenizer=tokenizer)
             for frame, units in zip(frames, chosen, strict=True)
         ]
-    measured = [source for source in measured if source.groups]
-    if not measured:
+    if not any(source.groups for source in measured):
         raise ValueError(
             "the sample holds fewer than 2 documents, so nothing can be said of rows; check sources.*.path and kind, "
             "and what ends a document"
@@ -145,19 +145,21 @@ def combine(
         shards=None if config.shards == "auto" else config.shards,
         validation_fraction=config.validation_fraction,
     )
-
     held = config.validation_fraction
 
     def total(name: str) -> Quantity:
         return sum((source.expand(name) for source in measured), Quantity(0.0, 0.0))
 
     def total_of_rows(name: str) -> Quantity:
-        """Held-out documents have no further passes for a weight above 1."""
+        """Held-out documents have no further passes for a weight above 1. A source whose sample makes no rows of its
+        own (a single document) counts like the others, by its tokens."""
+        known = [source for source in measured if source.groups]
         parts = [
             source.expand(name).scale(1 - held + held / max(1.0, config.sources[source.frame.source].weight))
-            for source in measured
+            for source in known
         ]
-        return sum(parts, Quantity(0.0, 0.0))
+        tokens = sum(source.expand("document_tokens").value for source in known)
+        return sum(parts, Quantity(0.0, 0.0)).scale(total("document_tokens").value / tokens)
 
     trains = given_vocabulary(config) is None
     read_s: list[float] = []
@@ -174,7 +176,7 @@ def combine(
     listing_s = sum(read_s) - total("read_cpu_s").value
     cpu = total("read_cpu_s").scale(again) + write + Quantity(again * listing_s + _START_CPU_S * (1 + workers), 0.0)
     wall_s = _START_S + again * makespan(read_s, workers=workers) + makespan(write_s, workers=workers)
-    share = (cpu.band or cpu.value) / max(cpu.value, 1e-9)
+    band_s = None if cpu.band is None else wall_s * cpu.band / cpu.value
     bucket_tokens = max(shares) * total("document_tokens").value
     memory = _WORKER_BYTES + _BYTES_PER_BUCKET_TOKEN * bucket_tokens + _BYTES_PER_MASK_SET * config.masks_per_pair
     units = sum(len(source.units) for source in measured)
@@ -185,7 +187,7 @@ def combine(
         bytes=total_of_rows("bytes"),
         temporary_bytes=total("temporary_bytes"),
         cpu_s=cpu.widen(_TIME_BAND),
-        wall_s=Quantity(wall_s, share * wall_s).widen(_TIME_BAND),
+        wall_s=Quantity(wall_s, band_s).widen(_TIME_BAND),
         worker_bytes=Quantity(memory, _MEMORY_BAND * memory),
         pair_bytes=total_of_rows("pair_bytes"),
         mask_set_bytes=total_of_rows("mask_bytes").scale(1 / config.masks_per_pair),

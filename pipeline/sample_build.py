@@ -35,8 +35,8 @@ class Measured:
     groups: list[dict[str, float]] = field(default_factory=list)
 
     def expand(self, name: str) -> Quantity:
-        """`name` of the whole source."""
-        rows = self.units if name in self.units[0] else self.groups
+        """`name` of the whole source; zero where nothing was measured."""
+        rows = self.units if self.units and name in self.units[0] else self.groups
         by = "count" if name == "documents" and self.frame.by_file else "size"
         total = float(len(self.frame.units) if by == "count" else self.frame.size)
         return expand([row[name] for row in rows], sizes=[row[by] for row in rows], total=total)
