@@ -40,8 +40,7 @@ _MEMORY_BAND = 0.25
 _WORKER_BYTES = 440e6
 _BYTES_PER_BUCKET_TOKEN = 3.0
 _BYTES_PER_MASK_SET = 5.5e6
-"""Resident memory of a worker: imports and buffers, documents of a bucket, a mask set of a row group (measured on novels:
-470 MB with one set, 520 with ten, docs/LOG.md)."""
+"""Resident memory of a worker: imports and buffers, documents of a bucket, a mask set of a row group (docs/LOG.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from corpora import make_documents, write_text, write_vocabulary
 
-from pipeline import inputs, run
+from pipeline import beam_worker, inputs, run
+from pipeline.engines import WorkerError
+from pipeline.failures import choose_kept
 from pipeline.manifest import open_data_set
 from pipeline.output import OutputFolder
 from pipeline.run import main
@@ -175,6 +177,13 @@ def test_a_folder_that_workers_still_hold_is_refused(
     assert main(["--config", "c.yaml"]) == 0
 
 
+def test_a_worker_whose_build_is_gone_ends_at_once() -> None:
+    """It was born too late to see its parent die, and would wait for it for ever."""
+    environment = {**os.environ, beam_worker.BUILD_VARIABLE: "1"}
+    command = [sys.executable, "-m", "pipeline.beam_worker"]
+    assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == 1
+
+
 def test_a_failed_build_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +246,19 @@ def test_a_large_file_must_also_be_of_the_same_time(
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 5_000_000_000))
     assert f"modified.{path}: " in refuse(capsys)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "resumed: 4 of 4 splits and 3 of 3 shards kept" in go_on(capsys)
+
+
+def test_finished_pieces_outlive_a_start_that_cannot_write(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.output.json.dump", full_disk)
+        assert main(["--config", "c.yaml"]) == 2
+    assert "cannot be written (No space left on device)" in capsys.readouterr().err
     assert "resumed: 4 of 4 splits and 3 of 3 shards kept" in go_on(capsys)
 
 
@@ -305,6 +327,20 @@ def test_a_mark_that_says_nothing_keeps_nothing(stopped: Path, mark: str) -> Non
     with OutputFolder("out", identity={"config": {}, "inputs": {}}) as output:
         assert not output.resumes
         assert not list((stopped / "out/_tmp/spills").iterdir())
+
+
+@pytest.mark.parametrize(("found", "kept"), [("same", "hash of the vocabulary"), ("mended", None)])
+def test_a_vocabulary_of_input_that_was_mended_is_trained_anew(folder: Path, found: str, kept: str | None) -> None:
+    identity: dict[str, object] = {"config": {}, "inputs": "same", "modified": {}}
+    with OutputFolder("out2", identity=identity) as output:
+        (output.folder("finished") / "split-1.json").write_text("{}")
+        output.note_vocabulary("hash of the vocabulary")
+        error = WorkerError("cut.bz2", details="", keeps="unchanged_input")
+        output._leave(choose_kept(error))
+    with OutputFolder("out2", identity={**identity, "inputs": found}) as output:
+        assert output.resumes
+        assert output.vocabulary_hash == kept
+    shutil.rmtree("out2")
 
 
 def test_a_build_killed_while_it_wrote_its_first_mark_is_ours(folder: Path) -> None:
