@@ -36,6 +36,8 @@ _START_S = 6.0
 """Seconds until the workers are ready, and to check and publish."""
 _START_CPU_S = 3.0
 """CPU seconds of every process before it does anything."""
+_COMPRESSION_BAND = 0.02
+"""A bucket mixes more documents than the sample has, which are compressed a little worse."""
 _MEMORY_BAND = 0.25
 _WORKER_BYTES = 440e6
 _BYTES_PER_BUCKET_TOKEN = 3.0
@@ -183,7 +185,7 @@ def combine(
         documents=total("documents"),
         tokens=total_of_rows("tokens"),
         rows=total_of_rows("rows"),
-        bytes=total_of_rows("bytes"),
+        bytes=total_of_rows("bytes").widen(_COMPRESSION_BAND),
         temporary_bytes=total("temporary_bytes"),
         cpu_s=cpu.widen(_TIME_BAND),
         wall_s=Quantity(wall_s, band_s).widen(_TIME_BAND),
@@ -232,11 +234,12 @@ def format_estimate(found: Estimate) -> list[str]:
     lines += [f"{name:<28} {value:>12}   {_describe_band(quantity)}" for name, value, quantity in rows]
     pairs, masks, sets = found.pair_bytes.value, found.mask_set_bytes.value, found.mask_sets
     copies = max(10, sets)
+    further = "" if copies == sets else f", {describe_bytes(pairs + copies * masks)} with {copies}"
     lines += [
         "",
         f"mask sets: {describe_bytes(pairs)} for the pairs, stored once, and {describe_bytes(masks)} a set: "
-        f"{describe_bytes(pairs + sets * masks)} with masks_per_pair={sets}, {describe_bytes(pairs + copies * masks)} "
-        f"with {copies}; {copies} masked copies of every row would take {describe_bytes(copies * (pairs + masks))}",
+        f"{describe_bytes(pairs + sets * masks)} with masks_per_pair={sets}{further}; {copies} masked copies of every "
+        f"row would take {describe_bytes(copies * (pairs + masks))}",
         "not subtracted: copies and near duplicates, which only the whole input shows",
     ]
     return lines
