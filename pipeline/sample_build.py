@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from pipeline import schema
+from pipeline.config import PipelineConfig
 from pipeline.job import Job
 from pipeline.progress import WorkReport
 from pipeline.quantities import Quantity, expand
@@ -24,8 +25,9 @@ _GROUPS = 8
 _MASKS = (schema.MASKED_POSITIONS, schema.MASKED_INPUTS)
 _SIZES = ("bytes", "pair_bytes", "mask_bytes")
 _BUCKET_TOKENS = 20_000_000
-"""A shard of few documents is compressed better than the mixture of a bucket (4% on novels, two beside eight), so that
-sizes are those of one shard of the whole sample, where a bucket holds that much."""
+"""A shard of few documents is compressed better than the mixture of a bucket (4% on novels, two beside eight), and so
+is one where a text stands twice near by. So sizes a row are those of one shard of the whole sample and a single pass,
+where a bucket holds that much."""
 
 
 @dataclass(slots=True)
@@ -77,9 +79,13 @@ def measure_source(frame: Frame, *, units: Sequence[Unit], job: Job, tokenizer: 
     ]
     if len(groups) > 1 and sum(unit["document_tokens"] for unit in measured.units) <= _BUCKET_TOKENS:
         everything = list(range(len(extents)))
-        mixed = _measure_shard(everything, measured=measured, extents=extents, name="all", job=job, tokenizer=tokenizer)
+        once = replace(job, config=_read_once(job.config))
+        mixed = _measure_shard(
+            everything, measured=measured, extents=extents, name="all", job=once, tokenizer=tokenizer
+        )
+        rows = sum(group["rows"] for group in measured.groups)
         for name in _SIZES:
-            factor = mixed[name] / max(1.0, sum(group[name] for group in measured.groups))
+            factor = mixed[name] / mixed["rows"] * rows / sum(group[name] for group in measured.groups)
             for group in measured.groups:
                 group[name] *= factor
     return measured
@@ -116,6 +122,11 @@ def _measure_shard(
         "mask_bytes": float(masks),
         "write_cpu_s": time.process_time() - began,
     }
+
+
+def _read_once(config: PipelineConfig) -> PipelineConfig:
+    sources = tuple(source.model_copy(update={"weight": 1.0}) for source in config.sources)
+    return config.model_copy(update={"passes": 1, "sources": sources})
 
 
 def _choose_groups(extents: Sequence[Sequence[Extent]]) -> list[list[int]]:
