@@ -15,7 +15,7 @@ import pytest
 from corpora import build_text, make_config, make_documents, write_text
 from small_builds import refused, write_build
 
-from pipeline import engines, run
+from pipeline import beam_worker, engines, run
 from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
 from pipeline.failures import Failure, choose_kept, read_failure, report_failure
 from pipeline.manifest import read_manifest
@@ -248,6 +248,17 @@ def test_a_killed_worker_ends_the_build_with_a_clear_error(folder: Path) -> None
     assert error.strip().splitlines()[-1].startswith("error: a worker process ended without a word")
     assert not (folder / "out").exists()
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def test_a_worker_whose_build_is_gone_ends_at_once() -> None:
+    """It was born too late to see its parent die, and would wait for it for ever."""
+    code = (
+        "import os, time; from pipeline import beam_worker\n"
+        "beam_worker.silence_beam = lambda: (time.sleep(20), os._exit(7))\n"
+        "beam_worker.main()"
+    )
+    environment = {**os.environ, beam_worker.BUILD_VARIABLE: "1"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 1
 
 
 def children(parent: int) -> list[int]:
