@@ -1,5 +1,5 @@
 # Every target documents itself: `make help`.
-# Variables: CONFIG=file.yaml (preprocess, vocabulary, train, pretrain), ARGS="key.sub=value ..." (passed on), PYTHON.
+# Variables: CONFIG=file.yaml (estimate, preprocess, vocabulary, train, pretrain), ARGS="key.sub=value ..." (passed on), PYTHON.
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +14,7 @@ export DS_ACCELERATOR ?= $(if $(wildcard /dev/nvidia0),cuda,cpu)
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sample vocabulary preprocess train export pretrain test test-gpu chaos check fix bench bench-trainer clean
+.PHONY: help setup sample vocabulary estimate preprocess train export pretrain test test-gpu chaos check fix bench bench-trainer clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ vocabulary: $(if $(CONFIG),setup,sample)  ## Train the config's vocabulary where
 
 preprocess: $(if $(CONFIG),setup,sample)  ## Text to sentence-pair Parquet (CONFIG=my.yaml for your own text)
 	$(BIN)/python pipeline/run.py $(OUTSIDE_CONFIG) $(ARGS)
+
+estimate: $(if $(CONFIG),setup,sample)  ## What `preprocess` will cost: rows, bytes, time, memory, from a sample of the text
+	$(BIN)/python -m pipeline.estimate $(OUTSIDE_CONFIG) $(ARGS)
 
 train: setup  ## Pretrain BERT on a data set (CONFIG=my.yaml, ARGS="workers=8 ...")
 	$(BIN)/python trainer/run.py $(OUTSIDE_CONFIG) $(ARGS)

@@ -5,16 +5,21 @@ Without that a build of hours would tell of a bad file only when every other wor
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import sys
 import threading
 import time
+from contextlib import suppress
 
 ABORT_VARIABLE = "CLOZE_ABORT_FILE"
 """Environment variable with the path of a file; once that exists, workers end."""
-PARENT_VARIABLE = "CLOZE_PARENT_PROCESS"
-"""Environment variable with the process id of the build: it may have ended before a worker looks for its parent."""
+HELD_VARIABLE = "CLOZE_HELD_FOLDER"
+"""Environment variable with a folder that a worker locks (shared) while it lives, so that a build that follows a killed
+one can wait for the workers of that."""
+BUILD_VARIABLE = "CLOZE_BUILD_PROCESS"
+"""Environment variable with the id of the process whose workers these are; where it is gone, workers end."""
 _CHECK_EVERY_S = 1.0
 
 
@@ -32,7 +37,10 @@ def silence_beam() -> None:
 
 def main() -> None:
     """Run the worker that the environment variables of Beam describe."""
-    arguments = (int(os.environ[PARENT_VARIABLE]), os.environ[ABORT_VARIABLE])
+    folder = os.environ.get(HELD_VARIABLE)
+    if folder:
+        hold_folder(folder)
+    arguments = (int(os.environ.get(BUILD_VARIABLE, os.getppid())), os.environ.get(ABORT_VARIABLE))
     threading.Thread(target=_end_with_build, args=arguments, name="end-with-build", daemon=True).start()
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
@@ -46,8 +54,14 @@ def main() -> None:
     sdk_worker_main.main(sys.argv)
 
 
-def _end_with_build(parent: int, abort: str) -> None:
-    while os.getppid() == parent and not os.path.exists(abort):
+def hold_folder(folder: str) -> None:
+    """Lock a folder, shared, until this process ends; one that cannot be locked, or is gone, is left as it is."""
+    with suppress(OSError):
+        fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _end_with_build(parent: int, abort: str | None) -> None:
+    while os.getppid() == parent and not (abort and os.path.exists(abort)):
         time.sleep(_CHECK_EVERY_S)
     os._exit(1)
 

@@ -22,7 +22,7 @@ from traceback import format_exc
 
 from pipeline import beam_worker
 from pipeline.documents import Split
-from pipeline.tally import BuildResult, ReadTally, results_from_json
+from pipeline.tally import BuildResult, ReadTally
 
 beam_worker.silence_beam()
 
@@ -31,9 +31,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from pipeline.failures import FAILURE_NAME, leave_failure, read_failure
+from pipeline.failures import FAILURE_NAME, Keeps, leave_failure, read_failure
 from pipeline.interrupts import raise_caught
-from pipeline.transforms import RESULT_NAME, Job, build_graph
+from pipeline.job import Job
+from pipeline.transforms import build_graph, load_result
 
 _LOGGER = logging.getLogger(__name__)
 _ROOT = str(Path(__file__).resolve().parent.parent)
@@ -51,9 +52,9 @@ _IGNORE_INTERRUPTS = "trap '' INT"
 class WorkerError(ValueError):
     """An error of the user's in a worker: the message is the original one, `details` its traceback."""
 
-    def __init__(self, message: str, *, details: str) -> None:
+    def __init__(self, message: str, *, details: str, keeps: Keeps) -> None:
         super().__init__(message)
-        self.details = details
+        self.details, self.keeps = details, keeps
 
 
 def run_graph(
@@ -62,15 +63,21 @@ def run_graph(
     """Build every shard. Raises as run_on_engine."""
     note_unknown(beam_options)
     lay_out = partial(build_graph, splits=splits, job=job)
-    run_on_engine(lay_out, exchange=job.exchange, workers=workers, beam_options=beam_options)
-    return results_from_json((Path(job.exchange) / RESULT_NAME).read_text(encoding="ascii"))
+    run_on_engine(lay_out, exchange=job.exchange, held=job.work, workers=workers, beam_options=beam_options)
+    return load_result(job)
 
 
 def run_on_engine(
-    lay_out: Callable[[beam.Pipeline], None], *, exchange: str, workers: int, beam_options: Sequence[str]
+    lay_out: Callable[[beam.Pipeline], None],
+    *,
+    exchange: str,
+    held: str = "",
+    workers: int,
+    beam_options: Sequence[str],
 ) -> None:
     """Run the graph that `lay_out` puts on a pipeline. Workers leave the reason of a failure in the folder `exchange`.
 
+    They hold a lock on the folder `held` while they live, if one is given.
     By default FnApiRunner works with `workers` processes (one: in this process); a --runner option names another.
     Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for our own mistakes.
     """
@@ -86,7 +93,8 @@ def run_on_engine(
     variables = {
         "PYTHONPATH": _python_path(),
         beam_worker.ABORT_VARIABLE: str(Path(exchange) / FAILURE_NAME),
-        beam_worker.PARENT_VARIABLE: str(os.getpid()),
+        beam_worker.HELD_VARIABLE: held,
+        beam_worker.BUILD_VARIABLE: str(os.getpid()),
     }
     with _environment(variables), open(os.devnull, "w") as null:
         try:
@@ -101,7 +109,7 @@ def run_on_engine(
             if failure is None:
                 raise
             if failure.is_users:
-                raise WorkerError(failure.message, details=failure.details) from error
+                raise WorkerError(failure.message, details=failure.details, keeps=failure.keeps) from error
             raise RuntimeError(f"a worker failed:\n{failure.details}") from error
 
 

@@ -14,29 +14,54 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 FAILURE_NAME = "failure.json"
+Keeps: TypeAlias = Literal["nothing", "all", "unchanged_input"]
+"""unchanged_input: what was made from files that are still the same, once the one to blame is mended."""
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class PassingError(ValueError):
+    """An error that the same command need not meet again: a lost worker, a file of our own that was damaged."""
+
+    keeps: Keeps = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong. `is_users`: the message is enough (bad input, full disk); else the details are our mistake."""
+    """What went wrong. `is_users`: the message is enough (bad input, full disk); else the details are our mistake.
+    `keeps`: what of the finished pieces of the build is worth keeping."""
 
     message: str
     details: str
     is_users: bool
+    keeps: Keeps
+
+
+def choose_kept(error: BaseException | None) -> Keeps:
+    """What to keep after an error: nothing where settings are to blame, which a ValueError says; all where the same
+    command may get further another time; and what an error says of itself."""
+    default: Keeps = "nothing" if isinstance(error, ValueError) else "all"
+    found: Keeps = getattr(error, "keeps", default)
+    return found
 
 
 @contextmanager
-def report_failure(folder: str) -> Iterator[None]:
-    """Leave what the body raises in `folder`, and raise it on. ValueError and OSError are the user's to mend."""
+def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
+    """Leave what the body raises in `folder`, and raise it on. ValueError and OSError are the user's to mend;
+    `of_input`: a ValueError says that a file of the input is to blame."""
     try:
         yield
     except Exception as error:
         is_users = isinstance(error, (ValueError, OSError))
+        keeps = choose_kept(error)
         leave_failure(
-            folder, message=describe_error(error, folder=folder), details=traceback.format_exc(), is_users=is_users
+            folder,
+            message=describe_error(error, folder=folder),
+            details=traceback.format_exc(),
+            is_users=is_users,
+            keeps="unchanged_input" if of_input and keeps == "nothing" else keeps,
         )
         raise
 
@@ -44,16 +69,19 @@ def report_failure(folder: str) -> Iterator[None]:
 def describe_error(error: Exception, *, folder: str | Path) -> str:
     """The error's message; `folder` is named where a disk is full and the error does not say which."""
     if isinstance(error, OSError) and error.errno in _FULL_DISK and error.filename is None:
-        return f"{folder}: cannot be written ({error.strerror}); free space there or choose another output"
+        return (
+            f"{folder}: cannot be written ({error.strerror}); free space there and run the same command again, or "
+            "choose another output"
+        )
     return str(error)
 
 
-def leave_failure(folder: str, *, message: str, details: str, is_users: bool) -> None:
+def leave_failure(folder: str, *, message: str, details: str, is_users: bool, keeps: Keeps = "all") -> None:
     """Write FAILURE_NAME into `folder` unless it is there: the first failure is the cause of others."""
     target = Path(folder) / FAILURE_NAME
     partial = target.with_suffix(f".{uuid.uuid4().hex}")
     with suppress(OSError):  # on a full disk the exception itself still goes up
-        partial.write_text(json.dumps(asdict(Failure(message, details, is_users))), encoding="ascii")
+        partial.write_text(json.dumps(asdict(Failure(message, details, is_users, keeps))), encoding="ascii")
         if not target.exists():
             os.replace(partial, target)
 

@@ -1,6 +1,7 @@
 """Signs of life during a build, whatever the engine: workers leave small files, the main process sums and prints them.
 
-A terminal gets one line that is rewritten every second, anything else a plain line every 30 seconds.
+A terminal gets a line a stage that is rewritten every second, anything else a plain line every 30 seconds. The same
+counts go to Beam's counters; nothing but this display depends on either.
 """
 
 from __future__ import annotations
@@ -12,25 +13,35 @@ import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Literal, TextIO, TypeAlias
 
+Stage: TypeAlias = Literal["read", "shard"]
+
+PLAN_NAME = "plan.json"
+"""In the same folder: how many shards there will be (`shards`), of documents with how many tokens (`tokens`)."""
 _WRITE_EVERY_S = 1.0
 _TERMINAL_EVERY_S = 1.0
 _PLAIN_EVERY_S = 30.0
-_TEXT_UNIT = 1e6
+_UNIT = 1e6
 
 
 class WorkReport:
-    """Counts of one piece of work (a split, a shard), left in `folder` at most once a second.
+    """Counts of one piece of work (a split, a shard), left in `folder` at most once a second; None: nowhere.
 
-    The file is removed where the work fails, so that a second attempt is not counted twice.
+    Those that begin with `of_` say how much there will be, the others how much is done; each of the latter also goes to
+    `count`. The file is removed where the work fails, so that a second attempt is not counted twice.
     """
 
-    def __init__(self, folder: str | Path, *, stage: str) -> None:
-        self._path = Path(folder) / f"{stage}-{uuid.uuid4().hex[:16]}.json"
+    def __init__(
+        self, folder: str | Path | None, *, stage: Stage, count: Callable[[str, int], None] | None = None
+    ) -> None:
+        self._path = None if folder is None else Path(folder) / f"{stage}-{uuid.uuid4().hex[:16]}.json"
+        self._count = count
         self._counts: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()
         self._written = 0.0
 
     def __enter__(self) -> WorkReport:
@@ -42,7 +53,7 @@ class WorkReport:
         if kind is None:
             self._counts["done"] = 1
             self._write()
-        else:
+        elif self._path is not None:
             self._path.unlink(missing_ok=True)
 
     def add(self, **counts: int) -> None:
@@ -52,20 +63,30 @@ class WorkReport:
             self._write()
 
     def _write(self) -> None:
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self._counts), encoding="ascii")
-        os.replace(partial, self._path)
         self._written = time.monotonic()
+        if self._count is not None:
+            for name, value in (self._counts - self._counted).items():
+                if not name.startswith("of_"):
+                    self._count(name, value)
+            self._counted = self._counts.copy()
+        if self._path is not None:
+            partial = self._path.with_suffix(".partial")
+            partial.write_text(json.dumps(self._counts), encoding="ascii")
+            os.replace(partial, self._path)
 
 
 class ProgressPrinter:
-    """Prints what the workers report while the body of the `with` runs."""
+    """Prints what the workers report while the body of the `with` runs. `num_bytes` of input are in the splits."""
 
-    def __init__(self, folder: str | Path, *, num_splits: int, stream: TextIO | None = None) -> None:
-        self._folder, self._num_splits = Path(folder), num_splits
+    def __init__(
+        self, folder: str | Path, *, num_splits: int, num_bytes: int = 0, stream: TextIO | None = None
+    ) -> None:
+        self._folder, self._num_splits, self._num_bytes = Path(folder), num_splits, num_bytes
         self._stream = stream if stream is not None else sys.stderr
         self._terminal = self._stream.isatty()
         self._started = time.monotonic()
+        self._stage_started: dict[Stage, float] = {"read": self._started}
+        self._finished: dict[str, Counter[str]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
@@ -82,32 +103,145 @@ class ProgressPrinter:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 
-    def line(self) -> str:
-        """What is known now, in one line."""
+    def line(self, stage: Stage | None = None) -> str:
+        """What is known now of the running stage (or of `stage`), in one line."""
+        stage = stage or self.stage()
+        now = time.monotonic()
+        if stage not in self._stage_started:
+            self._stage_started[stage] = now - max(0.0, time.time() - (self._folder / PLAN_NAME).stat().st_mtime)
+        seconds = max(now - self._stage_started[stage], 1e-3)
+        text = self._describe_read(seconds) if stage == "read" else self._describe_shards(seconds)
+        return f"{now - self._started:.0f} s: {text}"
+
+    def summary(self) -> str:
+        """Everything that was done, in one line."""
         elapsed = time.monotonic() - self._started
-        read, shards = self._sum("read"), self._sum("shard")
-        megabytes = read["characters"] / _TEXT_UNIT
-        text = (
-            f"{elapsed:.0f} s: read {read['documents']:,} documents, {megabytes:,.1f} MB of text "
-            f"({megabytes / max(elapsed, 1e-3):.1f} MB/s), {read['done']} of {self._num_splits} splits"
-        )
-        if read["done"] < self._num_splits or not shards:
-            return text
+        read, shards = sum_counts(self._load("read")), sum_counts(self._load("shard"))
+        megabytes = read["characters"] / _UNIT
         return (
-            f"{elapsed:.0f} s: read {read['documents']:,} documents, {megabytes:,.1f} MB of text; "
-            f"wrote {shards['rows']:,} rows in {shards['done']} shards"
+            f"{elapsed:.0f} s: read {read['documents']:,} documents, {megabytes:,.1f} MB of text"
+            f"{_rate(megabytes, elapsed)}; wrote {shards['rows']:,} rows in {shards['done']:,} shards"
         )
 
-    def _sum(self, stage: str) -> Counter[str]:
-        total: Counter[str] = Counter()
+    def stage(self) -> Stage:
+        """What is being done: shards are planned once every split was read."""
+        return "shard" if (self._folder / PLAN_NAME).exists() else "read"
+
+    def count_kept(self) -> dict[Stage, int]:
+        """Pieces that an earlier start had finished."""
+        return {"read": sum_counts(self._load("read"))["kept"], "shard": sum_counts(self._load("shard"))["kept"]}
+
+    def read_plan(self) -> dict[str, int]:
+        """What PLAN_NAME says; zeros before there is a plan."""
+        try:
+            plan: dict[str, int] = json.loads((self._folder / PLAN_NAME).read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return {"shards": 0, "tokens": 0}
+        return plan
+
+    def _describe_read(self, seconds: float) -> str:
+        reports = self._load("read")
+        read = sum_counts(reports)
+        made = sum_counts(report for report in reports if not report["kept"])
+        done_bytes, kept_bytes = _bytes_read(reports), sum(report["bytes"] for report in reports if report["kept"])
+        share = ""
+        if self._num_bytes:
+            share = f", {100 * done_bytes / self._num_bytes:.0f}% of {self._num_bytes / _UNIT:,.1f} MB of input"
+        left = _left(done_bytes - kept_bytes, self._num_bytes - done_bytes, seconds)
+        return (
+            f"read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} MB of text"
+            f"{_rate(made['characters'] / _UNIT, seconds)}, {read['done']:,} of {self._num_splits:,} splits"
+            f"{share}{_kept(read)}{left}"
+        )
+
+    def _describe_shards(self, seconds: float) -> str:
+        reports = self._load("shard")
+        wrote, plan = sum_counts(reports), self.read_plan()
+        made = sum_counts(report for report in reports if not report["kept"])
+        done, kept = _tokens_written(reports), sum(report["of_tokens"] for report in reports if report["kept"])
+        left = _left(done - kept, plan["tokens"] - done, seconds)
+        return (
+            f"wrote {wrote['rows']:,} rows of {wrote['documents']:,} documents, {wrote['bytes'] / _UNIT:,.1f} MB"
+            f"{_rate(made['bytes'] / _UNIT, seconds)}, {wrote['done']:,} of {plan['shards']:,} shards"
+            f"{_kept(wrote)}{left}"
+        )
+
+    def _load(self, stage: Stage) -> list[Counter[str]]:
+        """Every report of a stage; a finished one is read once."""
+        found: list[Counter[str]] = []
         for path in self._folder.glob(f"{stage}-*.json"):
-            try:
-                total.update(json.loads(path.read_text(encoding="ascii")))
-            except FileNotFoundError:  # the work failed between the listing and now
-                continue
-        return total
+            report = self._finished.get(path.name)
+            if report is None:
+                try:
+                    report = Counter(json.loads(path.read_text(encoding="ascii")))
+                except FileNotFoundError:  # the work failed between the listing and now
+                    continue
+                if report["done"]:
+                    self._finished[path.name] = report
+            found.append(report)
+        return found
 
     def _run(self) -> None:
+        shown: Stage = "read"
         while not self._stop.wait(_TERMINAL_EVERY_S if self._terminal else _PLAIN_EVERY_S):
-            self._stream.write(f"\r{self.line()}\x1b[K" if self._terminal else f"{self.line()}\n")
+            stage = self.stage()
+            if self._terminal and stage != shown:
+                self._stream.write(f"\r{self.line(shown)}\x1b[K\n")  # the last word of a stage stays
+            shown = stage
+            self._stream.write(f"\r{self.line(stage)}\x1b[K" if self._terminal else f"{self.line(stage)}\n")
             self._stream.flush()
+
+
+def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
+    """Sum of reports."""
+    total: Counter[str] = Counter()
+    for report in reports:
+        total.update(report)
+    return total
+
+
+def _bytes_read(reports: list[Counter[str]]) -> float:
+    """Bytes of input behind what was read. Of a split in work the share is known by its text alone: by what was
+    expected of it, corrected by how far that was out for the splits that are done."""
+    done = [report for report in reports if report["done"]]
+    expected = sum(report["of_text"] for report in done)
+    ratio = sum(report["characters"] for report in done) / expected if expected else 1.0
+    total = float(sum(report["bytes"] for report in done))
+    for report in reports:
+        if not report["done"] and report["of_text"]:
+            share = report["characters"] / max(1.0, ratio * report["of_text"])
+            total += report["of_bytes"] * min(1.0, share)
+    return total
+
+
+def _tokens_written(reports: list[Counter[str]]) -> float:
+    """Tokens of documents behind the rows that are written: shards differ in size."""
+    return sum(
+        report["of_tokens"] * (1.0 if report["done"] else min(1.0, report["rows"] / max(1, report["of_rows"])))
+        for report in reports
+    )
+
+
+def _left(done: float, missing: float, seconds: float) -> str:
+    if done <= 0 or missing <= 0:
+        return ""
+    return f", {describe_seconds(missing * seconds / done)} left"
+
+
+def _kept(counts: Counter[str]) -> str:
+    return f" ({counts['kept']:,} kept)" if counts["kept"] else ""
+
+
+def _rate(megabytes: float, seconds: float) -> str:
+    return f" ({megabytes / max(seconds, 1e-3):.1f} MB/s)"
+
+
+def describe_seconds(seconds: float) -> str:
+    """12 s, 3 min, 5.2 h, 4.1 d: two digits say enough."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 36 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} d"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -15,13 +18,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.buckets import Buckets
 from pipeline.config import PipelineConfig
 from pipeline.data_card import render_card
-from pipeline.manifest import TOKEN_COUNTS_NAME, TOKENIZER_FOLDER, Manifest, Special, SplitName, file_sha256
+from pipeline.manifest import (
+    TOKEN_COUNTS_NAME,
+    TOKENIZER_FOLDER,
+    Manifest,
+    Special,
+    SplitName,
+    canonical_json,
+    file_sha256,
+)
 from pipeline.output import CARD_NAME, REPORT_NAME, SUMMARY_NAME
 from pipeline.pairs import NEXT, NOT_NEXT
 from pipeline.report import render_report
 from pipeline.schema import SCHEMA_VERSION, token_counts_schema
+from pipeline.settings import to_tree
 from pipeline.summary import summarize_build
 from pipeline.tally import BuildResult, ReadTally, RowTally, merge_reads, summarize_rows
 from pipeline.tokenizer_files import describe_text
@@ -159,6 +172,39 @@ def library_versions(config: PipelineConfig) -> dict[str, str]:
     names = _LIBRARIES + (_NEAR_DUPLICATE_LIBRARIES if config.cleaning.near_duplicates else ())
     libraries = {name: version(name) for name in names}
     return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
+
+
+@cache
+def hash_code() -> str:
+    """Hash of our own sources: an unfinished build is only continued by the code that began it."""
+    folder = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".tsv", ".txt")):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def hash_build(
+    config: PipelineConfig,
+    *,
+    buckets: Buckets,
+    vocabulary_hash: str,
+) -> str:
+    """Hash of all but the input that shapes the pieces of a build: settings, the order of the sources, buckets,
+    vocabulary, libraries, our own code, and whether rejects are kept."""
+    sources = to_tree(config)["sources"]
+    for source in sources:
+        del source["path"], source["clean_documents"]
+    shaping = {
+        "config": config.data_tree(),
+        "vocabulary_hash": vocabulary_hash,
+        "versions": library_versions(config),
+        "code": hash_code(),
+        "sources": sources,
+        "buckets": asdict(buckets),
+        "keeps_rejects": config.cleaning.keep_rejects is not None,
+    }
+    return hashlib.sha256(canonical_json(shaping)).hexdigest()
 
 
 def count_drops(result: BuildResult, *, read: ReadTally) -> dict[str, int]:

@@ -15,18 +15,25 @@ if __name__ == "__main__" and not __package__:
 # ruff: noqa: E402
 import logging
 import os
+import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from traceback import format_exc
+from typing import Any
 
 from pipeline.buckets import choose_buckets
 from pipeline.config import PipelineConfig
-from pipeline.inputs import fingerprint_inputs
+from pipeline.documents import Split
+from pipeline.inputs import fingerprint_file, join_fingerprints, list_modified
 from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
+from pipeline.job import SHARDS, SPILLS, Job
+from pipeline.ledger import Kind
 from pipeline.manifest import Manifest, read_manifest, write_manifest
 from pipeline.output import OutputFolder
 from pipeline.progress import ProgressPrinter
-from pipeline.publish import check_labels, list_warnings, write_set
+from pipeline.publish import check_labels, hash_build, hash_code, library_versions, list_warnings, write_set
+from pipeline.reading import split_key
 from pipeline.rejects import write_rejects
 from pipeline.settings import (
     Arguments,
@@ -64,8 +71,9 @@ def say_at_once(line: str) -> None:
 def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = say_at_once) -> Manifest:
     """Build the data set that `config` describes into config.output; returns its manifest.
 
-    A finished set of the same config and inputs is left as it is. Raises ValueError for whatever the user can mend,
-    naming place, value and remedy; then nothing is left in the output folder.
+    A finished set of the same config and inputs is left as it is, an unfinished one is continued: of what an earlier
+    start had finished, all that still has its hash is kept. Raises ValueError for whatever the user can mend, naming
+    place, value and remedy; where that is input or settings, nothing is left in the output folder.
     """
     started = time.time()
     splits = list_splits(config.sources)
@@ -79,8 +87,15 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         name: {split.path for split in splits if config.sources[split.source].called == name}
         for name in config.source_names
     }
-    inputs = {name: fingerprint_inputs(found) for name, found in paths.items()}
-    identity = {"config": config.data_tree(), "inputs": inputs}
+    fingerprints = {path: fingerprint_file(path) for path in sorted({split.path for split in splits})}
+    modified = list_modified(fingerprints)
+    identity: dict[str, Any] = {
+        "config": config.data_tree(),
+        "inputs": {name: join_fingerprints(fingerprints[path] for path in found) for name, found in paths.items()},
+        "modified": modified,
+        "versions": library_versions(config),
+        "code": hash_code(),
+    }
     tokenizer = given_vocabulary(config)
     if tokenizer is not None:
         identity["vocabulary_hash"] = tokenizer.vocabulary_hash
@@ -91,26 +106,34 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         total = sum(split.num_bytes for split in splits)
         say(f"{len(splits)} splits, {total / 1e6:,.1f} MB of input, {workers} worker(s)")
         if tokenizer is None:
-            scratch = output.folder("vocabulary")
-            tokenizer = trained_vocabulary(config, scratch=scratch, say=say, beam_options=beam_options)
+            tokenizer = kept_vocabulary(config, output=output, say=say) or trained_vocabulary(
+                config, scratch=output.folder("vocabulary"), say=say, beam_options=beam_options
+            )
+            output.note_vocabulary(tokenizer.vocabulary_hash)
         tokenizer.save(output.folder("tokenizer"))
 
         from pipeline.engines import run_graph  # Beam takes 2 s to import; --help and refused input need not wait
-        from pipeline.transforms import Job
 
         job = Job(
             config=config,
             buckets=buckets,
             tokenizer=str(output.folder("tokenizer") / "tokenizer.json"),
             vocabulary_size=tokenizer.vocab_size,
-            spills=str(output.folder("spills")),
-            shards=str(output.folder("data")),
-            progress=str(output.folder("progress")),
-            exchange=str(output.folder("exchange")),
+            work=str(output.temporary),
+            build=hash_build(config, buckets=buckets, vocabulary_hash=tokenizer.vocabulary_hash),
+            inputs={path: f"{found} {modified.get(path, '')}" for path, found in fingerprints.items()},
         )
-        with ProgressPrinter(job.progress, num_splits=len(splits)) as progress:
+        found = sweep_work(job, splits=splits)
+        if output.resumes:
+            say(f"resuming: records of {found['split']} of {len(splits)} splits and {found['shard']} shards are there")
+        with ProgressPrinter(job.progress, num_splits=len(splits), num_bytes=total) as progress:
             result, read = run_graph(splits, job=job, workers=workers, beam_options=beam_options)
-        say(progress.line())
+        say(progress.summary())
+        for fault in job.ledger.take_damaged():
+            say(f"damaged, so made again: {fault}")
+        if output.resumes:
+            kept, of_shards = progress.count_kept(), progress.read_plan()["shards"]
+            say(f"resumed: {kept['read']} of {len(splits)} splits and {kept['shard']} of {of_shards} shards kept")
 
         check_labels(result, config=config)
         for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
@@ -133,6 +156,31 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     return manifest
 
 
+def sweep_work(job: Job, *, splits: Sequence[Split]) -> Counter[Kind]:
+    """Remove what an earlier start left half-made; count the splits and shards that it had finished."""
+    names = {job.ledger.record_name("split", split_key(split, job=job)) for split in splits}
+    return job.ledger.sweep(folders=(SPILLS, SHARDS), splits=names)
+
+
+def kept_vocabulary(config: PipelineConfig, *, output: OutputFolder, say: Say) -> WordTokenizer | None:
+    """The vocabulary that an earlier start had trained for this build alone; None where it is not as it was, and then
+    nothing of it is left."""
+    settings = config.vocabulary
+    folder = output.folder("vocabulary")
+    path = folder / _vocabulary_name(config)
+    if settings.path is not None or output.vocabulary_hash is None or not path.exists():
+        shutil.rmtree(folder)  # what a killed training left
+        return None
+    try:
+        tokenizer = WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+    except ValueError:
+        tokenizer = None
+    if tokenizer is None or tokenizer.vocabulary_hash != output.vocabulary_hash:
+        say(f"damaged, so made again: {path}: changed since it was written")
+        return None
+    return tokenizer
+
+
 def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
     """The vocabulary of vocabulary.path; None where one is to be trained."""
     settings = config.vocabulary
@@ -146,11 +194,14 @@ def trained_vocabulary(
 ) -> WordTokenizer:
     """Train a vocabulary into vocabulary.path, where later builds find it, or for this build alone."""
     settings = config.vocabulary
-    name = "vocab.txt" if settings.algorithm == "wordpiece" else "tokenizer.json"
-    path = Path(settings.path) if settings.path is not None else scratch / name
+    path = Path(settings.path) if settings.path is not None else scratch / _vocabulary_name(config)
     say(f"training a vocabulary of {settings.size:,} entries into {path}")
     train_vocabulary(config, path=path, beam_options=beam_options)
     return WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+
+
+def _vocabulary_name(config: PipelineConfig) -> str:
+    return "vocab.txt" if config.vocabulary.algorithm == "wordpiece" else "tokenizer.json"
 
 
 def choose_workers(config: PipelineConfig, *, say: Say) -> int:

@@ -23,10 +23,12 @@ from pipeline import draws, schema
 from pipeline.config import PipelineConfig
 from pipeline.documents import ID_BYTES
 from pipeline.doubles import count_doubles
+from pipeline.failures import PassingError
 from pipeline.instances import Instances
 from pipeline.manifest import Shard, SplitName, file_sha256, footer_sha256
 from pipeline.masking import Masks
 from pipeline.mixture import list_passes
+from pipeline.progress import WorkReport
 from pipeline.rejects import RejectWriter
 from pipeline.rows import Rows
 from pipeline.signatures import read_dropped
@@ -55,7 +57,7 @@ _DICTIONARIES = [
 ]
 
 
-class ShardError(ValueError):
+class ShardError(PassingError):
     """A shard just written does not read back as it was."""
 
 
@@ -69,12 +71,14 @@ def build_shard(
     folder: Path,
     scratch: Path,
     dropped: str | None = None,
+    report: WorkReport | None = None,
 ) -> BuildResult:
     """Build the shard of one bucket as `folder`/(last part of `name`) and count what is in it.
 
     `name` is the path that the manifest will list. The file is written in `scratch`, on the same file system, and
-    appears in `folder` in one rename, after it was verified. `dropped`: the file of near duplicates to leave out.
-    Raises SpillError or ShardError where a file does not read back as it was written.
+    appears in `folder` in one rename, after it was verified. `dropped`: the file of near duplicates to leave out;
+    `report` is told of every row group. Raises SpillError or ShardError where a file does not read back as it was
+    written; then, as after any error, what was written is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
@@ -86,13 +90,40 @@ def build_shard(
     passes = list_passes(documents, config=config, split=split)
     instances = Instances(documents, config=config, tokenizer=tokenizer, passes=passes)
     tally = _count_documents(documents, config=config, tokenizer=tokenizer)
-    columns = schema.sentence_pair_schema(tokenizer.vocab_size, vocabulary_hash=tokenizer.vocabulary_hash)
     partial = scratch / f"{Path(name).name}.{uuid.uuid4().hex[:16]}"
+    order = _permute(documents, instances, seed=config.seed)
+    report = report or WorkReport(None, stage="shard")
+    report.add(of_rows=len(instances), of_tokens=tally.document_tokens, documents=len(documents))
+    try:
+        shard = _write_rows(
+            partial, instances, order=order, tokenizer=tokenizer, name=name, split=split, tally=tally, report=report
+        )
+        verify_written(partial, shard=shard, rows_by_length=tally.lengths)
+        _commit(partial, folder / Path(name).name)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return BuildResult([shard], {split: tally}, left_out)
+
+
+def _write_rows(
+    path: Path,
+    instances: Instances,
+    *,
+    order: npt.NDArray[np.int64],
+    tokenizer: WordTokenizer,
+    name: str,
+    split: SplitName,
+    tally: RowTally,
+    report: WorkReport,
+) -> Shard:
+    """Write every row in this order, count it in `tally`, and describe the file."""
+    columns = schema.sentence_pair_schema(tokenizer.vocab_size, vocabulary_hash=tokenizer.vocabulary_hash)
     group_rows: list[int] = []
     group_tokens: list[int] = []
-    max_masked = 0
+    max_masked = written = 0
     with pq.ParquetWriter(
-        partial,
+        path,
         columns,
         compression="zstd",
         compression_level=1,
@@ -100,29 +131,30 @@ def build_shard(
         column_encoding=_ENCODINGS,
         write_page_checksum=True,
     ) as writer:
-        for part in _cut_groups(instances.pairs.num_tokens, order=_permute(documents, instances, seed=config.seed)):
+        for part in _cut_groups(instances.pairs.num_tokens, order=order):
             rows, masks = instances.batch(part)
             writer.write_table(rows_to_table(rows, masks).cast(columns), row_group_size=part.size)
             group_rows.append(len(rows))
             group_tokens.append(rows.ids.size)
             max_masked = max(max_masked, *(int(np.diff(mask.offsets).max()) for mask in masks))
             _count_rows(tally, rows, masks, mask_id=tokenizer.special.mask)
-    shard = Shard(
+            size = path.stat().st_size
+            report.add(rows=len(rows), bytes=size - written)
+            written = size
+    report.add(bytes=path.stat().st_size - written)
+    return Shard(
         path=name,
         split=split,
         rows=sum(group_rows),
         tokens=sum(group_tokens),
-        bytes=partial.stat().st_size,
-        sha256=file_sha256(partial),
-        footer_sha256=footer_sha256(partial),
+        bytes=path.stat().st_size,
+        sha256=file_sha256(path),
+        footer_sha256=footer_sha256(path),
         row_group_rows=tuple(group_rows),
         row_group_tokens=tuple(group_tokens),
         max_masked=max_masked,
         masked=tally.masked,
     )
-    verify_written(partial, shard=shard, rows_by_length=tally.lengths)
-    _commit(partial, folder / Path(name).name)
-    return BuildResult([shard], {split: tally}, left_out)
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pipeline.config import NearDuplicatesConfig
 from pipeline.documents import ID_BYTES, Document
 from pipeline.doubles import Match
+from pipeline.failures import PassingError
 from pipeline.near_duplicates import MATCH_TYPE, Signer, band_keys, choose_bands, choose_dropped, compare_group
 
 _FLUSH_DOCUMENTS = 4096
@@ -127,7 +128,7 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
     for extent in extents:
         part = np.fromfile(extent.keys, _ENTRY, extent.entries, offset=extent.offset)
         if part.size != extent.entries:
-            raise ValueError(f"{extent.keys}: ends before its entries do; run the build again")
+            raise PassingError(f"{extent.keys}: ends before its entries do; run the build again")
         parts.append(part)
         owners.append(np.full(part.size, files.setdefault(extent.signatures, len(files))))
     entries, owner = np.concatenate(parts), np.concatenate(owners)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.documents import ID_BYTES
+from pipeline.failures import PassingError
 from pipeline.wordpieces import TokenizedDocument
 
 FLUSH_TOKENS = 4_000_000
@@ -38,7 +39,7 @@ _INDEX = pa.schema(
 )
 
 
-class SpillError(ValueError):
+class SpillError(PassingError):
     """A spill file is not as it was written."""
 
 

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -213,34 +214,42 @@ def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> d
     }
 
 
-def results_to_json(result: BuildResult, tally: ReadTally) -> str:
-    """ASCII text that results_from_json reads back."""
+def results_to_tree(result: BuildResult) -> dict[str, Any]:
+    """JSON that results_from_tree reads back."""
     tree = {
-        "read": _fields(tally),
-        "left_out": _fields(result.left_out),
+        "left_out": reads_to_tree(result.left_out),
         "shards": [shard.model_dump(mode="json") for shard in result.shards],
         "rows": {split: _fields(rows) for split, rows in result.tallies.items()},
     }
-    return json.dumps(tree, default=lambda leaf: _fields(leaf) if isinstance(leaf, Example) else leaf.tolist())
+    plain: dict[str, Any] = json.loads(
+        json.dumps(tree, default=lambda leaf: _fields(leaf) if isinstance(leaf, Example) else leaf.tolist())
+    )
+    return plain
 
 
 def _fields(data: ReadTally | RowTally | Example) -> dict[str, Any]:
     return {entry.name: getattr(data, entry.name) for entry in fields(data)}
 
 
-def results_from_json(text: str) -> tuple[BuildResult, ReadTally]:
-    """What results_to_json wrote."""
-    tree = json.loads(text)
+def results_from_tree(tree: dict[str, Any], *, folder: Path) -> BuildResult:
+    """What results_to_tree gave; the files of rejects lie in `folder`."""
     shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
     tallies = {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}
-    return BuildResult(shards, tallies, _reads_from_tree(tree["left_out"])), _reads_from_tree(tree["read"])
+    return BuildResult(shards, tallies, reads_from_tree(tree["left_out"], folder=folder))
 
 
-def _reads_from_tree(tree: dict[str, Any]) -> ReadTally:
+def reads_to_tree(tally: ReadTally) -> dict[str, Any]:
+    """JSON that reads_from_tree reads back; of the files of rejects it holds the names alone."""
+    return {**_fields(tally), "rejects": [Path(run).name for run in tally.rejects]}
+
+
+def reads_from_tree(tree: dict[str, Any], *, folder: Path) -> ReadTally:
+    """What reads_to_tree gave; the files of rejects lie in `folder`."""
+    rejects = [str(folder / name) for name in tree["rejects"]]
     by_source = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
     examples = {reason: [(name, detail) for name, detail in found] for reason, found in tree["examples"].items()}
     drops = {int(source): Counter(counts) for source, counts in tree["drops"].items()}
-    return ReadTally(**by_source, drops=drops, notes=Counter(tree["notes"]), examples=examples, rejects=tree["rejects"])
+    return ReadTally(**by_source, drops=drops, notes=Counter(tree["notes"]), examples=examples, rejects=rejects)
 
 
 def _rows_from_tree(tree: dict[str, Any]) -> RowTally:

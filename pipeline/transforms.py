@@ -1,64 +1,47 @@
 """The Beam graph of a build: few, coarse elements, nothing but names and counts across the shuffles.
 
-It uses neither tagged outputs, finish_bundle output nor metrics, which some engines lose (docs/DESIGN.md).
+It uses neither tagged outputs nor finish_bundle output, which some engines lose, and counters for display alone.
 Any engine gives the same shards, because every group is sorted and every draw is keyed by the data.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
+from apache_beam.metrics import Metrics
 
-from pipeline.buckets import BucketCount, Buckets, ShardPlan, membership, plan_shards
-from pipeline.config import PipelineConfig
-from pipeline.documents import Drop, Note, Split
+from pipeline.buckets import BucketCount, ShardPlan, membership, plan_shards
+from pipeline.documents import Split
 from pipeline.failures import report_failure
-from pipeline.filters import DocumentFilter, beginning, excerpt
-from pipeline.manifest import shard_name
-from pipeline.mixture import passes_of
-from pipeline.progress import WorkReport
-from pipeline.rejects import RejectWriter
-from pipeline.schema import id_type
+from pipeline.job import Job
+from pipeline.manifest import SplitName, file_sha256, shard_name
+from pipeline.progress import PLAN_NAME, Stage, WorkReport
+from pipeline.reading import SplitResult, spill_split
 from pipeline.shards import build_shard
-from pipeline.signatures import BandExtent, SignatureWriter, find_matches, read_dropped, write_dropped
-from pipeline.sources import read_documents, refuse_empty_source
-from pipeline.spill import Extent, Origin, SpillWriter, read_index
-from pipeline.tally import BuildResult, ReadTally, merge_reads, merge_results, results_to_json
+from pipeline.signatures import BandExtent, find_matches, read_dropped, write_dropped
+from pipeline.sources import refuse_empty_source
+from pipeline.spill import Extent, read_index
+from pipeline.tally import (
+    BuildResult,
+    ReadTally,
+    merge_reads,
+    merge_results,
+    reads_from_tree,
+    reads_to_tree,
+    results_from_tree,
+    results_to_tree,
+)
 from pipeline.wordpieces import WordTokenizer
 
 RESULT_NAME = "result.json"
 DROPPED_NAME = "near-duplicates"
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What every worker needs to know. The folders are under OUT/_tmp and must be visible to all workers."""
-
-    config: PipelineConfig
-    buckets: Buckets
-    tokenizer: str
-    """tokenizer.json of the build."""
-    vocabulary_size: int
-    spills: str
-    shards: str
-    progress: str
-    exchange: str
-
-
-@dataclass(frozen=True, slots=True)
-class SplitResult:
-    """What reading one split gave: counts, and where the tokens of each bucket lie."""
-
-    tally: ReadTally
-    extents: tuple[tuple[int, Extent], ...]
-    bands: tuple[tuple[int, BandExtent], ...] = ()
-    """Where the band keys of each partition lie, where near duplicates are looked for."""
 
 
 def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job) -> None:
@@ -145,9 +128,12 @@ class SpillSplits(_Step):
     """Split -> SplitResult."""
 
     def process(self, split: Split) -> Iterator[SplitResult]:
-        """Read, clean, tokenize and spill one split."""
-        with report_failure(self.job.exchange):
-            yield spill_split(split, job=self.job, tokenizer=self.tokenizer)
+        """Read, clean, tokenize and spill one split, unless that is done."""
+        with (
+            report_failure(self.job.exchange, of_input=True),
+            _report_work(self.job, stage="read") as report,
+        ):
+            yield spill_split(split, job=self.job, tokenizer=self.tokenizer, report=report)
 
 
 class PlanShards(beam.DoFn):
@@ -163,7 +149,10 @@ class PlanShards(beam.DoFn):
                 drops = tally.drops.get(index, Counter())
                 others = tally.documents.total()
                 refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
-            yield plan_shards(counts, buckets=self.job.buckets)
+            plan = plan_shards(counts, buckets=self.job.buckets)
+            size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
+            _leave(Path(self.job.progress) / PLAN_NAME, size)
+            yield plan
 
 
 class WriteShards(_Step):
@@ -172,22 +161,20 @@ class WriteShards(_Step):
     def process(
         self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None
     ) -> Iterator[BuildResult]:
-        """Load, pair, mask, write and verify one shard."""
+        """Load, pair, mask, write and verify one shard, unless that is done."""
         (split, index, count), groups = element
         extents = [extent for group in groups for extent in group]
-        with report_failure(self.job.exchange), WorkReport(self.job.progress, stage="shard") as report:
-            result = build_shard(
+        part: SplitName = "train" if split == "train" else "validation"
+        with report_failure(self.job.exchange), _report_work(self.job, stage="shard") as report:
+            yield write_shard(
                 extents,
-                config=self.job.config,
+                job=self.job,
                 tokenizer=self.tokenizer,
-                split="train" if split == "train" else "validation",
-                name=shard_name("train" if split == "train" else "validation", index, count),
-                folder=Path(self.job.shards),
-                scratch=Path(self.job.spills),
+                split=part,
+                name=shard_name(part, index, count),
                 dropped=dropped,
+                report=report,
             )
-            report.add(rows=sum(shard.rows for shard in result.shards))
-            yield result
 
 
 class LeaveResult(beam.DoFn):
@@ -198,60 +185,67 @@ class LeaveResult(beam.DoFn):
 
     def process(self, result: BuildResult, tally: ReadTally) -> None:
         """Write RESULT_NAME."""
-        path = Path(self.job.exchange) / RESULT_NAME
-        partial = path.with_suffix(f".{uuid.uuid4().hex}")
-        partial.write_text(results_to_json(result, tally), encoding="ascii")
-        os.replace(partial, path)
+        with report_failure(self.job.exchange):
+            tree = {"result": results_to_tree(result), "read": reads_to_tree(tally)}
+            _leave(Path(self.job.exchange) / RESULT_NAME, tree)
 
 
-def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer) -> SplitResult:
-    """Read one split whole: documents go to a spill file, everything left out is counted with its reason."""
-    tally = ReadTally()
-    source = job.config.sources[split.source]
-    number = job.config.source_names.index(source.called)
-    name = Path(split.path).name[:40]
-    types = id_type(job.vocabulary_size)
-    cleaning = job.config.cleaning
-    documents = DocumentFilter(cleaning, source=source)
-    with (
-        WorkReport(job.progress, stage="read") as report,
-        RejectWriter(job.spills if cleaning.keep_rejects else None) as rejects,
-        SpillWriter(job.spills, name=name, bucket_of=job.buckets.bucket_of, id_type=types) as writer,
-        SignatureWriter(
-            job.spills, name=name, config=cleaning.near_duplicates, partitions=job.buckets.total
-        ) as signatures,
-    ):
-        for item in read_documents(split, source):
-            if isinstance(item, Note):
-                tally.count_note(item.reason, name=item.name, detail=item.detail)
-                continue
-            if isinstance(item, Drop):
-                tally.count_drop(item.reason, source=split.source, name=item.name, detail=item.detail)
-                continue
-            text = "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
-            fault = documents.reject(item)
-            if fault is not None:
-                shown = f"{fault.detail}: {excerpt(text)}"
-                tally.count_drop(fault.reason, source=split.source, name=item.name, detail=shown)
-                rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
-                continue
-            document = tokenizer.tokenize(item)
-            if not document.ids.size:
-                detail = "nothing is left after normalisation"
-                tally.count_drop("no_tokens", source=split.source, name=item.name, detail=detail)
-                continue
-            if not passes_of(document.id, weight=source.weight, passes=job.config.passes, seed=job.config.seed):
-                tally.count_drop("weight", source=split.source, name=item.name, detail=f"weight {source.weight:g}")
-                continue
-            characters = sum(map(len, item.sentences))
-            tally.documents[split.source] += 1
-            tally.sentences[split.source] += len(item.sentences)
-            tally.characters[split.source] += characters
-            writer.add(replace(document, source=number), origin=Origin(split.source, item.name, text))
-            signatures.add(item)
-            report.add(documents=1, characters=characters)
-    tally.rejects = rejects.runs
-    return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))
+def load_result(job: Job) -> tuple[BuildResult, ReadTally]:
+    """What LeaveResult wrote."""
+    tree = json.loads((Path(job.exchange) / RESULT_NAME).read_text(encoding="ascii"))
+    folder = Path(job.spills)
+    return results_from_tree(tree["result"], folder=folder), reads_from_tree(tree["read"], folder=folder)
+
+
+def write_shard(
+    extents: Sequence[Extent],
+    *,
+    job: Job,
+    tokenizer: WordTokenizer,
+    split: SplitName,
+    name: str,
+    dropped: str | None,
+    report: WorkReport,
+) -> BuildResult:
+    """What is recorded of a shard that an earlier start finished from the same documents; else build and record it."""
+    content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
+    key = [name, content, None if dropped is None else file_sha256(dropped)]
+    recorded = job.ledger.find("shard", key=key)
+    if recorded is not None:
+        result = results_from_tree(recorded, folder=Path(job.spills))
+        (shard,), (tally,) = result.shards, result.tallies.values()
+        report.add(kept=1, documents=tally.documents, rows=shard.rows, bytes=shard.bytes)
+        report.add(of_tokens=tally.document_tokens)
+        return result
+    result = build_shard(
+        extents,
+        config=job.config,
+        tokenizer=tokenizer,
+        split=split,
+        name=name,
+        folder=Path(job.shards),
+        scratch=Path(job.spills),
+        dropped=dropped,
+        report=report,
+    )
+    files = [str(Path(job.shards) / Path(name).name), *result.left_out.rejects]
+    job.ledger.record("shard", key=key, files=files, content=results_to_tree(result))
+    return result
+
+
+def _report_work(job: Job, *, stage: Stage) -> WorkReport:
+    """A report that also counts for Beam, as cloze/read_documents and the like."""
+
+    def count(name: str, value: int) -> None:
+        Metrics.counter("cloze", f"{stage}_{name}").inc(value)
+
+    return WorkReport(job.progress, stage=stage, count=count)
+
+
+def _leave(path: Path, tree: Any) -> None:
+    partial = path.with_suffix(f".{uuid.uuid4().hex}")
+    partial.write_text(json.dumps(tree), encoding="ascii")
+    os.replace(partial, path)
 
 
 def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ _BYTES_WORTH_A_WORKER = 4 << 20
 _logger = logging.getLogger(__name__)
 
 
-def count_words(sentences: Sequence[str], *, settings: VocabularyConfig) -> dict[str, int]:
+def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict[str, int]:
     """Words of these sentences as the vocabulary's tokenizer will see them, most frequent first."""
     normalizer, splitter = word_rules(settings)
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +132,7 @@ def count_sources(config: PipelineConfig, *, folder: Path, beam_options: Sequenc
     worth = sum(split.text_bytes for split in splits) // _BYTES_WORTH_A_WORKER
     workers = min(len(groups), config.workers or len(os.sched_getaffinity(0)), max(1, worth))
     job = WordJob(config=config, folder=str(folder), limit=MAX_WORDS)
-    with ProgressPrinter(folder, num_splits=len(groups)):
+    with ProgressPrinter(folder, num_splits=len(groups), num_bytes=sum(split.num_bytes for split in splits)):
         lay_out = partial(build_word_graph, groups=groups, job=job)
         run_on_engine(lay_out, exchange=job.folder, workers=workers, beam_options=beam_options)
     return read_words(folder / WORDS_NAME)

@@ -64,7 +64,7 @@ class WordCounter:
         if kind is not None:
             remove_files(self._files)
 
-    def add(self, sentences: Sequence[str]) -> None:
+    def add(self, sentences: Iterable[str]) -> None:
         """Count the words of these sentences. Words end at spaces, whatever the pre-tokenizer."""
         for sentence in sentences:
             self._chunks.update(sentence.split(" "))

@@ -110,6 +110,8 @@ def count_splits(splits: Sequence[Split], *, job: WordJob) -> list[Run]:
         WorkReport(job.folder, stage="read") as report,
         WordCounter(normalizer=normalizer, splitter=splitter, folder=Path(job.folder), name=name) as counter,
     ):
+        num_bytes = sum(split.num_bytes for split in splits)
+        report.add(of_bytes=num_bytes, of_text=sum(split.text_bytes for split in splits))
         for split in splits:
             source = job.config.sources[split.source]
             documents = DocumentFilter(job.config.cleaning, source=source)
@@ -117,4 +119,5 @@ def count_splits(splits: Sequence[Split], *, job: WordJob) -> list[Run]:
                 if isinstance(document, Document) and documents.reject(document) is None:
                     counter.add(document.sentences)
                     report.add(documents=1, characters=sum(map(len, document.sentences)))
+        report.add(bytes=num_bytes)
         return counter.finish()

@@ -15,12 +15,13 @@ import pytest
 from corpora import build_text, make_config, make_documents, write_text
 from small_builds import refused, write_build
 
-from pipeline import run
+from pipeline import beam_worker, engines, run
 from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
-from pipeline.failures import Failure, read_failure, report_failure
+from pipeline.failures import Failure, choose_kept, read_failure, report_failure
 from pipeline.manifest import read_manifest
 from pipeline.progress import ProgressPrinter, WorkReport
 from pipeline.run import build, main
+from pipeline.spill import SpillError
 
 DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="en">
 <siteinfo><namespaces><namespace key="0" case="first-letter" /></namespaces></siteinfo>
@@ -249,6 +250,17 @@ def test_a_killed_worker_ends_the_build_with_a_clear_error(folder: Path) -> None
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
+def test_a_worker_whose_build_is_gone_ends_at_once() -> None:
+    """It was born too late to see its parent die, and would wait for it for ever."""
+    code = (
+        "import os, time; from pipeline import beam_worker\n"
+        "beam_worker.silence_beam = lambda: (time.sleep(20), os._exit(7))\n"
+        "beam_worker.main()"
+    )
+    environment = {**os.environ, beam_worker.BUILD_VARIABLE: "1"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 1
+
+
 def children(parent: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
@@ -286,14 +298,13 @@ def test_our_own_mistakes_keep_their_traceback(folder: Path, monkeypatch: pytest
     assert not (folder / "out").exists()
 
 
-@pytest.mark.parametrize("place", ["pipeline.run.write_set", "pipeline.transforms.spill_split"])
 def test_a_full_disk_is_named(
-    place: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full_disk(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(place, full_disk)
+    monkeypatch.setattr("pipeline.transforms.spill_split", full_disk)
     error = refused(
         folder,
         f"output={folder}/out",
@@ -312,10 +323,18 @@ def test_the_first_failure_of_several_workers_is_kept(tmp_path: Path) -> None:
             raise OSError(message)
     failure = read_failure(str(tmp_path))
     assert isinstance(failure, Failure)
-    assert (failure.message, failure.is_users) == ("first", True)
+    assert (failure.message, failure.is_users, failure.keeps) == ("first", True, "all")
     assert "raise OSError(message)" in failure.details
     with pytest.raises(ValueError, match="still raised"), report_failure(str(tmp_path / "no folder")):
         raise ValueError("still raised")
+
+
+def test_what_is_kept_follows_from_what_is_to_blame() -> None:
+    """Settings: nothing. Anything that may pass: all. The worker's word survives the way to the main process."""
+    assert choose_kept(ValueError("a setting")) == "nothing"
+    assert choose_kept(OSError("a disk")) == choose_kept(KeyboardInterrupt()) == choose_kept(KeyError("ours")) == "all"
+    assert choose_kept(SpillError("damaged")) == "all"
+    assert choose_kept(engines.WorkerError("cut.bz2", details="", keeps="unchanged_input")) == "unchanged_input"
 
 
 # Progress
@@ -335,7 +354,8 @@ def test_progress_sums_what_workers_report(tmp_path: Path) -> None:
     with WorkReport(tmp_path, stage="read") as report, WorkReport(tmp_path, stage="shard") as shard:
         report.add(documents=1, characters=0)
         shard.add(rows=50)
-    assert "wrote 50 rows in 1 shards" in printer.line()
+    assert "read 4 documents, 2.0 MB of text" in printer.summary()
+    assert "wrote 50 rows in 1 shards" in printer.summary()
 
 
 def test_the_build_tells_its_story(tmp_path: Path) -> None:

@@ -42,20 +42,22 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
             if resolved in seen:
                 raise ValueError(f"{label}: {path} is also read by {seen[resolved]}; list it once")
             seen[resolved] = label
-            splits.extend(_split_file(path, source=source, index=index))
+            splits.extend(split_file(path, source=source, index=index))
     return sorted(
         splits, key=lambda split: (-split.text_bytes, split.source, Path(split.path).name, split.path, split.start)
     )
 
 
-def _split_file(path: Path, *, source: SourceConfig, index: int) -> list[Split]:
+def split_file(path: Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
+    """The parts of one file, in order; `split_bytes`: of about this size instead of what suits a worker, where the
+    format allows it."""
     if source.kind == "wikipedia":
-        return split_dump(path, source=index)
+        return split_dump(path, source=index, split_bytes=split_bytes)
     if source.kind == "books":
-        return split_books(path, source=index)
+        return split_books(path, source=index, split_bytes=split_bytes)
     if source.kind == "text":
-        return split_text(path, source=index, config=source)
-    return split_records(path, source=index, config=source)
+        return split_text(path, source=index, config=source, split_bytes=split_bytes)
+    return split_records(path, source=index, config=source, split_bytes=split_bytes)
 
 
 def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Drop]:

@@ -39,14 +39,15 @@ class Member(NamedTuple):
     detail: str = ""
 
 
-def split_archive(path: Path, *, source: int) -> list[Split]:
-    """Parts of an archive; ValueError for one that is damaged, empty, or expands beyond reason."""
+def split_archive(path: Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
+    """Parts of an archive, where it is no single stream of about `split_bytes` of text each; ValueError for one that is
+    damaged, empty, or expands beyond reason."""
     size = path.stat().st_size
     if path.suffix.lower() == ".zip":
-        return _split_zip(path, source=source)
+        return _split_zip(path, source=source, split_bytes=split_bytes)
     compression = compression_of(path)
     if not compression:
-        return _split_tar(path, source=source)
+        return _split_tar(path, source=source, split_bytes=split_bytes)
     text = round(_TEXT_SHARE[compression] * size)
     parts = min(_MOST_PARTS, max(1, text // SPLIT_TEXT_BYTES))
     return [Split(source, str(path), part, parts, size // parts, text // parts) for part in range(parts)]
@@ -124,7 +125,7 @@ def _open_zip(path: Path) -> zipfile.ZipFile:
         raise ValueError(f"{path}: not a whole zip archive: {error}; fetch it again") from error
 
 
-def _split_zip(path: Path, *, source: int) -> list[Split]:
+def _split_zip(path: Path, *, source: int, split_bytes: int | None) -> list[Split]:
     with _open_zip(path) as archive:
         members = archive.infolist()
     if not members:
@@ -136,7 +137,7 @@ def _split_zip(path: Path, *, source: int) -> list[Split]:
             f"archive; this is no text, remove the file"
         )
     sizes = [(member.compress_size, member.file_size) for member in members]
-    return _cut(path, source=source, sizes=sizes, places=list(range(len(members) + 1)))
+    return _cut(path, source=source, sizes=sizes, places=list(range(len(members) + 1)), split_bytes=split_bytes)
 
 
 def _read_zip(path: Path, split: Split) -> Iterator[_Entry]:
@@ -161,7 +162,7 @@ class _BoundedHeader(tarfile.TarInfo):
         return header
 
 
-def _split_tar(path: Path, *, source: int) -> list[Split]:
+def _split_tar(path: Path, *, source: int, split_bytes: int | None) -> list[Split]:
     """Ranges of bytes of a plain tar: its headers are read, its members jumped over."""
     places: list[int] = []
     sizes: list[tuple[int, int]] = []
@@ -174,7 +175,7 @@ def _split_tar(path: Path, *, source: int) -> list[Split]:
         raise ValueError(f"{path}: ends at byte {end} without the mark of a tar's end: it is truncated; fetch it again")
     if not places:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
-    return _cut(path, source=source, sizes=sizes, places=[*places, end])
+    return _cut(path, source=source, sizes=sizes, places=[*places, end], split_bytes=split_bytes)
 
 
 def _read_tar(path: Path, split: Split, *, suffixes: tuple[str, ...]) -> Iterator[_Entry]:
@@ -240,14 +241,16 @@ class _PieceFile(io.RawIOBase):
 # ---- both ----
 
 
-def _cut(path: Path, *, source: int, sizes: list[tuple[int, int]], places: list[int]) -> list[Split]:
-    """Ranges of members with about SPLIT_TEXT_BYTES of text; `places` are the ends that a Split names."""
+def _cut(
+    path: Path, *, source: int, sizes: list[tuple[int, int]], places: list[int], split_bytes: int | None
+) -> list[Split]:
+    """Ranges of members with about `split_bytes` of text; `places` are the ends that a Split names."""
     splits: list[Split] = []
     first = packed = text = 0
     for index, (stored, expanded) in enumerate(sizes):
         packed += stored
         text += expanded
-        if text >= SPLIT_TEXT_BYTES or index == len(sizes) - 1:
+        if text >= (split_bytes or SPLIT_TEXT_BYTES) or index == len(sizes) - 1:
             splits.append(Split(source, str(path), places[first], places[index + 1], packed, text))
             first, packed, text = index + 1, 0, 0
     return splits

@@ -21,20 +21,20 @@ from pipeline.sources.bytestreams import compression_of, read_whole
 from pipeline.sources.listing import is_archive
 
 _TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}
-_SUFFIXES = (".txt", ".text")
+BOOK_SUFFIXES = (".txt", ".text")
 
 
-def split_books(path: Path, *, source: int) -> list[Split]:
+def split_books(path: Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
     """One split a file; of an archive several, so that workers share it."""
     if is_archive(path):
-        return split_archive(path, source=source)
+        return split_archive(path, source=source, split_bytes=split_bytes)
     size = path.stat().st_size
     return [Split(source, str(path), 0, -1, size, round(_TEXT_SHARE[compression_of(path)] * size))]
 
 
 def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
     """The books of a split, in order; a member of an archive is called ARCHIVE!MEMBER."""
-    for book in read_members(split, suffixes=_SUFFIXES) if is_archive(Path(split.path)) else _read_file(split):
+    for book in read_members(split, suffixes=BOOK_SUFFIXES) if is_archive(Path(split.path)) else _read_file(split):
         if book.data is None:
             yield Drop(book.reason, book.name, book.detail)
         else:

@@ -1,0 +1,131 @@
+"""Estimates beside the builds that they are of: documents, tokens, rows, bytes, CPU, wall time, memory.
+
+Usage: python -m bench.estimate [--config FILE] [key.sub=value ...]   (default: the novels of ../shared/data where they
+are, else the sample corpus; one and ten mask sets). The goal is 10% for documents, tokens, rows and bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import psutil
+
+from pipeline.estimate import Estimate, estimate
+from pipeline.manifest import read_manifest
+from pipeline.quantities import Quantity
+from pipeline.run import choose_workers, read_config
+from pipeline.settings import split_arguments
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "bench" / "out"
+NOVELS = ROOT.parent / "shared" / "data" / "books" / "litbank-100-novels.tar.xz"
+GOAL = 0.10
+_WATCH_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a build took: CPU seconds of all its processes, wall seconds, and the highest resident memory of one."""
+
+    cpu_s: float
+    wall_s: float
+    worker_bytes: int
+
+
+def main(arguments: Sequence[str]) -> int:
+    words = list(arguments)
+    if not words and NOVELS.is_file():
+        path = ROOT / "data" / "sample" / "vocabulary" / "vocab.txt"
+        vocabulary = f"vocabulary={{path: {path}}}" if path.is_file() else "vocabulary={size: 8192}"
+        words = [f"sources=[{{kind: books, path: {NOVELS}}}]", vocabulary, "max_seq_length=512", "shards=auto"]
+        cases = [[*words, "masks_per_pair=1"], [*words, "masks_per_pair=10"]]
+    else:
+        cases = [words]
+    results = [compare(case) for case in cases]
+    heading = f"{date.today()}, {os.cpu_count()} cores"
+    text = "\n\n".join([heading, *(table for table, _ in results)])
+    print(text)
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "estimate.md").write_text(text + "\n")
+    (OUT / "estimate.json").write_text(json.dumps({"machine": heading, "cases": [row for _, row in results]}, indent=1))
+    return 0
+
+
+def compare(words: Sequence[str]) -> tuple[str, dict[str, object]]:
+    """A table of estimate and truth for one build, and the same as data."""
+    parsed = split_arguments(list(words), program="bench.estimate")
+    with tempfile.TemporaryDirectory(prefix="cloze-bench-") as folder:
+        output = f"{folder}/set"
+        config = read_config(parsed, say=lambda line: None).model_copy(update={"output": output})
+        found = estimate(config, workers=choose_workers(config, say=lambda line: None))
+        cost = run_build([*words, f"output={output}"])
+        manifest = read_manifest(output)
+    documents = sum(manifest.statistics["splits"][split]["documents"] for split in manifest.statistics["splits"])
+    truth = {
+        "documents": float(documents),
+        "tokens": float(sum(shard.tokens for shard in manifest.shards)),
+        "rows": float(sum(shard.rows for shard in manifest.shards)),
+        "bytes": float(sum(shard.bytes for shard in manifest.shards)),
+        "cpu_s": cost.cpu_s,
+        "wall_s": cost.wall_s,
+        "worker_bytes": float(cost.worker_bytes),
+    }
+    return "\n".join(format_case(found, truth=truth, words=words)), {
+        "arguments": list(words),
+        "estimate": asdict(found),
+        "truth": truth,
+    }
+
+
+def run_build(words: Sequence[str]) -> Cost:
+    """Build in a process of its own and watch it and its workers."""
+    started, before = time.monotonic(), os.times()
+    process = psutil.Popen(
+        [sys.executable, str(ROOT / "pipeline" / "run.py"), *words], stdout=subprocess.DEVNULL, cwd=ROOT
+    )
+    highest = 0
+    while process.poll() is None:
+        try:
+            tree = [process, *process.children(recursive=True)]
+            highest = max(highest, *(each.memory_info().rss for each in tree))
+        except psutil.NoSuchProcess:
+            pass
+        time.sleep(_WATCH_S)
+    if process.returncode:
+        raise SystemExit(f"the build ended with status {process.returncode}")
+    after = os.times()
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return Cost(cpu_s, time.monotonic() - started, highest)
+
+
+def format_case(found: Estimate, *, truth: dict[str, float], words: Sequence[str]) -> list[str]:
+    """The case as a Markdown table."""
+    lines = [
+        " ".join(words),
+        "",
+        f"Read for it: {found.sample_text_bytes / 1e6:.1f} MB of text, {found.sample_units} of "
+        f"{found.sample_of_units} parts, in {found.sample_s:.0f} s.",
+        "",
+        "| | estimate | +- | build | estimate is off by | goal |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, real in truth.items():
+        quantity: Quantity = getattr(found, name)
+        band = "?" if quantity.band is None else f"{100 * quantity.band / quantity.value:.1f}%"
+        off = quantity.value / real - 1
+        goal = f"{100 * GOAL:.0f}%: {'met' if abs(off) <= GOAL else 'MISSED'}" if list(truth).index(name) < 4 else ""
+        lines.append(f"| {name} | {quantity.value:,.0f} | {band} | {real:,.0f} | {100 * off:+.1f}% | {goal} |")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

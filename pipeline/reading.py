@@ -1,0 +1,129 @@
+"""One split of the input to a spill file: read, clean, tokenize, count. Every document is somewhere in the counts.
+
+A split is finished when its record stands (pipeline/ledger.py); a later start then takes what is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.documents import Document, Drop, Note, Split
+from pipeline.filters import DocumentFilter, beginning, excerpt
+from pipeline.job import Job
+from pipeline.mixture import passes_of
+from pipeline.progress import WorkReport
+from pipeline.rejects import RejectWriter
+from pipeline.schema import id_type
+from pipeline.signatures import BandExtent, SignatureWriter
+from pipeline.sources import read_documents
+from pipeline.spill import Extent, Origin, SpillWriter
+from pipeline.tally import ReadTally, reads_from_tree, reads_to_tree
+from pipeline.wordpieces import WordTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SplitResult:
+    """What reading one split gave: counts, and where the tokens of each bucket lie."""
+
+    tally: ReadTally
+    extents: tuple[tuple[int, Extent], ...]
+    bands: tuple[tuple[int, BandExtent], ...] = ()
+    """Where the band keys of each partition lie, where near duplicates are looked for."""
+
+
+def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
+    """What is recorded of a split that an earlier start finished; else read it whole, and record it."""
+    report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
+    recorded = job.ledger.find("split", key=split_key(split, job=job))
+    if recorded is not None:
+        result = _result_from_tree(recorded, folder=Path(job.spills))
+        tally = result.tally
+        report.add(kept=1, documents=tally.documents.total(), characters=tally.characters.total())
+    else:
+        source = job.config.sources[split.source]
+        result = spill_documents(
+            read_documents(split, source), split=split, job=job, tokenizer=tokenizer, report=report
+        )
+        files = {extent.path for _, extent in result.extents} | set(result.tally.rejects)
+        files |= {path for _, band in result.bands for path in (band.keys, band.signatures)}
+        job.ledger.record("split", key=split_key(split, job=job), files=files, content=_result_to_tree(result))
+    report.add(bytes=split.num_bytes)
+    return result
+
+
+def spill_documents(
+    items: Iterable[Document | Drop], *, split: Split, job: Job, tokenizer: WordTokenizer, report: WorkReport
+) -> SplitResult:
+    """Documents go to a spill file, everything left out is counted with its reason. On an error no file is left."""
+    tally = ReadTally()
+    source = job.config.sources[split.source]
+    number = job.config.source_names.index(source.called)
+    name = Path(split.path).name[:40]
+    types = id_type(job.vocabulary_size)
+    cleaning = job.config.cleaning
+    documents = DocumentFilter(cleaning, source=source)
+    with (
+        RejectWriter(job.spills if cleaning.keep_rejects else None) as rejects,
+        SpillWriter(job.spills, name=name, bucket_of=job.buckets.bucket_of, id_type=types) as writer,
+        SignatureWriter(
+            job.spills, name=name, config=cleaning.near_duplicates, partitions=job.buckets.total
+        ) as signatures,
+    ):
+        for item in items:
+            if isinstance(item, Note):
+                tally.count_note(item.reason, name=item.name, detail=item.detail)
+                continue
+            if isinstance(item, Drop):
+                tally.count_drop(item.reason, source=split.source, name=item.name, detail=item.detail)
+                continue
+            text = "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
+            fault = documents.reject(item)
+            if fault is not None:
+                shown = f"{fault.detail}: {excerpt(text)}"
+                tally.count_drop(fault.reason, source=split.source, name=item.name, detail=shown)
+                rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
+                continue
+            document = tokenizer.tokenize(item)
+            if not document.ids.size:
+                detail = "nothing is left after normalisation"
+                tally.count_drop("no_tokens", source=split.source, name=item.name, detail=detail)
+                continue
+            if not passes_of(document.id, weight=source.weight, passes=job.config.passes, seed=job.config.seed):
+                tally.count_drop("weight", source=split.source, name=item.name, detail=f"weight {source.weight:g}")
+                continue
+            characters = sum(map(len, item.sentences))
+            tally.documents[split.source] += 1
+            tally.sentences[split.source] += len(item.sentences)
+            tally.characters[split.source] += characters
+            writer.add(replace(document, source=number), origin=Origin(split.source, item.name, text))
+            signatures.add(item)
+            report.add(documents=1, characters=characters)
+    tally.rejects = rejects.runs
+    return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))
+
+
+def split_key(split: Split, *, job: Job) -> dict[str, Any]:
+    """What names a split's record: its place and its file's content. How it is read is in the build's hash."""
+    return {**asdict(split), "input": job.inputs[split.path]}
+
+
+def _result_to_tree(result: SplitResult) -> dict[str, Any]:
+    """JSON without folders: a build's output may stand elsewhere when it goes on."""
+    extents = [[bucket, [Path(extent.path).name, *astuple(extent)[1:]]] for bucket, extent in result.extents]
+    bands = [
+        [bucket, [Path(band.keys).name, Path(band.signatures).name, *astuple(band)[2:]]]
+        for bucket, band in result.bands
+    ]
+    return {"tally": reads_to_tree(result.tally), "extents": extents, "bands": bands}
+
+
+def _result_from_tree(tree: dict[str, Any], *, folder: Path) -> SplitResult:
+    extents = tuple((bucket, Extent(str(folder / name), *rest)) for bucket, (name, *rest) in tree["extents"])
+    bands = tuple(
+        (bucket, BandExtent(str(folder / keys), str(folder / signatures), *rest))
+        for bucket, (keys, signatures, *rest) in tree["bands"]
+    )
+    return SplitResult(reads_from_tree(tree["tally"], folder=folder), extents, bands)

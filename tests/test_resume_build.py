@@ -1,0 +1,397 @@
+"""Builds that were stopped: what is finished is verified and kept, nothing is half visible, the bytes are the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from corpora import make_documents, write_text, write_vocabulary
+
+from pipeline import inputs, run
+from pipeline.config import SourceConfig
+from pipeline.documents import Document, Drop, Split
+from pipeline.engines import WorkerError
+from pipeline.failures import choose_kept
+from pipeline.manifest import open_data_set
+from pipeline.output import OutputFolder
+from pipeline.run import main
+from pipeline.sources import read_documents
+from pipeline.spill import SpillWriter
+
+SPLITS = 4
+KILLED = Path(__file__).parent / "killed_build.py"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """c.yaml for two shards of training documents and one held out, from four files; whole/ is the set of it, and
+    stopped/ what a build leaves that fails when all splits and shards are finished."""
+    folder = tmp_path_factory.mktemp("resume")
+    documents = make_documents(200)
+    for number in range(SPLITS):
+        write_text(folder / "text" / f"{number}.txt", documents[number::SPLITS])
+    write_vocabulary(folder / "vocab.txt")
+    (folder / "c.yaml").write_text(
+        "sources: [{kind: text, path: text}]\nvocabulary: {path: vocab.txt}\noutput: out\n"
+        "max_seq_length: 32\nvalidation_fraction: 0.1\nshards: 2\nworkers: 1\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["--config", "c.yaml", "output=whole"]) == 0
+        stop_before_publishing(patch)
+    (folder / "out").rename(folder / "stopped")
+    shutil.copytree(folder / "text", folder / "pristine")
+    return folder
+
+
+@pytest.fixture
+def folder(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, without an output."""
+    monkeypatch.chdir(base)
+    for name in ("out", "text"):
+        shutil.rmtree(base / name, ignore_errors=True)
+    shutil.copytree(base / "pristine", base / "text")
+    return base
+
+
+@pytest.fixture
+def stopped(folder: Path) -> Path:
+    """The same, with an output of which only the publishing is missing."""
+    shutil.copytree(folder / "stopped", folder / "out")
+    return folder
+
+
+def check_same(*words: str) -> None:
+    """out/ holds the files of an uninterrupted build, byte for byte, and nothing else."""
+    if words:
+        shutil.rmtree("other", ignore_errors=True)
+        assert main(["--config", "c.yaml", "output=other", *words]) == 0
+    root = "other" if words else "whole"
+    found, whole = open_data_set("out", full=True), open_data_set(root, full=True)
+    assert found == whole
+    assert [shard.sha256 for shard in found.shards] == [shard.sha256 for shard in whole.shards]
+    listed = [sorted(path.relative_to(folder) for path in Path(folder).rglob("*")) for folder in ("out", root)]
+    assert listed[0] == listed[1]
+
+
+def stop_before_publishing(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """All splits and shards are finished when the disk is full."""
+
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.run.write_set", full_disk)
+        assert main(["--config", "c.yaml", *words]) == 2
+
+
+def go_on(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """Run the same command again; the lines that it prints."""
+    capsys.readouterr()
+    assert main(["--config", "c.yaml", *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def refuse(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The error of a start that is refused, which changes nothing."""
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main(["--config", "c.yaml", *words]) == 2
+    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "holds an unfinished build made otherwise: " in error
+    assert "or delete the folder to begin anew" in error
+    return error
+
+
+def test_a_build_killed_at_every_stage_ends_with_the_same_bytes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One output, killed while it reads, before it plans, while it writes shards, and while it publishes."""
+    points = [
+        ("pipeline.spill", "SpillWriter._flush", 3, 2, 0),
+        ("pipeline.transforms", "plan_shards", 1, SPLITS, 0),
+        ("pipeline.shards", "_commit", 2, SPLITS, 1),
+        ("pipeline.run", "write_manifest", 1, SPLITS, 3),
+    ]
+    before = (0, 0)
+    for module, name, count, splits, shards in points:
+        done = subprocess.run(
+            [sys.executable, str(KILLED), module, name, str(count), "--config", "c.yaml"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        records = [path.name for path in (folder / "out/_tmp/finished").iterdir()]
+        assert sum(name.startswith("split-") for name in records) == splits
+        assert sum(name.startswith("shard-") for name in records) == shards
+        assert not (folder / "out" / "manifest.json").exists()
+        assert (folder / "out" / "data").exists() == (shards == 3), "data/ appears whole, when all is ready"
+        resuming = f"resuming: records of {before[0]} of {SPLITS} splits and {before[1]} shards are there"
+        assert (resuming in done.stdout) == (before != (0, 0))
+        before = (splits, shards)
+    lines = go_on(capsys)
+    assert f"resumed: {SPLITS} of {SPLITS} splits and 3 of 3 shards kept" in lines
+    check_same()
+
+
+def test_the_workers_of_a_killed_build_are_waited_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.run", "--config", "c.yaml", "workers=2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not list((folder / "out").glob("_tmp/finished/split-*.json")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert any(line.startswith("resumed: ") for line in go_on(capsys))
+    check_same()
+
+
+def test_a_folder_that_workers_still_hold_is_refused(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.output._WAIT_S", 0.0)
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from pipeline.beam_worker import hold_folder; hold_folder(sys.argv[1]);"
+            "print('held', flush=True); sys.stdin.read()",
+            "out/_tmp",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    assert main(["--config", "c.yaml"]) == 2
+    assert "worker processes of an earlier build still write there" in capsys.readouterr().err
+    holder.communicate()
+    assert main(["--config", "c.yaml"]) == 0
+
+
+def test_a_failed_build_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that is full in the third split: two are kept, of the third nothing is left."""
+    flush, calls = SpillWriter._flush, []
+
+    def full_disk(self: SpillWriter) -> None:
+        calls.append(1)
+        flush(self)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpillWriter, "_flush", full_disk)
+        assert main(["--config", "c.yaml"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "No space left on device" in error
+    assert "free space there and run the same command again" in error
+    assert len(list((folder / "out/_tmp/spills").iterdir())) == 2
+    assert "resumed: 2 of 4 splits and 0 of 3 shards kept" in go_on(capsys)
+    check_same()
+
+
+def test_other_settings_are_refused(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything that shapes the data; what does not, such as limits, may change."""
+    folder = stopped
+    assert "config.seed: 12345 -> 7;" in refuse(capsys, "seed=7")
+    assert "config.masks_per_pair: 1 -> 2;" in refuse(capsys, "masks_per_pair=2")
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "hash_code", lambda: "another")
+        assert 'code: "' in refuse(capsys)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "library_versions", lambda config: {"numpy": "0.1"})
+        assert '-> "0.1"' in refuse(capsys)
+    vocabulary = (folder / "vocab.txt").read_text()
+    (folder / "vocab.txt").write_text(vocabulary + "dada\n")
+    assert "vocabulary_hash: " in refuse(capsys)
+    (folder / "vocab.txt").write_text(vocabulary)
+    text = (folder / "text" / "0.txt").read_bytes()
+    (folder / "text" / "0.txt").write_bytes(text + b"\nda di\n")
+    assert "inputs.text-en: " in refuse(capsys)
+    (folder / "text" / "0.txt").write_bytes(text)
+    os.utime(folder / "text" / "0.txt")  # hashed whole: the same
+    lines = go_on(capsys, "not_next_bounds=[0,1]")
+    assert "resumed: 4 of 4 splits and 3 of 3 shards kept" in lines
+    check_same()
+
+
+def test_a_large_file_must_also_be_of_the_same_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its hash does not look at every byte."""
+    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 1)
+    monkeypatch.setattr(inputs, "_PLACE_BYTES", 64)
+    stop_before_publishing(monkeypatch)
+    path = folder / "text" / "2.txt"
+    before = path.stat()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 5_000_000_000))
+    assert f"modified.{path}: " in refuse(capsys)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "resumed: 4 of 4 splits and 3 of 3 shards kept" in go_on(capsys)
+
+
+def test_finished_pieces_outlive_a_start_that_cannot_write(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.output.json.dump", full_disk)
+        assert main(["--config", "c.yaml"]) == 2
+    assert "cannot be written (No space left on device)" in capsys.readouterr().err
+    assert "resumed: 4 of 4 splits and 3 of 3 shards kept" in go_on(capsys)
+
+
+def test_settings_that_are_to_blame_leave_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command must change, so that nothing of it can be used."""
+    assert main(["--config", "c.yaml", "validation_fraction=0.0001"]) == 2
+    assert "the smallest value that works here" in capsys.readouterr().err
+    assert not (folder / "out").exists()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_damaged_pieces_are_made_again_and_named(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is trusted: neither spills, nor shards, nor the records of either."""
+    work = stopped / "out" / "_tmp"
+    damages = [
+        ("spills/0.txt-*.arrow", flip, "changed since it was written"),
+        ("spills/1.txt-*.arrow", Path.unlink, "cannot be read (No such file or directory)"),
+        ("data/train-00001-*.parquet", flip, "changed since it was written"),
+        ("data/validation-*.parquet", cut, " were written"),
+    ]
+    expected = []
+    for pattern, damage, said in damages:
+        (path,) = work.glob(pattern)
+        damage(path)
+        expected.append((str(path), said))
+    (record,) = [path for path in work.glob("finished/split-*.json") if "3.txt-" in path.read_text()]
+    flip(record)
+    expected.append((str(record), "its content has not the hash that it had"))
+    lines = go_on(capsys)
+    said = [line for line in lines if line.startswith("damaged, so made again: ")]
+    assert len(said) == len(expected)
+    assert all(any(path in line and fault in line for line in said) for path, fault in expected), said
+    assert "resumed: 1 of 4 splits and 1 of 3 shards kept" in lines
+    check_same()
+
+
+def test_a_shard_falls_with_the_documents_it_was_made_of(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A split read again may have one page less, which took too long this time: no shard may still hold it."""
+
+    def read_less(split: Split, source: SourceConfig) -> Iterator[Document | Drop]:
+        items = read_documents(split, source)
+        if split.path.endswith("0.txt"):
+            next(items)
+        yield from items
+
+    monkeypatch.setattr("pipeline.reading.read_documents", read_less)
+    for path in (stopped / "out/_tmp/spills").glob("0.txt-*"):
+        path.unlink()
+    assert "resumed: 3 of 4 splits and 2 of 3 shards kept" in go_on(capsys)
+    check_same("workers=1")
+
+
+def test_after_a_damaged_input_file_is_mended_the_others_are_kept(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "text" / "3.txt"
+    text = path.read_bytes()
+    path.write_bytes(text[:-3] + b"\xff\xff\n")
+    assert main(["--config", "c.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert "3.txt, line" in error.splitlines()[-1]
+    finished = len(list((folder / "out/_tmp/finished").iterdir()))
+    path.write_bytes(text)
+    assert finished > 0
+    assert "config.seed" in refuse(capsys, "seed=1")
+    assert f"resumed: {finished} of 4 splits and 0 of 3 shards kept" in go_on(capsys)
+    check_same()
+
+
+@pytest.mark.parametrize("mark", ["", "[]", "{}"])
+def test_a_mark_that_says_nothing_keeps_nothing(stopped: Path, mark: str) -> None:
+    (stopped / "out" / "_build.json").write_text(mark)
+    with OutputFolder("out", identity={"config": {}, "inputs": {}}) as output:
+        assert not output.resumes
+        assert not list((stopped / "out/_tmp/spills").iterdir())
+
+
+@pytest.mark.parametrize(("found", "kept"), [("same", "hash of the vocabulary"), ("mended", None)])
+def test_a_vocabulary_of_input_that_was_mended_is_trained_anew(folder: Path, found: str, kept: str | None) -> None:
+    identity: dict[str, object] = {"config": {}, "inputs": "same", "modified": {}}
+    with OutputFolder("out2", identity=identity) as output:
+        (output.folder("finished") / "split-1.json").write_text("{}")
+        output.note_vocabulary("hash of the vocabulary")
+        error = WorkerError("cut.bz2", details="", keeps="unchanged_input")
+        output._leave(choose_kept(error))
+    with OutputFolder("out2", identity={**identity, "inputs": found}) as output:
+        assert output.resumes
+        assert output.vocabulary_hash == kept
+    shutil.rmtree("out2")
+
+
+def test_a_build_killed_while_it_wrote_its_first_mark_is_ours(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "_build.json.partial").write_text("{")
+    with OutputFolder("out", identity={}) as output:
+        assert not output.resumes
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["_build.json", "_tmp"]
+
+
+def test_a_vocabulary_trained_for_the_build_is_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["vocabulary={size: 150}"]
+    stop_before_publishing(monkeypatch, *words)
+    path = folder / "out/_tmp/vocabulary/vocab.txt"
+    tokens = path.read_text().splitlines()
+    path.write_text("\n".join([*tokens[:-2], tokens[-1], tokens[-2]]) + "\n")
+    lines = go_on(capsys, *words)
+    assert f"damaged, so made again: {path}: changed since it was written" in lines
+    assert "resumed: 4 of 4 splits and 3 of 3 shards kept" in lines
+    shutil.rmtree(folder / "out")
+    stop_before_publishing(monkeypatch, *words)
+    lines = go_on(capsys, *words)
+    assert not any(line.startswith("training a vocabulary") for line in lines)
+    check_same(*words)
+
+
+def test_near_duplicates_and_rejects_survive_a_stop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The files of signatures and of what was left out are pieces too."""
+    words = ["cleaning={min_words: 20, near_duplicates: {}, keep_rejects: rejects}"]
+    stop_before_publishing(monkeypatch, *words)
+    assert "resumed: 4 of 4 splits and 3 of 3 shards kept" in go_on(capsys, *words)
+    rejects = (folder / "rejects" / "rejects.jsonl").read_bytes()
+    check_same(*words)
+    assert (folder / "rejects" / "rejects.jsonl").read_bytes() == rejects
+    assert rejects
