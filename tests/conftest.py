@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from worker_group import WorkerGroup
@@ -11,9 +12,28 @@ from worker_group import WorkerGroup
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+COMMANDS = ("test_jobs", "test_ray", "test_chaos", "test_trainer_run", "test_ingest_faults")
+"""Files that start Ray or whole commands: first, since they would else run alone at the end, and one after another,
+since two Rays on two cores take more than twice the time of one."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files stay together in one process, those of COMMANDS all in the same."""
+    from xdist.scheduler import LoadFileScheduling  # absent where tests run in one process
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "commands" if Path(file).stem in COMMANDS else file
+
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that wait for whole commands first: they would else run alone at the end."""
-    items.sort(key=lambda item: item.path.name not in ("test_jobs.py", "test_trainer_run.py"))
+    """COMMANDS first."""
+    order = {name: number for number, name in enumerate(COMMANDS)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 @pytest.fixture(scope="session")
