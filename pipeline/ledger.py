@@ -140,10 +140,12 @@ def list_records(root: str | Path) -> list[Path]:
 
 
 def _parse_head(line: str) -> dict[str, Any] | None:
-    """The first line of a record; None where it is none (a disk that lost power may leave anything)."""
+    """The first line of a record; None where it is none (a disk that lost power may leave anything), or names files
+    outside the folder of the build: what is damaged is removed."""
     try:
         head = json.loads(line)
-        if set(head) == {"build", "files", "content"} and all(len(entry) == 2 for entry in head["files"].values()):
+        whole = set(head) == {"build", "files", "content"} and all(len(entry) == 2 for entry in head["files"].values())
+        if whole and not any(os.path.isabs(name) or ".." in Path(name).parts for name in head["files"]):
             return dict(head)
     except (ValueError, TypeError, AttributeError):
         pass

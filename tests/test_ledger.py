@@ -46,6 +46,18 @@ def test_what_is_no_record_is_damage(ledger: Ledger, text: str) -> None:
     assert list_records(ledger.root) == []
 
 
+@pytest.mark.parametrize("name", ["../mine", "/mine", "spills/../../mine"])
+def test_a_record_that_names_files_elsewhere_is_damage_and_they_stay(ledger: Ledger, name: str) -> None:
+    record(ledger, "a")
+    (path,) = list_records(ledger.root)
+    mine = Path(ledger.root).parent / "mine"
+    mine.write_text("mine")
+    path.write_text(path.read_text().replace("spills/a", str(mine) if name == "/mine" else name))
+    assert ledger.find("split", key=["a"]) is None
+    assert ledger.take_damaged() == [f"{path}: not a record"]
+    assert mine.read_text() == "mine"
+
+
 def test_a_damaged_piece_is_removed_with_its_files(ledger: Ledger) -> None:
     path = record(ledger, "a")
     path.write_text("b")
