@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -94,11 +95,9 @@ def run_build(words: Sequence[str]) -> Cost:
     )
     highest = 0
     while process.poll() is None:
-        try:
+        with suppress(psutil.NoSuchProcess):  # one has just ended
             tree = [process, *process.children(recursive=True)]
             highest = max(highest, *(each.memory_info().rss for each in tree))
-        except psutil.NoSuchProcess:
-            pass
         time.sleep(_WATCH_S)
     if process.returncode:
         raise SystemExit(f"the build ended with status {process.returncode}")

@@ -145,8 +145,7 @@ def _parse_head(line: str) -> dict[str, Any] | None:
     try:
         head = json.loads(line)
         whole = set(head) == {"build", "files", "content"} and all(len(entry) == 2 for entry in head["files"].values())
-        if whole and not any(os.path.isabs(name) or ".." in Path(name).parts for name in head["files"]):
-            return dict(head)
+        inside = whole and not any(os.path.isabs(name) or ".." in Path(name).parts for name in head["files"])
     except (ValueError, TypeError, AttributeError):
-        pass
-    return None
+        return None
+    return dict(head) if inside else None

@@ -222,5 +222,5 @@ def test_nothing_is_committed_without_the_lease(tmp_path: Path) -> None:
         writer.finish()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000005"]
-    with held(tmp_path, token=None):
-        pass
+    with held(tmp_path, token=None):  # who has no lease to lose needs none
+        assert not (tmp_path / LEASE_NAME).exists()

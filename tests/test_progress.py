@@ -24,10 +24,11 @@ class Terminal(io.StringIO):
 
 def leave(folder: Path, *, stage: str, done: bool, **counts: int) -> None:
     report = WorkReport(folder, stage="read" if stage == "read" else "shard")
-    report.add(**counts)
-    if done:
-        with report:
-            pass
+    if not done:
+        report.add(**counts)
+        return
+    with report:  # leaving it says that the work is done
+        report.add(**counts)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
