@@ -1,5 +1,5 @@
 # Every target documents itself: `make help`.
-# Variables: CONFIG=file.yaml (estimate, preprocess, vocabulary, train, pretrain), ARGS="key.sub=value ..." (passed on), PYTHON.
+# Variables: CONFIG=file.yaml (estimate, preprocess, vocabulary, train, pretrain, submit), ARGS="key.sub=value ..." (passed on), PYTHON.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,16 +8,22 @@ CONFIG ?=
 ARGS ?=
 RUN ?= runs/sample
 OUT ?= $(RUN)/export
+KIND ?= train
+JOB ?=
+REGISTRY ?=
+VERSION ?= 0.1.0
 OUTSIDE_CONFIG := $(if $(CONFIG),--config $(CONFIG),)
 
 export DS_ACCELERATOR ?= $(if $(wildcard /dev/nvidia0),cuda,cpu)
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sample vocabulary estimate preprocess train export pretrain test test-gpu chaos check fix bench bench-trainer clean
+.PHONY: help setup sample download vocabulary estimate preprocess train export pretrain test test-gpu chaos check fix bench \
+	bench-pipeline bench-trainer clean cluster check-cluster images test-images submit status stop local-cluster \
+	local-cluster-stop
 
 help:  ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready  ## Make .venv with everything, exact versions of constraints.txt
 
@@ -31,10 +37,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 sample: setup  ## Fetch the sample corpus (real Wikipedia pages and public-domain books) into data/sample
 	$(BIN)/python -m pipeline.download sample data/sample
 
-vocabulary: $(if $(CONFIG),setup,sample)  ## Train the config's vocabulary where it is not there yet
+download: setup  ## Fetch the dumps that CONFIG names; says what it cannot fetch and you must bring
+	$(BIN)/python -m pipeline.download config $(OUTSIDE_CONFIG) $(ARGS)
+
+vocabulary: $(if $(CONFIG),download,sample)  ## Train the config's vocabulary where it is not there yet
 	$(BIN)/python -m pipeline.vocabulary $(OUTSIDE_CONFIG) $(ARGS)
 
-preprocess: $(if $(CONFIG),setup,sample)  ## Text to sentence-pair Parquet (CONFIG=my.yaml for your own text)
+preprocess: $(if $(CONFIG),download,sample)  ## Text to sentence-pair Parquet (CONFIG=my.yaml for your own text)
 	$(BIN)/python pipeline/run.py $(OUTSIDE_CONFIG) $(ARGS)
 
 estimate: $(if $(CONFIG),setup,sample)  ## What `preprocess` will cost: rows, bytes, time, memory, from a sample of the text
@@ -74,8 +83,39 @@ fix: setup  ## Format the code and mend what the linter can
 bench: setup  ## Run the benchmarks; tables go to bench/
 	$(BIN)/python -m bench.run $(ARGS)
 
+bench-pipeline: setup  ## Stages, whole builds, storage, plan; table in bench/pipeline.md (ARGS="--memory-mb 100 1000", LDDL_PYTHON=...)
+	LDDL_PYTHON=$(LDDL_PYTHON) $(BIN)/python -m bench.pipeline $(ARGS)
+
 bench-trainer:  ## On a GPU host: transformers, our model, engine and product on the rows of DATA; table in bench/trainer.md
 	python -m bench.trainer $(DATA) $(ARGS)
+
+cluster: setup  ## Write cluster/*/ from cluster/values/*.yaml, which you fill in (cluster/README.md)
+	$(BIN)/python -m cluster.render $(ARGS)
+
+check-cluster: setup  ## Judge the cluster's files without a network: Ray's, AWS's, Google's, Kubernetes' rules and ours
+	$(BIN)/python -m cluster.check $(ARGS)
+
+images: check-cluster  ## Build both container images (REGISTRY=host/name VERSION=0.1.0)
+	docker build -f cluster/images/preprocessing.Dockerfile -t $(REGISTRY)cloze-preprocessing:$(VERSION) .
+	docker build -f cluster/images/training.Dockerfile -t $(REGISTRY)cloze-training:$(VERSION) .
+
+test-images: setup  ## Install what each image installs into a clean environment, and try it (minutes, gigabytes)
+	$(BIN)/python -m cluster.try_images $(ARGS)
+
+submit: setup  ## Run a job on a Ray cluster (CONFIG=my.yaml, KIND=train or preprocess, RAY_ADDRESS=http://head:8265)
+	$(BIN)/python -m cluster.submit $(if $(JOB),--id $(JOB),) $(KIND) $(OUTSIDE_CONFIG) $(ARGS)
+
+status: setup  ## What the submitted job JOB is at (without: all jobs)
+	$(BIN)/python -m cluster.submit $(if $(JOB),status $(JOB),list)
+
+stop: setup  ## End the submitted job JOB with a checkpoint
+	$(BIN)/python -m cluster.submit stop $(JOB)
+
+local-cluster: setup  ## Start a Ray head and two nodes on this machine, for trying `make submit`
+	$(BIN)/python -m cluster.local start
+
+local-cluster-stop:  ## End exactly the processes that `make local-cluster` started
+	$(BIN)/python -m cluster.local stop
 
 clean:  ## Remove caches and the sample's products; your own data/ and runs/ stay
 	rm -rf data/sample data/sample-set runs/sample build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
-import psutil
-
+from bench.processes import watch
 from pipeline.estimate import Estimate, estimate
 from pipeline.manifest import read_manifest
 from pipeline.quantities import Quantity
@@ -30,16 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "bench" / "out"
 NOVELS = ROOT.parent / "shared" / "data" / "books" / "litbank-100-novels.tar.xz"
 GOAL = 0.10
-_WATCH_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a build took: CPU seconds of all its processes, wall seconds, and the highest resident memory of one."""
-
-    cpu_s: float
-    wall_s: float
-    worker_bytes: int
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,7 +54,7 @@ def compare(words: Sequence[str]) -> tuple[str, dict[str, object]]:
         output = f"{folder}/set"
         config = read_config(parsed, say=lambda line: None).model_copy(update={"output": output})
         found = estimate(config, workers=choose_workers(config, say=lambda line: None))
-        cost = run_build([*words, f"output={output}"])
+        cost = watch([sys.executable, str(ROOT / "pipeline" / "run.py"), *words, f"output={output}"])
         manifest = read_manifest(output)
     documents = sum(manifest.statistics["splits"][split]["documents"] for split in manifest.statistics["splits"])
     truth = {
@@ -78,32 +64,13 @@ def compare(words: Sequence[str]) -> tuple[str, dict[str, object]]:
         "bytes": float(sum(shard.bytes for shard in manifest.shards)),
         "cpu_s": cost.cpu_s,
         "wall_s": cost.wall_s,
-        "worker_bytes": float(cost.worker_bytes),
+        "worker_bytes": float(cost.highest_bytes),
     }
     return "\n".join(format_case(found, truth=truth, words=words)), {
         "arguments": list(words),
         "estimate": asdict(found),
         "truth": truth,
     }
-
-
-def run_build(words: Sequence[str]) -> Cost:
-    """Build in a process of its own and watch it and its workers."""
-    started, before = time.monotonic(), os.times()
-    process = psutil.Popen(
-        [sys.executable, str(ROOT / "pipeline" / "run.py"), *words], stdout=subprocess.DEVNULL, cwd=ROOT
-    )
-    highest = 0
-    while process.poll() is None:
-        with suppress(psutil.NoSuchProcess):  # one has just ended
-            tree = [process, *process.children(recursive=True)]
-            highest = max(highest, *(each.memory_info().rss for each in tree))
-        time.sleep(_WATCH_S)
-    if process.returncode:
-        raise SystemExit(f"the build ended with status {process.returncode}")
-    after = os.times()
-    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
-    return Cost(cpu_s, time.monotonic() - started, highest)
 
 
 def format_case(found: Estimate, *, truth: dict[str, float], words: Sequence[str]) -> list[str]:

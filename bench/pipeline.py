@@ -1,204 +1,145 @@
-"""What one core prepares: each stage of the pipeline, beside the library that it stands on, in the same run.
+"""What preparing data costs: stages and whole builds on one core and several, memory, storage, and the plan at scale.
 
-Usage: python -m bench.pipeline [--repeat N] [BOOK.txt|DUMP.xml.bz2 ...]   (default: the sample corpus in data/sample)
-CPU seconds of this process are counted, not wall time; the minimum of N alternating runs is shown.
+Usage: python -m bench.pipeline [--help] [BOOKS.txt|BOOKS.tar.xz|DUMP.xml.bz2 ...]   (default: the novels and an English
+dump extract of ../shared/data where they are, else the sample corpus)
+CPU seconds count, not wall time, and libraries take turns with us: other work on the machine slows all of them alike.
+Sections go to bench/pipeline.json and .md; those that are not measured this time stay as they were, with their date.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import platform
+import os
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import mwparserfromhell
-import numpy as np
-from tokenizers import BertWordPieceTokenizer
-
+from bench import builds, memory, scale, storage
+from bench.pipeline_tables import render
+from bench.processes import ROOT, describe_machine
+from bench.repeats import Texts, read_texts
+from bench.stages import measure_stages
 from pipeline.config import PipelineConfig, SourceConfig
-from pipeline.documents import Document
-from pipeline.masking import mask_rows
-from pipeline.pairs import make_pairs
-from pipeline.rows import assemble_rows
 from pipeline.settings import validate
-from pipeline.sources import list_splits, read_documents
-from pipeline.sources.bytestreams import read_pieces
-from pipeline.sources.dumpxml import DumpReader
-from pipeline.sources.wikipedia import names_of_site, read_site
-from pipeline.wikitext import DEFAULT_BUDGET, wikitext_to_text
-from pipeline.wikitext_names import WikiNames
-from pipeline.wordpieces import TokenizedDocument, WordTokenizer
+from pipeline.wordpieces import WordTokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "bench" / "out"
+SHARED = ROOT.parent / "shared" / "data"
+SAMPLE = ROOT / "data" / "sample"
+_CORPUS = (
+    ("books", SHARED / "books" / "litbank-100-novels.tar.xz"),
+    ("wikipedia", SHARED / "wiki/dumps/gensim/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"),
+)
+_SAMPLE = (("books", SAMPLE / "books"), ("wikipedia", SAMPLE / "wikipedia"))
+_VOCABULARIES = (SHARED / "bert" / "bert-base-uncased-vocab.txt", SAMPLE / "vocabulary" / "vocab.txt")
+_SECTIONS = ("stages", "whole", "storage", "scale")
 
 
-def main(arguments: Sequence[str]) -> int:
-    repeat = 3
-    files = list(arguments)
-    if files[:1] == ["--repeat"]:
-        repeat, files = int(files[1]), files[2:]
-    sources = choose_sources(files)
-    documents = [
-        item
-        for split in list_splits(sources)
-        for item in read_documents(split, sources[split.source])
-        if isinstance(item, Document)
-    ]
-    vocabulary = ROOT / "data" / "sample" / "vocabulary" / "vocab.txt"
-    if not vocabulary.is_file():
-        raise SystemExit(f"{vocabulary} is absent: run `make vocabulary` first")
-    rows = [*bench_wikitext(sources, repeat=repeat), *bench_tokens(documents, vocabulary, repeat=repeat)]
-    table = "\n".join(format_table(rows))
-    heading = (
-        f"{date.today()} {platform.processor() or platform.machine()}, one core, Python {platform.python_version()}"
-    )
-    print(heading)
-    print(table)
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "pipeline.json").write_text(json.dumps({"machine": heading, "rows": rows}, indent=1) + "\n")
-    (OUT / "pipeline.md").write_text(f"{heading}\n\n{table}\n")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what was asked for and write the tables."""
+    given = _parse(arguments)
+    sources = choose_sources(given.corpus)
+    config = bench_config(sources, vocabulary=given.vocabulary, max_seq_length=given.max_seq_length)
+    limit = None if given.megabytes is None else round(1e6 * given.megabytes)
+    needs_texts = given.memory_mb or {"stages", "whole", "storage"} & set(given.sections)
+    texts = read_texts(sources, most_bytes=limit) if needs_texts else None
+    found = {name: measure(name, texts=texts, config=config, given=given) for name in given.sections}
+    if given.memory_mb:
+        found["memory"] = measure("memory", texts=texts, config=config, given=given)
+    stamp = {"date": str(date.today()), "machine": describe_machine(), "load": os.getloadavg()[1]}
+    path = given.out / "pipeline.json"
+    tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    tree.update({name: {**stamp, **section} for name, section in found.items()})
+    given.out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+    (given.out / "pipeline.md").write_text(render(tree), encoding="utf-8")
+    print(render({name: tree[name] for name in found}))
     return 0
 
 
-def choose_sources(files: Sequence[str]) -> tuple[SourceConfig, ...]:
-    """Sources of the given files by their names; without files, the sample corpus."""
-    if not files:
-        sample = ROOT / "data" / "sample"
-        if not sample.is_dir():
-            raise SystemExit(f"{sample} is absent: run `make sample` first, or name files")
-        return (
-            SourceConfig(kind="wikipedia", path=str(sample / "wikipedia")),
-            SourceConfig(kind="books", path=str(sample / "books")),
+def measure(name: str, *, texts: Texts | None, config: PipelineConfig, given: argparse.Namespace) -> dict[str, Any]:
+    """One section as data."""
+    if name == "scale":
+        return scale.to_json(scale.measure_scale(rows=200_000_000, shards=20_000, ranks=1_024))
+    assert texts is not None
+    corpus = f"{len(texts.books)} books, {len(texts.articles)} articles, {texts.num_bytes / 1e6:,.1f} MB"
+    assert config.vocabulary.path is not None
+    about = {
+        "corpus": f"{corpus}; {Path(config.vocabulary.path).name}, length {config.max_seq_length}",
+        "python": sys.version.split()[0],
+    }
+    if name == "stages":
+        tokenizer = WordTokenizer.from_path(config.vocabulary.path, lowercase=config.vocabulary.lowercase)
+        rows = measure_stages(texts, config=config, tokenizer=tokenizer, repeat=given.repeat)
+        return {**about, "rows": [{each: getattr(row, each) for each in row.__slots__} for row in rows]}
+    if name == "whole":
+        whole = builds.measure_whole(
+            texts,
+            config=config,
+            workers=given.workers,
+            mask_sets=given.mask_sets,
+            lddl=given.lddl_python,
+            repeat=given.repeat,
         )
-    return tuple(SourceConfig(kind="wikipedia" if ".xml" in name else "books", path=name) for name in files)
-
-
-def bench_wikitext(sources: Sequence[SourceConfig], *, repeat: int) -> list[dict[str, Any]]:
-    """Markup to text, ours beside mwparserfromhell's parse and strip_code, on the same pages."""
-    pages = [page for source in sources if source.kind == "wikipedia" for page in read_articles(source)]
-    if not pages:
-        return []
-    megabytes = sum(len(markup.encode()) for markup, _ in pages) / 1e6
-    ours, library = alternate(
-        lambda: [wikitext_to_text(markup, names=names) for markup, names in pages],
-        lambda: [mwparserfromhell.parse(markup).strip_code() for markup, _ in pages],
-        repeat=repeat,
+        return {**about, **builds.to_json(whole)}
+    if name == "storage":
+        sizes = builds.measure_sizes(texts, config=config, mask_sets=(1, given.mask_sets), workers=max(given.workers))
+        return {**about, "sets": [storage.to_json(size) for size in sizes]}
+    points = memory.measure_memory(
+        texts, config=config, sizes=[round(1e6 * size) for size in given.memory_mb], workers=max(given.workers)
     )
-    return [
-        {
-            "stage": "wikitext to text",
-            "unit": "MB/s",
-            "rate": megabytes / ours,
-            "ratio": library / ours,
-            "beside": "mwparserfromhell",
-        },
-        {
-            "stage": "mwparserfromhell, strip_code",
-            "unit": "MB/s",
-            "rate": megabytes / library,
-            "ratio": 1.0,
-            "beside": "",
-        },
-    ]
+    return {**about, "workers": max(given.workers), "points": memory.to_json(points)}
 
 
-def read_articles(source: SourceConfig) -> list[tuple[str, WikiNames]]:
-    """Markup of every article of a source, with the names of its wiki."""
-    found: list[tuple[str, WikiNames]] = []
-    for split in list_splits([source]):
-        reader = DumpReader(split.path, most_characters=DEFAULT_BUDGET.num_bytes)
-        names = names_of_site(read_site(split.path), language=source.language)
-        pages = reader.read(read_pieces(split.path, start=split.start, end=split.end))
-        found += [(page.text, names) for page in pages if page.namespace == 0 and not page.is_redirect]
-    return found
+def choose_sources(files: Sequence[str]) -> tuple[SourceConfig, ...]:
+    """Sources of the given files by their names; without files, the default corpus. SystemExit where none is there."""
+    if files:
+        return tuple(
+            SourceConfig(kind="wikipedia" if ".xml" in Path(name).name else "books", path=name) for name in files
+        )
+    for corpus in (_CORPUS, _SAMPLE):
+        if all(path.exists() for _, path in corpus):
+            entries = [{"kind": kind, "path": str(path)} for kind, path in corpus]
+            return tuple(validate(SourceConfig, entry, origin="bench") for entry in entries)
+    raise SystemExit(f"{SAMPLE} is absent: run `make sample` first, or name files")
 
 
-def bench_tokens(documents: Sequence[Document], vocabulary: Path, *, repeat: int) -> list[dict[str, Any]]:
-    """Tokens, pairs and masks, beside `tokenizers` called once a document."""
-    tokenizer = WordTokenizer.from_path(vocabulary, lowercase=True)
-    backend = BertWordPieceTokenizer(str(vocabulary), lowercase=True)
-    ours, library = alternate(
-        lambda: tokenize_all(documents, vocabulary),
-        lambda: [backend.encode_batch(list(document.sentences), add_special_tokens=False) for document in documents],
-        repeat=repeat,
+def bench_config(sources: Sequence[SourceConfig], *, vocabulary: str | None, max_seq_length: int) -> PipelineConfig:
+    """Settings of every build here: one pass, whole words, nothing held out."""
+    known = [Path(vocabulary)] if vocabulary is not None else [path for path in _VOCABULARIES if path.is_file()]
+    if not known or not known[0].is_file():
+        raise SystemExit(f"{(known or _VOCABULARIES)[-1]} is absent: run `make vocabulary` first, or name --vocabulary")
+    tree = {
+        "sources": [source.model_dump() for source in sources],
+        "vocabulary": {"path": str(known[0])},
+        "output": "unused",
+        "max_seq_length": max_seq_length,
+        "validation_fraction": 0.0,
+    }
+    return validate(PipelineConfig, tree, origin="bench")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.pipeline")
+    parser.add_argument("corpus", nargs="*", help="files of books (.txt, archives) and dumps (*.xml*)")
+    parser.add_argument("--sections", nargs="*", choices=_SECTIONS, default=list(_SECTIONS))
+    parser.add_argument("--repeat", type=int, default=2, help="turns; the least CPU seconds count")
+    parser.add_argument("--megabytes", type=float, help="take the first books up to so many MB")
+    parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, len(os.sched_getaffinity(0))}))
+    parser.add_argument("--mask-sets", type=int, default=10)
+    parser.add_argument("--max-seq-length", type=int, default=512)
+    parser.add_argument("--vocabulary", help="vocab.txt; default: bert-base-uncased, else the sample's")
+    parser.add_argument("--memory-mb", type=float, nargs="*", default=[], help="sizes to build, such as 100 1000")
+    parser.add_argument("--out", type=Path, default=ROOT / "bench", help="folder of pipeline.json and pipeline.md")
+    parser.add_argument(
+        "--lddl-python",
+        default=os.environ.get("LDDL_PYTHON") or None,
+        help="a Python that has the lddl package (or LDDL_PYTHON): LDDL takes its turn on the same text",
     )
-    tokenized = tokenize_all(documents, vocabulary)
-    tokens = sum(document.ids.size for document in tokenized)
-    config = validate(
-        PipelineConfig,
-        {"sources": [{"kind": "books", "path": "."}], "output": "unused", "max_seq_length": 512},
-        origin="bench",
-    )
-    pairs_s = min(cpu(lambda: make_pairs(tokenized, config=config, pass_number=0)) for _ in range(repeat))
-    pairs = make_pairs(tokenized, config=config, pass_number=0)
-    rows_s = min(cpu(lambda: assemble_rows(tokenized, pairs, special=tokenizer.special, seed=1)) for _ in range(repeat))
-    rows = assemble_rows(tokenized, pairs, special=tokenizer.special, seed=1)
-    first = min(cpu(lambda: mask_rows(rows, config=config, tokenizer=tokenizer, mask_set=0)) for _ in range(repeat))
-    output = float(np.sum(rows.offsets[-1]))
-    return [
-        {
-            "stage": "text to token ids",
-            "unit": "Mtok/s",
-            "rate": tokens / ours / 1e6,
-            "ratio": library / ours,
-            "beside": "tokenizers",
-        },
-        {
-            "stage": "tokenizers, encode_batch",
-            "unit": "Mtok/s",
-            "rate": tokens / library / 1e6,
-            "ratio": 1.0,
-            "beside": "",
-        },
-        {
-            "stage": "pairs and rows",
-            "unit": "Mtok/s",
-            "rate": output / (pairs_s + rows_s) / 1e6,
-            "ratio": None,
-            "beside": "",
-        },
-        {
-            "stage": "whole-word masks, one set",
-            "unit": "Mtok/s",
-            "rate": output / first / 1e6,
-            "ratio": None,
-            "beside": "",
-        },
-    ]
-
-
-def tokenize_all(documents: Sequence[Document], vocabulary: Path) -> list[TokenizedDocument]:
-    """Tokenize with an empty cache, as a worker that has just begun."""
-    tokenizer = WordTokenizer.from_path(vocabulary, lowercase=True)
-    return [tokenizer.tokenize(document) for document in documents]
-
-
-def alternate(ours: Callable[[], Any], other: Callable[[], Any], *, repeat: int) -> tuple[float, float]:
-    """Least CPU seconds of each of two functions, run in turn."""
-    times = [(cpu(ours), cpu(other)) for _ in range(repeat)]
-    return min(first for first, _ in times), min(second for _, second in times)
-
-
-def cpu(function: Callable[[], Any]) -> float:
-    """CPU seconds of this process while `function` runs."""
-    started = time.process_time()
-    function()
-    return time.process_time() - started
-
-
-def format_table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The rows as a Markdown table."""
-    lines = ["| stage | rate | unit | times as fast as |", "|---|---|---|---|"]
-    for row in rows:
-        ratio = f"{row['ratio']:.2f} x {row['beside']}" if row["beside"] else ""
-        lines.append(f"| {row['stage']} | {row['rate']:.2f} | {row['unit']} | {ratio} |")
-    return lines
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Every benchmark of this machine, one after another; tables and JSON go to bench/out/."""
+"""Every benchmark of this machine, one after another; the pipeline's tables go to bench/, others to bench/out/."""
 
 from __future__ import annotations
 

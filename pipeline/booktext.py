@@ -39,6 +39,7 @@ _UNDERSCORES = re.compile(r"(?<![A-Za-z0-9])_([^_\n]{1,300})_(?![A-Za-z0-9])")
 _EMPHASIS = re.compile(r"(?<![\w=*])([=*])([A-Za-z][^=*\n]{0,200}?)\1(?![\w=*])")
 _BROKEN_WORD = re.compile(r"[^\W\d_]-$")
 _COLUMNS = re.compile(r"\S(?: {3,}|\t+| *\| *|(?: ?\.){4,} ?)\S")
+_COLUMN_MARKS = ("   ", "\t", "|", "..", ". .")
 _LONGEST_WRAPPED = 120
 _ROOM = 0.85
 """Of the width: a line that the next word would not fill to this share was ended on purpose."""
@@ -124,7 +125,7 @@ def _join_block(block: list[str], *, width: int) -> list[str]:
     and keeps its lines, but one that begins with a small letter goes on from the line before.
     """
     lines = [line.strip() for line in block]
-    if 2 * sum(1 for line in lines if _COLUMNS.search(line)) > len(lines) > 1:
+    if len(lines) > 1 and _may_have_columns(lines) and 2 * sum(map(bool, map(_COLUMNS.search, lines))) > len(lines):
         return lines
     ended = sum(
         1 for line, following in pairwise(block) if len(line) + 1 + len(following.split(None, 1)[0]) <= _ROOM * width
@@ -135,8 +136,17 @@ def _join_block(block: list[str], *, width: int) -> list[str]:
     return [_join(lines[start:stop]) for start, stop in pairwise([*starts, len(lines)])]
 
 
+def _may_have_columns(lines: list[str]) -> bool:
+    """Whether a line may match _COLUMNS: without one of these none does, and that is soon seen."""
+    block = "\n".join(lines)
+    return any(mark in block for mark in _COLUMN_MARKS)
+
+
 def _join(lines: list[str]) -> str:
     """One line; no space after a hyphen inside a word ("well-/known") or a dash at the end of a line."""
+    joined = " ".join(lines)
+    if "- " not in joined and "\u2014 " not in joined:
+        return joined
     joined = lines[0]
     for line in lines[1:]:
         tight = joined.endswith(("--", "\u2014")) or (_BROKEN_WORD.search(joined[-2:]) and line[:1].islower())

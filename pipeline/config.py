@@ -1,7 +1,7 @@
 """The pipeline's config: where text comes from and how it becomes sentence pairs.
 
-Everything here but `workers`, `output`, `not_next_bounds`, `cleaning.keep_rejects` and `download` shapes the data and
-enters the manifest.
+Everything here but `workers`, `engine`, `dask`, `ray`, `output`, `not_next_bounds`, `cleaning.keep_rejects` and
+`download` shapes the data and enters the manifest.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from pipeline.engine_config import DaskConfig, EngineName, RayConfig
 from pipeline.settings import Settings, to_tree
 
 SourceKind: TypeAlias = Literal["wikipedia", "books", "text", "jsonl", "parquet"]
@@ -30,7 +31,7 @@ class SourceConfig(Settings):
     """wikipedia: XML dump (.xml, .bz2, .gz, .xz, .zst). books: a file a document. text: a sentence a line, blank line
     between documents. jsonl, parquet: records with a text column."""
     path: str | tuple[str, ...]
-    """A file, a folder, a glob, or a list of them."""
+    """A file, a folder, a glob, an s3:// or gs:// URL of one, or a list of them."""
     language: str = "en"
     """Language code for sentence boundaries and Wikipedia's localised names, such as en, ko, de."""
     clean_documents: str | None = None
@@ -119,7 +120,7 @@ class VocabularyConfig(Settings):
     """Which vocabulary to use, or how to train one."""
 
     path: str | None = None
-    """vocab.txt or tokenizer.json. Without it a vocabulary is trained from the sources."""
+    """vocab.txt or tokenizer.json, a path or URL. Without it a vocabulary is trained from the sources."""
     train: bool = False
     """Train a vocabulary into `path` where that file is not there yet."""
     algorithm: Literal["wordpiece", "bpe", "byte_level_bpe"] = "wordpiece"
@@ -210,12 +211,27 @@ class CleaningConfig(Settings):
         return self
 
 
-class DownloadConfig(Settings):
-    """Where `python -m pipeline.download wikipedia --config FILE` fetches dumps from."""
+class DumpConfig(Settings):
+    """One Wikipedia's articles, fetched as a dump."""
 
+    language: str
+    """Language code as in Wikipedia's addresses, such as en."""
+    date: Annotated[str, Field(pattern=r"^\d{8}$")]
+    """Day of the dump in quotation marks, such as "20261101"."""
+    folder: str
+    """Where its files go; a source reads them from there."""
+
+
+class DownloadConfig(Settings):
+    """What `make download` (`python -m pipeline.download config FILE`) fetches, and what it cannot. A build reads none
+    of it."""
+
+    wikipedia: tuple[DumpConfig, ...] = ()
+    """Dumps to fetch."""
+    bring: dict[str, str] = Field(default_factory=dict)
+    """How to get the files of a source, by the source's name; said where they are missing."""
     mirror: str = "https://dumps.wikimedia.org"
-    """Address of a server that is laid out as dumps.wikimedia.org; the option --mirror overrides it. A build does not
-    read it."""
+    """Address of a server that is laid out as dumps.wikimedia.org; the option --mirror overrides it."""
 
     @model_validator(mode="after")
     def _check_mirror(self) -> DownloadConfig:
@@ -243,7 +259,8 @@ class PipelineConfig(Settings):
     cleaning: CleaningConfig = CleaningConfig()
     """Which documents are left out."""
     output: str
-    """Folder of the data set; must be absent, empty, or an unfinished or finished build with the same settings."""
+    """Folder of the data set, or its s3:// or gs:// URL; must be absent, empty, or an unfinished or finished build
+    with the same settings."""
     mode: Mode = "strict"
     """strict: the published algorithm with its known faults mended. reference: token for token as published."""
     max_seq_length: Annotated[int, Field(ge=8, le=65_535)] = 512
@@ -275,9 +292,17 @@ class PipelineConfig(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
     """Seed of every draw."""
     workers: Positive | None = None
-    """Worker processes; null: all cores. Never changes the data."""
+    """Worker processes; null: all cores, with engine ray all that the nodes of now have room for. Never changes the
+    data."""
+    engine: EngineName = "local"
+    """Where they are, also as --engine NAME: processes of this machine; dask: those of a Dask cluster; ray: actors on a
+    Ray cluster. Options of Beam after -- may name any other. Never changes the data."""
+    dask: DaskConfig = DaskConfig()
+    """engine: dask."""
+    ray: RayConfig = RayConfig()
+    """engine: ray."""
     download: DownloadConfig = DownloadConfig()
-    """Where dumps are fetched from."""
+    """What is fetched before a build, and from where."""
 
     @property
     def predictions(self) -> int:
@@ -321,6 +346,12 @@ class PipelineConfig(Settings):
         if not self.sources:
             raise ValueError("sources is empty; list at least one source")
         self._check_weights()
+        for name in self.download.bring:
+            if name not in self.source_names:
+                raise ValueError(
+                    f"download.bring.{name}: no source is called {name} (there are {', '.join(self.source_names)}); "
+                    f"correct it"
+                )
         if self.not_next_bounds is not None and self.not_next_bounds[0] > self.not_next_bounds[1]:
             raise ValueError(f"not_next_bounds={list(self.not_next_bounds)}: the first must not exceed the second")
         if self.predictions > self.max_seq_length - 2:
@@ -342,9 +373,9 @@ class PipelineConfig(Settings):
         return self
 
     def data_tree(self) -> dict[str, object]:
-        """The settings that shape the data: all but output, workers, download, limits and the folders of inputs."""
+        """The settings that shape the data: all but output, engine, workers, download, limits and folders of inputs."""
         tree = to_tree(self)
-        del tree["output"], tree["workers"], tree["download"]
+        del tree["output"], tree["workers"], tree["download"], tree["engine"], tree["dask"], tree["ray"]
         del tree["not_next_bounds"], tree["cleaning"]["keep_rejects"]
         for source in tree["sources"]:
             del source["path"], source["clean_documents"]

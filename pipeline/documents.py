@@ -7,7 +7,7 @@ order.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ID_BYTES = 16
 
@@ -48,7 +48,8 @@ class Split:
 
     `source` is the index into the config's sources. `start` and `end` are what the kind means by them: byte offsets
     (wikipedia: of compressed streams; text and jsonl: of lines; tar: of members), row groups (parquet), members (zip);
-    `end` -1 is the end of the file. Of a compressed tar every `end`-th book from number `start` on is read.
+    `end` -1 is the end of the file. What can only be read from its beginning, and is large, is shared: each of `parts`
+    workers reads all of start to end, and takes every `parts`-th document (book, page) from number `part` on.
     `num_bytes` are bytes on disk; `text_bytes` estimates the plain text inside, from the input alone.
     """
 
@@ -58,3 +59,15 @@ class Split:
     end: int
     num_bytes: int
     text_bytes: int
+    part: int = 0
+    parts: int = 1
+
+    def takes(self, number: int) -> bool:
+        """Whether document `number` of start to end, counted from 0, is this split's."""
+        return number % self.parts == self.part
+
+    def share(self, most_parts: int, *, part_bytes: int) -> list[Split]:
+        """This split in at most `most_parts` parts of at least `part_bytes` of text each."""
+        parts = max(1, min(most_parts, self.text_bytes // part_bytes))
+        each = replace(self, num_bytes=self.num_bytes // parts, text_bytes=self.text_bytes // parts, parts=parts)
+        return [replace(each, part=part) for part in range(parts)]

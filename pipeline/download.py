@@ -280,16 +280,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words in (["--help"], ["-h"]):
         print(_USAGE)
         return 0
-    if words[:1] == ["wikipedia"]:
+    if words[:1] in (["wikipedia"], ["config"]):
         try:
-            dump_download.main(words[1:])
+            (dump_download.main if words[0] == "wikipedia" else dump_download.main_config)(words[1:])
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         return 0
     if len(words) != 2 or words[0] != "sample":
         print(
-            f"error: expected 'sample DIR' or 'wikipedia ... DIR', got {' '.join(words) or 'nothing'}\n{_USAGE}",
+            f"error: expected 'sample DIR', 'wikipedia ... DIR' or 'config ...', got {' '.join(words) or 'nothing'}\n{_USAGE}",
             file=sys.stderr,
         )
         return 2

@@ -2,7 +2,8 @@
 
 The mirror is laid out as dumps.wikimedia.org. The articles' multistream dump is taken (one file and its index, or the
 numbered parts where there is no whole file). A file appears under its name once its SHA-1 is the mirror's; until then
-it is NAME.part, which the next try, in the same run or a later one, continues by an HTTP range.
+it is NAME.part, which the next try, in the same run or a later one, continues by an HTTP range. Once all files of a
+dump that a config names are there, a list of them stands beside them, and nobody asks the mirror again.
 """
 
 from __future__ import annotations
@@ -22,18 +23,25 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.config import DownloadConfig, PipelineConfig, is_web_address
-from pipeline.settings import load_settings
+from pipeline.settings import load_settings, refuse_flags, split_arguments
+from pipeline.sources.listing import check_brought
 
 USAGE = (
     "usage: python -m pipeline.download wikipedia --language CODE --date YYYYMMDD [--config FILE | --mirror URL] DIR\n"
     "       fetch the articles of a Wikipedia into DIR, continuing what is there; verified by the mirror's SHA-1.\n"
-    "       The mirror is URL, else download.mirror of the config FILE, else dumps.wikimedia.org"
+    "       The mirror is URL, else download.mirror of the config FILE, else dumps.wikimedia.org\n"
+    "usage: python -m pipeline.download config --config FILE [key.sub=value ...]\n"
+    "       fetch the dumps that download.wikipedia of FILE names; nothing where they are there"
 )
 _BLOCK_BYTES = 1 << 20
 _TIMEOUT_S = 60.0
 _MOST_LIST_BYTES = 16 << 20
 _TRIES_WITHOUT_PROGRESS = 5
 _LONGEST_PAUSE_S = 60.0
+_LICENCE = (
+    "The texts of Wikipedia are licensed CC BY-SA 4.0; name their authors (the history of each article) where you pass "
+    "them on"
+)
 _LINE = re.compile(r"([0-9a-f]{40})\s+\*?([\w.-]+)")
 
 Say = Callable[[str], None]
@@ -104,6 +112,32 @@ def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: 
         _fetch(file, target=target, say=say, pause_s=pause_s)
         fetched += 1
     return fetched
+
+
+def fetch_named(config: PipelineConfig, *, say: Say) -> None:
+    """Fetch every dump that `config` names and that is not there yet. ValueError for the user to mend, and, before
+    anything is fetched, for a source that has to be brought and is not there."""
+    folders = [Path(dump.folder).absolute() for dump in config.download.wikipedia]
+    check_brought(config, but=folders)
+    for dump, folder in zip(config.download.wikipedia, folders, strict=True):
+        listing = folder / f".{database_of(dump.language)}-{dump.date}.sha1"
+        if _is_complete(listing):
+            say(f"{folder}: complete, nothing to do")
+            continue
+        files = list_dump(mirror=config.download.mirror, language=dump.language, date=dump.date)
+        fetch_dump(folder, files, say=say)
+        partial = listing.with_suffix(".part")
+        partial.write_text("".join(f"{file.sha1}  {file.name}\n" for file in files), encoding="ascii")
+        os.replace(partial, listing)
+        say(f"{folder}: ready. {_LICENCE}")
+
+
+def _is_complete(listing: Path) -> bool:
+    """Whether every file of a finished download is still there."""
+    if not listing.is_file():
+        return False
+    lines = listing.read_text(encoding="ascii").splitlines()
+    return all((listing.parent / line.partition("  ")[2]).is_file() for line in lines)
 
 
 def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
@@ -205,7 +239,14 @@ def main(arguments: Sequence[str], *, say: Say = print) -> None:
     mirror = settings.mirror if given.mirror is None else given.mirror
     files = list_dump(mirror=mirror, language=given.language, date=given.date)
     fetched = fetch_dump(given.folder, files, say=say)
-    say(
-        f"{given.folder}: {'ready' if fetched else 'complete, nothing to do'}. The texts of Wikipedia are licensed "
-        f"CC BY-SA 4.0; name their authors (the history of each article) where you pass them on"
-    )
+    say(f"{given.folder}: {'ready' if fetched else 'complete, nothing to do'}. {_LICENCE}")
+
+
+def main_config(arguments: Sequence[str], *, say: Say = print) -> None:
+    """The command line after `config`. Raises ValueError for what the user can mend."""
+    program = "python -m pipeline.download config"
+    given = split_arguments(list(arguments), program=program)
+    refuse_flags(given.flags, program=program, known=("--traceback",))  # make passes on what is meant for a build
+    if given.file is None:
+        raise ValueError(f"{program}: --config FILE is missing\n{USAGE}")
+    fetch_named(load_settings(PipelineConfig, file=given.file, overrides=given.overrides), say=say)

@@ -1,4 +1,4 @@
-"""Runs a graph on an engine: by default Beam's FnApiRunner with one process a worker, otherwise any Beam runner.
+"""Runs a graph on an engine: Beam's FnApiRunner with one process a worker, a Dask cluster, or any Beam runner.
 
 Beam turns an error in a worker into a RuntimeError that holds a traceback as text; here it becomes what it was.
 """
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from traceback import format_exc
 
-from pipeline import beam_worker
+from pipeline import beam_worker, storage
 from pipeline.documents import Split
 from pipeline.tally import BuildResult, ReadTally
 
@@ -31,9 +31,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
+from pipeline.clusters import DaskCluster
 from pipeline.failures import FAILURE_NAME, Keeps, leave_failure, read_failure
 from pipeline.interrupts import raise_caught
-from pipeline.job import Job
+from pipeline.job import Job, names_runner, temporary_below
 from pipeline.transforms import build_graph, load_result
 
 _LOGGER = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ _LOST_WORKER = (
     "was short"
 )
 _LAST_WORDS_S = 10.0
+_LOOK_EVERY_S = 0.2
+"""How long a signal may wait at most for the main thread of a build."""
 _IGNORE_INTERRUPTS = "trap '' INT"
 """Ctrl-C reaches every process of a terminal; workers leave it to the main process, which ends them."""
 
@@ -58,12 +61,21 @@ class WorkerError(ValueError):
 
 
 def run_graph(
-    splits: Sequence[Split], *, job: Job, workers: int, beam_options: Sequence[str]
+    splits: Sequence[Split], *, job: Job, workers: int, beam_options: Sequence[str], cluster: DaskCluster | None = None
 ) -> tuple[BuildResult, ReadTally]:
     """Build every shard. Raises as run_on_engine."""
     note_unknown(beam_options)
-    lay_out = partial(build_graph, splits=splits, job=job)
-    run_on_engine(lay_out, exchange=job.exchange, held=job.work, workers=workers, beam_options=beam_options)
+    hands = None if cluster is not None or names_runner(beam_options) else workers
+    lay_out = partial(build_graph, splits=splits, job=job, hands=hands)
+    run_on_engine(
+        lay_out,
+        exchange=job.exchange,
+        held=job.work,
+        temporary=temporary_below(job.notes),
+        workers=workers,
+        beam_options=beam_options,
+        cluster=cluster,
+    )
     return load_result(job)
 
 
@@ -72,18 +84,28 @@ def run_on_engine(
     *,
     exchange: str,
     held: str = "",
+    temporary: str = "",
     workers: int,
     beam_options: Sequence[str],
+    cluster: DaskCluster | None = None,
 ) -> None:
     """Run the graph that `lay_out` puts on a pipeline. Workers leave the reason of a failure in the folder `exchange`.
 
-    They hold a lock on the folder `held` while they live, if one is given.
-    By default FnApiRunner works with `workers` processes (one: in this process); a --runner option names another.
+    They hold a lock on the folder `held` while they live, if one is given. Local processes, which end without a
+    clean-up, leave their temporary files in the folder `temporary`, if one is given, for the caller to remove.
+    It runs on the Dask `cluster`, if one is given. Else FnApiRunner works with `workers` processes (one: in this
+    process); a --runner option names another.
     Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for our own mistakes.
     """
+    if cluster is not None:
+        from pipeline.dask_engine import run_on_dask  # Dask need not be installed for other engines
+
+        with _failures_explained(exchange):
+            run_on_dask(lay_out, cluster=cluster, exchange=exchange, held=held, beam_options=beam_options)
+        return
     options = PipelineOptions([f"--direct_num_workers={workers}", *beam_options])
     runner, in_processes = None, False
-    if not any(option == "--runner" or option.startswith("--runner=") for option in beam_options):
+    if not names_runner(beam_options):
         in_processes = workers > 1
         command = f"{_IGNORE_INTERRUPTS}; exec {shlex.quote(sys.executable)} -m {beam_worker.__name__}"
         environment = SubprocessSDKEnvironment.from_command_string(command) if in_processes else None
@@ -91,26 +113,33 @@ def run_on_engine(
     pipeline = beam.Pipeline(runner=runner, options=options)
     lay_out(pipeline)
     variables = {
-        "PYTHONPATH": _python_path(),
-        beam_worker.ABORT_VARIABLE: str(Path(exchange) / FAILURE_NAME),
+        "PYTHONPATH": python_path(),
+        beam_worker.ABORT_VARIABLE: storage.join(exchange, FAILURE_NAME),
         beam_worker.HELD_VARIABLE: held,
         beam_worker.BUILD_VARIABLE: str(os.getpid()),
     }
-    with _environment(variables), open(os.devnull, "w") as null:
-        try:
-            with redirect_stderr(null):  # Beam prints tracebacks of what it raises as well
-                if in_processes:
-                    _run_watching_workers(pipeline, exchange=exchange)
-                else:
-                    pipeline.run().wait_until_finish()
-        except Exception as error:
-            raise_caught()
-            failure = read_failure(exchange)
-            if failure is None:
-                raise
-            if failure.is_users:
-                raise WorkerError(failure.message, details=failure.details, keeps=failure.keeps) from error
-            raise RuntimeError(f"a worker failed:\n{failure.details}") from error
+    if in_processes and temporary:
+        variables["TMPDIR"] = temporary
+    with _environment(variables), open(os.devnull, "w") as null, _failures_explained(exchange), redirect_stderr(null):
+        if in_processes:  # Beam prints tracebacks of what it raises as well, to stderr
+            _run_watching_workers(pipeline, exchange=exchange)
+        else:
+            pipeline.run().wait_until_finish()
+
+
+@contextmanager
+def _failures_explained(exchange: str) -> Iterator[None]:
+    """Raise what a worker left in the folder `exchange` instead of what an engine made of it."""
+    try:
+        yield
+    except Exception as error:
+        raise_caught()
+        failure = read_failure(exchange)
+        if failure is None:
+            raise
+        if failure.is_users:
+            raise WorkerError(failure.message, details=failure.details, keeps=failure.keeps) from error
+        raise RuntimeError(f"a worker failed:\n{failure.details}") from error
 
 
 def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
@@ -140,7 +169,7 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
     others, beams, after = set(threading.enumerate()), set[threading.Thread](), before
     try:
         threading.Thread(target=run_pipeline, name="beam-runner", daemon=True).start()
-        error = outcome.get()
+        error = _wait_for(outcome)
         if error is not None:
             raise error
     except BaseException as error:
@@ -154,6 +183,16 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
         threading.excepthook = after
 
 
+def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
+    """What the runner's thread ended with. Looks again and again: a signal that comes while this thread is not quite
+    asleep, or that the kernel hands to another thread, sets Python's flag and wakes nobody."""
+    while True:
+        try:
+            return outcome.get(timeout=_LOOK_EVERY_S)
+        except queue.Empty:
+            raise_caught()
+
+
 def note_unknown(beam_options: Sequence[str]) -> None:
     """Warn of options that Beam would drop without a word; the runner named may still know them."""
     known = set(PipelineOptions([]).get_all_options())
@@ -164,7 +203,7 @@ def note_unknown(beam_options: Sequence[str]) -> None:
         _LOGGER.warning("warning: Beam does not know the option --%s%s", name, hint)
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """Worker processes import `pipeline` from where this one has it, installed or not."""
     before = os.environ.get("PYTHONPATH")
     return _ROOT if not before else f"{_ROOT}{os.pathsep}{before}"

@@ -18,6 +18,7 @@ from pathlib import Path
 from pipeline.buckets import Buckets, choose_buckets
 from pipeline.config import PipelineConfig
 from pipeline.documents import Document
+from pipeline.engine_config import KEYS
 from pipeline.filters import DocumentFilter
 from pipeline.job import SHARDS, SPILLS, Job
 from pipeline.progress import describe_seconds
@@ -168,14 +169,15 @@ def combine(
         own = [split for split in splits if split.source == source.frame.source]
         text = max(1, sum(split.text_bytes for split in own))
         cpu_s = source.expand("read_cpu_s").value
-        read_s += [cpu_s * split.text_bytes / text + source.frame.listing_s for split in own]
+        past = source.frame.passing_s
+        read_s += [cpu_s * split.text_bytes / text + past.get(split.path, 0.0) * (1 - 1 / split.parts) for split in own]
     write = total_of_rows("write_cpu_s")
     train = [(1 - held) / buckets.train] * buckets.train
     shares = train + [held / buckets.validation] * buckets.validation if buckets.validation else train
     write_s = [write.value * share for share in shares]
     again = 2.0 if trains else 1.0
-    listing_s = sum(read_s) - total("read_cpu_s").value
-    cpu = total("read_cpu_s").scale(again) + write + Quantity(again * listing_s + _START_CPU_S * (1 + workers), 0.0)
+    passing_s = sum(read_s) - total("read_cpu_s").value
+    cpu = total("read_cpu_s").scale(again) + write + Quantity(again * passing_s + _START_CPU_S * (1 + workers), 0.0)
     wall_s = _START_S + again * makespan(read_s, workers=workers) + makespan(write_s, workers=workers)
     band_s = None if cpu.band is None else wall_s * cpu.band / cpu.value
     bucket_tokens = max(shares) * total("document_tokens").value
@@ -266,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print what a build will cost; exit status 2 for bad input. --json: the same as data."""
     program = "python -m pipeline.estimate"
     try:
-        words = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program)
+        words = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)
         refuse_flags(words.flags, program=program, known=("--json",))
         if "--help" in words.flags:
             print(f"{program} [--config FILE] [key.sub=value ...] [--json]\n\n{main.__doc__}\n")

@@ -5,21 +5,19 @@ The file also tells the other local workers to stop, instead of finishing hours 
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import traceback
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from pipeline import storage
+
 FAILURE_NAME = "failure.json"
 Keeps: TypeAlias = Literal["nothing", "all", "unchanged_input"]
 """unchanged_input: what was made from files that are still the same, once the one to blame is mended."""
-_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class PassingError(ValueError):
@@ -66,9 +64,19 @@ def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
         raise
 
 
+class AbandonedError(PassingError):
+    """Work that nobody wants any more: another piece of the build has failed."""
+
+
+def raise_if_abandoned(folder: str) -> None:
+    """AbandonedError where a failure was left in `folder`: engines cannot stop a task that runs."""
+    if storage.exists(storage.join(folder, FAILURE_NAME)):
+        raise AbandonedError(f"{folder}: the build has failed elsewhere")
+
+
 def describe_error(error: Exception, *, folder: str | Path) -> str:
     """The error's message; `folder` is named where a disk is full and the error does not say which."""
-    if isinstance(error, OSError) and error.errno in _FULL_DISK and error.filename is None:
+    if isinstance(error, OSError) and error.errno in storage.FULL_DISK and error.filename is None:
         return (
             f"{folder}: cannot be written ({error.strerror}); free space there and run the same command again, or "
             "choose another output"
@@ -78,15 +86,16 @@ def describe_error(error: Exception, *, folder: str | Path) -> str:
 
 def leave_failure(folder: str, *, message: str, details: str, is_users: bool, keeps: Keeps = "all") -> None:
     """Write FAILURE_NAME into `folder` unless it is there: the first failure is the cause of others."""
-    target = Path(folder) / FAILURE_NAME
-    partial = target.with_suffix(f".{uuid.uuid4().hex}")
+    target = storage.join(folder, FAILURE_NAME)
     with suppress(OSError):  # on a full disk the exception itself still goes up
-        partial.write_text(json.dumps(asdict(Failure(message, details, is_users, keeps))), encoding="ascii")
-        if not target.exists():
-            os.replace(partial, target)
+        if storage.find_file(target) is None:
+            text = json.dumps(asdict(Failure(message, details, is_users, keeps)))
+            storage.write_bytes(target, text.encode("ascii"), make_folders=False)
 
 
 def read_failure(folder: str) -> Failure | None:
     """The failure left in `folder`, if there is one."""
-    path = Path(folder) / FAILURE_NAME
-    return Failure(**json.loads(path.read_text(encoding="ascii"))) if path.exists() else None
+    try:
+        return Failure(**json.loads(storage.read_bytes(storage.join(folder, FAILURE_NAME))))
+    except FileNotFoundError:
+        return None

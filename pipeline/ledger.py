@@ -12,26 +12,30 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from pipeline import storage
 from pipeline.manifest import canonical_json, file_sha256
 
 Kind: TypeAlias = Literal["split", "shard"]
 
 RECORDS_NAME = "finished"
-_DAMAGED = "damaged-*.txt"
+_DAMAGED = "damaged-"
+_SHARDS = "data"
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The records in `root`/finished. `root` is OUT/_tmp, the folder below which all files of pieces lie; `build` is a
-    hash of all that shapes them."""
+    """The records in `root`/finished. `root` is OUT/_tmp, the folder below which all files of pieces lie, but for
+    shards, which may lie in another; `build` is a hash of all that shapes them."""
 
     root: str
     build: str
+    shards: str = ""
+    """Folder of the shards; empty: `root`/data."""
 
     def record_name(self, kind: Kind, key: Any) -> str:
         """File name of the record of what was made from `key` (any JSON)."""
@@ -41,9 +45,9 @@ class Ledger:
     def find(self, kind: Kind, *, key: Any) -> Any | None:
         """What was recorded with a piece; None where there is none, or where it is not as it was: then the fault is
         noted for take_damaged, and record and files are removed."""
-        path = self._folder / self.record_name(kind, key)
+        path = storage.join(self._folder, self.record_name(kind, key))
         try:
-            first, _, content = path.read_text(encoding="ascii").partition("\n")
+            first, _, content = storage.read_bytes(path).decode("ascii", "replace").partition("\n")
         except FileNotFoundError:
             return None
         head = _parse_head(first)
@@ -55,7 +59,8 @@ class Ledger:
                 fault = self._find_fault(head["files"])
         if fault is None:
             return json.loads(content)
-        (self._folder / f"damaged-{uuid.uuid4().hex[:16]}.txt").write_text(fault, encoding="utf-8")
+        note = storage.join(self._folder, f"{_DAMAGED}{uuid.uuid4().hex[:16]}.txt")
+        storage.write_bytes(note, fault.encode("utf-8"), make_folders=False)
         self._remove(path, files=head["files"] if head is not None else ())
         return None
 
@@ -64,20 +69,12 @@ class Ledger:
         body = json.dumps(content, sort_keys=True)
         head = {
             "build": self.build,
-            "files": {
-                os.path.relpath(file, self.root): [os.path.getsize(file), file_sha256(file)] for file in sorted(files)
-            },
+            "files": {self._name(file): [storage.size_of(file), file_sha256(file)] for file in sorted(map(str, files))},
             "content": hashlib.sha256(body.encode()).hexdigest(),
         }
-        path = self._folder / self.record_name(kind, key)
-        partial = path.with_suffix(f".{uuid.uuid4().hex}")
-        try:
-            partial.write_text(f"{json.dumps(head, sort_keys=True)}\n{body}", encoding="ascii")
-            os.replace(partial, path)
-        except OSError:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
+        text = f"{json.dumps(head, sort_keys=True)}\n{body}"
+        path = storage.join(self._folder, self.record_name(kind, key))
+        storage.write_bytes(path, text.encode("ascii"), make_folders=False)
 
     def sweep(self, *, folders: Iterable[str], splits: Collection[str]) -> Counter[Kind]:
         """Remove every file directly in `folders` (names below root) for which no record of this build stands, and
@@ -85,58 +82,84 @@ class Ledger:
 
         Reads the first line of each record: no hash is checked here.
         """
-        self._folder.mkdir(exist_ok=True)
+        storage.make_folder(self._folder)
         kept: Counter[Kind] = Counter()
         vouched: set[str] = set()
-        for path in list_records(self.root):
-            with open(path, encoding="ascii", errors="replace") as stream:
-                head = _parse_head(stream.readline())
-            kind: Kind = "split" if path.name.startswith("split-") else "shard"
-            if head is None or head["build"] != self.build or (kind == "split" and path.name not in splits):
-                path.unlink()
+        gone: list[str] = []
+        records = list_records(self.root)
+        for path, head in zip(records, storage.map_paths(_read_head, records), strict=True):
+            name = storage.base_name(path)
+            kind: Kind = "split" if name.startswith("split-") else "shard"
+            if head is None or head["build"] != self.build or (kind == "split" and name not in splits):
+                gone.append(path)
                 continue
             kept[kind] += 1
             vouched.update(head["files"])
-        partials = [path for path in self._folder.iterdir() if path.suffix not in (".json", ".txt")]
-        others = [path for folder in folders for path in (Path(self.root) / folder).iterdir()]
-        for path in [*partials, *(path for path in others if os.path.relpath(path, self.root) not in vouched)]:
-            path.unlink()
+        names = [file.name for file in storage.list_files(self._folder, below=False)]
+        gone += [storage.join(self._folder, name) for name in names if not name.endswith((".json", ".txt"))]
+        for folder in folders:
+            found = [f"{folder}/{file.name}" for file in storage.list_files(self._place(folder), below=False)]
+            gone += [self._place(name) for name in found if name not in vouched]
+        storage.map_paths(storage.delete, gone)
         return kept
 
     def take_damaged(self) -> list[str]:
         """What `find` found damaged since this was last asked, one line each."""
         found = []
-        for path in sorted(self._folder.glob(_DAMAGED)):
-            found.append(path.read_text(encoding="utf-8"))
-            path.unlink()
+        for file in storage.list_files(self._folder, below=False):
+            if file.name.startswith(_DAMAGED):
+                path = storage.join(self._folder, file.name)
+                found.append(storage.read_bytes(path).decode("utf-8"))
+                storage.delete(path)
         return sorted(found)
 
     @property
-    def _folder(self) -> Path:
-        return Path(self.root) / RECORDS_NAME
+    def _folder(self) -> str:
+        return storage.join(self.root, RECORDS_NAME)
+
+    def _name(self, path: str) -> str:
+        """A file's name in records."""
+        if self.shards and storage.parent_of(path) == self.shards:
+            return f"{_SHARDS}/{storage.base_name(path)}"
+        return path[len(self.root) + 1 :] if storage.is_url(path) else os.path.relpath(path, self.root)
+
+    def _place(self, name: str) -> str:
+        """Where the file or folder of that name lies."""
+        first, _, rest = name.partition("/")
+        if self.shards and first == _SHARDS:
+            return storage.join(self.shards, rest) if rest else self.shards
+        return storage.join(self.root, name)
 
     def _find_fault(self, files: Mapping[str, Any]) -> str | None:
         for name, (size, sha256) in files.items():
-            path = Path(self.root) / name
+            path = self._place(name)
             try:
-                found = path.stat().st_size
+                found = storage.size_of(path)
                 if found != size:
                     return f"{path}: {found} bytes, {size} were written"
                 if file_sha256(path) != sha256:
                     return f"{path}: changed since it was written"
             except OSError as error:
-                return f"{path}: cannot be read ({error.strerror})"
+                storage.raise_outage(error, url=path)
+                return f"{path}: cannot be read ({error.strerror or error})"
         return None
 
-    def _remove(self, record: Path, *, files: Iterable[str]) -> None:
-        record.unlink(missing_ok=True)
+    def _remove(self, record: str, *, files: Iterable[str]) -> None:
+        storage.delete(record)
         for name in files:
-            (Path(self.root) / name).unlink(missing_ok=True)
+            storage.delete(self._place(name))
 
 
-def list_records(root: str | Path) -> list[Path]:
+def list_records(root: str | Path) -> list[str]:
     """The records below OUT/_tmp, whosever they are; none where there is no such folder."""
-    return sorted((Path(root) / RECORDS_NAME).glob("*-*.json"))
+    folder = storage.join(root, RECORDS_NAME)
+    names = [file.name for file in storage.list_files(folder, below=False)]
+    return [storage.join(folder, name) for name in names if fnmatch(name, "*-*.json")]
+
+
+def _read_head(path: str) -> dict[str, Any] | None:
+    with storage.open_input(path) as stream:
+        return _parse_head(stream.readline().decode("ascii", "replace"))
 
 
 def _parse_head(line: str) -> dict[str, Any] | None:

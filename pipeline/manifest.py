@@ -10,11 +10,14 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
+from pipeline import storage
 from pipeline.schema import SCHEMA_VERSION
 from pipeline.settings import Settings
 
@@ -22,6 +25,11 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 TOKEN_COUNTS_NAME = "token_counts.parquet"
 _PARQUET_MAGIC = b"PAR1"
+_TAIL_BYTES = 1 << 16
+"""Read from the end of a Parquet file in one request; most footers fit."""
+_STORE_THREADS = 16
+"""Shards checked at a time on a store, where each takes two requests."""
+_MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 SplitName: TypeAlias = Literal["train", "validation"]
 
@@ -136,14 +144,17 @@ def shard_name(split: SplitName, index: int, count: int) -> str:
     return f"data/{split}-{index:05d}-of-{count:05d}.parquet"
 
 
-def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any]) -> Path:
+def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any]) -> str:
     """Write OUT/manifest.json atomically. `run` (workers, time, host facts) is kept beside and enters no hash."""
     tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
-    path = Path(root) / MANIFEST_NAME
-    temporary = path.with_suffix(".json.partial")
+    path = storage.join(root, MANIFEST_NAME)
+    text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
+    if storage.is_url(root):
+        storage.write_bytes(path, text.encode("utf-8"))
+        return path
+    temporary = Path(path).with_suffix(".json.partial")
     with open(temporary, "w", encoding="utf-8") as stream:
-        json.dump(tree, stream, indent=1, ensure_ascii=False)
-        stream.write("\n")
+        stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(temporary, path)
@@ -151,16 +162,22 @@ def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any])
 
 
 def read_manifest(root: str | Path) -> Manifest:
-    """Read OUT/manifest.json and check its own hash. DataSetError names what is wrong and the remedy."""
-    path = Path(root) / MANIFEST_NAME
-    if not Path(root).is_dir():
-        raise DataSetError(f"{root}: no such data set folder; build one with `make preprocess` or correct `data`")
-    if not path.is_file():
+    """Read OUT/manifest.json and check its own hash. DataSetError names what is wrong and the remedy; OSError where a
+    store cannot be reached or denies access."""
+    path = storage.join(root, MANIFEST_NAME)
+    try:
+        text = storage.read_bytes(path)
+    except _MISSING as error:
+        if not storage.exists(root) or isinstance(error, NotADirectoryError):
+            no_bucket = f" ({error})" if storage.is_url(root) else ""
+            raise DataSetError(
+                f"{root}: no such data set folder{no_bucket}; build one with `make preprocess` or correct `data`"
+            ) from error
         raise DataSetError(
             f"{root}: has no {MANIFEST_NAME}, so it is not a (finished) data set; run the same `make preprocess` again"
-        )
+        ) from error
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = json.loads(text.decode("utf-8"))
         stated, _ = tree.pop("hash"), tree.pop("run")
         version = tree.get("schema_version")
         if version != SCHEMA_VERSION:
@@ -183,27 +200,44 @@ def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
     Raises DataSetError that names the file and what differs.
     """
     manifest = read_manifest(root)
-    for shard in manifest.shards:
-        verify_shard(root, shard, full=full)
+    verify_shards(root, manifest.shards, full=full)
     for name, expected in manifest.files.items():
         path = resolve_inside(root, name)
-        if not path.is_file():
-            raise DataSetError(f"{path}: listed in the manifest but missing; restore it or build the set again")
-        found = file_sha256(path)
+        try:
+            found = file_sha256(path)
+        except _MISSING as error:
+            raise DataSetError(
+                f"{path}: listed in the manifest but missing; restore it or build the set again"
+            ) from error
         if found != expected:
             raise DataSetError(f"{path}: sha256 {found} differs from the manifest's {expected}; restore it")
     return manifest
 
 
+def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = False) -> None:
+    """Check shards against their entries, on a store several at a time; the first that differs is the DataSetError."""
+    if not storage.is_url(root):
+        for shard in shards:
+            verify_shard(root, shard, full=full)
+        return
+    with ThreadPoolExecutor(max_workers=_STORE_THREADS, thread_name_prefix="verify-shard") as pool:
+        for _ in pool.map(partial(verify_shard, root, full=full), shards):
+            pass
+
+
 def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
     """Check one shard against its entry; DataSetError names file, expected and found."""
     path = resolve_inside(root, shard.path)
-    if not path.is_file():
-        raise DataSetError(f"{path}: listed in the manifest but missing; restore it or build the set again")
-    size = path.stat().st_size
-    if size != shard.bytes:
-        raise DataSetError(f"{path}: {size} bytes, the manifest says {shard.bytes}; restore it or build the set again")
-    found = footer_sha256(path)
+    try:
+        with storage.open_input(path) as stream:
+            size = stream.seek(0, os.SEEK_END)
+            if size != shard.bytes:
+                raise DataSetError(
+                    f"{path}: {size} bytes, the manifest says {shard.bytes}; restore it or build the set again"
+                )
+            found = _hash_footer(stream, path=path)
+    except _MISSING as error:
+        raise DataSetError(f"{path}: listed in the manifest but missing; restore it or build the set again") from error
     if found != shard.footer_sha256:
         raise DataSetError(f"{path}: footer hash {found} differs from the manifest's {shard.footer_sha256}; restore it")
     if full:
@@ -212,33 +246,39 @@ def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
             raise DataSetError(f"{path}: sha256 {found} differs from the manifest's {shard.sha256}; restore it")
 
 
-def resolve_inside(root: str | Path, name: str) -> Path:
-    """Path of `name` under `root`; DataSetError where it is absolute or climbs out."""
+def resolve_inside(root: str | Path, name: str) -> str:
+    """Path or URL of `name` under `root`; DataSetError where it is absolute or climbs out."""
     pure = PurePosixPath(name)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name:
-        raise DataSetError(f"{Path(root) / MANIFEST_NAME}: path '{name}' leaves the data set's folder; refused")
-    return Path(root) / pure
+        raise DataSetError(f"{storage.join(root, MANIFEST_NAME)}: path '{name}' leaves the data set's folder; refused")
+    return storage.join(root, str(pure))
 
 
 def file_sha256(path: str | Path) -> str:
     """sha256 of a whole file, read in blocks."""
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    with storage.open_input(path, read_ahead=8 * storage.READ_AHEAD_BYTES) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def footer_sha256(path: str | Path) -> str:
     """sha256 of a Parquet file's footer. DataSetError where the file does not end as Parquet does."""
-    with open(path, "rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        if size < 12:
-            raise DataSetError(f"{path}: {size} bytes are too few for a Parquet file")
-        stream.seek(size - 8)
-        tail = stream.read(8)
-        length = int.from_bytes(tail[:4], "little")
-        if tail[4:] != _PARQUET_MAGIC or length + 12 > size:
-            raise DataSetError(f"{path}: does not end as a Parquet file does (truncated?)")
+    with storage.open_input(path) as stream:
+        return _hash_footer(stream, path=path)
+
+
+def _hash_footer(stream: IO[bytes], *, path: str | Path) -> str:
+    size = stream.seek(0, os.SEEK_END)
+    if size < 12:
+        raise DataSetError(f"{path}: {size} bytes are too few for a Parquet file")
+    stream.seek(max(0, size - _TAIL_BYTES))
+    tail = stream.read()
+    length = int.from_bytes(tail[-8:-4], "little")
+    if tail[-4:] != _PARQUET_MAGIC or length + 12 > size:
+        raise DataSetError(f"{path}: does not end as a Parquet file does (truncated?)")
+    if length + 8 > len(tail):
         stream.seek(size - 8 - length)
-        return hashlib.sha256(stream.read(length + 8)).hexdigest()
+        tail = stream.read()
+    return hashlib.sha256(tail[-8 - length :]).hexdigest()
 
 
 def sort_shards(shards: Sequence[Shard]) -> tuple[Shard, ...]:

@@ -6,6 +6,7 @@ counts go to Beam's counters; nothing but this display depends on either.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -14,9 +15,13 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TextIO, TypeAlias
+from typing import Any, Literal, TextIO, TypeAlias
+
+from pipeline import storage
+from pipeline.manifest import canonical_json
 
 Stage: TypeAlias = Literal["read", "shard"]
 
@@ -25,20 +30,31 @@ PLAN_NAME = "plan.json"
 _WRITE_EVERY_S = 1.0
 _TERMINAL_EVERY_S = 1.0
 _PLAIN_EVERY_S = 30.0
+_STORE_EVERY_S = 10.0
 _UNIT = 1e6
 
 
 class WorkReport:
-    """Counts of one piece of work (a split, a shard), left in `folder` at most once a second; None: nowhere.
+    """Counts of one piece of work (a split, a shard), left in `folder` at most once a second (on a store every ten
+    seconds); None: nowhere.
 
     Those that begin with `of_` say how much there will be, the others how much is done; each of the latter also goes to
-    `count`. The file is removed where the work fails, so that a second attempt is not counted twice.
+    `count`. The file is removed where the work fails. `key`: names the piece (any JSON), so that a second attempt,
+    after a lost worker, is not counted twice; what the first one said when it was done stands.
     """
 
     def __init__(
-        self, folder: str | Path | None, *, stage: Stage, count: Callable[[str, int], None] | None = None
+        self,
+        folder: str | Path | None,
+        *,
+        stage: Stage,
+        count: Callable[[str, int], None] | None = None,
+        key: Any | None = None,
     ) -> None:
-        self._path = None if folder is None else Path(folder) / f"{stage}-{uuid.uuid4().hex[:16]}.json"
+        name = uuid.uuid4().hex if key is None else hashlib.sha256(canonical_json(key)).hexdigest()
+        self._path = None if folder is None else storage.join(folder, f"{stage}-{name[:16]}.json")
+        self._every_s = _STORE_EVERY_S if self._path is not None and storage.is_url(self._path) else _WRITE_EVERY_S
+        self._stands = key is not None and self._path is not None and _is_done(self._path)
         self._count = count
         self._counts: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()
@@ -53,13 +69,14 @@ class WorkReport:
         if kind is None:
             self._counts["done"] = 1
             self._write()
-        elif self._path is not None:
-            self._path.unlink(missing_ok=True)
+        elif self._path is not None and not self._stands:
+            with suppress(storage.StorageError):  # the error of the work is the one to be told
+                storage.delete(self._path)
 
     def add(self, **counts: int) -> None:
         """Add to the counts."""
         self._counts.update(counts)
-        if time.monotonic() - self._written >= _WRITE_EVERY_S:
+        if time.monotonic() - self._written >= self._every_s:
             self._write()
 
     def _write(self) -> None:
@@ -69,9 +86,14 @@ class WorkReport:
                 if not name.startswith("of_"):
                     self._count(name, value)
             self._counted = self._counts.copy()
-        if self._path is not None:
-            partial = self._path.with_suffix(".partial")
-            partial.write_text(json.dumps(self._counts), encoding="ascii")
+        if self._path is not None and not self._stands:
+            text = json.dumps(self._counts).encode("ascii")
+            if storage.is_url(self._path):
+                with suppress(storage.StorageError):  # what only tells of the work does not stop it
+                    storage.write_bytes(self._path, text)
+                return
+            partial = Path(self._path).with_suffix(f".{uuid.uuid4().hex[:8]}")
+            partial.write_bytes(text)
             os.replace(partial, self._path)
 
 
@@ -81,7 +103,8 @@ class ProgressPrinter:
     def __init__(
         self, folder: str | Path, *, num_splits: int, num_bytes: int = 0, stream: TextIO | None = None
     ) -> None:
-        self._folder, self._num_splits, self._num_bytes = Path(folder), num_splits, num_bytes
+        self._folder, self._num_splits, self._num_bytes = str(folder), num_splits, num_bytes
+        self._plan = storage.join(folder, PLAN_NAME)
         self._stream = stream if stream is not None else sys.stderr
         self._terminal = self._stream.isatty()
         self._started = time.monotonic()
@@ -108,7 +131,7 @@ class ProgressPrinter:
         stage = stage or self.stage()
         now = time.monotonic()
         if stage not in self._stage_started:
-            self._stage_started[stage] = now - max(0.0, time.time() - (self._folder / PLAN_NAME).stat().st_mtime)
+            self._stage_started[stage] = now - max(0.0, time.time() - self._plan_written())
         seconds = max(now - self._stage_started[stage], 1e-3)
         text = self._describe_read(seconds) if stage == "read" else self._describe_shards(seconds)
         return f"{now - self._started:.0f} s: {text}"
@@ -116,7 +139,7 @@ class ProgressPrinter:
     def summary(self) -> str:
         """Everything that was done, in one line."""
         elapsed = time.monotonic() - self._started
-        read, shards = sum_counts(self._load("read")), sum_counts(self._load("shard"))
+        read, shards = self.count("read"), self.count("shard")
         megabytes = read["characters"] / _UNIT
         return (
             f"{elapsed:.0f} s: read {read['documents']:,} documents, {megabytes:,.1f} MB of text"
@@ -125,16 +148,20 @@ class ProgressPrinter:
 
     def stage(self) -> Stage:
         """What is being done: shards are planned once every split was read."""
-        return "shard" if (self._folder / PLAN_NAME).exists() else "read"
+        return "shard" if storage.find_file(self._plan) is not None else "read"
 
     def count_kept(self) -> dict[Stage, int]:
         """Pieces that an earlier start had finished."""
-        return {"read": sum_counts(self._load("read"))["kept"], "shard": sum_counts(self._load("shard"))["kept"]}
+        return {"read": self.count("read")["kept"], "shard": self.count("shard")["kept"]}
+
+    def count(self, stage: Stage) -> Counter[str]:
+        """Everything that the pieces of a stage report, those that were kept among them."""
+        return sum_counts(self._load(stage))
 
     def read_plan(self) -> dict[str, int]:
         """What PLAN_NAME says; zeros before there is a plan."""
         try:
-            plan: dict[str, int] = json.loads((self._folder / PLAN_NAME).read_text(encoding="ascii"))
+            plan: dict[str, int] = json.loads(storage.read_bytes(self._plan))
         except FileNotFoundError:
             return {"shards": 0, "tokens": 0}
         return plan
@@ -169,27 +196,52 @@ class ProgressPrinter:
     def _load(self, stage: Stage) -> list[Counter[str]]:
         """Every report of a stage; a finished one is read once."""
         found: list[Counter[str]] = []
-        for path in self._folder.glob(f"{stage}-*.json"):
-            report = self._finished.get(path.name)
+        for file in storage.list_files(self._folder, below=False):
+            if not (file.name.startswith(f"{stage}-") and file.name.endswith(".json")):
+                continue
+            report = self._finished.get(file.name)
             if report is None:
-                try:
-                    report = Counter(json.loads(path.read_text(encoding="ascii")))
-                except FileNotFoundError:  # the work failed between the listing and now
-                    continue
+                report = _read_report(storage.join(self._folder, file.name))
                 if report["done"]:
-                    self._finished[path.name] = report
+                    self._finished[file.name] = report
             found.append(report)
         return found
 
+    def _plan_written(self) -> float:
+        plan = storage.find_file(self._plan)
+        return time.time() if plan is None else plan.modified
+
     def _run(self) -> None:
         shown: Stage = "read"
-        while not self._stop.wait(_TERMINAL_EVERY_S if self._terminal else _PLAIN_EVERY_S):
-            stage = self.stage()
-            if self._terminal and stage != shown:
-                self._stream.write(f"\r{self.line(shown)}\x1b[K\n")  # the last word of a stage stays
-            shown = stage
-            self._stream.write(f"\r{self.line(stage)}\x1b[K" if self._terminal else f"{self.line(stage)}\n")
-            self._stream.flush()
+        often_s = _STORE_EVERY_S if storage.is_url(self._folder) else _TERMINAL_EVERY_S
+        while not self._stop.wait(often_s if self._terminal else _PLAIN_EVERY_S):
+            try:
+                shown = self._show(shown)
+            except storage.StorageError as error:  # what only tells of the build does not stop it
+                self._stream.write(f"progress is not known: {error}\n")
+
+    def _show(self, shown: Stage) -> Stage:
+        stage = self.stage()
+        if self._terminal and stage != shown:
+            self._stream.write(f"\r{self.line(shown)}\x1b[K\n")  # the last word of a stage stays
+        self._stream.write(f"\r{self.line(stage)}\x1b[K" if self._terminal else f"{self.line(stage)}\n")
+        self._stream.flush()
+        return stage
+
+
+def _read_report(path: str) -> Counter[str]:
+    """What it says; nothing where the work has failed meanwhile."""
+    try:
+        return Counter(json.loads(storage.read_bytes(path)))
+    except FileNotFoundError:
+        return Counter()
+
+
+def _is_done(path: str) -> bool:
+    try:
+        return bool(_read_report(path)["done"])
+    except storage.StorageError:  # what only tells of the work does not stop it
+        return False
 
 
 def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:

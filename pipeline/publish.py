@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
@@ -165,6 +166,13 @@ def write_set(
     (folder / SUMMARY_NAME).write_text(text + "\n", encoding="utf-8")
     (folder / REPORT_NAME).write_text(render_report(summary), encoding="utf-8")
     return manifest
+
+
+def describe_code() -> dict[str, str]:
+    """Our code, and all that it stands on: where these are equal, a worker elsewhere makes the same bytes."""
+    libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"the pipeline's code": hash_code(), "Python": python, "unicode": unicodedata.unidata_version, **libraries}
 
 
 def library_versions(config: PipelineConfig) -> dict[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline import storage
 from pipeline.documents import Document, Drop, Note, Split
 from pipeline.filters import DocumentFilter, beginning, excerpt
 from pipeline.job import Job
@@ -39,9 +40,10 @@ def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer, report: Wor
     report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
     recorded = job.ledger.find("split", key=split_key(split, job=job))
     if recorded is not None:
-        result = _result_from_tree(recorded, folder=Path(job.spills))
+        result = _result_from_tree(recorded, folder=job.spills)
         tally = result.tally
-        report.add(kept=1, documents=tally.documents.total(), characters=tally.characters.total())
+        drops = sum(tally.count_reasons().values())
+        report.add(kept=1, documents=tally.documents.total(), characters=tally.characters.total(), drops=drops)
     else:
         source = job.config.sources[split.source]
         result = spill_documents(
@@ -65,6 +67,11 @@ def spill_documents(
     types = id_type(job.vocabulary_size)
     cleaning = job.config.cleaning
     documents = DocumentFilter(cleaning, source=source)
+
+    def drop(item: Document | Drop, reason: str, detail: str) -> None:
+        tally.count_drop(reason, source=split.source, name=item.name, detail=detail)
+        report.add(drops=1)
+
     with (
         RejectWriter(job.spills if cleaning.keep_rejects else None) as rejects,
         SpillWriter(job.spills, name=name, bucket_of=job.buckets.bucket_of, id_type=types) as writer,
@@ -77,22 +84,20 @@ def spill_documents(
                 tally.count_note(item.reason, name=item.name, detail=item.detail)
                 continue
             if isinstance(item, Drop):
-                tally.count_drop(item.reason, source=split.source, name=item.name, detail=item.detail)
+                drop(item, item.reason, item.detail)
                 continue
             text = "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
             fault = documents.reject(item)
             if fault is not None:
-                shown = f"{fault.detail}: {excerpt(text)}"
-                tally.count_drop(fault.reason, source=split.source, name=item.name, detail=shown)
+                drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
                 rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
                 continue
             document = tokenizer.tokenize(item)
             if not document.ids.size:
-                detail = "nothing is left after normalisation"
-                tally.count_drop("no_tokens", source=split.source, name=item.name, detail=detail)
+                drop(item, "no_tokens", "nothing is left after normalisation")
                 continue
             if not passes_of(document.id, weight=source.weight, passes=job.config.passes, seed=job.config.seed):
-                tally.count_drop("weight", source=split.source, name=item.name, detail=f"weight {source.weight:g}")
+                drop(item, "weight", f"weight {source.weight:g}")
                 continue
             characters = sum(map(len, item.sentences))
             tally.documents[split.source] += 1
@@ -120,10 +125,10 @@ def _result_to_tree(result: SplitResult) -> dict[str, Any]:
     return {"tally": reads_to_tree(result.tally), "extents": extents, "bands": bands}
 
 
-def _result_from_tree(tree: dict[str, Any], *, folder: Path) -> SplitResult:
-    extents = tuple((bucket, Extent(str(folder / name), *rest)) for bucket, (name, *rest) in tree["extents"])
+def _result_from_tree(tree: dict[str, Any], *, folder: str) -> SplitResult:
+    extents = tuple((bucket, Extent(storage.join(folder, name), *rest)) for bucket, (name, *rest) in tree["extents"])
     bands = tuple(
-        (bucket, BandExtent(str(folder / keys), str(folder / signatures), *rest))
+        (bucket, BandExtent(storage.join(folder, keys), storage.join(folder, signatures), *rest))
         for bucket, (keys, signatures, *rest) in tree["bands"]
     )
     return SplitResult(reads_from_tree(tree["tally"], folder=folder), extents, bands)

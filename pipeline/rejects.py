@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+
+from pipeline import storage
 
 REJECTS_NAME = "rejects.jsonl"
 _RUN_CHARACTERS = 16_000_000
@@ -23,7 +24,7 @@ class RejectWriter:
     """Writes sorted runs into `folder`; where that is None it does nothing. On an error its files are removed."""
 
     def __init__(self, folder: str | Path | None, *, run_characters: int = _RUN_CHARACTERS) -> None:
-        self._folder = None if folder is None else Path(folder)
+        self._folder = None if folder is None else str(folder)
         self._run_characters = run_characters
         self._lines: list[str] = []
         self._characters = 0
@@ -40,7 +41,7 @@ class RejectWriter:
             self._flush()
         else:
             for run in self.runs:
-                Path(run).unlink(missing_ok=True)
+                storage.delete(run)
 
     def add(self, *, source: int, name: str, reason: str, detail: str, text: str) -> None:
         """Take one document. `source` is the index into the config's sources; sentences are joined by line breaks."""
@@ -55,36 +56,33 @@ class RejectWriter:
 
     def _flush(self) -> None:
         if self._lines and self._folder is not None:
-            path = self._folder / f"rejects-{uuid.uuid4().hex[:16]}.jsonl"
-            self.runs.append(str(path))
+            path = storage.join(self._folder, f"rejects-{uuid.uuid4().hex[:16]}.jsonl")
+            self.runs.append(path)
             self._lines.sort()
-            with open(path, "w", encoding="utf-8", newline="\n") as stream:
-                stream.writelines(self._lines)
+            with storage.open_output(path, in_place=True) as stream:
+                stream.writelines(line.encode("utf-8") for line in self._lines)
             self._lines.clear()
             self._characters = 0
 
 
-def write_rejects(runs: Sequence[str], *, folder: Path, scratch: Path) -> Path:
-    """Merge runs into `folder`/rejects.jsonl, which appears in one rename; returns its path.
+def write_rejects(runs: Sequence[str], *, folder: str | Path, scratch: Path) -> str:
+    """Merge runs into `folder`/rejects.jsonl, which appears whole; returns its path or URL.
 
     Opens at most 64 files at a time and leaves merged runs in `scratch`.
     """
     waiting = list(runs)
     made = 0
     while len(waiting) > _MAX_OPEN_RUNS:
-        merged = scratch / f"merged-{made}.jsonl"
-        _merge(waiting[:_MAX_OPEN_RUNS], merged)
-        waiting = [*waiting[_MAX_OPEN_RUNS:], str(merged)]
+        merged = str(scratch / f"merged-{made}.jsonl")
+        _merge(waiting[:_MAX_OPEN_RUNS], target=merged)
+        waiting = [*waiting[_MAX_OPEN_RUNS:], merged]
         made += 1
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / REJECTS_NAME
-    partial = path.with_suffix(f".{os.getpid()}")
-    _merge(waiting, partial)
-    os.replace(partial, path)
+    path = storage.join(folder, REJECTS_NAME)
+    _merge(waiting, target=path)
     return path
 
 
-def _merge(runs: Sequence[str], target: Path) -> None:
-    with ExitStack() as stack, open(target, "w", encoding="utf-8", newline="\n") as stream:
-        readers: list[Iterator[str]] = [stack.enter_context(open(run, encoding="utf-8", newline="\n")) for run in runs]
-        stream.writelines(heapq.merge(*readers))
+def _merge(runs: Sequence[str], *, target: str) -> None:
+    with ExitStack() as stack, storage.open_output(target) as stream:
+        readers: list[Iterator[bytes]] = [stack.enter_context(storage.open_input(run)) for run in runs]
+        stream.writelines(heapq.merge(*readers))  # UTF-8 sorts as its code points do

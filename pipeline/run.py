@@ -14,23 +14,27 @@ if __name__ == "__main__" and not __package__:
 
 # ruff: noqa: E402
 import logging
+import math
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from traceback import format_exc
 from typing import Any
 
+from pipeline import storage
 from pipeline.buckets import choose_buckets
+from pipeline.clusters import DaskCluster, check_engine, open_cluster, watched
 from pipeline.config import PipelineConfig
 from pipeline.documents import Split
-from pipeline.inputs import fingerprint_file, join_fingerprints, list_modified
+from pipeline.engine_config import KEYS
+from pipeline.inputs import fingerprint_files, join_fingerprints, list_modified
 from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
-from pipeline.job import SHARDS, SPILLS, Job
+from pipeline.job import SHARDS, SPILLS, Job, local_notes, names_runner
 from pipeline.ledger import Kind
-from pipeline.manifest import Manifest, read_manifest, write_manifest
-from pipeline.output import OutputFolder
+from pipeline.manifest import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
+from pipeline.output import REPORT_NAME, OutputFolder
 from pipeline.progress import ProgressPrinter
 from pipeline.publish import check_labels, hash_build, hash_code, library_versions, list_warnings, write_set
 from pipeline.reading import split_key
@@ -42,20 +46,28 @@ from pipeline.settings import (
     fail,
     load_settings,
     refuse_flags,
+    refuse_lost_path,
     split_arguments,
     to_tree,
     validate,
 )
 from pipeline.sources import list_read_warnings, list_splits
+from pipeline.sources.listing import check_brought
+from pipeline.store_output import StoredOutput, open_output_folder
 from pipeline.vocabulary import train_vocabulary
 from pipeline.wordpieces import WordTokenizer
 
+DRY_RUN_FLAGS = ("--dry-run", "--price")
 SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
-_USAGE = """usage: python pipeline/run.py [--config FILE] [key.sub=value ...] [--traceback] [-- --beam_option ...]
+_USAGE = """usage: python pipeline/run.py [--config FILE] [key.sub=value ...] [--engine local|dask|ray] [--dry-run]
+       [--traceback] [-- --beam_option ...]
 
 Builds a data set of masked sentence pairs from text. Without --config it builds the sample set.
 Relative paths are relative to the current directory (those of the sample config to the repository).
-What stands after -- goes to Apache Beam as it is; --runner=... there replaces the local processes.
+--dry-run reads a sample, shows rows, bytes, time, room and, with --price=P of a CPU's hour, the price; it starts and
+writes nothing.
+--engine says where the workers are. What stands after -- goes to Apache Beam as it is; --runner=... there names any
+other engine of Beam.
 
 Settings of the config file, each also as key.sub=value:
 """
@@ -76,18 +88,20 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     place, value and remedy; where that is input or settings, nothing is left in the output folder.
     """
     started = time.time()
+    check_engine(config, beam_options=beam_options)
     splits = list_splits(config.sources)
     buckets = choose_buckets(
         text_bytes=sum(split.text_bytes for split in splits),
         shards=None if config.shards == "auto" else config.shards,
         validation_fraction=config.validation_fraction,
     )
-    workers = min(choose_workers(config, say=say), max(len(splits), buckets.train + buckets.validation))
+    most = max(len(splits), buckets.train + buckets.validation)
+    workers = min(choose_workers(config, say=say), most)
     paths = {
         name: {split.path for split in splits if config.sources[split.source].called == name}
         for name in config.source_names
     }
-    fingerprints = {path: fingerprint_file(path) for path in sorted({split.path for split in splits})}
+    fingerprints = fingerprint_files(split.path for split in splits)
     modified = list_modified(fingerprints)
     identity: dict[str, Any] = {
         "config": config.data_tree(),
@@ -99,35 +113,45 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     tokenizer = given_vocabulary(config)
     if tokenizer is not None:
         identity["vocabulary_hash"] = tokenizer.vocabulary_hash
-    with OutputFolder(config.output, identity=identity) as output:
+    with (
+        local_notes(config.output, shared=config.engine != "local" or names_runner(beam_options)) as notes,
+        open_output_folder(config.output, identity=identity, notes=notes) as output,
+        ExitStack() as stack,
+    ):
         if output.finished:
             say(f"{output.root}: already complete, nothing to do")
             return read_manifest(output.root)
         total = sum(split.num_bytes for split in splits)
-        say(f"{len(splits)} splits, {total / 1e6:,.1f} MB of input, {workers} worker(s)")
+        where = f"{workers} worker(s)" if config.engine == "local" else f"engine {config.engine}"
+        say(f"{len(splits)} splits, {total / 1e6:,.1f} MB of input, {where}")
+        cluster = stack.enter_context(open_cluster(config, most=most, say=say))
+        workers = workers if cluster is None else cluster.workers
         if tokenizer is None:
             tokenizer = kept_vocabulary(config, output=output, say=say) or trained_vocabulary(
-                config, scratch=output.folder("vocabulary"), say=say, beam_options=beam_options
+                config, scratch=output.folder("vocabulary"), say=say, beam_options=beam_options, cluster=cluster
             )
             output.note_vocabulary(tokenizer.vocabulary_hash)
-        tokenizer.save(output.folder("tokenizer"))
+        tokenizer.save(output.staging / TOKENIZER_FOLDER)
 
         from pipeline.engines import run_graph  # Beam takes 2 s to import; --help and refused input need not wait
 
         job = Job(
             config=config,
             buckets=buckets,
-            tokenizer=str(output.folder("tokenizer") / "tokenizer.json"),
+            tokenizer=output.share(f"{TOKENIZER_FOLDER}/tokenizer.json"),
             vocabulary_size=tokenizer.vocab_size,
             work=str(output.temporary),
             build=hash_build(config, buckets=buckets, vocabulary_hash=tokenizer.vocabulary_hash),
             inputs={path: f"{found} {modified.get(path, '')}" for path, found in fingerprints.items()},
+            notes=output.notes,
         )
         found = sweep_work(job, splits=splits)
         if output.resumes:
             say(f"resuming: records of {found['split']} of {len(splits)} splits and {found['shard']} shards are there")
-        with ProgressPrinter(job.progress, num_splits=len(splits), num_bytes=total) as progress:
-            result, read = run_graph(splits, job=job, workers=workers, beam_options=beam_options)
+        progress = ProgressPrinter(job.progress, num_splits=len(splits), num_bytes=total)
+        with progress, watched(progress, config=config):
+            result, read = run_graph(splits, job=job, workers=workers, beam_options=beam_options, cluster=cluster)
+        stack.close()  # what was started for the build is not needed to publish it
         say(progress.summary())
         for fault in job.ledger.take_damaged():
             say(f"damaged, so made again: {fault}")
@@ -140,18 +164,19 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
             say(f"warning: {warning}")
         run = {"inputs": identity["inputs"], "workers": workers, "sources": to_tree(config)["sources"]}
         run["seconds"] = round(time.time() - started, 1)
-        manifest = write_set(output.temporary, config=config, tokenizer=tokenizer, result=result, read=read, run=run)
+        manifest = write_set(output.staging, config=config, tokenizer=tokenizer, result=result, read=read, run=run)
         if config.cleaning.keep_rejects is not None:
             runs = [*read.rejects, *result.left_out.rejects]
-            folder = Path(config.cleaning.keep_rejects)
-            say(f"rejects: {write_rejects(runs, folder=folder, scratch=output.folder('rejects'))}")
+            scratch = output.staging / "rejects"
+            scratch.mkdir(exist_ok=True)
+            say(f"rejects: {write_rejects(runs, folder=config.cleaning.keep_rejects, scratch=scratch)}")
         output.publish()
         write_manifest(output.root, manifest, run=run)
         output.sweep()
     say(
         f"{output.root}: {manifest.num_rows('train'):,} training rows ({manifest.num_tokens('train'):,} tokens) in "
         f"{len(manifest.shards_of('train'))} shards, {manifest.num_rows('validation'):,} validation rows; "
-        f"report: {output.root / 'report.html'}"
+        f"report: {storage.join(output.root, REPORT_NAME)}"
     )
     return manifest
 
@@ -162,14 +187,14 @@ def sweep_work(job: Job, *, splits: Sequence[Split]) -> Counter[Kind]:
     return job.ledger.sweep(folders=(SPILLS, SHARDS), splits=names)
 
 
-def kept_vocabulary(config: PipelineConfig, *, output: OutputFolder, say: Say) -> WordTokenizer | None:
+def kept_vocabulary(config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say) -> WordTokenizer | None:
     """The vocabulary that an earlier start had trained for this build alone; None where it is not as it was, and then
     nothing of it is left."""
     settings = config.vocabulary
     folder = output.folder("vocabulary")
-    path = folder / _vocabulary_name(config)
-    if settings.path is not None or output.vocabulary_hash is None or not path.exists():
-        shutil.rmtree(folder)  # what a killed training left
+    path = storage.join(folder, _vocabulary_name(config))
+    if settings.path is not None or output.vocabulary_hash is None or not storage.exists(path):
+        storage.delete_tree(folder)  # what a killed training left
         return None
     try:
         tokenizer = WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
@@ -184,19 +209,24 @@ def kept_vocabulary(config: PipelineConfig, *, output: OutputFolder, say: Say) -
 def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
     """The vocabulary of vocabulary.path; None where one is to be trained."""
     settings = config.vocabulary
-    if settings.path is None or (settings.train and not Path(settings.path).exists()):
+    if settings.path is None or (settings.train and not storage.exists(settings.path)):
         return None
     return WordTokenizer.from_path(settings.path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
 
 
 def trained_vocabulary(
-    config: PipelineConfig, *, scratch: Path, say: Say, beam_options: Sequence[str] = ()
+    config: PipelineConfig,
+    *,
+    scratch: str,
+    say: Say,
+    beam_options: Sequence[str] = (),
+    cluster: DaskCluster | None = None,
 ) -> WordTokenizer:
     """Train a vocabulary into vocabulary.path, where later builds find it, or for this build alone."""
     settings = config.vocabulary
-    path = Path(settings.path) if settings.path is not None else scratch / _vocabulary_name(config)
+    path = settings.path if settings.path is not None else storage.join(scratch, _vocabulary_name(config))
     say(f"training a vocabulary of {settings.size:,} entries into {path}")
-    train_vocabulary(config, path=path, beam_options=beam_options)
+    train_vocabulary(config, path=path, beam_options=beam_options, cluster=cluster)
     return WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
 
 
@@ -205,21 +235,23 @@ def _vocabulary_name(config: PipelineConfig) -> str:
 
 
 def choose_workers(config: PipelineConfig, *, say: Say) -> int:
-    """Number of worker processes; more than there are cores is allowed, with a warning."""
+    """Number of local worker processes; more than there are cores is allowed, with a warning."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if config.workers is not None and config.workers > cores:
+    if config.engine == "local" and config.workers is not None and config.workers > cores:
         say(f"warning: workers={config.workers} is more than the {cores} cores of this machine")
     return config.workers or cores
 
 
 def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConfig:
-    """The config of a command line, with every path made absolute.
+    """The config of a command line, with every path made absolute. ValueError where a source is to be brought first.
 
     Relative paths are relative to the current directory; those that the sample config brings, to the repository.
     """
     if arguments.file is not None:
         config = load_settings(PipelineConfig, file=arguments.file, overrides=arguments.overrides)
-        return absolute_paths(config, base_of=lambda path: Path.cwd())
+        config = absolute_paths(config, base_of=lambda path: Path.cwd())
+        check_brought(config)
+        return config
     say(f"no --config given: using {SAMPLE_CONFIG}")
     if not arguments.overrides and not (_ROOT / "data" / "sample").is_dir():
         raise ValueError(f"{_ROOT / 'data' / 'sample'}: the sample corpus is not there; fetch it with `make sample`")
@@ -233,7 +265,11 @@ def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) ->
     """The same config with output, vocabulary.path and every source's path joined to `base_of(path)`."""
 
     def absolute(path: str, *, key: str) -> str:
-        return str(base_of(path) / expand_path(path, key=key))
+        expanded = expand_path(path, key=key)
+        if storage.is_url(expanded):
+            return expanded
+        refuse_lost_path(expanded, key=key)
+        return str(base_of(path) / expanded)
 
     tree = to_tree(config)
     tree["output"] = absolute(config.output, key="output")
@@ -246,6 +282,22 @@ def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) ->
         if source.clean_documents is not None:
             entry["clean_documents"] = absolute(source.clean_documents, key=f"sources.{index}.clean_documents")
     return validate(PipelineConfig, tree, origin="config")
+
+
+def read_price(flags: Sequence[str], *, program: str) -> float | None:
+    """The number of --price=P, None without it; ValueError where it is none, or goes with no --dry-run."""
+    given = [flag.partition("=")[2] for flag in flags if flag.partition("=")[0] == "--price"]
+    if not given:
+        return None
+    if "--dry-run" not in flags:
+        raise ValueError(f"{program}: --price goes with --dry-run; add it")
+    try:
+        price = float(given[-1])
+    except ValueError:
+        price = math.nan
+    if not 0 < price < math.inf:
+        raise ValueError(f"{program}: --price={given[-1]}: give a number above 0, as in --price=0.05")
+    return price
 
 
 def show_log() -> None:
@@ -261,13 +313,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_log()
     try:
         with catch_interrupts():
-            parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program)
-            refuse_flags(parsed.flags, program=program, known=("--traceback",))
+            parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)
+            refuse_flags(parsed.flags, program=program, known=("--traceback", *DRY_RUN_FLAGS))
             if "--help" in parsed.flags:
                 print(_USAGE + describe(PipelineConfig))
                 return 0
             details = "--traceback" in parsed.flags
-            build(read_config(parsed), beam_options=parsed.rest)
+            price = read_price(parsed.flags, program=program)
+            config = read_config(parsed)
+            if "--dry-run" in parsed.flags:
+                from pipeline.dry_run import describe_build  # it builds upon this module
+
+                check_engine(config, beam_options=parsed.rest)
+                for line in describe_build(config, price=price):
+                    say_at_once(line)
+                return 0
+            build(config, beam_options=parsed.rest)
     except (ValueError, OSError) as error:
         if details:
             print(getattr(error, "details", "") or format_exc(), file=sys.stderr)

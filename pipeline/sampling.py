@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipeline import storage
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
 from pipeline.sources import read_documents, split_file
@@ -30,6 +32,7 @@ MOST_TEXT_BYTES = 256_000_000
 _UNIT_BYTES = 1 << 18
 _MOST_UNITS_OF_FILE = 4096
 _PREFIX_BYTES = 4 << 20
+_NO_PART = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class Frame:
     """All units of a source. `size`: bytes of all, beyond what beginnings hold too; `text_bytes`: about the plain text.
 
     `by_file`: a unit is a file of text, so that their number tells more of the documents than their size.
-    `listing_s`: CPU seconds of decompressing whole archives, which each of their splits does again.
+    `passing_s`: path -> CPU seconds of reading past all of a file, which each part of a shared one does again.
     """
 
     source: int
@@ -58,7 +61,7 @@ class Frame:
     size: int
     text_bytes: int
     by_file: bool
-    listing_s: float
+    passing_s: Mapping[str, float]
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
@@ -66,24 +69,25 @@ def list_frame(source: SourceConfig, *, index: int) -> Frame:
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"
-    listing_s = 0.0
+    passing_s: dict[str, float] = {}
     for path in list_files(source, label=f"sources.{index} ({source.kind})"):
-        step = max(_UNIT_BYTES, path.stat().st_size // _MOST_UNITS_OF_FILE)
+        step = max(_UNIT_BYTES, storage.size_of(path) // _MOST_UNITS_OF_FILE)
         splits = split_file(path, source=source, index=index, split_bytes=step)
         text_bytes += sum(split.text_bytes for split in splits)
         compressed = bool(compression_of(path))
         if by_file and is_archive(path) and compressed:
             started = time.process_time()
             found = _list_members(path, source=index)
-            listing_s += time.process_time() - started
+            passing_s[path] = time.process_time() - started
         elif compressed and not by_file and len(splits) == 1 and splits[0].num_bytes > 2 * _PREFIX_BYTES:
             read = max(_PREFIX_BYTES, round(SHARE * splits[0].num_bytes))
             found = [Unit(splits[0], read, begins=True)]
+            passing_s[path] = _time_passing(found[0], source=source)
         else:
             found = [Unit(split, split.num_bytes) for split in splits]
         units += found
         size += sum(unit.split.num_bytes if unit.begins else unit.size for unit in found)
-    return Frame(index, tuple(units), size, text_bytes, by_file, listing_s)
+    return Frame(index, tuple(units), size, text_bytes, by_file, passing_s)
 
 
 def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
@@ -117,24 +121,35 @@ def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple
         split = next(iter(wanted.values())).split
         for number, member in enumerate(read_members(split, suffixes=BOOK_SUFFIXES)):
             if number in wanted and member.data is not None:
-                yield wanted[number], read_book(member.name, member.data, source=source, folder=Path(path).parent)
+                yield wanted[number], read_book(member.name, member.data, source=source, folder=storage.parent_of(path))
             if number == max(wanted):
                 break
 
 
-def _list_members(path: Path, *, source: int) -> list[Unit]:
+def _list_members(path: str, *, source: int) -> list[Unit]:
     """The books of a compressed archive, which is one stream: to know the size of all it is read to its end."""
-    whole = Split(source, str(path), 0, 1, path.stat().st_size, 0)
+    whole = Split(source, path, 0, -1, storage.size_of(path), 0)
     members = enumerate(read_members(whole, suffixes=BOOK_SUFFIXES))
     return [Unit(whole, len(member.data), number) for number, member in members if member.data is not None]
 
 
+def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
+    """CPU seconds of reading past all of a stream, by its beginning: what a part costs that takes next to nothing."""
+    idle = replace(unit.split, part=_NO_PART, parts=_NO_PART + 1)
+    source = source.model_copy(update={"clean_documents": None})
+    started = time.process_time()
+    with suppress(ValueError):  # it breaks off; what else is wrong shows when it is read
+        for _ in _read_beginning(replace(unit, split=idle), source=source):
+            pass
+    return (time.process_time() - started) * unit.split.num_bytes / unit.size
+
+
 def _read_beginning(unit: Unit, *, source: SourceConfig) -> Iterator[Document | Drop]:
     """What stands in the first bytes of a compressed stream: a copy of them is read up to where it breaks off."""
-    path = Path(unit.split.path)
+    path = unit.split.path
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / path.name
-        with open(path, "rb") as stream:
+        copy = Path(folder) / Path(path).name
+        with storage.open_input(path) as stream:
             copy.write_bytes(stream.read(unit.size))
         given = False
         try:

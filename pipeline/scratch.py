@@ -1,6 +1,7 @@
 """A scratch folder, locked while it is in use and then removed; what killed processes left beside it is swept.
 
-The lock ends with its process, on any machine that shares the file system.
+The lock ends with its process, on any machine that shares the file system. On a store, which has no locks,
+nothing is swept.
 """
 
 from __future__ import annotations
@@ -9,22 +10,33 @@ import fcntl
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pipeline import storage
+
 
 @contextmanager
-def scratch_folder(parent: Path, *, prefix: str) -> Iterator[Path]:
+def scratch_folder(parent: str | Path, *, prefix: str) -> Iterator[str]:
     """A new folder under `parent`, whose name begins with `prefix`; those of ended processes are removed first.
 
     On a file system without locks nothing is swept.
     """
+    if storage.is_url(parent):
+        url = storage.join(parent, f"{prefix}{uuid.uuid4().hex[:16]}")
+        try:
+            yield url
+        finally:
+            storage.delete_tree(url)
+        return
+    parent = Path(parent)
     for left in parent.glob(f"{prefix}*"):
         _remove_unused(left)
     folder, lock = _make_locked(parent, prefix=prefix)
     try:
-        yield folder
+        yield str(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import heapq
 import os
+import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline import draws, schema
+from pipeline import draws, schema, storage
 from pipeline.config import PipelineConfig
 from pipeline.documents import ID_BYTES
 from pipeline.doubles import count_doubles
@@ -68,15 +70,16 @@ def build_shard(
     tokenizer: WordTokenizer,
     split: SplitName,
     name: str,
-    folder: Path,
-    scratch: Path,
+    folder: str | Path,
+    scratch: str | Path,
     dropped: str | None = None,
     report: WorkReport | None = None,
 ) -> BuildResult:
     """Build the shard of one bucket as `folder`/(last part of `name`) and count what is in it.
 
     `name` is the path that the manifest will list. The file is written in `scratch`, on the same file system, and
-    appears in `folder` in one rename, after it was verified. `dropped`: the file of near duplicates to leave out;
+    appears in `folder` in one rename, after it was verified; where `folder` is on a store it is written and verified
+    in a local temporary folder and then uploaded. `dropped`: the file of near duplicates to leave out;
     `report` is told of every row group. Raises SpillError or ShardError where a file does not read back as it was
     written; then, as after any error, what was written is removed.
     """
@@ -90,19 +93,15 @@ def build_shard(
     passes = list_passes(documents, config=config, split=split)
     instances = Instances(documents, config=config, tokenizer=tokenizer, passes=passes)
     tally = _count_documents(documents, config=config, tokenizer=tokenizer)
-    partial = scratch / f"{Path(name).name}.{uuid.uuid4().hex[:16]}"
     order = _permute(documents, instances, seed=config.seed)
     report = report or WorkReport(None, stage="shard")
     report.add(of_rows=len(instances), of_tokens=tally.document_tokens, documents=len(documents))
-    try:
+    report.add(drops=sum(left_out.count_reasons().values()))
+    with _partial_file(storage.join(folder, Path(name).name), scratch=scratch) as partial:
         shard = _write_rows(
             partial, instances, order=order, tokenizer=tokenizer, name=name, split=split, tally=tally, report=report
         )
         verify_written(partial, shard=shard, rows_by_length=tally.lengths)
-        _commit(partial, folder / Path(name).name)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
     return BuildResult([shard], {split: tally}, left_out)
 
 
@@ -327,7 +326,26 @@ def _example(rows: Rows, mask: Masks, row: int) -> Example:
     )
 
 
-def _commit(partial: Path, final: Path) -> None:
+@contextmanager
+def _partial_file(final: str, *, scratch: str | Path) -> Iterator[Path]:
+    """A local file to write that is put under its final name at the end; on an error it is removed."""
+    with ExitStack() as stack:
+        if storage.is_url(final):
+            stack.enter_context(storage.name_full_disk(tempfile.gettempdir()))
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="cloze-shard-"))
+        partial = Path(scratch) / f"{Path(final).name}.{uuid.uuid4().hex[:16]}"
+        try:
+            yield partial
+            _commit(partial, final)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def _commit(partial: Path, final: str) -> None:
+    if storage.is_url(final):
+        storage.store_file(partial, final)
+        return
     with open(partial, "rb") as stream:
         os.fsync(stream.fileno())
     os.replace(partial, final)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline import storage
 from pipeline.config import NearDuplicatesConfig
 from pipeline.documents import ID_BYTES, Document
 from pipeline.doubles import Match
@@ -53,14 +55,15 @@ class SignatureWriter:
             return
         self._signer = Signer(config)
         self._bands, self._rows = choose_bands(config.threshold, config.permutations)
-        stem = Path(folder) / f"{name}-{uuid.uuid4().hex[:16]}"
+        stem = storage.join(folder, f"{name}-{uuid.uuid4().hex[:16]}")
         self._paths = (f"{stem}.signatures", f"{stem}.keys")
         self._schema = _signature_schema(config.permutations)
         self._pending: list[tuple[bytes, int, str, npt.NDArray[np.uint32]]] = []
         self._batches = self._offset = 0
-        self._keys = open(self._paths[1], "wb")  # noqa: SIM115 (closed by __exit__)
-        self._signatures = pa.OSFile(self._paths[0], "wb")
-        self._writer = pa.ipc.new_file(self._signatures, self._schema)
+        self._files = ExitStack()
+        signatures = self._files.enter_context(storage.open_output(self._paths[0], in_place=True))
+        self._keys = self._files.enter_context(storage.open_output(self._paths[1], in_place=True))
+        self._writer = self._files.enter_context(pa.ipc.new_file(signatures, self._schema))
 
     def __enter__(self) -> SignatureWriter:
         return self
@@ -70,18 +73,13 @@ class SignatureWriter:
     ) -> None:
         if self._config is None:
             return
-        complete = False
         try:
             if kind is None:
                 self._flush()
-                complete = True
-        finally:
-            self._writer.close()
-            self._signatures.close()
-            self._keys.close()
-            if not complete:
-                for path in self._paths:
-                    Path(path).unlink(missing_ok=True)
+        except BaseException as fault:
+            self._files.__exit__(type(fault), fault, fault.__traceback__)
+            raise
+        self._files.__exit__(kind, error, trace)
 
     def add(self, document: Document) -> None:
         """Take a document; one without words has no near duplicates."""
@@ -126,7 +124,9 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
     files: dict[str, int] = {}
     parts, owners = [np.zeros(0, _ENTRY)], [np.zeros(0, np.int64)]
     for extent in extents:
-        part = np.fromfile(extent.keys, _ENTRY, extent.entries, offset=extent.offset)
+        length = extent.entries * _ENTRY.itemsize
+        data = storage.read_range(extent.keys, offset=extent.offset, length=length)
+        part = np.frombuffer(data[: len(data) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
         if part.size != extent.entries:
             raise PassingError(f"{extent.keys}: ends before its entries do; run the build again")
         parts.append(part)
@@ -155,22 +155,20 @@ def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return raw.view(MATCH_TYPE)
 
 
-def write_dropped(parts: Iterable[str], *, path: Path) -> None:
+def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
     """Read files of matches (numpy, MATCH_TYPE), decide, and write what is to be left out, ordered by id.
 
     Memory: 120 bytes for each pair of near duplicates, whatever the size of the corpus.
     """
     total = np.zeros(0, MATCH_TYPE)
     for part in sorted(parts):
-        total = distinct_matches(np.concatenate([total, np.fromfile(part, MATCH_TYPE)]))
-    partial = path.with_suffix(f".{uuid.uuid4().hex}")
-    choose_dropped(total).tofile(partial)
-    partial.replace(path)
+        total = distinct_matches(np.concatenate([total, np.frombuffer(storage.read_bytes(part), MATCH_TYPE)]))
+    storage.write_bytes(path, choose_dropped(total).tobytes(), make_folders=False)
 
 
 def read_dropped(path: str, ids: Sequence[bytes]) -> dict[bytes, Match]:
     """Those of these documents that are to be left out."""
-    table = np.fromfile(path, MATCH_TYPE)
+    table = np.frombuffer(storage.read_bytes(path), MATCH_TYPE)
     if not table.size:
         return {}
     rows = {row["id"].tobytes(): row for row in table[np.isin(table["id"], np.array(ids, f"V{ID_BYTES}"))]}
@@ -192,13 +190,16 @@ def _signature_schema(permutations: int) -> pa.Schema:
 
 class _SignatureReader:
     def __init__(self, path: str) -> None:
-        self._file = pa.ipc.open_file(pa.memory_map(path))
+        self._path = path
+        with storage.name_errors(path):
+            self._file = pa.ipc.open_file(storage.open_native(path) if storage.is_url(path) else pa.memory_map(path))
         self._batches: dict[int, pa.RecordBatch] = {}
 
     def row(self, batch: int, row: int) -> tuple[bytes, int, str, bytes]:
         """Id, words, name, packed signature."""
         if batch not in self._batches:
-            self._batches[batch] = self._file.get_batch(batch)
+            with storage.name_errors(self._path):
+                self._batches[batch] = self._file.get_batch(batch)
         found = self._batches[batch]
         identity, words, name, signature = (column[row].as_py() for column in found.columns)
         return identity, words, name, signature

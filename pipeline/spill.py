@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline import storage
 from pipeline.documents import ID_BYTES
 from pipeline.failures import PassingError
 from pipeline.wordpieces import TokenizedDocument
@@ -26,6 +28,7 @@ from pipeline.wordpieces import TokenizedDocument
 FLUSH_TOKENS = 4_000_000
 FLUSH_DOCUMENTS = 50_000
 FLUSH_CHARACTERS = 32_000_000
+_STORE_THREADS = 16
 
 _INDEX = pa.schema(
     [
@@ -85,7 +88,7 @@ class Index:
 
 
 class SpillWriter:
-    """Writes documents into one file of its own under `folder`; on an error the file is removed.
+    """Writes documents into one file of its own under `folder`, a path or URL; on an error the file is removed.
 
     `name` only helps people; a random part keeps a second attempt at the same split apart.
     """
@@ -99,12 +102,13 @@ class SpillWriter:
         id_type: pa.DataType,
         flush_tokens: int = FLUSH_TOKENS,
     ) -> None:
-        self.path = Path(folder) / f"{name}-{uuid.uuid4().hex[:16]}.arrow"
+        self.path = storage.join(folder, f"{name}-{uuid.uuid4().hex[:16]}.arrow")
         self._bucket_of, self._schema, self._flush_tokens = bucket_of, _documents_schema(id_type), flush_tokens
         self._pending: list[tuple[int, TokenizedDocument, Origin]] = []
         self._pending_tokens = self._pending_characters = 0
         self._extents: list[tuple[int, Extent]] = []
-        self._stream = open(self.path, "wb")  # noqa: SIM115 (closed by __exit__)
+        self._output = storage.open_output(self.path, in_place=True)
+        self._stream = self._output.__enter__()
 
     def __enter__(self) -> SpillWriter:
         return self
@@ -112,16 +116,13 @@ class SpillWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        complete = False
         try:
             if kind is None:
                 self._flush()
-                self._stream.flush()
-                complete = True
-        finally:
-            if not complete:
-                self.path.unlink(missing_ok=True)
-            self._stream.close()
+        except BaseException as fault:
+            self._output.__exit__(type(fault), fault, fault.__traceback__)
+            raise
+        self._output.__exit__(kind, error, trace)
 
     def add(self, document: TokenizedDocument, *, origin: Origin = _NOWHERE) -> None:
         """Take a document with at least one token."""
@@ -163,7 +164,7 @@ class SpillWriter:
         ]
         data = pa.record_batch(columns, schema=self._schema).serialize()
         checksum = zlib.crc32(data, zlib.crc32(index))
-        extent = Extent(str(self.path), self._stream.tell(), index.size, index.size + data.size, checksum)
+        extent = Extent(self.path, self._stream.tell(), index.size, index.size + data.size, checksum)
         self._stream.write(index)
         self._stream.write(data)
         self._extents.append((bucket, extent))
@@ -173,8 +174,8 @@ def read_index(extents: Iterable[Extent]) -> Index:
     """Ids, token counts and sources of the extents' documents; reads nothing else of the files."""
     ids, tokens = [np.zeros((0, ID_BYTES), np.uint8)], [np.zeros(0, np.int64)]
     sources = [np.zeros(0, np.uint16)]
-    for extent in extents:
-        batch = pa.ipc.read_record_batch(_read(extent, num_bytes=extent.index_bytes), _INDEX)
+    for _, buffer in _read_each(extents, index_alone=True):
+        batch = pa.ipc.read_record_batch(buffer, _INDEX)
         ids.append(_fixed_binary(batch.column(0)))
         tokens.append(batch.column(1).to_numpy())
         sources.append(batch.column(2).to_numpy())
@@ -183,8 +184,8 @@ def read_index(extents: Iterable[Extent]) -> Index:
 
 def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
     """(id, number of the source, origin) of the extents' documents, copies included, extent by extent."""
-    for extent in extents:
-        batch = pa.ipc.read_record_batch(_read(extent, num_bytes=extent.index_bytes), _INDEX)
+    for _, buffer in _read_each(extents, index_alone=True):
+        batch = pa.ipc.read_record_batch(buffer, _INDEX)
         names = ("id", "number", *Origin._fields)
         for name, number, *origin in zip(*(batch.column(each).to_pylist() for each in names), strict=True):
             yield name, number, Origin(*origin)
@@ -199,8 +200,7 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
     schema = _documents_schema(id_type)
     found: list[TokenizedDocument] = []
     indexes: list[npt.NDArray[np.uint8]] = [np.zeros((0, ID_BYTES), np.uint8)]
-    for extent in extents:
-        buffer = _read(extent, num_bytes=extent.num_bytes)
+    for extent, buffer in _read_each(extents, index_alone=False):
         if zlib.crc32(buffer) != extent.checksum:
             raise SpillError(
                 f"{extent.path} at byte {extent.offset}: changed since it was written; run the build again"
@@ -242,10 +242,23 @@ def _fixed_binary(column: pa.FixedSizeBinaryArray) -> npt.NDArray[np.uint8]:
     return np.frombuffer(column.buffers()[1], np.uint8, len(column) * ID_BYTES).reshape(-1, ID_BYTES)
 
 
+def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tuple[Extent, pa.Buffer]]:
+    """Each extent with its bytes, or with those of its index; on a store several are asked for at a time."""
+
+    def read(extent: Extent) -> pa.Buffer:
+        return _read(extent, num_bytes=extent.index_bytes if index_alone else extent.num_bytes)
+
+    listed = list(extents)
+    if not any(storage.is_url(extent.path) for extent in listed):
+        for extent in listed:
+            yield extent, read(extent)
+        return
+    with ThreadPoolExecutor(max_workers=_STORE_THREADS, thread_name_prefix="read-spill") as pool:
+        yield from zip(listed, pool.map(read, listed), strict=True)
+
+
 def _read(extent: Extent, *, num_bytes: int) -> pa.Buffer:
-    with open(extent.path, "rb") as stream:
-        stream.seek(extent.offset)
-        data = stream.read(num_bytes)
+    data = storage.read_range(extent.path, offset=extent.offset, length=num_bytes)
     if len(data) != num_bytes:
         raise SpillError(f"{extent.path}: ends before byte {extent.offset + num_bytes}; run the build again")
     return pa.py_buffer(data)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline import storage
 from pipeline.manifest import Shard, SplitName
 
 NUM_EXAMPLES = 5
@@ -231,7 +232,7 @@ def _fields(data: ReadTally | RowTally | Example) -> dict[str, Any]:
     return {entry.name: getattr(data, entry.name) for entry in fields(data)}
 
 
-def results_from_tree(tree: dict[str, Any], *, folder: Path) -> BuildResult:
+def results_from_tree(tree: dict[str, Any], *, folder: str | Path) -> BuildResult:
     """What results_to_tree gave; the files of rejects lie in `folder`."""
     shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
     tallies = {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}
@@ -243,9 +244,9 @@ def reads_to_tree(tally: ReadTally) -> dict[str, Any]:
     return {**_fields(tally), "rejects": [Path(run).name for run in tally.rejects]}
 
 
-def reads_from_tree(tree: dict[str, Any], *, folder: Path) -> ReadTally:
+def reads_from_tree(tree: dict[str, Any], *, folder: str | Path) -> ReadTally:
     """What reads_to_tree gave; the files of rejects lie in `folder`."""
-    rejects = [str(folder / name) for name in tree["rejects"]]
+    rejects = [storage.join(folder, name) for name in tree["rejects"]]
     by_source = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
     examples = {reason: [(name, detail) for name, detail in found] for reason, found in tree["examples"].items()}
     drops = {int(source): Counter(counts) for source, counts in tree["drops"].items()}

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from pipeline import storage
 from pipeline.config import VocabularyConfig
 
 BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -22,12 +23,12 @@ MAX_WORD_CHARACTERS = 100
 """Longer words are [UNK], as in the `tokenizers` library (the first BERT code had 200)."""
 
 
-def read_vocabulary(path: Path) -> list[str]:
+def read_vocabulary(path: str | Path) -> list[str]:
     """Tokens of a vocab.txt in the order of their ids. ValueError: no file, not UTF-8, a token twice, none at all."""
-    if not path.is_file():
+    if storage.find_file(path) is None:
         raise ValueError(f"{path}: no such vocabulary file; give a vocab.txt or tokenizer.json, or train one")
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = storage.read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8; a vocab.txt is UTF-8, one token a line") from error
     lines = [line.removesuffix("\r") for line in text.split("\n")]
@@ -123,12 +124,13 @@ def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
     )
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: str | Path) -> Tokenizer:
     """Read a tokenizer.json, without its truncation and padding. ValueError: no file, or one the library refuses."""
-    if not path.is_file():
+    if storage.find_file(path) is None:
         raise ValueError(f"{path}: no such tokenizer file; give a vocab.txt or tokenizer.json, or train one")
+    data = storage.read_bytes(path)
     try:
-        backend = Tokenizer.from_file(str(path))
+        backend = Tokenizer.from_str(data.decode("utf-8"))
     except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{path}: not a tokenizer.json that the tokenizers library reads: {error}") from error
     backend.no_truncation()

@@ -7,26 +7,25 @@ Any engine gives the same shards, because every group is sorted and every draw i
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
+from pipeline import storage
 from pipeline.buckets import BucketCount, ShardPlan, membership, plan_shards
 from pipeline.documents import Split
-from pipeline.failures import report_failure
+from pipeline.failures import raise_if_abandoned, report_failure
 from pipeline.job import Job
 from pipeline.manifest import SplitName, file_sha256, shard_name
 from pipeline.progress import PLAN_NAME, Stage, WorkReport
-from pipeline.reading import SplitResult, spill_split
+from pipeline.reading import SplitResult, spill_split, split_key
 from pipeline.shards import build_shard
 from pipeline.signatures import BandExtent, find_matches, read_dropped, write_dropped
-from pipeline.sources import refuse_empty_source
+from pipeline.sources import deal_splits, refuse_empty_source
 from pipeline.spill import Extent, read_index
 from pipeline.tally import (
     BuildResult,
@@ -44,12 +43,18 @@ RESULT_NAME = "result.json"
 DROPPED_NAME = "near-duplicates"
 
 
-def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job) -> None:
-    """Lay out the whole build on `pipeline`; its result is left as RESULT_NAME in the exchange folder."""
+def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job, hands: int | None = None) -> None:
+    """Lay out the whole build on `pipeline`; its result is left as RESULT_NAME in the exchange folder.
+
+    `hands`: for an engine that deals the elements to so many workers once and for all, as FnApiRunner does, which
+    would leave a great book and half of the rest to one worker; None: any worker takes the next split.
+    """
+    parts = [(split,) for split in splits] if hands is None else deal_splits(splits, hands=hands)
     read = (
         pipeline
-        | "List splits" >> beam.Create(splits, reshuffle=False)
+        | "List splits" >> beam.Create(parts, reshuffle=False)
         | "Spread splits" >> beam.Reshuffle()
+        | "Take each" >> beam.FlatMap(_each)
         | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(job))
     )
     tally = read | "Tallies" >> beam.Map(_tally_of) | "Sum tallies" >> beam.CombineGlobally(merge_reads)
@@ -94,9 +99,9 @@ class CompareSignatures(beam.DoFn):
         with report_failure(self.job.exchange):
             matches = find_matches(element[1], threshold=settings.threshold)
             if matches.size:
-                path = Path(self.job.spills) / f"matches-{uuid.uuid4().hex[:16]}"
-                matches.tofile(path)
-                yield [str(path)]
+                path = storage.join(self.job.spills, f"matches-{uuid.uuid4().hex[:16]}")
+                storage.write_bytes(path, matches.tobytes())
+                yield [path]
 
 
 class ChooseDropped(beam.DoFn):
@@ -108,9 +113,9 @@ class ChooseDropped(beam.DoFn):
     def process(self, paths: list[str]) -> Iterator[str]:
         """Decide and write."""
         with report_failure(self.job.exchange):
-            path = Path(self.job.exchange) / DROPPED_NAME
+            path = storage.join(self.job.exchange, DROPPED_NAME)
             write_dropped(paths, path=path)
-            yield str(path)
+            yield path
 
 
 class _Step(beam.DoFn):
@@ -131,7 +136,7 @@ class SpillSplits(_Step):
         """Read, clean, tokenize and spill one split, unless that is done."""
         with (
             report_failure(self.job.exchange, of_input=True),
-            _report_work(self.job, stage="read") as report,
+            _report_work(self.job, stage="read", key=split_key(split, job=self.job)) as report,
         ):
             yield spill_split(split, job=self.job, tokenizer=self.tokenizer, report=report)
 
@@ -151,7 +156,7 @@ class PlanShards(beam.DoFn):
                 refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
             plan = plan_shards(counts, buckets=self.job.buckets)
             size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
-            _leave(Path(self.job.progress) / PLAN_NAME, size)
+            _leave(size, path=storage.join(self.job.progress, PLAN_NAME))
             yield plan
 
 
@@ -165,13 +170,14 @@ class WriteShards(_Step):
         (split, index, count), groups = element
         extents = [extent for group in groups for extent in group]
         part: SplitName = "train" if split == "train" else "validation"
-        with report_failure(self.job.exchange), _report_work(self.job, stage="shard") as report:
+        name = shard_name(part, index, count)
+        with report_failure(self.job.exchange), _report_work(self.job, stage="shard", key=name) as report:
             yield write_shard(
                 extents,
                 job=self.job,
                 tokenizer=self.tokenizer,
                 split=part,
-                name=shard_name(part, index, count),
+                name=name,
                 dropped=dropped,
                 report=report,
             )
@@ -187,14 +193,13 @@ class LeaveResult(beam.DoFn):
         """Write RESULT_NAME."""
         with report_failure(self.job.exchange):
             tree = {"result": results_to_tree(result), "read": reads_to_tree(tally)}
-            _leave(Path(self.job.exchange) / RESULT_NAME, tree)
+            _leave(tree, path=storage.join(self.job.exchange, RESULT_NAME))
 
 
 def load_result(job: Job) -> tuple[BuildResult, ReadTally]:
     """What LeaveResult wrote."""
-    tree = json.loads((Path(job.exchange) / RESULT_NAME).read_text(encoding="ascii"))
-    folder = Path(job.spills)
-    return results_from_tree(tree["result"], folder=folder), reads_from_tree(tree["read"], folder=folder)
+    tree = json.loads(storage.read_bytes(storage.join(job.exchange, RESULT_NAME)))
+    return results_from_tree(tree["result"], folder=job.spills), reads_from_tree(tree["read"], folder=job.spills)
 
 
 def write_shard(
@@ -212,10 +217,10 @@ def write_shard(
     key = [name, content, None if dropped is None else file_sha256(dropped)]
     recorded = job.ledger.find("shard", key=key)
     if recorded is not None:
-        result = results_from_tree(recorded, folder=Path(job.spills))
+        result = results_from_tree(recorded, folder=job.spills)
         (shard,), (tally,) = result.shards, result.tallies.values()
         report.add(kept=1, documents=tally.documents, rows=shard.rows, bytes=shard.bytes)
-        report.add(of_tokens=tally.document_tokens)
+        report.add(of_tokens=tally.document_tokens, drops=sum(result.left_out.count_reasons().values()))
         return result
     result = build_shard(
         extents,
@@ -223,29 +228,28 @@ def write_shard(
         tokenizer=tokenizer,
         split=split,
         name=name,
-        folder=Path(job.shards),
-        scratch=Path(job.spills),
+        folder=job.shards,
+        scratch=job.spills,
         dropped=dropped,
         report=report,
     )
-    files = [str(Path(job.shards) / Path(name).name), *result.left_out.rejects]
+    files = [storage.join(job.shards, storage.base_name(name)), *result.left_out.rejects]
     job.ledger.record("shard", key=key, files=files, content=results_to_tree(result))
     return result
 
 
-def _report_work(job: Job, *, stage: Stage) -> WorkReport:
-    """A report that also counts for Beam, as cloze/read_documents and the like."""
+def _report_work(job: Job, *, stage: Stage, key: Any) -> WorkReport:
+    """A report that also counts for Beam, as cloze/read_documents and the like, and ends work that is in vain."""
 
     def count(name: str, value: int) -> None:
+        raise_if_abandoned(job.exchange)
         Metrics.counter("cloze", f"{stage}_{name}").inc(value)
 
-    return WorkReport(job.progress, stage=stage, count=count)
+    return WorkReport(job.progress, stage=stage, count=count, key=key)
 
 
-def _leave(path: Path, tree: Any) -> None:
-    partial = path.with_suffix(f".{uuid.uuid4().hex}")
-    partial.write_text(json.dumps(tree), encoding="ascii")
-    os.replace(partial, path)
+def _leave(tree: Any, *, path: str) -> None:
+    storage.write_bytes(path, json.dumps(tree).encode("ascii"), make_folders=False)
 
 
 def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
@@ -267,6 +271,10 @@ def assign_shard(
     bucket, extents = element
     split, index = plan.shard_of[bucket]
     yield (split, index, plan.num_shards[split]), tuple(extents)
+
+
+def _each(part: tuple[Split, ...]) -> tuple[Split, ...]:
+    return part
 
 
 def _tally_of(result: SplitResult) -> ReadTally:

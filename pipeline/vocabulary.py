@@ -12,14 +12,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models
 
+from pipeline import storage
+from pipeline.clusters import DaskCluster, check_engine, open_cluster
 from pipeline.config import PipelineConfig, VocabularyConfig
+from pipeline.engine_config import KEYS
 from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
+from pipeline.job import local_notes, names_runner, temporary_below
 from pipeline.progress import ProgressPrinter
 from pipeline.scratch import scratch_folder
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
@@ -74,35 +77,37 @@ def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfi
     return backend
 
 
-def train_vocabulary(config: PipelineConfig, *, path: Path, beam_options: Sequence[str] = ()) -> None:
-    """Train the config's vocabulary from its sources into `path` (.txt or .json), in one rename.
+def train_vocabulary(
+    config: PipelineConfig, *, path: str | Path, beam_options: Sequence[str] = (), cluster: DaskCluster | None = None
+) -> None:
+    """Train the config's vocabulary from its sources into `path` (.txt or .json), which appears whole; on the Dask
+    `cluster`, if one is given.
 
-    The folder of `path` must be visible to all workers.
+    The folder of `path`, which may be on a store, must be visible to all workers.
     Raises ValueError for a file name that does not go with the algorithm, and for sources without a word.
     """
     settings = config.vocabulary
-    _check_name(path, settings=settings)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_name(Path(path), settings=settings)
+    parent = storage.parent_of(path)
+    storage.make_folder(parent)
     started = time.monotonic()
-    with scratch_folder(path.parent, prefix=".words-") as folder:
-        counts = count_sources(config, folder=folder, beam_options=beam_options)
+    with scratch_folder(parent, prefix=".words-") as folder:
+        counts = count_sources(config, folder=folder, beam_options=beam_options, cluster=cluster)
     words = sum(counts.values())
     if not words:
         raise ValueError("the sources have no words to train a vocabulary on; check sources.*.path and kind")
     counted = time.monotonic()
     backend = train_tokenizer(counts, settings=settings)
     vocabulary = backend.get_vocab()
-    if path.suffix == ".json":
+    if Path(path).suffix == ".json":
         text = backend.to_str(pretty=True) + "\n"
     else:
         text = "".join(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.__getitem__))
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_bytes(text.encode("utf-8"))
-        os.replace(partial, path)
+        storage.write_bytes(path, text.encode("utf-8"))
+    except storage.StorageError:
+        raise
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise ValueError(f"{path}: cannot be written ({error.strerror}); free space or give another path") from error
     pieces, unknown = measure(backend, counts)
     _logger.info(
@@ -119,7 +124,9 @@ def train_vocabulary(config: PipelineConfig, *, path: Path, beam_options: Sequen
     )
 
 
-def count_sources(config: PipelineConfig, *, folder: Path, beam_options: Sequence[str] = ()) -> dict[str, int]:
+def count_sources(
+    config: PipelineConfig, *, folder: str, beam_options: Sequence[str] = (), cluster: DaskCluster | None = None
+) -> dict[str, int]:
     """The most frequent words of all sources, counted by Beam; its files are left in `folder`.
 
     Raises what the engine does (engines.run_on_engine).
@@ -131,11 +138,19 @@ def count_sources(config: PipelineConfig, *, folder: Path, beam_options: Sequenc
     groups = group_splits(splits)
     worth = sum(split.text_bytes for split in splits) // _BYTES_WORTH_A_WORKER
     workers = min(len(groups), config.workers or len(os.sched_getaffinity(0)), max(1, worth))
-    job = WordJob(config=config, folder=str(folder), limit=MAX_WORDS)
-    with ProgressPrinter(folder, num_splits=len(groups), num_bytes=sum(split.num_bytes for split in splits)):
-        lay_out = partial(build_word_graph, groups=groups, job=job)
-        run_on_engine(lay_out, exchange=job.folder, workers=workers, beam_options=beam_options)
-    return read_words(folder / WORDS_NAME)
+    with local_notes(folder, shared=cluster is not None or names_runner(beam_options)) as notes:
+        job = WordJob(config=config, folder=folder, limit=MAX_WORDS, notes=notes)
+        with ProgressPrinter(job.exchange, num_splits=len(groups), num_bytes=sum(split.num_bytes for split in splits)):
+            lay_out = partial(build_word_graph, groups=groups, job=job)
+            run_on_engine(
+                lay_out,
+                exchange=job.exchange,
+                temporary=temporary_below(notes),
+                workers=workers,
+                beam_options=beam_options,
+                cluster=cluster,
+            )
+    return read_words(storage.join(folder, WORDS_NAME))
 
 
 def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, float]:
@@ -165,16 +180,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     What stands after -- goes to Apache Beam as it is.
     """
-    from pipeline.run import read_config  # which imports this module
+    from pipeline.run import read_config, say_at_once  # which imports this module
 
     program = "python -m pipeline.vocabulary"
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         with catch_interrupts():
-            words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=program)
+            words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=program, keys=KEYS)
             refuse_flags(words.flags, program=program)
             if "--help" in words.flags:
-                usage = f"{program} [--config FILE] [key.sub=value ...] [-- --beam_option ...]"
+                usage = f"{program} [--config FILE] [key.sub=value ...] [--engine NAME] [-- --beam_option ...]"
                 print(f"{usage}\n\n{main.__doc__}\n\n{describe(PipelineConfig)}")
                 return 0
             if words.rest and not words.rest[0].startswith("-"):
@@ -182,17 +197,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"{program}: nothing may follow '--' but options of Beam, found {' '.join(words.rest)}"
                 )
             config = read_config(words)
+            check_engine(config, beam_options=words.rest)
             if config.vocabulary.path is None:
                 raise ConfigError("vocabulary.path is not set; name the file to train into, such as data/vocab.txt")
-            path = Path(config.vocabulary.path)
-            if path.exists():
+            path = config.vocabulary.path
+            if storage.exists(path):
                 print(f"{path} is there already; remove it to train it anew")
                 return 0
             if words.rest:
                 from pipeline.engines import note_unknown
 
                 note_unknown(words.rest)
-            train_vocabulary(config, path=path, beam_options=words.rest)
+            with open_cluster(config, most=len(list_splits(config.sources)), say=say_at_once) as cluster:
+                train_vocabulary(config, path=path, beam_options=words.rest, cluster=cluster)
     except (ValueError, OSError) as error:
         return fail(error)
     except KeyboardInterrupt as error:

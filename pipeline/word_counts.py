@@ -19,6 +19,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from pipeline import storage
+
 MAX_WORD_CHARACTERS = 100
 """Longer words are no words (and [UNK] to WordPiece); they are left out."""
 NUM_PARTS = 32
@@ -46,14 +48,14 @@ class WordCounter:
     """
 
     def __init__(
-        self, *, normalizer: Any | None, splitter: Any, folder: Path, name: str, max_entries: int = _MAX_ENTRIES
+        self, *, normalizer: Any | None, splitter: Any, folder: str | Path, name: str, max_entries: int = _MAX_ENTRIES
     ) -> None:
         self._normalizer, self._splitter = normalizer, splitter
-        self._folder, self._name, self._max_entries = folder, name, max_entries
+        self._folder, self._name, self._max_entries = str(folder), name, max_entries
         self._chunks: Counter[str] = Counter()
         self._words: Counter[str] = Counter()
         self._runs: list[Run] = []
-        self._files: list[Path] = []
+        self._files: list[str] = []
 
     def __enter__(self) -> WordCounter:
         return self
@@ -94,17 +96,17 @@ class WordCounter:
             data = word.encode("utf-8")
             parts[crc32(data) % NUM_PARTS].append((data, count))
         self._words.clear()
-        path = self._folder / f"{self._name}-{uuid.uuid4().hex[:16]}.tsv"
+        path = storage.join(self._folder, f"{self._name}-{uuid.uuid4().hex[:16]}.tsv")
         self._files.append(path)
-        with open(path, "wb") as file:
+        with storage.open_output(path, in_place=True) as file:
             for number, entries in enumerate(parts):
                 if entries:
                     start = file.tell()
                     file.writelines(map(_line, sorted(entries)))
-                    self._runs.append(Run(str(path), start, file.tell(), number))
+                    self._runs.append(Run(path, start, file.tell(), number))
 
 
-def most_common(runs: Sequence[Run], *, folder: Path, limit: int) -> dict[str, int]:
+def most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> dict[str, int]:
     """The `limit` most frequent words of all runs with their counts; equal counts in code point order.
 
     Merges at most 64 runs at a time, over new ones in `folder`. Memory: the words returned.
@@ -112,32 +114,32 @@ def most_common(runs: Sequence[Run], *, folder: Path, limit: int) -> dict[str, i
     return {word.decode("utf-8"): count for word, count in _most_common(runs, folder=folder, limit=limit)}
 
 
-def write_most_common(runs: Sequence[Run], *, folder: Path, limit: int) -> Path:
+def write_most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> str:
     """The same as a file in `folder`, most frequent first. On an error it is removed."""
     return _write_new(folder, _most_common(runs, folder=folder, limit=limit), name="common")
 
 
-def join_most_common(paths: Iterable[str], *, folder: Path, limit: int) -> Path:
+def join_most_common(paths: Iterable[str], *, folder: str | Path, limit: int) -> str:
     """One such file of several that have no word in common."""
-    ranked = heapq.merge(*(_read(_whole(Path(path))) for path in paths), key=_rank)
+    ranked = heapq.merge(*(_read(_whole(path)) for path in paths), key=_rank)
     return _write_new(folder, islice(ranked, limit), name="words")
 
 
-def read_words(path: Path) -> dict[str, int]:
+def read_words(path: str | Path) -> dict[str, int]:
     """The words of such a file, in its order."""
     return {word.decode("utf-8"): count for word, count in _read(_whole(path))}
 
 
-def remove_files(paths: Iterable[Path]) -> None:
+def remove_files(paths: Iterable[str]) -> None:
     """Remove the files that are there and can be removed."""
     for path in paths:
         with suppress(OSError):
-            path.unlink()
+            storage.delete(path)
 
 
-def _most_common(runs: Sequence[Run], *, folder: Path, limit: int) -> list[Entry]:
+def _most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> list[Entry]:
     waiting = sorted(runs)
-    made: list[Path] = []
+    made: list[str] = []
     try:
         while len(waiting) > _MAX_OPEN_RUNS:
             made.append(_write_new(folder, _merge(waiting[:_MAX_OPEN_RUNS]), name="merged"))
@@ -160,13 +162,13 @@ def _line(entry: Entry) -> bytes:
     return b"%b\t%d\n" % entry
 
 
-def _whole(path: Path) -> Run:
-    return Run(str(path), 0, path.stat().st_size)
+def _whole(path: str | Path) -> Run:
+    return Run(str(path), 0, storage.size_of(path))
 
 
 def _read(run: Run) -> Iterator[Entry]:
     left = run.stop - run.start
-    with open(run.path, "rb") as file:
+    with storage.open_input(run.path) as file:
         file.seek(run.start)
         while left > 0:
             line = file.readline()
@@ -177,12 +179,8 @@ def _read(run: Run) -> Iterator[Entry]:
             yield word, int(count)
 
 
-def _write_new(folder: Path, entries: Iterable[Entry], *, name: str) -> Path:
-    path = folder / f"{name}-{uuid.uuid4().hex[:16]}.tsv"
-    try:
-        with open(path, "wb") as file:
-            file.writelines(map(_line, entries))
-    except BaseException:
-        remove_files([path])
-        raise
+def _write_new(folder: str | Path, entries: Iterable[Entry], *, name: str) -> str:
+    path = storage.join(folder, f"{name}-{uuid.uuid4().hex[:16]}.tsv")
+    with storage.open_output(path, in_place=True) as file:
+        file.writelines(map(_line, entries))
     return path

@@ -8,13 +8,13 @@ are exact, so that any engine, number of workers and attempt gives the same.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import apache_beam as beam
 
+from pipeline import storage
 from pipeline.config import PipelineConfig
 from pipeline.documents import Document, Split
 from pipeline.failures import report_failure
@@ -38,6 +38,13 @@ class WordJob:
     """For everything that is written; must be visible to all workers."""
     limit: int
     """So many different words, the most frequent, stay."""
+    notes: str = ""
+    """Where counts and failures are left, if not in `folder`."""
+
+    @property
+    def exchange(self) -> str:
+        """Folder of counts and failures."""
+        return self.notes or self.folder
 
 
 def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
@@ -76,7 +83,7 @@ class CountSplits(_Step):
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
         """Read, clean and count one group."""
-        with report_failure(self.job.folder):
+        with report_failure(self.job.exchange):
             runs = count_splits(splits, job=self.job)
         for run in runs:
             yield run.part, run
@@ -87,9 +94,8 @@ class MergeRuns(_Step):
 
     def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
         """Merge the runs of one part."""
-        with report_failure(self.job.folder):
-            folder = Path(self.job.folder)
-            yield [str(write_most_common(list(element[1]), folder=folder, limit=self.job.limit))]
+        with report_failure(self.job.exchange):
+            yield [write_most_common(list(element[1]), folder=self.job.folder, limit=self.job.limit)]
 
 
 class LeaveWords(_Step):
@@ -97,9 +103,9 @@ class LeaveWords(_Step):
 
     def process(self, paths: list[str]) -> None:
         """Join the parts."""
-        with report_failure(self.job.folder):
-            folder = Path(self.job.folder)
-            os.replace(join_most_common(paths, folder=folder, limit=self.job.limit), folder / WORDS_NAME)
+        with report_failure(self.job.exchange):
+            joined = join_most_common(paths, folder=self.job.folder, limit=self.job.limit)
+            storage.write_bytes(storage.join(self.job.folder, WORDS_NAME), storage.read_bytes(joined))
 
 
 def count_splits(splits: Sequence[Split], *, job: WordJob) -> list[Run]:
@@ -107,8 +113,8 @@ def count_splits(splits: Sequence[Split], *, job: WordJob) -> list[Run]:
     normalizer, splitter = word_rules(job.config.vocabulary)
     name = Path(splits[0].path).name[:40]
     with (
-        WorkReport(job.folder, stage="read") as report,
-        WordCounter(normalizer=normalizer, splitter=splitter, folder=Path(job.folder), name=name) as counter,
+        WorkReport(job.exchange, stage="read") as report,
+        WordCounter(normalizer=normalizer, splitter=splitter, folder=job.folder, name=name) as counter,
     ):
         num_bytes = sum(split.num_bytes for split in splits)
         report.add(of_bytes=num_bytes, of_text=sum(split.text_bytes for split in splits))

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,7 +37,8 @@ _NAMES = {
 }
 _MAX_CHUNKS = 400_000
 _MAX_CHARACTERS = 16_000_000
-_MAX_WORDS = 1_000_000
+_MAX_WORDS = 250_000
+_BLOCK_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +108,12 @@ class WordTokenizer:
         `lowercase` and `strip_accents` say how a vocab.txt was made; a tokenizer.json says so itself and they are not
         looked at. ValueError names the file and what is wrong with it.
         """
-        file = Path(path)
-        if file.suffix == ".json":
-            return cls(read_tokenizer(file), origin=str(file))
-        tokens = read_vocabulary(file)
-        backend = build_wordpiece(tokens, lowercase=lowercase, strip_accents=strip_accents, origin=str(file))
-        return cls(backend, origin=str(file))
+        origin = str(path)
+        if origin.endswith(".json"):
+            return cls(read_tokenizer(path), origin=origin)
+        tokens = read_vocabulary(path)
+        backend = build_wordpiece(tokens, lowercase=lowercase, strip_accents=strip_accents, origin=origin)
+        return cls(backend, origin=origin)
 
     def tokenize(self, document: Document) -> TokenizedDocument:
         """Ids of a document: what `tokenizers` gives for each sentence with encode_special_tokens set."""
@@ -182,6 +184,13 @@ class _ChunkTable:
 
     def tokenize(self, sentences: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
         """Flat ids, word starts and tokens per sentence that has any."""
+        blocks = [self._tokenize(block) for block in _cut_blocks(sentences)]
+        if len(blocks) == 1:
+            return blocks[0]
+        ids, word_starts, lengths = zip(*blocks, strict=True)
+        return np.concatenate(ids), np.concatenate(word_starts), np.concatenate(lengths)
+
+    def _tokenize(self, sentences: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
         if not self._by_space or len(self._numbers) > _MAX_CHUNKS or self._characters > _MAX_CHARACTERS:
             self._forget()
         if self._by_space:
@@ -250,6 +259,17 @@ class _ChunkTable:
         ids += encoding.ids
         words = encoding.word_ids
         starts += bytes(position == 0 or words[position] != words[position - 1] for position in range(len(words)))
+
+
+def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
+    """The sentences in runs of about _BLOCK_CHARACTERS: a text between spaces costs 150 bytes while a run is worked on,
+    so a great document is not taken at once. At least one run."""
+    stops = np.cumsum(np.fromiter(map(len, sentences), np.int64, len(sentences)))
+    if not stops.size or stops[-1] <= _BLOCK_CHARACTERS:
+        return [sentences]
+    cuts = np.searchsorted(stops, np.arange(_BLOCK_CHARACTERS, stops[-1], _BLOCK_CHARACTERS)) + 1
+    edges = sorted({0, *cuts.tolist(), len(sentences)})
+    return [sentences[start:stop] for start, stop in pairwise(edges)]
 
 
 def _find(vocabulary: dict[str, int], name: str, *, origin: str) -> int:

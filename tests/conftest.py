@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray_head import AS_OTHERS
 from worker_group import WorkerGroup
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-COMMANDS = ("test_jobs", "test_ray", "test_chaos", "test_trainer_run", "test_ingest_faults")
-"""Files that start Ray or whole commands: first, since they would else run alone at the end, and one after another,
-since two Rays on two cores take more than twice the time of one."""
+RAY = ("test_jobs", "test_autoscaling", "test_local_cluster", "test_ray", "test_ray_engine", "test_ingest_faults")
+"""Files that start Ray: one after another, since two Rays on two cores take more than twice the time of one."""
+STEP_BACK = 5
+"""By this much a process is nicer (nice(2)) once it runs anything else than RAY."""
+FIRST = (*RAY, "test_chaos", "test_trainer_run", "test_dask_engine", "test_interrupts", "test_resume_build")
+"""Files that take longest: first, since they would else run alone at the end."""
+
+os.environ.update(AS_OTHERS)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files stay together in one process, those of COMMANDS all in the same."""
+    """Files stay together in one process, those of RAY all in the same."""
     from xdist.scheduler import LoadFileScheduling  # absent where tests run in one process
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "commands" if Path(file).stem in COMMANDS else file
+            return "ray" if Path(file).stem in RAY else file
 
     return Scheduling(config, log)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The process that begins with RAY has the longest way to go: others, and it afterwards, step back."""
+    if "PYTEST_XDIST_WORKER" in os.environ and item.path.stem not in RAY and os.nice(0) < STEP_BACK:
+        os.nice(STEP_BACK)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """COMMANDS first."""
-    order = {name: number for number, name in enumerate(COMMANDS)}
+    """FIRST first."""
+    order = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 

@@ -93,7 +93,7 @@ def test_an_output_that_cannot_be_written_is_refused(
     def read_only(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pipeline.output.json.dump", read_only)
+    monkeypatch.setattr("pipeline.output.OutputFolder._write_mark", read_only)
     assert "cannot be written (Permission denied)" in refused(folder, capsys=capsys)
 
 

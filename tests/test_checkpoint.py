@@ -18,7 +18,7 @@ from checkpoint_faults import fail_to_write, flip_bit, listen, resume_nothing
 from toy_training import gather_state, make_config, make_engine, train
 from worker_group import WorkerError, WorkerGroup
 
-from trainer import checkpoint, checkpoint_writer
+from trainer import checkpoint, checkpoint_drafts, checkpoint_writer
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state, read_weights
 from trainer.checkpoint_files import read_json, read_manifest, step_of, write_json, write_manifest
 
@@ -226,7 +226,7 @@ def part_fails_on(victim: int) -> Callable[[pytest.MonkeyPatch, int], None]:
 
 
 def commit_fails(patch: pytest.MonkeyPatch, rank: int) -> None:
-    patch.setattr(checkpoint_writer, "write_manifest", fail_to_write)
+    patch.setattr(checkpoint_drafts, "write_manifest", fail_to_write)
 
 
 def folder_fails(patch: pytest.MonkeyPatch, rank: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from checkpoint_faults import fail_to_write, flip_bit, listen, resume_nothing
 from toy_training import make_config, make_engine
 from worker_group import WorkerGroup
 
-from trainer import checkpoint, checkpoint_writer
+from trainer import checkpoint, checkpoint_drafts, checkpoint_writer
 from trainer.checkpoint import list_checkpoints, newest_verified, read_state
 
 Groups = Callable[[int], WorkerGroup]
@@ -75,3 +76,29 @@ def save_then_draw(rank: int, run: str) -> float:
 def resume_then_draw(rank: int, run: str) -> float:
     resume_nothing(rank, run)
     return torch.rand(()).item()
+
+
+def test_a_part_that_is_heard_of_as_ended_is_touched_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 may commit, which renames the folder, as soon as it hears of it: here before the call returns."""
+    draft = checkpoint_drafts.open_draft(tmp_path, step=1, token=7, world_size=1)
+    draft.begin()
+    draft.begin_part(0)
+
+    def commit_if_heard() -> None:
+        if draft.hear({0}):
+            draft.seal({})
+            draft.commit()
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            result = function(*given)
+            monkeypatch.undo()
+            commit_if_heard()
+            return result
+
+        return call
+
+    monkeypatch.setattr(checkpoint_drafts, "write_json", wrap(checkpoint_drafts.write_json))
+    draft.end_part(0, entries={})
+    commit_if_heard()
+    assert [path.name for path in (tmp_path / "step-00000001").iterdir()] == ["manifest.json"]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import SourceConfig
-from pipeline.documents import Document, Drop
-from pipeline.sources import list_splits, read_documents, refuse_empty_source
+from pipeline.documents import Document, Drop, Split
+from pipeline.sources import deal_splits, list_splits, read_documents, refuse_empty_source
 
 SENTENCES = st.lists(
     st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1), min_size=1
@@ -102,3 +102,24 @@ def test_a_document_without_words_is_dropped_with_a_reason(tmp_path: Path) -> No
     source = SourceConfig(kind="text", path=str(tmp_path / "a.txt"))
     items = [item for split in list_splits([source]) for item in read_documents(split, source)]
     assert [item.reason for item in items if isinstance(item, Drop)] == ["sentence_without_words", "empty"]
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 5))
+def test_splits_are_dealt_evenly(sizes: list[int], hands: int) -> None:
+    splits = [Split(0, "a", place, -1, size, size) for place, size in enumerate(sizes)]
+    parts = deal_splits(splits, hands=hands)
+    assert sorted((split for part in parts for split in part), key=lambda split: split.start) == splits
+    assert len(parts) <= hands
+    assert all(parts)
+    loads = sorted([sum(split.text_bytes for split in part) for part in parts] + [0] * (hands - len(parts)))
+    assert loads[-1] - loads[0] <= max(sizes, default=0)
+    assert all(
+        [split.text_bytes for split in part] == sorted((s.text_bytes for s in part), reverse=True) for part in parts
+    )
+
+
+def test_a_great_book_is_alone_where_the_rest_is_no_more() -> None:
+    splits = [Split(0, "a", place, -1, size, size) for place, size in enumerate([2] * 10 + [50] + [2] * 10)]
+    great, rest = deal_splits(splits, hands=2)
+    assert [split.text_bytes for split in great] == [50]
+    assert [split.start for split in rest] == [place for place in range(21) if place != 10]

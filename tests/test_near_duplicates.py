@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpora import make_config, make_documents, read_rows, write_text
+from object_store import bucket, s3_server
 
+from pipeline import storage
 from pipeline.buckets import BucketCount, Buckets, plan_shards
 from pipeline.config import NearDuplicatesConfig, SourceConfig
 from pipeline.documents import Document, Split
@@ -28,9 +30,17 @@ from pipeline.near_duplicates import (
     shingle_hashes,
 )
 from pipeline.run import build
-from pipeline.signatures import SignatureWriter, distinct_matches, find_matches, read_dropped, write_dropped
+from pipeline.signatures import (
+    SignatureWriter,
+    _SignatureReader,
+    distinct_matches,
+    find_matches,
+    read_dropped,
+    write_dropped,
+)
 from pipeline.sources import read_documents
 
+__all__ = ["bucket", "s3_server"]
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrs"]
 
 
@@ -276,3 +286,21 @@ def test_an_edition_of_a_novel_is_found_and_other_novels_are_not(tmp_path: Path,
     dropped = choose_dropped(find_matches([extent for _, extent in writer.extents], threshold=config.threshold))
     assert [names[row.tobytes()] for row in dropped["id"]] == ["Austen_Pride.txt"]
     assert [names[row.tobytes()] for row in dropped["kept_id"]] == ["1342_pride_and_prejudice.txt"]
+
+
+def test_signatures_that_are_lost_while_they_are_read_are_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SignatureWriter(bucket, name="split", config=NearDuplicatesConfig(permutations=16), partitions=1) as writer:
+        writer.add(Document("n", (" ".join(text(300, seed=3)),)))
+    url = writer.extents[0][1].signatures
+    data = storage.read_bytes(url)
+    lost = f"{url}: (there is no such object|the object was removed while it was read)"
+    reader = _SignatureReader(url)
+    storage.delete(url)
+    with pytest.raises(storage.AbsentError, match=lost):
+        reader.row(0, 0)
+    storage.write_bytes(url, data)
+    opened = storage.open_native(url)
+    storage.delete(url)
+    monkeypatch.setattr(storage, "open_native", lambda path: opened)
+    with pytest.raises(storage.AbsentError, match=lost):
+        _SignatureReader(url)

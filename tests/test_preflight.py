@@ -11,6 +11,7 @@ from small_runs import make_config, write_small_set
 from pipeline.settings import ConfigError
 from trainer import launch_ray
 from trainer.launch import ClusterError
+from trainer.ray_watch import largest_resources
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,17 @@ def test_workers_that_the_logical_cpus_cannot_hold_are_refused(data: Path, tmp_p
     assert launch_ray.check_resources(config, {"CPU": 2.0, "GPU": 2.0}, cluster=True).device == "cuda"
     with pytest.raises(ConfigError, match="workers=2 need 2 GPUs, Ray on this machine has 1; lower workers"):
         launch_ray.check_resources(config, {"CPU": 8.0, "GPU": 1.0}, cluster=False)
+
+
+def test_what_a_cluster_may_grow_to_counts(data: Path, tmp_path: Path) -> None:
+    """Ray's autoscalers do not say it: from zero GPU nodes no training could begin."""
+    config = make_config(data, tmp_path, device="auto", launcher="ray", workers=16, batch={"pairs": 64, "lanes": 16})
+    head = {"memory": 1e9, "grows_to_CPU": 64.0, "grows_to_GPU": 16.0}
+    largest = largest_resources(head, config=None)
+    assert (largest["CPU"], largest["GPU"]) == (64.0, 16.0)
+    assert launch_ray.check_resources(config, largest, cluster=True).device == "cuda"
+    assert largest_resources({"CPU": 2.0}, config={"CPU": 8, "GPU": 4}) == {"CPU": 8.0, "GPU": 4.0}
+    assert largest_resources({"CPU": 2.0}, config=None) == {"CPU": 2.0, "GPU": 0.0}
 
 
 def test_what_ray_waits_for_is_said(data: Path, tmp_path: Path) -> None:

@@ -74,6 +74,21 @@ def test_what_was_kept_counts_as_done_but_not_as_fast(tmp_path: Path) -> None:
     assert printer.count_kept() == {"read": 1, "shard": 0}
 
 
+def test_a_second_attempt_is_not_counted_twice(tmp_path: Path) -> None:
+    """A worker is killed in the middle of a piece; another does it; its result is lost with it, and a third finds the
+    record; a fourth fails. What the one said that did the piece stands."""
+    printer = ProgressPrinter(tmp_path, num_splits=1, num_bytes=100)
+    WorkReport(tmp_path, stage="read", key=["split", 1]).add(documents=5, characters=50)
+    with WorkReport(tmp_path, stage="read", key=["split", 1]) as second:
+        second.add(documents=7, characters=70, bytes=100)
+    with WorkReport(tmp_path, stage="read", key=["split", 1]) as third:
+        third.add(kept=1, documents=7, characters=70, bytes=100)
+    with pytest.raises(OSError), WorkReport(tmp_path, stage="read", key=["split", 1]):
+        raise OSError("disk")
+    assert printer.summary().startswith("0 s: read 7 documents, ")
+    assert printer.count_kept()["read"] == 0
+
+
 def test_the_second_stage_counts_shards(tmp_path: Path) -> None:
     """Shards differ: 100 of 1000 tokens are done, of 400 more half, so that 15 s leave 35 s."""
     printer = ProgressPrinter(tmp_path, num_splits=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray.train
@@ -13,7 +13,7 @@ from small_runs import make_config
 
 from trainer import launch_ray
 from trainer.launch import WorkerError
-from trainer.ray_watch import GroupWatch, Nodes, count_places, greatest_group
+from trainer.ray_watch import GroupWatch, Nodes, count_places, greatest_group, next_group
 
 GPU = {"GPU": 1.0}
 
@@ -41,6 +41,29 @@ def test_no_more_workers_are_asked_for_than_stay() -> None:
     assert greatest_group(nodes(a=4, leaving={"a": 0.0}), least=2, most=8, each=GPU) == 2
     cpus = Nodes(total={"a": {"CPU": 2.0}, "b": {"CPU": 2.0}}, free={}, leaving={})
     assert greatest_group(cpus, least=1, most=8, each={"CPU": 0.5}) == 6  # one CPU is left to the reading of data
+
+
+def test_a_group_asks_for_the_places_that_there_are() -> None:
+    """Ray Train waits for a node that has just gone, as long as a start may take."""
+    assert next_group(nodes(a=1), least=1, most=8, each=GPU) == 1
+    assert next_group(nodes(a=1, b=2, leaving={"b": 3.0}), least=1, most=8, each=GPU) == 1
+    assert next_group(nodes(a=8, b=8), least=1, most=8, each=GPU) == 8
+    assert next_group(nodes(a=1), least=2, most=8, each=GPU) == 8  # it waits for a node: an autoscaler brings it
+    assert next_group(nodes(), least=1, most=8, each=GPU) == 8
+
+
+class Granted:
+    """Wishes that come true after so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks, self.kept, self.dropped = looks, 0, 0
+
+    def keep(self, count: int) -> int:
+        self.looks, self.kept = self.looks - 1, count
+        return count if self.looks < 0 else 0
+
+    def drop(self) -> None:
+        self.dropped += 1
 
 
 class Clock:
@@ -114,3 +137,22 @@ def test_a_lost_worker_is_named(tmp_path: Path) -> None:
         launch_ray.raise_lost(ray.train.WorkerGroupError("text", {2: ActorDiedError()}))
     launch_ray.raise_lost(ray.train.WorkerGroupError("text", {0: RuntimeError("a fault of its own")}))
     launch_ray.raise_lost(RuntimeError("another"))
+
+
+def test_places_that_are_missing_are_asked_for_and_given_up_for_the_next_group(tmp_path: Path) -> None:
+    """An autoscaler brings nodes for what waits alone; a place that came is kept from going idle until then."""
+    clock, wishes = Clock(), Granted(looks=1)
+    config = make_config(tmp_path, tmp_path, launcher="ray", workers=4, min_workers=1, resize_interval_s=10)
+    seen = nodes(a=1, free={"a": 0.0})
+    watch = GroupWatch(config, each=GPU, look=lambda: seen, clock=clock, wishes=cast(Any, wishes))
+    assert watch.reason_to_pause([], world_size=0) is None
+    assert wishes.kept == 0  # the group that starts asks for itself
+    assert watch.reason_to_pause(["a"], world_size=1) is None
+    assert (wishes.kept, wishes.dropped) == (3, 0)
+    clock.now = 11.0
+    assert watch.reason_to_pause(["a"], world_size=1) == "there is room for 4 workers instead of 1"
+    assert wishes.dropped == 1
+    full = GroupWatch(config, each=GPU, look=lambda: seen, clock=clock, wishes=cast(Any, wishes))
+    wishes.kept = 0
+    assert full.reason_to_pause(["a"] * 4, world_size=4) is None
+    assert wishes.kept == 0

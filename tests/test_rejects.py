@@ -78,14 +78,14 @@ def test_runs_of_bounded_size_are_merged_in_order_of_the_lines(tmp_path: Path) -
     assert len(one_run.runs) == 1
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    path = write_rejects(writer.runs[::-1], folder=tmp_path / "new" / "folder", scratch=scratch)
+    path = Path(write_rejects(writer.runs[::-1], folder=tmp_path / "new" / "folder", scratch=scratch))
     with open(path, encoding="utf-8", newline="\n") as stream:
         lines = list(stream)
     assert [json.loads(line)["name"] for line in lines] == sorted(names)
     assert json.loads(lines[0])["text"] == "a\u2028b\r\n"
     assert Path(one_run.runs[0]).read_bytes() == path.read_bytes()
     assert list(scratch.iterdir())  # more than 64 runs are merged in rounds
-    assert write_rejects([], folder=tmp_path / "empty", scratch=scratch).read_bytes() == b""
+    assert Path(write_rejects([], folder=tmp_path / "empty", scratch=scratch)).read_bytes() == b""
 
 
 def test_a_writer_that_fails_or_has_no_folder_leaves_nothing(tmp_path: Path) -> None:

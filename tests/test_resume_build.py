@@ -253,7 +253,7 @@ def test_finished_pieces_outlive_a_start_that_cannot_write(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.output.json.dump", full_disk)
+        patch.setattr("pipeline.output.OutputFolder._write_mark", full_disk)
         assert main(["--config", "c.yaml"]) == 2
     assert "cannot be written (No space left on device)" in capsys.readouterr().err
     assert "resumed: 4 of 4 splits and 3 of 3 shards kept" in go_on(capsys)
@@ -348,7 +348,7 @@ def test_a_mark_that_says_nothing_keeps_nothing(stopped: Path, mark: str) -> Non
 def test_a_vocabulary_of_input_that_was_mended_is_trained_anew(folder: Path, found: str, kept: str | None) -> None:
     identity: dict[str, object] = {"config": {}, "inputs": "same", "modified": {}}
     with OutputFolder("out2", identity=identity) as output:
-        (output.folder("finished") / "split-1.json").write_text("{}")
+        (Path(output.folder("finished")) / "split-1.json").write_text("{}")
         output.note_vocabulary("hash of the vocabulary")
         error = WorkerError("cut.bz2", details="", keeps="unchanged_input")
         output._leave(choose_kept(error))

@@ -138,8 +138,19 @@ def test_paths_expand_the_home_folder_and_are_paths(monkeypatch: pytest.MonkeyPa
     for value in ("", "a\0b"):
         with pytest.raises(ConfigError, match=r"^data=.*: not a path"):
             expand_path(value, key="data")
-    with pytest.raises(ConfigError, match=r"^output=s3://b/run: object stores are not supported"):
-        expand_path("s3://b/run", key="output")
+
+
+def test_paths_may_be_urls_of_stores() -> None:
+    assert expand_path("s3://b/set/", key="data") == "s3://b/set"
+    assert expand_path("gs://b", key="data") == "gs://b"
+    assert expand_path("file:///a%20b/set", key="data") == "/a b/set"
+    with pytest.raises(ConfigError, match=r"^output=s3://b/run: object stores are not supported here; give a local"):
+        expand_path("s3://b/run", key="output", local_only=True)
+    with pytest.raises(ConfigError, match=r"^data: hdfs://\.\.\.: stores of this kind are not known"):
+        expand_path("hdfs://host/set", key="data")
+    with pytest.raises(ConfigError, match=r"^data: s3://\.\.\.: no bucket name") as caught:
+        expand_path("s3://key:secret@b/set", key="data")
+    assert "secret" not in str(caught.value)
 
 
 def test_missing_required_keys_are_all_named() -> None:

@@ -214,11 +214,11 @@ def test_scratch_of_ended_processes_is_swept_and_that_in_use_is_not(
     (tmp_path / ".words-link").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     (tmp_path / "elsewhere").mkdir()
     with scratch_folder(tmp_path, prefix=".words-") as first:
-        (first / "x").write_text("x")
+        (Path(first) / "x").write_text("x")
         assert not left.exists()
         with scratch_folder(tmp_path, prefix=".words-") as second:
             assert first != second
-            assert (first / "x").exists()
+            assert (Path(first) / "x").exists()
     assert {path.name for path in tmp_path.iterdir()} == {".words-file", ".words-link", "elsewhere"}
 
     def no_locks(*_: object) -> None:
@@ -241,5 +241,5 @@ def test_a_folder_swept_before_it_is_locked_is_made_again(tmp_path: Path, monkey
 
     monkeypatch.setattr(scratch.fcntl, "flock", sweep_first)
     with scratch_folder(tmp_path, prefix=".words-") as folder:
-        assert folder.exists()
-        assert folder != swept[0]
+        assert Path(folder).exists()
+        assert Path(folder) != swept[0]

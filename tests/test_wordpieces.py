@@ -219,3 +219,24 @@ def test_windows_line_ends_are_read(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_bytes("".join(f"{token}\r\n" for token in [*SPECIAL_TOKENS, "a"]).encode())
     assert WordTokenizer.from_path(path, lowercase=True).tokens[-1] == "a"
+
+
+def test_a_great_document_is_taken_in_runs(trained, monkeypatch):
+    """The runs change nothing, also where a sentence is longer than a run or the last one ends with the text."""
+    sentences = [f"the cat{number} sat on the mat, it's 3.14 \uac00\ub098" for number in range(40)] + [
+        "\u200b",
+        "ab " * 90,
+    ]
+    whole = [tokenizer.tokenize(Document("x", tuple(sentences))) for tokenizer in trained]
+    lengths = [len(sentence) for sentence in sentences]
+    for characters in (1, 50, lengths[0], sum(lengths) - 1, sum(lengths)):
+        monkeypatch.setattr(wordpieces, "_BLOCK_CHARACTERS", characters)
+        blocks = wordpieces._cut_blocks(sentences)
+        assert [each for block in blocks for each in block] == sentences
+        assert all(sum(map(len, block[:-1])) <= characters for block in blocks)
+        for tokenizer, before in zip(trained, whole, strict=True):
+            found = tokenizer.tokenize(Document("x", tuple(sentences)))
+            for name in ("ids", "word_starts", "sentence_lengths"):
+                after = getattr(found, name)
+                assert after.dtype == getattr(before, name).dtype
+                assert after.tolist() == getattr(before, name).tolist()

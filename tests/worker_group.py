@@ -27,7 +27,7 @@ PRELOAD = [
     "deepspeed.runtime.zero.stage3",
 ]
 COLLECTIVE_TIMEOUT_S = 60
-CALL_TIMEOUT_S = 120
+CALL_TIMEOUT_S = 280
 
 
 class WorkerError(AssertionError):

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline import schema
+from pipeline import schema, storage
 from pipeline.manifest import DataSetError, resolve_inside
 from trainer.plan import Blocks, Plan, row_permutation
 
@@ -156,9 +155,10 @@ class LengthReader:
 
 def _read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
     try:
-        with pq.ParquetFile(resolve_inside(root, path), page_checksum_verification=True) as file:
+        with storage.open_parquet(resolve_inside(root, path)) as file:
             return file.read_row_group(row_group, columns=columns, use_threads=False)
     except (OSError, pa.ArrowException, IndexError) as error:
+        storage.raise_outage(error, url=storage.join(root, path))
         raise _error(root, path, row_group, f"cannot be read ({error})") from error
 
 
@@ -170,6 +170,6 @@ def _single(table: pa.Table, name: str) -> Any:
 
 def _error(root: str | Path, path: str, row_group: int, fault: str) -> BlockError:
     return BlockError(
-        f"{Path(root) / path}, row group {row_group}: {fault}; the file is damaged, changed or gone: restore it, or "
-        f"build the set again"
+        f"{storage.join(root, path)}, row group {row_group}: {fault}; the file is damaged, changed or gone: restore "
+        f"it, or build the set again"
     )

@@ -8,15 +8,15 @@ checkpoint_slices.py; `python -m trainer.checkpoint RUN` is trainer/checkpoint_c
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint_files import (
-    STATE,
     CheckpointError,
     CheckpointState,
     checkpoints_folder,
@@ -24,6 +24,7 @@ from trainer.checkpoint_files import (
     list_checkpoints,
     put_back,
     read_json,
+    state_file,
     step_name,
     step_of,
     verify,
@@ -31,6 +32,7 @@ from trainer.checkpoint_files import (
 from trainer.checkpoint_slices import SavedTensors
 from trainer.checkpoint_writer import CheckpointWriter, save
 from trainer.engine import Engine, LossScale
+from trainer.locations import Location, locate
 
 __all__ = [
     "CheckpointError",
@@ -51,25 +53,32 @@ logger = logging.getLogger(__name__)
 def resume(run_dir: str | Path, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
     """Restore the newest checkpoint that verifies and return its state; None where the run has none.
 
-    `through`: the newest up to that step, where there is one. Collective: rank 0 verifies, all ranks restore. Raises
-    CheckpointError on every rank where there are checkpoints but none verifies, or where it does not fit the model.
+    `through`: the newest up to that step, where there is one. Collective: each rank verifies its share of the files.
+    Raises CheckpointError on every rank where there are checkpoints but none verifies, or where it does not fit the
+    model.
     """
-    step, trouble = -1, ""
+    folders: list[Location] = []
+    trouble = ""
     if engine.rank == 0:
         try:
             put_back(run_dir)
-            newest = newest_verified(run_dir, through=through)
-            step = -1 if newest is None else step_of(newest)
-        except CheckpointError as error:
-            step, trouble = -2, str(error)
-    step = engine.broadcast_int(step)
-    if step == -2:
-        told = [trouble]
-        dist.broadcast_object_list(told, src=0)  # whichever rank is heard first, the user reads the reason
-        raise CheckpointError(told[0])
-    if step == -1:
-        return None
-    return restore(checkpoints_folder(run_dir) / step_name(step), engine=engine)
+            folders = _candidates(run_dir, through=through)
+        except OSError as error:
+            trouble = str(error)
+    folders, trouble = _tell_all((folders, trouble))
+    if trouble:
+        raise CheckpointError(f"{checkpoints_folder(run_dir)}: cannot be read: {trouble}")
+    complaints = []
+    for folder in folders:
+        found = _verify_together(folder, engine=engine)
+        if not found:
+            return restore(folder, engine=engine)
+        if engine.rank == 0:
+            _pass_over(folder, why=found)
+        complaints.append(found)
+    if complaints:
+        raise _none_verifies(run_dir, complaints)
+    return None
 
 
 def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
@@ -78,7 +87,7 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
     Reads the elements that this rank holds. Random generators are set where the world size is the same.
     Raises CheckpointError where names or shapes of parameters are not the model's. Does not verify.
     """
-    folder = Path(checkpoint)
+    folder = locate(checkpoint)
     state = read_state(folder)
     saved = SavedTensors(folder)
     _check_model(folder, saved=saved.shapes, model=engine.parameter_shapes())
@@ -93,34 +102,71 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
     return state
 
 
-def newest_verified(run_dir: str | Path, *, through: int | None = None) -> Path | None:
+def newest_verified(run_dir: str | Path, *, through: int | None = None) -> Location | None:
     """Folder of the newest checkpoint of a run whose every byte verifies; None where there is none at all.
 
     `through`: of those up to that step, where there are any. Raises CheckpointError where there are some and none
     verifies: the run must not start again from zero.
     """
     complaints = []
-    folders = list_checkpoints(run_dir)
-    before = [folder for folder in folders if through is None or step_of(folder) <= through]
-    for folder in reversed(before or folders):
+    for folder in _candidates(run_dir, through=through):
         try:
             verify(folder)
         except CheckpointError as error:
-            logger.warning("checkpoint %s is passed over: %s", folder.name, error)
+            _pass_over(folder, why=str(error))
             complaints.append(str(error))
         else:
             return folder
     if complaints:
-        raise CheckpointError(
-            f"{checkpoints_folder(run_dir)}: none of its {len(complaints)} checkpoints verifies "
-            f"({'; '.join(complaints)}); bring one back, or start anew with another output"
-        )
+        raise _none_verifies(run_dir, complaints)
     return None
+
+
+def _candidates(run_dir: str | Path, *, through: int | None) -> list[Location]:
+    """Newest first; of those up to the step, where there are any."""
+    folders = list_checkpoints(run_dir)
+    before = [folder for folder in folders if through is None or step_of(folder) <= through]
+    return list(reversed(before or folders))
+
+
+def _verify_together(folder: Location, *, engine: Engine) -> str:
+    """What is wrong with a checkpoint; empty where nothing is. CheckpointError, on all ranks, where a store fails."""
+    damage = failure = ""
+    try:
+        verify(folder, rank=engine.rank, world_size=engine.world_size)
+    except CheckpointError as error:
+        damage = str(error)
+    except OSError as error:  # says nothing of the checkpoint: an older one must not take its place
+        failure = str(error)
+    answers: list[tuple[str, str]] = [("", "")] * engine.world_size
+    dist.all_gather_object(answers, (damage, failure))
+    for _, failure in answers:
+        if failure:
+            raise CheckpointError(f"{folder}: cannot be read: {failure}")
+    return next((damage for damage, _ in answers if damage), "")
+
+
+def _tell_all(value: Any) -> Any:
+    """Rank 0's value. Collective."""
+    told = [value]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def _pass_over(folder: Location, *, why: str) -> None:
+    logger.warning("checkpoint %s is passed over: %s", step_name(step_of(folder)), why)
+
+
+def _none_verifies(run_dir: str | Path, complaints: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{checkpoints_folder(run_dir)}: none of its {len(complaints)} checkpoints verifies "
+        f"({'; '.join(complaints)}); bring one back, or start anew with another output"
+    )
 
 
 def read_state(checkpoint: str | Path) -> CheckpointState:
     """The state of a checkpoint that is not a tensor. CheckpointError where state.json holds anything else."""
-    path = Path(checkpoint) / STATE
+    path = state_file(locate(checkpoint))
     try:
         return CheckpointState(**read_json(path))
     except TypeError as error:
@@ -129,7 +175,7 @@ def read_state(checkpoint: str | Path) -> CheckpointState:
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     """Parameter name -> fp32 tensor of its full shape, on the CPU. Verifies first; needs no DeepSpeed."""
-    folder = Path(checkpoint)
+    folder = locate(checkpoint)
     verify(folder)
     saved = SavedTensors(folder)
     weights = {}
@@ -139,7 +185,9 @@ def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     return weights
 
 
-def _check_model(folder: Path, *, saved: Mapping[str, tuple[int, ...]], model: Mapping[str, tuple[int, ...]]) -> None:
+def _check_model(
+    folder: Location, *, saved: Mapping[str, tuple[int, ...]], model: Mapping[str, tuple[int, ...]]
+) -> None:
     for name in sorted(saved.keys() | model.keys()):
         there, here = saved.get(name), model.get(name)
         if there != here:

@@ -9,25 +9,26 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from pipeline.settings import fail, load_settings, validate
+from pipeline import storage
+from pipeline.settings import fail, validate
 from trainer.checkpoint_files import (
     MANIFEST,
-    STATE,
     CheckpointError,
     checkpoints_folder,
     list_checkpoints,
     read_json,
     read_manifest,
+    state_file,
     step_of,
     verify,
 )
 from trainer.checkpoint_keep import choose_kept, held_out_losses, remove
-from trainer.config import CheckpointConfig, TrainerConfig
+from trainer.config import CheckpointConfig
 from trainer.launch import StopRequest
 from trainer.lease import hold
-from trainer.run_directory import CONFIG_NAME
+from trainer.locations import Location, locate
+from trainer.run_directory import CONFIG_NAME, read_run_config
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -36,7 +37,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 class Report:
     """What is known of one checkpoint; without what could not be read."""
 
-    folder: Path
+    folder: Location
     num_bytes: int
     """As its manifest says."""
     written: str
@@ -63,14 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Checkpoints of a run: list shows each, with every byte verified; verify does that and exits with "
         "1 where one is damaged; prune removes what the run's own settings, or those given here, do not keep.",
     )
-    parser.add_argument("run", help="run directory")
+    parser.add_argument("run", help="run directory, or its s3:// or gs:// URL")
     parser.add_argument("action", nargs="?", choices=("list", "verify", "prune"), default="list")
     parser.add_argument("--keep-last", type=int, help="prune: newest checkpoints that stay")
     parser.add_argument("--keep-every-steps", type=int, help="prune: those at multiples of this step stay")
     parser.add_argument("--keep-best", type=int, help="prune: those with the least held-out loss that stay")
     parser.add_argument("--damaged", action="store_true", help="prune: remove damaged ones too")
     options = parser.parse_args(arguments)
-    run = Path(options.run)
+    run = locate(options.run)
     changes = {name: getattr(options, name) for name in ("keep_last", "keep_every_steps", "keep_best")}
     changes = {name: value for name, value in changes.items() if value is not None}
     try:
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if changes or options.damaged:
             raise CheckpointError(f"{options.action} takes no --keep-* and no --damaged; they are for prune")
         reports = inspect(run)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return fail(error)
     print(HEADER)
     for report in reports:
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(options.action == "verify" and any(report.trouble for report in reports))
 
 
-def inspect(run: Path) -> list[Report]:
+def inspect(run: Location) -> list[Report]:
     """Read every byte of every checkpoint, oldest first. CheckpointError where the run has none."""
     folders = list_checkpoints(run)
     if not folders:
@@ -95,7 +96,7 @@ def inspect(run: Path) -> list[Report]:
     return [_inspect_one(folder) for folder in folders]
 
 
-def prune(run: Path, *, config: CheckpointConfig, damaged: bool = False) -> tuple[list[Report], list[Report]]:
+def prune(run: Location, *, config: CheckpointConfig, damaged: bool = False) -> tuple[list[Report], list[Report]]:
     """Remove what `config` does not keep among the checkpoints that verify; returns (kept, removed).
 
     Damaged ones count for nothing and stay, unless `damaged`. CheckpointError where none verifies: all stay.
@@ -113,11 +114,10 @@ def prune(run: Path, *, config: CheckpointConfig, damaged: bool = False) -> tupl
     return [report for report in reports if report not in removed], removed
 
 
-def _prune(run: Path, *, changes: dict[str, int], damaged: bool) -> int:
-    file = run / CONFIG_NAME
-    if not file.is_file():
+def _prune(run: Location, *, changes: dict[str, int], damaged: bool) -> int:
+    config = read_run_config(run)
+    if config is None:
         raise CheckpointError(f"{run}: is not a run directory (no {CONFIG_NAME})")
-    config = load_settings(TrainerConfig, file=file)
     keep = validate(CheckpointConfig, {**config.checkpoint.model_dump(), **changes}, origin="prune")
     with hold(run, timeout_s=config.lease_timeout_s, say=print, stop=StopRequest()):
         kept, removed = prune(run, config=keep, damaged=damaged)
@@ -130,15 +130,16 @@ def _prune(run: Path, *, changes: dict[str, int], damaged: bool) -> int:
     return 0
 
 
-def _inspect_one(folder: Path) -> Report:
+def _inspect_one(folder: Location) -> Report:
     num_bytes, world_size, written, trouble = 0, None, "?", ""
     try:
-        written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((folder / MANIFEST).stat().st_mtime))
+        found = storage.find_file(locate(folder, MANIFEST))
+        if found is None:
+            raise CheckpointError(f"{locate(folder, MANIFEST)}: is missing")
+        written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.modified))
         num_bytes = sum(entry["bytes"] for entry in read_manifest(folder).values())
-        world_size = read_json(folder / STATE)["world_size"]
+        world_size = read_json(state_file(folder))["world_size"]
         verify(folder)
-    except FileNotFoundError as error:
-        trouble = f"{error.filename}: is missing"
     except (CheckpointError, KeyError, TypeError) as error:
         trouble = str(error)
     return Report(folder, num_bytes, written, world_size, trouble)

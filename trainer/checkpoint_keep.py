@@ -10,7 +10,10 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pipeline import storage
+from trainer.checkpoint_files import MANIFEST
 from trainer.config import CheckpointConfig
+from trainer.locations import Location, locate
 from trainer.metrics import EVALUATIONS_NAME, read_json_lines
 
 
@@ -29,13 +32,17 @@ def held_out_losses(run_dir: str | Path) -> dict[int, float]:
     """Step -> held-out masked-LM plus next-sentence loss, from RUN/evaluations.jsonl; without those not finite."""
     return {
         record["step"]: record["mlm_loss"] + (record.get("nsp_loss") or 0.0)
-        for record in read_json_lines(Path(run_dir) / EVALUATIONS_NAME)
+        for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME))
         if record["mlm_loss"] is not None
     }
 
 
-def remove(folder: Path) -> None:
+def remove(folder: Location) -> None:
     """Take the name away first, so that a half-removed folder never looks like a checkpoint."""
+    if not isinstance(folder, Path):
+        storage.delete(locate(folder, MANIFEST))
+        storage.delete_tree(folder)
+        return
     trash = folder.with_name(f".trash-{folder.name.lstrip('.')}-{secrets.token_hex(4)}")
     folder.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)

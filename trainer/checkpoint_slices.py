@@ -1,7 +1,8 @@
 """The tensors of a checkpoint by name and element range, whoever wrote them on however many ranks.
 
 Each rank's file holds flat slices of parameters and moments; their offsets stand in its metadata. Files are
-mapped, so that a rank reads only the elements it asks for. Needs neither DeepSpeed nor a process group.
+mapped, on a store read by ranges, so that a rank reads only the elements it asks for. Needs neither DeepSpeed nor a
+process group.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from trainer.checkpoint_files import CheckpointError, read_manifest, write_tensors
+from trainer.checkpoint_files import CheckpointError, open_manifest, write_tensors
+from trainer.checkpoint_ranges import RangedTensors
 from trainer.engine_state import LocalSlice
+from trainer.locations import Location, locate
 from trainer.optimizers import MOMENTS
 
 KINDS = ("parameter", *MOMENTS)
@@ -30,7 +33,7 @@ def part_name(rank: int, *, world_size: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
-def write_part(path: Path, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
+def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
     """Write a rank's slices (CPU) and generator states; returns the manifest entry."""
     tensors: dict[str, Tensor] = {}
     places: dict[str, Any] = {}
@@ -51,14 +54,13 @@ class _Piece:
 class SavedTensors:
     """Open parts of a checkpoint. Raises CheckpointError unless they cover every parameter exactly once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
         self.folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
+        place, files = open_manifest(folder)
         self._parts: dict[str, Any] = {
-            name: safe_open(folder / name, framework="pt")
-            for name in sorted(read_manifest(folder))
-            if name.endswith(".safetensors")
+            name: _open(locate(place, name)) for name in sorted(files) if name.endswith(".safetensors")
         }
         for part in self._parts.values():
             for name, place in json.loads(part.metadata()["slices"]).items():
@@ -104,3 +106,7 @@ class SavedTensors:
         total = math.prod(self.shapes[name])
         if reached != total:
             raise CheckpointError(f"{self.folder}: elements {reached} to {total} of {name} are missing")
+
+
+def _open(path: Location) -> Any:
+    return safe_open(path, framework="pt") if isinstance(path, Path) else RangedTensors(path)

@@ -125,9 +125,12 @@ class TrainerConfig(Settings):
     """Settings of `trainer/run.py`."""
 
     data: str
-    """Folder of the data set."""
+    """Folder of the data set, or its s3:// or gs:// URL."""
     output: str
-    """Run directory; the same command continues what is in it."""
+    """Run directory, or its s3:// or gs:// URL; the same command continues what is in it."""
+    working_folder: str | None = None
+    """Folder on each node's own disk where a run on a store keeps its logs until they are sent there, with every
+    checkpoint and at the end; null: below the folder for temporary files."""
     model: ModelConfig = ModelConfig()
     """The encoder."""
     batch: BatchConfig

@@ -171,11 +171,19 @@ class LoggingConfig(Settings):
     every_steps: Positive = 10
     """Steps between progress lines; metrics.jsonl has every step."""
     tensorboard: bool = True
-    """Write RUN/tensorboard."""
+    """Write RUN/tensorboard, where `tracker` is null."""
+    tracker: Literal["tensorboard", "wandb", "mlflow", "none"] | None = None
+    """Where the run is followed beside its own files. wandb: offline in RUN/wandb unless WANDB_MODE says otherwise.
+    mlflow: in RUN/mlflow unless MLFLOW_TRACKING_URI says otherwise. null: as `tensorboard` says."""
     peak_tflops: PositiveFloat | None = None
     """Dense bf16 peak of a GPU, 10^12 operations a second, for the share in the metrics; null: by the device's name."""
     row_ids: bool = False
     """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, epoch, [shard, row group, row] of each pair."""
+
+    @property
+    def tracked_by(self) -> Literal["tensorboard", "wandb", "mlflow", "none"]:
+        """`tracker`, derived where null."""
+        return self.tracker or ("tensorboard" if self.tensorboard else "none")
 
 
 class IngestConfig(Settings):

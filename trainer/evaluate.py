@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
 
+from pipeline import storage
 from pipeline.manifest import TOKEN_COUNTS_NAME, Manifest
 from trainer.batches import to_batch
 from trainer.config import TrainerConfig
@@ -91,7 +93,7 @@ class Evaluator:
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape) -> None:
         self._config, self._special, self._slot = config, manifest.special, shape.slot
         self._plan = validation_plan(manifest, shape=shape.slot, lanes=shape.lanes)
-        log_probabilities = unigram_log_probabilities(Path(config.data), vocabulary_size=manifest.vocabulary_size)
+        log_probabilities = unigram_log_probabilities(config.data, vocabulary_size=manifest.vocabulary_size)
         self._unigram = log_probabilities
         self._sources = manifest.sources
 
@@ -182,12 +184,13 @@ def sum_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return total.numpy()
 
 
-def unigram_log_probabilities(data: Path, *, vocabulary_size: int) -> npt.NDArray[np.float64]:
+def unigram_log_probabilities(data: str | Path, *, vocabulary_size: int) -> npt.NDArray[np.float64]:
     """Natural logarithm of each id's share of the training tokens, add-one smoothed; [vocabulary_size].
 
     (count + 1) / (sum of counts + vocabulary_size), from OUT/token_counts.parquet.
     """
-    table = pq.read_table(data / TOKEN_COUNTS_NAME, columns=["id", "count"])
+    content = storage.read_bytes(storage.join(data, TOKEN_COUNTS_NAME))
+    table = pq.read_table(pa.BufferReader(content), columns=["id", "count"])
     counts = np.full(vocabulary_size, UNIGRAM_SMOOTHING)
     np.add.at(counts, table["id"].to_numpy(), table["count"].to_numpy())
     return np.asarray(np.log(counts) - math.log(counts.sum()), dtype=np.float64)

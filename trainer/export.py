@@ -20,11 +20,13 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, file_sha256, read_manifest, resolve_inside
 from pipeline.settings import fail, validate
 from trainer.checkpoint import newest_verified, read_state, read_weights
-from trainer.checkpoint_files import STATE
+from trainer.checkpoint_files import STATE, is_checkpoint
 from trainer.config import TrainerConfig
+from trainer.locations import Location, locate
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 from trainer.model_card import render_model_card
 from trainer.phases import resolve_phases
@@ -47,7 +49,7 @@ class Export:
     """What was written."""
 
     folder: Path
-    checkpoint: Path
+    checkpoint: Location
     step: int
     model_type: str
     num_parameters: int
@@ -63,10 +65,10 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     """
     target = Path(os.path.abspath(out))
     _check_target(target)
-    checkpoint = _find_checkpoint(Path(source))
+    checkpoint = _find_checkpoint(locate(source))
     state = read_state(checkpoint)
-    config = validate(TrainerConfig, state.config, origin=str(checkpoint / STATE))
-    root = Path(data if data is not None else resolve_phases(config)[-1].config.data)
+    config = validate(TrainerConfig, state.config, origin=str(locate(checkpoint, STATE)))
+    root = str(data if data is not None else resolve_phases(config)[-1].config.data)
     manifest, tokenizer_files = _open_tokenizer(root)
     if state.data_hash and state.data_hash != manifest.hash:
         raise ExportError(
@@ -84,7 +86,7 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     card = render_model_card(
         config,
         manifest=manifest,
-        data_card=_read_text(root / "README.md"),
+        data_card=_read_text(storage.join(root, "README.md")),
         step=state.step,
         num_parameters=num_parameters,
         training=_last_record(checkpoint, name=METRICS_NAME, step=state.step),
@@ -107,7 +109,9 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description="Export a run for transformers.")
-    parser.add_argument("run", help="run directory (its newest checkpoint that verifies), or one checkpoint folder")
+    parser.add_argument(
+        "run", help="run directory or its URL (its newest checkpoint that verifies), or one checkpoint folder"
+    )
     parser.add_argument("out", help="folder to write; an earlier export there is replaced")
     parser.add_argument("--data", help="the run's data set, where it was moved")
     options = parser.parse_args(arguments)
@@ -144,28 +148,28 @@ def _check_target(target: Path) -> None:
         )
 
 
-def _find_checkpoint(source: Path) -> Path:
-    if (source / STATE).is_file():
+def _find_checkpoint(source: Location) -> Location:
+    if is_checkpoint(source):
         return source
-    newest = newest_verified(source) if source.is_dir() else None
+    newest = newest_verified(source)
     if newest is None:
         raise ExportError(f"{source}: holds no checkpoint; train first, or give a run directory or a checkpoint")
     return newest
 
 
-def _open_tokenizer(root: Path) -> tuple[Manifest, dict[str, Path]]:
+def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
     """The data set's manifest and its tokenizer files by name, hashes checked."""
     try:
         manifest = read_manifest(root)
     except DataSetError as error:
         raise ExportError(f"the tokenizer comes from the run's data set: {error} (moved? --data DIR)") from error
-    files: dict[str, Path] = {}
+    files: dict[str, str] = {}
     for name, expected in manifest.files.items():
         folder, _, file = name.rpartition("/")
         if folder != TOKENIZER_FOLDER:
             continue
         path = resolve_inside(root, name)
-        if not path.is_file():
+        if storage.find_file(path) is None:
             raise ExportError(f"{path}: listed in the data set's manifest but missing; restore it")
         found = file_sha256(path)
         if found != expected:
@@ -176,13 +180,14 @@ def _open_tokenizer(root: Path) -> tuple[Manifest, dict[str, Path]]:
     return manifest, files
 
 
-def _last_record(checkpoint: Path, *, name: str, step: int) -> dict[str, Any] | None:
-    records = read_json_lines(checkpoint.parent.parent / name)
+def _last_record(checkpoint: Location, *, name: str, step: int) -> dict[str, Any] | None:
+    run = storage.parent_of(storage.parent_of(checkpoint))
+    records = read_json_lines(locate(run, name))
     return next((record for record in reversed(records) if record["step"] <= step), None)
 
 
-def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+def _read_text(path: str) -> str:
+    return storage.read_bytes(path).decode("utf-8") if storage.find_file(path) is not None else ""
 
 
 def _write_folder(
@@ -191,7 +196,7 @@ def _write_folder(
     tensors: Mapping[str, Tensor],
     settings: Mapping[str, Any],
     card: str,
-    tokenizer_files: Mapping[str, Path],
+    tokenizer_files: Mapping[str, str],
 ) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -199,7 +204,7 @@ def _write_folder(
     (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="ascii")
     (folder / "README.md").write_text(card, encoding="utf-8")
     for name, path in tokenizer_files.items():
-        shutil.copyfile(path, folder / name)
+        storage.fetch_file(path, folder / name)
 
 
 def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from trainer.config import GuardConfig
+from trainer.locations import Location, locate
 
 BAD_STEPS_NAME = "bad_steps.jsonl"
 
@@ -103,17 +104,18 @@ class Guard:
         self._losses.extend(tree.get("losses", []))
         return window
 
-    def check_may_go_back(self, back: RollBack, *, run_directory: Path) -> None:
+    def check_may_go_back(self, back: RollBack, *, run_directory: Location) -> None:
         """Raise DivergenceError where the run went back often enough."""
         if self.rollbacks >= self._config.max_rollbacks:
             times = f"after going back {self.rollbacks} time{'s' * (self.rollbacks != 1)}"
             raise self.give_up(back, run_directory=run_directory, why=times)
 
-    def give_up(self, back: RollBack, *, run_directory: Path, why: str) -> DivergenceError:
+    def give_up(self, back: RollBack, *, run_directory: Location, why: str) -> DivergenceError:
         """The error that ends the run."""
+        rows = locate(run_directory, BAD_STEPS_NAME)
         return DivergenceError(
             f"{back}, {self.bad_steps} bad step{'s' * (self.bad_steps > 1)} in a row from step {self.first_bad} on, "
-            f"{why}; their rows are in {run_directory / BAD_STEPS_NAME}. Lower optimizer.learning_rate, lengthen the "
+            f"{why}; their rows are in {rows}. Lower optimizer.learning_rate, lengthen the "
             f"warm-up, set precision, or raise guard.max_rollbacks: the same command goes on from the last checkpoint"
         )
 

@@ -25,8 +25,10 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pipeline import storage
 from pipeline.settings import ConfigError
 from trainer.config import TrainerConfig
+from trainer.gauges import RestartCount
 from trainer.launch import (
     GO_ON,
     ClusterError,
@@ -38,7 +40,7 @@ from trainer.launch import (
     WorkerError,
     raise_first,
 )
-from trainer.ray_watch import INGEST_CPUS, GroupWatch, greatest_group, look_at_nodes, settle
+from trainer.ray_watch import INGEST_CPUS, GroupWatch, largest_resources, look_at_nodes, next_group, settle
 from trainer.switchboard import Switchboard
 from trainer.worker import backend_of, work
 
@@ -161,6 +163,9 @@ def run_on_ray(
     Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
     """
     watch = watch or GroupWatch(config, each=resources_of(config))
+    system, folder = (None, config.output)
+    if storage.is_url(config.output):
+        system, folder = storage.open_filesystem(config.output)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)(Switchboard)
     with losses_named():
@@ -175,10 +180,16 @@ def run_on_ray(
                 # for trainer/restarts.py: Ray would also try bad input again, and wait for workers without end.
                 run_config=RunConfig(
                     name=RAY_FOLDER,
-                    storage_path=config.output,
+                    storage_path=folder,
+                    storage_filesystem=system,
                     failure_config=FailureConfig(max_failures=0, max_preemption_failures=0, controller_failure_limit=0),
                 ),
             )
+            watch.end_group()
+            keep_helpers_here()
+            if watch.groups:
+                RestartCount(config.output).add()
+            watch.groups += 1
             fit = _Fit(trainer)
             fit.start()
             homes = attend(fit, board=board, config=config, watch=watch, say=say, stop=stop)
@@ -197,6 +208,19 @@ def run_on_ray(
     return fit.outcome
 
 
+def keep_helpers_here() -> None:
+    """Have Ray Data's two lasting actors on the driver's node.
+
+    The first who reads data makes them on its own node, where they outlive the job: that GPU node would never be idle,
+    and never go.
+    """
+    from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
+    from ray.data._internal.stats import get_or_create_stats_actor
+
+    coordinator.get_or_create_autoscaling_coordinator()
+    get_or_create_stats_actor()
+
+
 def resources_of(config: TrainerConfig) -> dict[str, float]:
     """What one worker asks Ray for."""
     return {"GPU": 1} if config.device == "cuda" else {"CPU": config.cpus_per_worker}
@@ -206,7 +230,7 @@ def scale(config: TrainerConfig) -> ScalingConfig:
     """How many workers to ask for now. Growing is the watch's: Ray would end the group without a checkpoint."""
     workers: int | tuple[int, int] = config.workers
     if config.min_workers is not None:
-        greatest = greatest_group(
+        greatest = next_group(
             look_at_nodes(),
             least=config.min_workers,
             most=config.workers,
@@ -360,7 +384,6 @@ def _train(task: Mapping[str, Any]) -> Outcome:
 
 
 def _cluster_resources() -> dict[str, float]:
-    """Logical resources of the cluster, or what it may grow to where an autoscaler says so."""
-    present = dict(ray.cluster_resources())
-    largest = ray._private.state.state.get_max_resources_from_cluster_config() or {}
-    return {name: max(present.get(name, 0.0), float(largest.get(name, 0))) for name in {*present, *largest}}
+    return largest_resources(
+        ray.cluster_resources(), config=ray._private.state.state.get_max_resources_from_cluster_config()
+    )

@@ -12,7 +12,6 @@ import math
 import time
 from bisect import bisect_left
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -31,6 +30,7 @@ from trainer.launch import Link
 from trainer.metrics import RunLog, StepMetrics, row_ids
 from trainer.phases import OpenPhase
 from trainer.plan import PlanState
+from trainer.run_files import RunFiles
 from trainer.schedules import learning_rate
 
 
@@ -47,6 +47,8 @@ class Job:
     checkpoints: CheckpointWriter
     guard: Guard
     log: RunLog
+    files: RunFiles
+    """Where the run's logs are kept."""
     peak_tflops: float | None
     """Dense bf16 peak of a worker's device."""
     link: Link
@@ -92,8 +94,9 @@ def train(job: Job, *, first_step: int) -> int:
 
 def save(job: Job, step: int, *, state: PlanState) -> None:
     """Begin the checkpoint after `step`."""
-    data_hash = job.phases[state.phase].manifest.hash
+    data_hash, began = job.phases[state.phase].manifest.hash, time.perf_counter()
     job.checkpoints.save(step, plan_state=state.to_tree(), guard=job.guard.to_tree(), data_hash=data_hash)
+    job.log.write_checkpoint(time.perf_counter() - began)
 
 
 def pass_over(job: Job, step: int) -> Step:
@@ -200,8 +203,9 @@ def report_fault(job: Job, fault: Fault, *, data: Step, metrics: StepMetrics) ->
     dist.gather_object(own, everyone)
     if everyone is not None:
         rows = [row for part in everyone for row in part]
-        folder = Path(job.config.output)
-        note_bad_step(folder, step=metrics.step, epoch=metrics.epoch, fault=fault, rows=rows, shards=data.shard_paths)
+        shards, folder = data.shard_paths, job.files.folder
+        note_bad_step(folder, step=metrics.step, epoch=metrics.epoch, fault=fault, rows=rows, shards=shards)
+        job.files.send()
     job.log.say(f"step {metrics.step}: {fault.reason}; its rows are in {BAD_STEPS_NAME}")
     if job.guard.is_exhausted():
         raise RollBack(fault, step=metrics.step)

@@ -1,4 +1,4 @@
-"""What a run tells: one JSON object a step, TensorBoard scalars, progress lines.
+"""What a run tells: one JSON object a step, a tracker's scalars, gauges for Prometheus, progress lines.
 
 Invariant: after a resume at step N, metrics.jsonl holds the steps 1..N of the checkpoint and nothing past it.
 """
@@ -7,24 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline import storage
 from trainer.config import TrainerConfig
 from trainer.launch import Say
+from trainer.locations import Location
+from trainer.trackers import Tracker, open_tracker
 
 if TYPE_CHECKING:
     from trainer.evaluate import Evaluation
+    from trainer.gauges import Gauges
     from trainer.ingest import Step
+
+logger = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"
 EVALUATIONS_NAME = "evaluations.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
 
 SMOOTHING = 0.9
 """Weight of the past in the running mean of step times behind the remaining time."""
@@ -87,28 +93,37 @@ class JsonLines:
         self._stream.close()
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Location) -> list[dict[str, Any]]:
     """All complete objects of a file that JsonLines writes; none where there is no file."""
-    if not path.is_file():
+    try:
+        lines = storage.read_bytes(path).splitlines(keepends=True)
+    except FileNotFoundError:
         return []
-    with open(path, "rb") as stream:
-        lines = stream.read().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 class RunLog:
-    """What one rank records: rank 0 the metrics, evaluations, TensorBoard and progress, each rank its row ids.
+    """What one rank records: rank 0 the metrics, evaluations, tracker, gauges and progress, each rank its row ids.
 
     Lines for the user go to `say`.
     """
 
     def __init__(
-        self, run_directory: Path, *, config: TrainerConfig, rank: int, world_size: int, resume_step: int, say: Say
+        self,
+        run_directory: Path,
+        *,
+        config: TrainerConfig,
+        rank: int,
+        world_size: int,
+        resume_step: int,
+        say: Say,
+        gauges: Gauges | None = None,
     ) -> None:
         self._say, self._rank = say, rank
         self._progress = Progress(max_steps=config.max_steps)
         self._files: dict[str, JsonLines] = {}
-        self._board: Any = None
+        self._tracker: Tracker | None = None
+        self._gauges = gauges
         if rank == 0:
             names = [METRICS_NAME, EVALUATIONS_NAME]
             for path in run_directory.glob(rows_name("*")):  # of ranks that are no more
@@ -123,11 +138,8 @@ class RunLog:
         evaluations = read_json_lines(run_directory / EVALUATIONS_NAME) if rank == 0 else []
         self.evaluated_step: int = evaluations[-1]["step"] if evaluations else 0
         """Step of the last evaluation in the file when it was opened; known to rank 0."""
-        if rank == 0 and config.logging.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # takes a second to import
-
-            folder = str(run_directory / TENSORBOARD_FOLDER)
-            self._board = SummaryWriter(folder, purge_step=resume_step + 1)
+        if rank == 0:
+            self._tracker = open_tracker(config, run_directory=run_directory, resume_step=resume_step)
 
     def say(self, line: str) -> None:
         """Show a line, from rank 0 only."""
@@ -146,6 +158,8 @@ class RunLog:
         record = dataclasses.asdict(metrics)
         self._files[METRICS_NAME].write(record)
         self._write_scalars("train", record)
+        if self._gauges is not None:
+            self._gauges.write_step(record)
         if show:
             self._say(self._progress.line(metrics))
 
@@ -156,22 +170,39 @@ class RunLog:
         record = evaluation.record()
         self._files[EVALUATIONS_NAME].write(record)
         self._write_scalars("validation", record)
+        if self._gauges is not None:
+            self._gauges.write_evaluation(record)
         for line in evaluation.lines():
             self._say(line)
+
+    def write_checkpoint(self, pause_s: float) -> None:
+        """Record how long training paused for a checkpoint."""
+        if self._gauges is not None:
+            self._gauges.write_checkpoint(pause_s)
 
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             file.close()
-        if self._board is not None:
-            self._board.close()
+        self._with_tracker(lambda tracker: tracker.close())
 
     def _write_scalars(self, part: str, record: Mapping[str, Any]) -> None:
-        if self._board is None:
+        numbers = {key: value for key, value in record.items() if isinstance(value, (int, float)) and key != "step"}
+        named = {f"{part}/{key}": value for key, value in numbers.items()}
+        self._with_tracker(lambda tracker: tracker.write(named, step=record["step"]))
+
+    def _with_tracker(self, act: Callable[[Tracker], None]) -> None:
+        """What only follows the run does not stop it: after a failure this start goes on without its tracker."""
+        if self._tracker is None:
             return
-        for key, value in record.items():
-            if isinstance(value, (int, float)) and key != "step":
-                self._board.add_scalar(f"{part}/{key}", value, record["step"])
+        try:
+            act(self._tracker)
+        except Exception as error:
+            self._tracker = None
+            logger.warning(
+                "the tracker fails (%s: %s); this start goes on without it, and metrics.jsonl has everything",
+                type(error).__name__, " ".join(str(error).split()),
+            )  # fmt: skip
 
 
 def rows_name(rank: int | str) -> str:

@@ -5,19 +5,20 @@ Invariant: after these checks a run can only fail for what happens later; a refu
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, Manifest, open_data_set
-from pipeline.settings import Arguments, ConfigError, expand_path, load_settings
+from pipeline.settings import Arguments, ConfigError, expand_path, load_settings, refuse_lost_path
 from trainer import pretrained
 from trainer.checkpoint import CheckpointError, list_checkpoints, read_state
 from trainer.config import TrainerConfig
 from trainer.lease import refuse_if_alive
+from trainer.locations import locate
 from trainer.metrics import EVALUATIONS_NAME, read_json_lines
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
@@ -25,7 +26,7 @@ from trainer.run_directory import check_run_directory
 from trainer.vocabulary_check import check_same_vocabulary
 
 SAMPLE_CONFIG = Path("trainer") / "configs" / "sample.yaml"
-PATH_KEYS = ("data", "output", "model.initialize_from")
+PATH_KEYS = ("data", "output", "working_folder", "model.initialize_from")
 
 
 def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
@@ -37,31 +38,18 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
     file = arguments.file if arguments.file is not None else repository / SAMPLE_CONFIG
     config = load_settings(TrainerConfig, file=file, overrides=arguments.overrides)
     overridden = {override.partition("=")[0] for override in arguments.overrides}
-    uploaded = job_working_folder()
     for key in (*PATH_KEYS, *(f"phases.{index}.data" for index in range(len(config.phases)))):
         value = _get(config, key)
         if value is None:
             continue
-        value = expand_path(value, key=key)
-        if os.path.isabs(value):
+        value = expand_path(value, key=key, local_only=key == "working_folder")
+        if os.path.isabs(value) or storage.is_url(value):
             config = _set(config, key, value)
             continue
-        if uploaded is not None:
-            raise ConfigError(
-                f"{key}={value}: this job runs in an uploaded copy of its folder ({uploaded}), where ignored files "
-                f"such as data are missing and what is written is lost; give an absolute path that all nodes see, "
-                f"as in {key}=$PWD/{value}"
-            )
+        refuse_lost_path(value, key=key)
         base = repository if arguments.file is None and key not in overridden else Path.cwd()
         config = _set(config, key, os.path.normpath(base / value))
     return config
-
-
-def job_working_folder() -> str | None:
-    """The uploaded folder (`--working-dir`) of the submitted Ray job that this process is, if it is one."""
-    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
-    folder = (job.get("runtime_env") or {}).get("working_dir")
-    return None if folder is None else str(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +83,7 @@ def check(config: TrainerConfig) -> Checked:
     changes = check_run_directory(config)
     refuse_if_alive(config.output)
     step = check_checkpoints(config, phases=opened)
-    evaluations = read_json_lines(Path(config.output) / EVALUATIONS_NAME)
+    evaluations = read_json_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
     lines = []
     for each in opened:
@@ -112,9 +100,9 @@ def check_model(config: TrainerConfig, *, manifest: Manifest) -> None:
             f"{config.model.max_positions}; raise model.max_positions, or build the data set with shorter rows"
         )
     if config.model.initialize_from is not None:
-        folder = Path(config.model.initialize_from)
+        folder = locate(config.model.initialize_from)
         pretrained.check_config(config.model, settings=pretrained.read_config(folder), folder=folder)
-        check_same_vocabulary(folder, data_tokenizer=Path(config.data) / TOKENIZER_FOLDER)
+        check_same_vocabulary(folder, data_tokenizer=storage.join(config.data, TOKENIZER_FOLDER))
 
 
 def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> int | None:

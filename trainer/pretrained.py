@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 
+from pipeline import storage
 from trainer.config import MODEL_SHAPES, ModelConfig
+from trainer.locations import Location, locate
 from trainer.model import BertForPretraining
 from trainer.model.embeddings import NUM_SEGMENTS
 from trainer.model.encoder import FEED_FORWARD_FACTOR
@@ -56,16 +58,16 @@ def initialize_from(model: BertForPretraining, *, folder: str | Path, data_token
     MegatronBertForPreTraining. `data_tokenizer`: DATA/tokenizer. Raises ValueError, with nothing changed, that names
     the folder, what differs, and the remedy.
     """
-    source = Path(folder)
+    source = locate(folder)
     settings = read_config(source)
     check_config(model.config, settings=settings, folder=source)
-    check_same_vocabulary(source, data_tokenizer=Path(data_tokenizer))
+    check_same_vocabulary(source, data_tokenizer=data_tokenizer)
     load_weights(model, folder=source)
 
 
 def load_model(folder: str | Path) -> BertForPretraining:
     """The model of a folder, in evaluation mode, fp32, on the CPU. ValueError as in initialize_from."""
-    source = Path(folder)
+    source = locate(folder)
     settings = read_config(source)
     config = model_config(settings, folder=source)
     model = BertForPretraining(config, vocabulary_size=settings.get("vocab_size", 30_522))
@@ -74,7 +76,7 @@ def load_model(folder: str | Path) -> BertForPretraining:
 
 
 @torch.no_grad()
-def load_weights(model: BertForPretraining, *, folder: Path) -> None:
+def load_weights(model: BertForPretraining, *, folder: Location) -> None:
     """Copy a folder's weights into a model of the same config; all are checked before the first is copied."""
     tensors = _rename(read_tensors(folder), folder=folder)
     norm = model.config.norm
@@ -100,19 +102,19 @@ def load_weights(model: BertForPretraining, *, folder: Path) -> None:
         parameter[: value.shape[0]] = value
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Location) -> dict[str, Any]:
     """config.json of a model folder; PretrainedError where there is none."""
-    path = folder / CONFIG_FILE
-    if (folder / "checkpoints").is_dir():
+    path = locate(folder, CONFIG_FILE)
+    if storage.exists(locate(folder, "checkpoints")):
         raise PretrainedError(
             f"{folder}: is a run directory, not a model; export it first: python -m trainer.export {folder} OUT"
         )
-    if not path.is_file():
+    if storage.find_file(path) is None:
         raise PretrainedError(
             f"{folder}: has no {CONFIG_FILE}; give the folder of an export, or of a BERT saved by transformers"
         )
     try:
-        settings = json.loads(path.read_bytes())
+        settings = json.loads(storage.read_bytes(path))
     except ValueError as error:
         raise PretrainedError(f"{path}: is not valid JSON ({error}); export or save the model again") from error
     if not isinstance(settings, dict) or settings.get("model_type") not in MODEL_TYPES.values():
@@ -121,7 +123,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def model_config(settings: Mapping[str, Any], *, folder: Path) -> ModelConfig:
+def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfig:
     """The model section that fits a config.json; PretrainedError where none does."""
     shape = tuple(
         settings.get(key, default)
@@ -130,8 +132,8 @@ def model_config(settings: Mapping[str, Any], *, folder: Path) -> ModelConfig:
     sizes = [size for size, known in MODEL_SHAPES.items() if known == shape]
     if not sizes:
         raise PretrainedError(
-            f"{folder / CONFIG_FILE}: {shape[0]} layers, {shape[1]} heads, width {shape[2]} is none of the sizes "
-            f"{', '.join(MODEL_SHAPES)}"
+            f"{locate(folder, CONFIG_FILE)}: {shape[0]} layers, {shape[1]} heads, width {shape[2]} is none of the "
+            f"sizes {', '.join(MODEL_SHAPES)}"
         )
     config = ModelConfig(
         size=sizes[0],
@@ -145,7 +147,7 @@ def model_config(settings: Mapping[str, Any], *, folder: Path) -> ModelConfig:
     return config
 
 
-def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Path) -> None:
+def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Location) -> None:
     """PretrainedError where a model of `config` with the folder's weights would not give the folder's logits."""
     heads = f"model.size={config.size} has"
     accepted = _EXACT_NAMES if config.activation == "gelu" else _TANH_NAMES
@@ -167,38 +169,38 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Pa
         ("is_decoder", False, (False,), "every model here has"),
         ("tie_word_embeddings", True, (True,), "every model here has"),
     )
+    file = locate(folder, CONFIG_FILE)
     for key, default, allowed, reason in checks:
         found = settings.get(key, default)
         if found not in allowed:
             raise PretrainedError(
-                f"{folder / CONFIG_FILE}: {key} is {found!r}, but {reason} {allowed[0]!r}; change the model section to "
+                f"{file}: {key} is {found!r}, but {reason} {allowed[0]!r}; change the model section to "
                 f"fit the folder, or start from another model"
             )
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Location) -> dict[str, Tensor]:
     """All tensors of model.safetensors, or of the parts that its index lists, by the names in the files."""
-    index = folder / INDEX_FILE
-    if (folder / WEIGHTS_FILE).is_file() or not index.is_file():
-        files = [folder / WEIGHTS_FILE]
-    else:
-        listed = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        files = [folder / Path(name).name for name in listed]
+    index, names = locate(folder, INDEX_FILE), [WEIGHTS_FILE]
+    if storage.find_file(locate(folder, WEIGHTS_FILE)) is None and storage.find_file(index) is not None:
+        listed = json.loads(storage.read_bytes(index))["weight_map"].values()
+        names = [Path(name).name for name in sorted(set(listed))]
     tensors: dict[str, Tensor] = {}
-    for file in files:
-        if not file.is_file():
-            pickled = " (pytorch_model.bin is a pickle and is not read)" if file.name == WEIGHTS_FILE else ""
+    for name in names:
+        file = locate(folder, name)
+        if storage.find_file(file) is None:
+            pickled = " (pytorch_model.bin is a pickle and is not read)" if name == WEIGHTS_FILE else ""
             raise PretrainedError(
                 f"{file}: is missing{pickled}; save the model with transformers' save_pretrained, which writes it"
             )
         try:
-            tensors.update(load_file(file))
+            tensors.update(load_file(file) if isinstance(file, Path) else load(storage.read_bytes(file)))
         except SafetensorError as error:
             raise PretrainedError(f"{file}: is not a whole safetensors file ({error}); copy it again") from error
     return tensors
 
 
-def _rename(tensors: Mapping[str, Tensor], *, folder: Path) -> dict[str, Tensor]:
+def _rename(tensors: Mapping[str, Tensor], *, folder: Location) -> dict[str, Tensor]:
     """Today's names: LayerNorm.gamma and beta (first TensorFlow conversions) and a missing `bert.` prefix mended."""
     renamed: dict[str, Tensor] = {}
     for old, tensor in tensors.items():
@@ -217,7 +219,7 @@ def _rename(tensors: Mapping[str, Tensor], *, folder: Path) -> dict[str, Tensor]
     return renamed
 
 
-def _check_names(tensors: Mapping[str, Tensor], *, names: Sequence[str], norm: str, folder: Path) -> None:
+def _check_names(tensors: Mapping[str, Tensor], *, names: Sequence[str], norm: str, folder: Location) -> None:
     wanted = {target for name in names for target in transformers_names(name, norm=norm)}
     missing, unknown = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted)
     if missing:
@@ -231,7 +233,7 @@ def _check_names(tensors: Mapping[str, Tensor], *, names: Sequence[str], norm: s
         )
 
 
-def _join(tensors: Mapping[str, Tensor], *, name: str, norm: str, folder: Path) -> Tensor:
+def _join(tensors: Mapping[str, Tensor], *, name: str, norm: str, folder: Location) -> Tensor:
     try:
         return from_transformers(tensors, name=name, norm=norm).float()
     except RuntimeError as error:

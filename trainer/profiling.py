@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from pipeline import storage
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from trainer import launch_processes
 from trainer.config import TrainerConfig
@@ -94,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(HELP + describe(TrainerConfig))
             return 0
         config = read_config(words, repository=REPOSITORY)
-        folder = Path(f"{config.output}-profile")
+        name = storage.base_name(config.output) if storage.is_url(config.output) else config.output
+        folder = Path(f"{name}-profile")
         print(profile_run(config, folder=folder).table(), end="")
         print(f"trace and table: {folder}")
         return 0

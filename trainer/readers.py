@@ -17,12 +17,13 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from pipeline.storage import StorageError
 from trainer.blocks import ROW_GROUP, SHARD, BlockError, BlockRef, read_block
 
 _LOCAL_THREADS = 2
 _DATASET_BLOCKS = 256
 _SMALL_DATASET_BLOCKS = 16
-_ERROR = "error"
+_ERROR, _OUTAGE = "error", "outage"
 
 
 Tables: TypeAlias = Generator[tuple[BlockRef, pa.Table | BlockError], None, None]
@@ -51,17 +52,21 @@ def local_blocks(refs: Iterable[BlockRef], *, root: str | Path) -> Tables:
 
 
 def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes: int) -> Tables:
-    """Read blocks in Ray tasks, on any node that sees `root`; what is read ahead is bounded by object_store_bytes.
+    """Read blocks in Ray tasks on this node; what is read ahead is bounded by object_store_bytes.
 
-    The tasks ask for no CPU, so that they run beside train workers that hold all of them.
+    The tasks ask for no CPU, so that they run beside train workers that hold all of them. Elsewhere they would keep
+    nodes that preprocess from going.
     """
     import ray  # absent where the loop runs without it
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
     def read_item(item: pa.Table) -> pa.Table:
         try:
             return read_block(BlockRef(**item.to_pylist()[0]), root=root)
-        except BlockError as error:  # as data: Ray passes an exception on without its type, and out of order
-            return pa.table({_ERROR: [str(error)]})
+        except (BlockError, StorageError) as error:  # as data: Ray passes them on without their type, and out of order
+            return pa.table({_ERROR if isinstance(error, BlockError) else _OUTAGE: [str(error)]})
 
     for chunk in _chunks(refs):
         dataset = ray.data.from_items([asdict(ref) for ref in chunk], override_num_blocks=len(chunk)).map_batches(
@@ -69,6 +74,7 @@ def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes
             batch_format="pyarrow",
             batch_size=None,
             num_cpus=0,
+            scheduling_strategy=here,
             compute=ray.data.TaskPoolStrategy(size=1),
         )
         dataset.context.enable_progress_bars = False
@@ -77,6 +83,8 @@ def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes
         options.resource_limits = ray.data.ExecutionResources(object_store_memory=object_store_bytes)
         tables = dataset.iterator().iter_batches(batch_format="pyarrow", batch_size=None)
         for ref, table in zip(chunk, tables, strict=True):
+            if table.column_names == [_OUTAGE]:
+                raise StorageError(table.column(_OUTAGE)[0].as_py())
             if table.column_names == [_ERROR]:
                 yield ref, BlockError(table.column(_ERROR)[0].as_py())
                 continue

@@ -18,7 +18,7 @@ if not __package__:
     sys.path[0] = str(REPOSITORY)
 
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
-from trainer import launch_processes
+from trainer import dry_run, launch_processes
 from trainer.checkpoint import list_checkpoints
 from trainer.config import TrainerConfig
 from trainer.curve import draw_curve
@@ -29,14 +29,17 @@ from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 from trainer.preflight import SAMPLE_CONFIG, check, read_config
 from trainer.restarts import run_attempts
 from trainer.run_directory import check_fresh, write_config
+from trainer.run_files import RunFiles
 
 PROGRAM = "trainer/run.py"
-HELP = f"""usage: python {PROGRAM} [--config FILE] [--fresh] [key.sub=value ...]
+HELP = f"""usage: python {PROGRAM} [--config FILE] [--fresh] [--dry-run] [key.sub=value ...]
 
 Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMPLE_CONFIG}.
 The same command continues an interrupted run from its last checkpoint; with --fresh an output that holds a run is
 refused. Ctrl-C or SIGTERM: the step in hand is
 finished, a checkpoint written, and the exit status is 130 or 143; a second signal ends the run at once.
+--dry-run makes all checks, shows steps, tokens, room and machines, and with --tokens-per-second=N and --price=P (of one
+worker, and of its hour) time and price; it starts and writes nothing.
 Workers that are lost are started again from the last checkpoint (max_restarts).
 Ray: the cluster that RAY_ADDRESS names (set inside a submitted job), otherwise one of its own on this machine.
 
@@ -48,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused, 1 failed, 128 + n stopped by signal n."""
     try:
         words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
-        refuse_flags(words.flags, program=PROGRAM, known=["--fresh"])
+        refuse_flags(words.flags, program=PROGRAM, known=["--fresh", *dry_run.FLAGS])
+        options = dry_run.read_options(words.flags, program=PROGRAM)
         if words.rest:
             raise ConfigError(f"{PROGRAM}: takes nothing after '--', found {' '.join(words.rest)}")
         if "--help" in words.flags:
@@ -59,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = read_config(words, repository=REPOSITORY)
         if "--fresh" in words.flags:
             check_fresh(config)
+        if dry_run.FLAG in words.flags:
+            for line in (*check(config).lines, *dry_run.describe_run(config, options)):
+                _print(line)
+            return 0
         with stop_on_signals() as stop:
             return train(config, stop=stop, say=_print)
     except (ValueError, OSError) as error:
@@ -98,30 +106,32 @@ def launch(config: TrainerConfig, *, stop: StopRequest, say: Say) -> Outcome:
             attempt = partial(launch_processes.run_in_processes, settled, stop=stop, say=say, lease_token=token)
             return run_attempts(attempt, config=config, stop=stop, say=say)
     from trainer import launch_ray  # absent where the loop runs without it
-    from trainer.ray_watch import GroupWatch
+    from trainer.ray_watch import GroupWatch, Wishes
 
     with launch_ray.ray_session(config) as settled:
         stop.listen()
         with lease() as token:
             write_config(config)
-            watch = GroupWatch(settled, each=launch_ray.resources_of(settled))
+            each = launch_ray.resources_of(settled)
+            watch = GroupWatch(settled, each=each, wishes=Wishes(each))
             attempt = partial(launch_ray.run_on_ray, settled, stop=stop, say=say, lease_token=token, watch=watch)
             return run_attempts(attempt, config=config, stop=stop, say=say)
 
 
 def show_results(config: TrainerConfig, *, say: Say, done_before: bool) -> None:
     """Draw the curve and say where everything is."""
-    folder = Path(config.output)
-    steps = read_json_lines(folder / METRICS_NAME)
-    evaluations = read_json_lines(folder / EVALUATIONS_NAME)
+    files = RunFiles(config.output, working_folder=config.working_folder)
+    files.bring([METRICS_NAME, EVALUATIONS_NAME])
+    steps = read_json_lines(files.folder / METRICS_NAME)
+    evaluations = read_json_lines(files.folder / EVALUATIONS_NAME)
     if done_before:
         say(f"all {config.max_steps} steps are done; nothing to train")
         for line in Evaluation(**evaluations[-1]).lines() if evaluations else ():
             say(line)
     if steps:
-        say(f"loss curve: {draw_curve(folder)}")
-    newest = list_checkpoints(folder)[-1]
-    say(f"run directory: {folder} (metrics.jsonl, tensorboard/, config.yaml); newest checkpoint: {newest}")
+        say(f"loss curve: {files.send_file(draw_curve(files.folder).name)}")
+    newest = list_checkpoints(files.run)[-1]
+    say(f"run directory: {files.run} (metrics.jsonl, tensorboard/, config.yaml); newest checkpoint: {newest}")
 
 
 def _print(line: str) -> None:

@@ -12,10 +12,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pipeline.settings import ConfigError, dump_yaml, load_settings, to_tree
+from pipeline import storage
+from pipeline.settings import ConfigError, dump_yaml, load_settings, parse_yaml, to_tree, validate
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
 from trainer.lease import LEASE_NAME, LOCK_NAME
+from trainer.lease_store import LEASE_FOLDER
+from trainer.locations import Location, locate
 
 CONFIG_NAME = "config.yaml"
 PARTIAL_NAME = f"{CONFIG_NAME}.partial"
@@ -25,6 +28,7 @@ LEFTOVERS = (PARTIAL_NAME, LEASE_NAME, LOCK_NAME)
 MAY_CHANGE = (
     "data",
     "output",
+    "working_folder",
     "max_steps",
     "workers",
     "min_workers",
@@ -63,20 +67,23 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
 
     Returns lines that tell what changed since the run began. Raises ConfigError naming path and remedy.
     """
-    folder = Path(config.output)
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not existing.is_dir():
-        raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
-    if existing != folder or all(path.name in LEFTOVERS for path in folder.iterdir()):
-        return []
-    saved = folder / CONFIG_NAME
-    if not saved.is_file():
+    folder = locate(config.output)
+    if isinstance(folder, Path):
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        if not existing.is_dir():
+            raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
+        if existing != folder or all(path.name in LEFTOVERS for path in folder.iterdir()):
+            return []
+    saved = read_run_config(folder)
+    if saved is None:
+        if not isinstance(folder, Path) and _holds_only_claims(folder):
+            return []
         raise ConfigError(
             f"output={folder}: is not empty and not a run directory (no {CONFIG_NAME}); give a new or empty folder"
         )
-    before, now = _flatten(to_tree(load_settings(TrainerConfig, file=saved))), _flatten(to_tree(config))
+    before, now = _flatten(to_tree(saved)), _flatten(to_tree(config))
     changes = {
         key: f"{key}: {before.get(key)} -> {now.get(key)}"
         for key in {**before, **now}
@@ -89,15 +96,15 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
             f"output={folder}: holds a run with other settings ({'; '.join(refused)}); run it with the same settings "
             f"to go on, or give another output"
         )
-    told = [text for key, text in changes.items() if key.split(".")[-1] not in ("data", "output")]
+    told = [text for key, text in changes.items() if key.split(".")[-1] not in ("data", "output", "working_folder")]
     return [f"changed since this run began: {'; '.join(told)}"] if told else []
 
 
 def check_fresh(config: TrainerConfig) -> None:
     """Refuse an output that holds a run already; for a command that must begin a new one."""
-    folder = Path(config.output)
+    folder = locate(config.output)
     checkpoints = list_checkpoints(folder)
-    if checkpoints or (folder / CONFIG_NAME).exists():
+    if checkpoints or storage.find_file(locate(folder, CONFIG_NAME)) is not None:
         newest = f"newest checkpoint: step {step_of(checkpoints[-1])}" if checkpoints else "no checkpoint yet"
         raise ConfigError(
             f"output={folder}: holds a run already ({newest}), and --fresh begins a new one; give another output, or "
@@ -121,9 +128,26 @@ def may_change(key: str, *, phases_begun: int) -> bool:
     return parts[0] in MAY_CHANGE
 
 
-def write_config(config: TrainerConfig) -> Path:
+def read_run_config(run: Location) -> TrainerConfig | None:
+    """RUN/config.yaml; None where there is none. ConfigError where it is not what a run can have written."""
+    path = locate(run, CONFIG_NAME)
+    if storage.find_file(path) is None:
+        return None
+    if isinstance(path, Path):
+        return load_settings(TrainerConfig, file=path)
+    tree = parse_yaml(storage.read_bytes(path).decode("utf-8"), origin=path)
+    return validate(TrainerConfig, tree, origin=path)
+
+
+def write_config(config: TrainerConfig) -> Location:
     """Make the run directory and write the resolved config.yaml; ConfigError where that fails, leaving nothing new."""
-    folder = Path(config.output)
+    folder = locate(config.output)
+    if not isinstance(folder, Path):
+        try:
+            storage.write_bytes(storage.join(folder, CONFIG_NAME), dump_yaml(config).encode("utf-8"))
+        except OSError as error:
+            raise ConfigError(f"output={folder}: cannot be written: {error}") from error
+        return storage.join(folder, CONFIG_NAME)
     path = folder / CONFIG_NAME
     temporary = folder / PARTIAL_NAME
     made = not folder.exists()
@@ -141,6 +165,11 @@ def write_config(config: TrainerConfig) -> Path:
                 folder.rmdir()
         raise ConfigError(f"output={folder}: cannot be written: {error}; give another output") from error
     return path
+
+
+def _holds_only_claims(folder: str) -> bool:
+    """Whether there is nothing but what a command killed at its very beginning leaves on a store."""
+    return all(file.name.startswith(f"{LEASE_FOLDER}/") for file in storage.list_files(folder))
 
 
 def _flatten(tree: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:

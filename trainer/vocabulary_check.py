@@ -10,6 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from pipeline import storage
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -25,12 +27,14 @@ class Vocabulary:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def read_vocabulary(folder: Path) -> Vocabulary:
+def read_vocabulary(folder: str | Path) -> Vocabulary:
     """Read tokenizer.json, or where there is none vocab.txt; ValueError where neither can be read."""
-    path = folder / "tokenizer.json"
-    if path.is_file():
+    path = storage.join(folder, "tokenizer.json")
+    if storage.find_file(path) is not None:
         try:
-            backend = Tokenizer.from_file(str(path))
+            backend = Tokenizer.from_str(storage.read_bytes(path).decode("utf-8"))
+        except OSError:
+            raise  # that of a store says what is wrong
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{path}: not a tokenizer.json that the tokenizers library reads: {error}") from error
         ids: dict[str, int] = backend.get_vocab(with_added_tokens=True)
@@ -38,9 +42,9 @@ def read_vocabulary(folder: Path) -> Vocabulary:
         model = {key: value for key, value in layout["model"].items() if key != "vocab"}
         parts = {"model": model, "normalizer": layout["normalizer"], "pre_tokenizer": layout["pre_tokenizer"]}
         return Vocabulary(tuple(sorted(ids, key=ids.__getitem__)), parts)
-    path = folder / "vocab.txt"
+    path = storage.join(folder, "vocab.txt")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = storage.read_bytes(path).decode("utf-8")
     except FileNotFoundError as error:
         raise ValueError(
             f"{folder}: holds neither tokenizer.json nor vocab.txt, so its vocabulary cannot be checked against the "
@@ -51,7 +55,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     return Vocabulary(tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")), None)
 
 
-def check_same_vocabulary(folder: Path, *, data_tokenizer: Path) -> None:
+def check_same_vocabulary(folder: str | Path, *, data_tokenizer: str | Path) -> None:
     """ValueError that names the first difference between a model's tokenizer and the data set's.
 
     A vocab.txt without a tokenizer.json says nothing of normalisation; then the tokens alone are compared.

@@ -8,11 +8,11 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
 from trainer.checkpoint import CheckpointState, CheckpointWriter, list_checkpoints, resume
@@ -24,6 +24,7 @@ from trainer.flops import find_peak
 from trainer.guard import Guard, RollBack
 from trainer.ingest import SlotStream
 from trainer.launch import Link, Outcome, Place
+from trainer.locations import locate
 from trainer.loop import Job, train
 from trainer.metrics import RunLog
 from trainer.model import BertForPretraining
@@ -31,6 +32,10 @@ from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState, lanes_of
 from trainer.pretrained import initialize_from
 from trainer.run_directory import CONFIG_NAME
+from trainer.run_files import RunFiles
+
+if TYPE_CHECKING:
+    from trainer.gauges import Gauges
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +74,20 @@ def run_share(
     lease_token: str | None = None,
 ) -> Outcome:
     """Build everything, train, close everything; `work` in a process that is set up."""
-    run_directory = Path(config.output)
+    run_directory = locate(config.output)
     phases = open_shared_folders(config)
+    files = RunFiles(
+        run_directory,
+        rank=place.rank,
+        world_size=place.world_size,
+        working_folder=config.working_folder,
+        lease_token=lease_token,
+    )
+    files.bring()
+    if files.stands_in and place.rank == 0:
+        link.say(f"logs are kept in {files.folder} and sent to {files.run} with every checkpoint and at the end")
     engine = build_engine(config, phases=phases, place=place, device=device)
-    checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token)
+    checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token, files=files)
     evaluators = tuple(
         Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape)
         if opened.manifest.num_rows("validation")
@@ -82,6 +97,8 @@ def run_share(
     saved = resume(run_directory, engine=engine)
     guard = Guard(config.guard, tree=None if saved is None else saved.guard)
     resumed_at = 0 if saved is None else saved.step
+
+    gauges = open_gauges(config) if blocks == "ray" and place.rank == 0 else None
 
     def open_feed(state: PlanState) -> Feed:
         opened = phases[state.phase]
@@ -111,13 +128,15 @@ def run_share(
             guard=guard,
             peak_tflops=peak_of(device, config=config),
             log=RunLog(
-                run_directory,
+                files.folder,
                 config=config,
                 rank=place.rank,
                 world_size=place.world_size,
                 resume_step=first_step,
                 say=link.say,
+                gauges=gauges,
             ),
+            files=files,
             link=link,
         )
         job.log.say(describe_start(config, place=place, device=device, start=start))
@@ -134,8 +153,16 @@ def run_share(
         except RollBack as back:
             guard.check_may_go_back(back, run_directory=run_directory)
             saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config)
+    checkpoints.send_logs()
     engine.close()
     return Outcome(first_step=resumed_at, last_step=last_step, finished=last_step >= config.max_steps)
+
+
+def open_gauges(config: TrainerConfig) -> Gauges:
+    """What Ray shows to Prometheus of this run."""
+    from trainer.gauges import Gauges  # Ray is absent where the loop runs without it
+
+    return Gauges(config.output)
 
 
 def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
@@ -152,7 +179,7 @@ def go_back(
 
     So a run that is killed right after goes on as this one does. Collective. DivergenceError where there is none.
     """
-    run_directory = Path(config.output)
+    run_directory = locate(config.output)
     checkpoints.finish()
     saved = resume(run_directory, engine=engine, through=guard.first_bad - 1)
     if saved is None:
@@ -216,21 +243,21 @@ def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
             manifests.append(read_manifest(phase.config.data))
         except DataSetError as error:
             raise ConfigError(f"data={phase.config.data}: on node {host}: {error}; {remedy}") from error
-    if not (Path(config.output) / CONFIG_NAME).is_file():
+    if storage.find_file(locate(config.output, CONFIG_NAME)) is None:
         raise ConfigError(f"output={config.output}: node {host} does not see the run directory; {remedy}")
     return open_phases(phases, manifests=manifests)
 
 
 def build_engine(config: TrainerConfig, *, phases: Sequence[OpenPhase], place: Place, device: torch.device) -> Engine:
     """The model, with the weights that it starts from, in an engine that takes the steps of every phase."""
-    manifest, data = phases[0].manifest, Path(phases[0].phase.config.data)
+    manifest, data = phases[0].manifest, phases[0].phase.config.data
     model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
     if config.model.output_bias == "unigram":
         shares = unigram_log_probabilities(data, vocabulary_size=manifest.vocabulary_size)
         with torch.no_grad():
             model.mlm_head.bias.copy_(torch.from_numpy(shares))
     if config.model.initialize_from is not None and not list_checkpoints(config.output):
-        tokenizer = data / TOKENIZER_FOLDER
+        tokenizer = storage.join(data, TOKENIZER_FOLDER)
         initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
     lanes = max(opened.plan.lanes for opened in phases)
     micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=lanes))

@@ -6,15 +6,13 @@ Reads one row group at a time, page checksums verified.
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline import schema
+from pipeline import schema, storage
 from pipeline.audit.blocks import Block, Bools, Facts, Int64s, Vocabulary, offsets_of
 from pipeline.audit.findings import Ledger, Place
 from pipeline.audit.words import describe_tokens
@@ -55,7 +53,7 @@ def describe_set(manifest: Manifest) -> Facts:
     )
 
 
-def load_vocabulary(root: Path, manifest: Manifest, *, ledger: Ledger) -> tuple[Vocabulary, Any]:
+def load_vocabulary(root: str, manifest: Manifest, *, ledger: Ledger) -> tuple[Vocabulary, Any]:
     """The vocabulary of the tokenizer folder and its `tokenizers` pipeline, checked against the manifest.
 
     Where the folder cannot be read the tables are made of the manifest's numbers, and words are not known.
@@ -64,7 +62,7 @@ def load_vocabulary(root: Path, manifest: Manifest, *, ledger: Ledger) -> tuple[
     place = Place(f"{TOKENIZER_FOLDER}/tokenizer.json")
     ledger.looked("vocabulary", 3)
     try:
-        tokenizer = WordTokenizer(read_tokenizer(root / place.file), origin=place.file)
+        tokenizer = WordTokenizer(read_tokenizer(storage.join(root, place.file)), origin=place.file)
     except ValueError as error:
         ledger.add("vocabulary", place, str(error))
         ids = {manifest.special.pad, *special.values()}
@@ -93,32 +91,31 @@ def load_vocabulary(root: Path, manifest: Manifest, *, ledger: Ledger) -> tuple[
     return tables, tokenizer.backend
 
 
-def check_folder(root: Path, manifest: Manifest, *, ledger: Ledger) -> None:
+def check_folder(root: str, manifest: Manifest, *, ledger: Ledger) -> None:
     """Files that the manifest lists without rows in them, and files that it does not list."""
     for name, expected in manifest.files.items():
         ledger.looked("files")
         path = resolve_inside(root, name)
-        if not path.is_file():
+        if storage.find_file(path) is None:
             ledger.add("files", Place(name), "listed in the manifest but missing")
         elif file_sha256(path) != expected:
             ledger.add("files", Place(name), f"sha256 is not the manifest's {expected}")
     listed = {shard.path for shard in manifest.shards} | set(manifest.files) | KNOWN_FILES
-    for folder, _, names in os.walk(root):
-        for name in names:
-            found = (Path(folder) / name).relative_to(root).as_posix()
-            ledger.looked("unlisted files")
-            if found not in listed:
-                ledger.add("unlisted files", Place(found), "the manifest does not list it; readers of the folder may")
+    for file in storage.list_files(root):
+        ledger.looked("unlisted files")
+        if file.name not in listed:
+            ledger.add("unlisted files", Place(file.name), "the manifest does not list it; readers of the folder may")
 
 
-def check_file(root: Path, shard: Shard, *, ledger: Ledger) -> bool:
+def check_file(root: str, shard: Shard, *, ledger: Ledger) -> bool:
     """Size, footer and whole-file hash of a shard; whether there is a file at all."""
     ledger.looked("files")
     try:
         verify_shard(root, shard, full=True)
     except (DataSetError, OSError) as error:
+        storage.raise_outage(error, url=storage.join(root, shard.path))
         ledger.add("files", Place(shard.path), str(error))
-    return (root / shard.path).is_file()
+    return storage.find_file(storage.join(root, shard.path)) is not None
 
 
 def check_schema(file: pq.ParquetFile, shard: Shard, manifest: Manifest, *, ledger: Ledger) -> bool:
@@ -232,7 +229,7 @@ def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
 
 
 def check_counts(
-    root: Path, manifest: Manifest, *, labels: dict[str, dict[int, int]], token_counts: Int64s | None, ledger: Ledger
+    root: str, manifest: Manifest, *, labels: dict[str, dict[int, int]], token_counts: Int64s | None, ledger: Ledger
 ) -> None:
     """Label counts and token counts as the manifest and token_counts.parquet have them.
 
@@ -251,8 +248,10 @@ def check_counts(
         return
     ledger.looked("vocabulary")
     try:
-        stated_counts = np.asarray(pq.read_table(root / TOKEN_COUNTS_NAME)["count"])
+        with storage.open_parquet(storage.join(root, TOKEN_COUNTS_NAME)) as file:
+            stated_counts = np.asarray(file.read()["count"])
     except (OSError, KeyError, pa.ArrowException) as error:
+        storage.raise_outage(error, url=storage.join(root, TOKEN_COUNTS_NAME))
         ledger.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"cannot be read ({error})")
         return
     special = list(manifest.special.model_dump().values())
@@ -263,7 +262,7 @@ def check_counts(
         ledger.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"id {first}: the count is not that of the rows")
 
 
-def read_run(root: Path) -> dict[str, Any]:
+def read_run(root: str) -> dict[str, Any]:
     """What the manifest says of the run that made the set."""
-    run: dict[str, Any] = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8")).get("run", {})
+    run: dict[str, Any] = json.loads(storage.read_bytes(storage.join(root, MANIFEST_NAME))).get("run", {})
     return run

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline import storage
 from pipeline.audit import lddl, ours
 from pipeline.audit.across import check_part, num_parts
 from pipeline.audit.blocks import Facts
@@ -63,23 +64,23 @@ def audit(
 
     masked_probability and max_seq_length are for LDDL sets, which do not say; ours do.
     """
-    folder = Path(root)
+    folder = str(root)
     ledger = Ledger()
     manifest: Manifest | None = None
-    if (folder / MANIFEST_NAME).is_file() or not folder.is_dir():
+    if storage.is_url(folder) or (Path(folder) / MANIFEST_NAME).is_file() or not Path(folder).is_dir():
         manifest = read_manifest(folder)
         names = [shard.path for shard in manifest.shards]
         held_out = [shard.split == "validation" for shard in manifest.shards]
         facts = ours.describe_set(manifest)
         num_rows = sum(shard.rows for shard in manifest.shards)
     else:
-        paths = lddl.list_shards(folder)
+        paths = lddl.list_shards(Path(folder))
         if not paths or not lddl.is_lddl(paths):
             raise DataSetError(
                 f"{folder}: neither a finished data set (no {MANIFEST_NAME}) nor LDDL's Parquet (no file with the "
                 f"columns {', '.join(lddl.COLUMNS)}); give the folder that holds one of them"
             )
-        names = [path.relative_to(folder).as_posix() for path in paths]
+        names = [path.relative_to(Path(folder)).as_posix() for path in paths]
         held_out = [False] * len(names)
         facts = lddl.describe_set(paths, masked_probability=masked_probability, max_seq_length=max_seq_length)
         num_rows = sum(map(_rows_in_footer, paths))
@@ -93,7 +94,7 @@ def audit(
             replaceable = int(np.count_nonzero(~vocabulary.special & ~vocabulary.unused))
     with tempfile.TemporaryDirectory(prefix="cloze-audit-") as spill:
         parts = num_parts(num_rows)
-        jobs = [Job(str(folder), name, number, facts, manifest, spill, parts) for number, name in enumerate(names)]
+        jobs = [Job(folder, name, number, facts, manifest, spill, parts) for number, name in enumerate(names)]
         results = _map(audit_shard, jobs, workers=workers)
         judge = partial(check_part, Path(spill), shards=names, held_out=held_out, num_rows=num_rows, facts=facts)
         judged = _map(judge, range(parts), workers=workers)
@@ -113,7 +114,7 @@ def audit(
     else:
         _check_balanced(results, names, ledger=ledger)
         rows = {name: result.counts.rows for name, result in zip(names, results, strict=True)}
-        lddl.check_counts(folder, rows, ledger=ledger)
+        lddl.check_counts(Path(folder), rows, ledger=ledger)
         _explain_lddl(facts, ledger=ledger)
     return Audit(str(root), facts.kind, facts.published, len(names), totals.rows, totals.tokens, ledger)
 
@@ -228,7 +229,7 @@ def _check_balanced(results: Sequence[Result], names: Sequence[str], *, ledger: 
 
 
 def _check_numbers(
-    root: Path, manifest: Manifest, results: Sequence[Result], held_out: Sequence[bool], *, ledger: Ledger
+    root: str, manifest: Manifest, results: Sequence[Result], held_out: Sequence[bool], *, ledger: Ledger
 ) -> None:
     labels: dict[str, dict[int, int]] = {"train": {}, "validation": {}}
     found: Any = 0

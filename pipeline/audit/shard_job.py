@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline import storage
 from pipeline.audit import lddl, ours
 from pipeline.audit.across import Spill, describe_documents, describe_rows
 from pipeline.audit.blocks import Block, Bools, Facts, Vocabulary
@@ -57,7 +58,7 @@ class _Reader:
         self.backend: Any = None
         self._vocabulary: Vocabulary | None = None
         if job.manifest is not None:  # what the folder itself lacks was counted before, once
-            self._vocabulary, self.backend = ours.load_vocabulary(Path(job.root), job.manifest, ledger=Ledger())
+            self._vocabulary, self.backend = ours.load_vocabulary(job.root, job.manifest, ledger=Ledger())
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -75,13 +76,13 @@ class _Reader:
 def audit_shard(job: Job) -> Result:
     """Everything about one shard that can be seen without the others; rows and documents go to the spill."""
     ledger, counts = Ledger(), Counts()
-    root, path = Path(job.root), Path(job.root) / job.name
+    path = storage.join(job.root, job.name)
     entry = next((shard for shard in job.manifest.shards if shard.path == job.name), None) if job.manifest else None
-    if entry is not None and not ours.check_file(root, entry, ledger=ledger):
+    if entry is not None and not ours.check_file(job.root, entry, ledger=ledger):
         return Result(ledger, counts)
     result = Result(ledger, counts)
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with storage.open_parquet(path) as file:
             if job.manifest is not None and entry is not None:
                 readable = ours.check_schema(file, entry, job.manifest, ledger=ledger)
             else:
@@ -89,6 +90,7 @@ def audit_shard(job: Job) -> Result:
             if readable:
                 _audit_groups(file, job, result)
     except (OSError, pa.ArrowException) as error:
+        storage.raise_outage(error, url=path)
         ledger.looked("pages")
         ledger.add("pages", Place(job.name), f"cannot be read: {_short(error)}")
     return result
@@ -110,6 +112,7 @@ def _audit_groups(file: pq.ParquetFile, job: Job, result: Result) -> None:
         try:
             block, mismatched = reader.read(file, group, ledger=ledger)
         except (OSError, pa.ArrowException) as error:
+            storage.raise_outage(error, url=storage.join(job.root, job.name))
             ledger.add("pages", Place(job.name, group), f"cannot be read: {_short(error)}")
             tokens = None
             continue

@@ -5,9 +5,12 @@ Reading the same split again gives the same documents and drops in the same orde
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from pipeline import storage
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
 from pipeline.sources.books import read_books, split_books
@@ -34,21 +37,39 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
     remedy for missing, unmatched, empty, unreadable files and for a file that is listed twice.
     """
     splits: list[Split] = []
-    seen: dict[Path, str] = {}
+    seen: dict[str, str] = {}
     for index, source in enumerate(sources):
         label = f"sources.{index} ({source.kind})"
-        for path in list_files(source, label=label):
-            resolved = path.resolve()
+        files = list_files(source, label=label)
+        for path in files:
+            resolved = path if storage.is_url(path) else str(Path(path).resolve())
             if resolved in seen:
                 raise ValueError(f"{label}: {path} is also read by {seen[resolved]}; list it once")
             seen[resolved] = label
-            splits.extend(split_file(path, source=source, index=index))
+        for found in storage.map_paths(partial(split_file, source=source, index=index), files):
+            splits.extend(found)
     return sorted(
-        splits, key=lambda split: (-split.text_bytes, split.source, Path(split.path).name, split.path, split.start)
+        splits,
+        key=lambda split: (
+            *(-split.text_bytes, split.source, Path(split.path).name),
+            *(split.path, split.start, split.part),
+        ),
     )
 
 
-def split_file(path: Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
+def deal_splits(splits: Sequence[Split], *, hands: int) -> list[tuple[Split, ...]]:
+    """The splits in at most `hands` parts of about equal text: each in turn, the largest first, goes to the part that
+    has least. So no part has more than a fair share and one split."""
+    parts: list[list[Split]] = [[] for _ in range(max(1, hands))]
+    least = [(0, number) for number in range(len(parts))]
+    for split in sorted(splits, key=lambda split: -split.text_bytes):
+        held, number = least[0]
+        parts[number].append(split)
+        heapq.heapreplace(least, (held + split.text_bytes, number))
+    return [tuple(part) for part in parts if part]
+
+
+def split_file(path: str | Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
     """The parts of one file, in order; `split_bytes`: of about this size instead of what suits a worker, where the
     format allows it."""
     if source.kind == "wikipedia":
@@ -69,7 +90,7 @@ def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Dr
     items = _READERS[source.kind](split, source=source)
     if source.clean_documents is None:
         return items
-    return read_through(items, split=split, source=source, folder=Path(source.clean_documents))
+    return read_through(items, split=split, source=source, folder=source.clean_documents)
 
 
 def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int], others: int = 0) -> None:

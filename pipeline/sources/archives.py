@@ -12,9 +12,11 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
+from pipeline import storage
 from pipeline.documents import Split
 from pipeline.sources.bytestreams import MOST_EXPANSION, PIECE_BYTES, compression_of, read_pieces
 
@@ -26,6 +28,7 @@ _FREE_BYTES = 64 << 20
 _MOST_HEADER_BYTES = 1 << 20
 _LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
 _SHOWN_NAME = 200
+_LOOK_BYTES = 1 << 14  # of a store, for the header of each member
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
@@ -39,18 +42,17 @@ class Member(NamedTuple):
     detail: str = ""
 
 
-def split_archive(path: Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
+def split_archive(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
     """Parts of an archive, where it is no single stream of about `split_bytes` of text each; ValueError for one that is
     damaged, empty, or expands beyond reason."""
-    size = path.stat().st_size
-    if path.suffix.lower() == ".zip":
+    size = storage.size_of(path)
+    if _is_zip(path):
         return _split_zip(path, source=source, split_bytes=split_bytes)
     compression = compression_of(path)
     if not compression:
         return _split_tar(path, source=source, split_bytes=split_bytes)
-    text = round(_TEXT_SHARE[compression] * size)
-    parts = min(_MOST_PARTS, max(1, text // SPLIT_TEXT_BYTES))
-    return [Split(source, str(path), part, parts, size // parts, text // parts) for part in range(parts)]
+    whole = Split(source, str(path), 0, -1, size, round(_TEXT_SHARE[compression] * size))
+    return whole.share(_MOST_PARTS, part_bytes=SPLIT_TEXT_BYTES)
 
 
 def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]:
@@ -61,16 +63,12 @@ def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]
     (not_a_text_file), and those with a name that leads out of the archive (unsafe_name). ValueError names archive,
     member and byte where the archive is damaged.
     """
-    path = Path(split.path)
-    found = _read_zip(path, split) if path.suffix.lower() == ".zip" else _read_tar(path, split, suffixes=suffixes)
-    number = 0
-    part, parts = (split.start, split.end) if path.suffix.lower() != ".zip" and compression_of(path) else (0, 1)
-    for entry in found:
-        if _is_hidden(entry.name) and not _is_unsafe(entry.name):
-            continue
-        if number % parts == part:
+    path = split.path
+    found = _read_zip(path, split) if _is_zip(path) else _read_tar(path, split, suffixes=suffixes)
+    shown = (entry for entry in found if not _is_hidden(entry.name) or _is_unsafe(entry.name))
+    for number, entry in enumerate(shown):
+        if split.takes(number):
             yield _judge(entry, path=path, suffixes=suffixes)
-        number += 1
 
 
 class _Entry(NamedTuple):
@@ -84,8 +82,8 @@ class _Entry(NamedTuple):
     handle: zipfile.ZipInfo | tarfile.TarInfo
 
 
-def _judge(entry: _Entry, *, path: Path, suffixes: tuple[str, ...]) -> Member:
-    name = f"{path.name}!{_shown(entry.name)}"
+def _judge(entry: _Entry, *, path: str, suffixes: tuple[str, ...]) -> Member:
+    name = f"{Path(path).name}!{_shown(entry.name)}"
     if _is_unsafe(entry.name):
         return Member(name, None, "unsafe_name", "leads out of the archive, or holds control characters")
     if not entry.is_plain:
@@ -98,6 +96,8 @@ def _judge(entry: _Entry, *, path: Path, suffixes: tuple[str, ...]) -> Member:
         assert isinstance(entry.handle, zipfile.ZipInfo)
         try:
             return Member(name, entry.archive.read(entry.handle))
+        except storage.StorageError:
+            raise
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError) as error:
             raise ValueError(
                 f"{path}: member {_shown(entry.name)} (byte {entry.place}) cannot be read: {error}; "
@@ -118,20 +118,26 @@ def _judge(entry: _Entry, *, path: Path, suffixes: tuple[str, ...]) -> Member:
 # ---- zip ----
 
 
-def _open_zip(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
-        raise ValueError(f"{path}: not a whole zip archive: {error}; fetch it again") from error
+@contextmanager
+def _open_zip(path: str | Path) -> Iterator[zipfile.ZipFile]:
+    with storage.open_input(path) as file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except storage.StorageError:
+            raise
+        except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+            raise ValueError(f"{path}: not a whole zip archive: {error}; fetch it again") from error
+        with archive:
+            yield archive
 
 
-def _split_zip(path: Path, *, source: int, split_bytes: int | None) -> list[Split]:
+def _split_zip(path: str | Path, *, source: int, split_bytes: int | None) -> list[Split]:
     with _open_zip(path) as archive:
         members = archive.infolist()
     if not members:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     total = sum(member.file_size for member in members)
-    if total > max(_FREE_BYTES, MOST_EXPANSION * path.stat().st_size):
+    if total > max(_FREE_BYTES, MOST_EXPANSION * storage.size_of(path)):
         raise ValueError(
             f"{path}: its {len(members)} members expand to {total} bytes, more than {MOST_EXPANSION} times the "
             f"archive; this is no text, remove the file"
@@ -140,7 +146,7 @@ def _split_zip(path: Path, *, source: int, split_bytes: int | None) -> list[Spli
     return _cut(path, source=source, sizes=sizes, places=list(range(len(members) + 1)), split_bytes=split_bytes)
 
 
-def _read_zip(path: Path, split: Split) -> Iterator[_Entry]:
+def _read_zip(path: str, split: Split) -> Iterator[_Entry]:
     with _open_zip(path) as archive:
         for member in archive.infolist()[split.start : split.end]:
             if not member.is_dir():
@@ -162,23 +168,28 @@ class _BoundedHeader(tarfile.TarInfo):
         return header
 
 
-def _split_tar(path: Path, *, source: int, split_bytes: int | None) -> list[Split]:
+def _split_tar(path: str | Path, *, source: int, split_bytes: int | None) -> list[Split]:
     """Ranges of bytes of a plain tar: its headers are read, its members jumped over."""
     places: list[int] = []
     sizes: list[tuple[int, int]] = []
-    with open(path, "rb") as file, _open_tar(path, file=file, mode="r:") as archive:
+    with (
+        storage.open_input(path, read_ahead=_LOOK_BYTES) as file,
+        _open_tar(path, file=file, mode="r:") as archive,
+    ):
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
         for member in _walk(archive, path=path):
             places.append(member.offset)
             sizes.append((member.size, member.size if member.isreg() else 0))
         end = archive.offset
-    if places and end >= path.stat().st_size:
+    if places and end >= size:
         raise ValueError(f"{path}: ends at byte {end} without the mark of a tar's end: it is truncated; fetch it again")
     if not places:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     return _cut(path, source=source, sizes=sizes, places=[*places, end], split_bytes=split_bytes)
 
 
-def _read_tar(path: Path, split: Split, *, suffixes: tuple[str, ...]) -> Iterator[_Entry]:
+def _read_tar(path: str, split: Split, *, suffixes: tuple[str, ...]) -> Iterator[_Entry]:
     whole = bool(compression_of(path))
     file: io.RawIOBase = _PieceFile(read_pieces(path) if whole else read_pieces(path, start=split.start, end=split.end))
     shift = 0 if whole else split.start
@@ -189,19 +200,23 @@ def _read_tar(path: Path, split: Split, *, suffixes: tuple[str, ...]) -> Iterato
                 yield _Entry(member.name, member.size, plain, shift + member.offset, archive, member)
 
 
-def _open_tar(path: Path, *, file: io.RawIOBase | io.BufferedReader, mode: str) -> tarfile.TarFile:
+def _open_tar(path: str | Path, *, file: io.RawIOBase | IO[bytes], mode: str) -> tarfile.TarFile:
     try:
         return tarfile.open(  # type: ignore[call-overload,no-any-return]
             fileobj=file, mode=mode, bufsize=PIECE_BYTES, tarinfo=_BoundedHeader, errorlevel=2
         )
+    except storage.StorageError:
+        raise
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ValueError(f"{path}: not a whole tar archive: {error}; fetch it again") from error
 
 
-def _walk(archive: tarfile.TarFile, *, path: Path) -> Iterator[tarfile.TarInfo]:
+def _walk(archive: tarfile.TarFile, *, path: str | Path) -> Iterator[tarfile.TarInfo]:
     while True:
         try:
             member = archive.next()
+        except storage.StorageError:
+            raise
         except (tarfile.TarError, EOFError, OSError) as error:
             raise ValueError(
                 f"{path}: the archive is truncated or corrupt at byte {archive.offset} of its content: {error}; "
@@ -241,8 +256,12 @@ class _PieceFile(io.RawIOBase):
 # ---- both ----
 
 
+def _is_zip(path: str | Path) -> bool:
+    return Path(path).suffix.lower() == ".zip"
+
+
 def _cut(
-    path: Path, *, source: int, sizes: list[tuple[int, int]], places: list[int], split_bytes: int | None
+    path: str | Path, *, source: int, sizes: list[tuple[int, int]], places: list[int], split_bytes: int | None
 ) -> list[Split]:
     """Ranges of members with about `split_bytes` of text; `places` are the ends that a Split names."""
     splits: list[Split] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline import storage
 from pipeline.booktext import book_paragraphs
 from pipeline.chapters import split_chapters
 from pipeline.config import SourceConfig
@@ -21,33 +22,34 @@ from pipeline.sources.bytestreams import compression_of, read_whole
 from pipeline.sources.listing import is_archive
 
 _TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}
+_RUN_CHARACTERS = 1 << 20
 BOOK_SUFFIXES = (".txt", ".text")
 
 
-def split_books(path: Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
+def split_books(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
     """One split a file; of an archive several, so that workers share it."""
     if is_archive(path):
         return split_archive(path, source=source, split_bytes=split_bytes)
-    size = path.stat().st_size
+    size = storage.size_of(path)
     return [Split(source, str(path), 0, -1, size, round(_TEXT_SHARE[compression_of(path)] * size))]
 
 
 def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
     """The books of a split, in order; a member of an archive is called ARCHIVE!MEMBER."""
-    for book in read_members(split, suffixes=BOOK_SUFFIXES) if is_archive(Path(split.path)) else _read_file(split):
+    for book in read_members(split, suffixes=BOOK_SUFFIXES) if is_archive(split.path) else _read_file(split):
         if book.data is None:
             yield Drop(book.reason, book.name, book.detail)
         else:
-            yield from read_book(book.name, book.data, source=source, folder=Path(split.path).parent)
+            yield from read_book(book.name, book.data, source=source, folder=storage.parent_of(split.path))
 
 
-def read_book(name: str, data: bytes, *, source: SourceConfig, folder: Path) -> Iterator[Document | Drop]:
+def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> Iterator[Document | Drop]:
     """The documents of one book from the bytes of its file; ValueError, naming it with its folder, where its encoding
     is refused."""
     if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")) and source.encoding == "auto":
         yield Drop("not_a_text_file", name, "holds NUL bytes")
         return
-    decoded = decode_text(data, name=str(folder / name), encoding=source.encoding)
+    decoded = decode_text(data, name=storage.join(folder, name), encoding=source.encoding)
     if decoded.encoding == REPAIRED:
         yield Note("bad_utf8_repaired", name, f"{decoded.bad_bytes} bytes left out, the first at {decoded.first_bad}")
     elif decoded.encoding == WINDOWS:
@@ -56,15 +58,26 @@ def read_book(name: str, data: bytes, *, source: SourceConfig, folder: Path) -> 
     chapters = split_chapters(paragraphs) if source.unit == "chapter" else [paragraphs]
     if source.unit == "chapter" and len(chapters) == 1:
         yield Note("book_without_chapters", name)
-    for number, chapter in enumerate(chapters, start=1):
-        title = name if len(chapters) == 1 else f"{name}, chapter {number}"
-        yield from assemble(title, split_sentences("\n".join(chapter), language=source.language))
+    del decoded, paragraphs  # what takes the documents may need the room: 200 MB for a book of 50
+    titles = [name] if len(chapters) == 1 else [f"{name}, chapter {number}" for number in range(1, len(chapters) + 1)]
+    for title in titles:
+        yield from assemble(title, _split_paragraphs(chapters.pop(0), language=source.language))
+
+
+def _split_paragraphs(paragraphs: list[str], *, language: str) -> Iterator[str]:
+    """Sentences of the paragraphs, which are joined in runs of _RUN_CHARACTERS: a book of 50 MB takes 200 MB less."""
+    start = held = 0
+    for stop, paragraph in enumerate(paragraphs, start=1):
+        held += len(paragraph)
+        if held > _RUN_CHARACTERS or stop == len(paragraphs):
+            yield from split_sentences("\n".join(paragraphs[start:stop]), language=language)
+            start, held = stop, 0
 
 
 def _read_file(split: Split) -> Iterator[Member]:
-    path = Path(split.path)
-    data = read_whole(path, most_bytes=archives.MOST_MEMBER_BYTES)
+    name = Path(split.path).name
+    data = read_whole(split.path, most_bytes=archives.MOST_MEMBER_BYTES)
     if data is None:
-        yield Member(path.name, None, "book_over_budget", f"more than {archives.MOST_MEMBER_BYTES} bytes")
+        yield Member(name, None, "book_over_budget", f"more than {archives.MOST_MEMBER_BYTES} bytes")
     else:
-        yield Member(path.name, data)
+        yield Member(name, data)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
+from pipeline import storage
+
 PIECE_BYTES = 1 << 18
+_READ_AHEAD_BYTES = 4 << 20  # of a store, where a request takes 30 ms
 # A megabyte that expands this much is no text: real dumps and books stay below 20 (bz2, xz of prose: 4-8).
 MOST_EXPANSION = 1_000
 _EXPANSION_FREE_BYTES = 64 << 20
@@ -86,12 +90,12 @@ def read_pieces(path: str | Path, *, start: int = 0, end: int = -1) -> Iterator[
     Raises ValueError naming the file and the byte offset where the data are truncated, corrupt or expand beyond reason.
     """
     compression = compression_of(path)
-    with open(path, "rb") as file:
+    with storage.open_input(path, read_ahead=_READ_AHEAD_BYTES) as file:
         if compression == "zstd":
             yield from _read_zstd(path, file)
             return
+        size = file.seek(0, os.SEEK_END)
         file.seek(start)
-        size = Path(path).stat().st_size
         raw = _read_raw(file, (size if end < 0 else end) - start)
         if compression:
             yield from decompress_pieces(raw, compression=compression, name=str(path), offset=start)
@@ -160,13 +164,16 @@ def _read_zstd(path: str | Path, file: IO[bytes]) -> Iterator[bytes]:
     import pyarrow as pa
 
     given = place = 0
-    size = max(1, Path(path).stat().st_size)
+    size = max(1, file.seek(0, os.SEEK_END))
+    file.seek(0)
     try:
         with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as stream:
             while piece := stream.read(PIECE_BYTES):
                 given, place = given + len(piece), file.tell()
                 refuse_expansion(given, taken=size, name=str(path), offset=place)
                 yield piece
+    except storage.StorageError:
+        raise
     except OSError as error:
         raise ValueError(
             f"{path}: corrupt or truncated zstd data after byte {place} or {given} bytes of content: {error}; "

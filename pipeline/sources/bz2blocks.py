@@ -8,10 +8,12 @@ cannot be decoded, which then is tried up to the marks that follow.
 from __future__ import annotations
 
 import bz2
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from pipeline import storage
 from pipeline.sources.bytestreams import refuse_expansion
 
 _BLOCK = 0x314159265359
@@ -79,8 +81,8 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
 
     Raises ValueError naming the file and the byte where the data are truncated, corrupt, or expand beyond reason.
     """
-    size = Path(path).stat().st_size
-    with open(path, "rb") as file:
+    with storage.open_input(path, read_ahead=_READ_BYTES) as file:
+        size = file.seek(0, os.SEEK_END)
         window = _Window(file, start=start)
         block = window.next_mark(8 * start, is_end=False)
         given, is_first = 0, True

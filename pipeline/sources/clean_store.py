@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import unicodedata
-import uuid
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline import storage
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Note, Split
 from pipeline.inputs import fingerprint_inputs
@@ -46,7 +45,7 @@ in the order of the input."""
 
 
 def read_through(
-    items: Iterable[Document | Drop], *, split: Split, source: SourceConfig, folder: Path
+    items: Iterable[Document | Drop], *, split: Split, source: SourceConfig, folder: str
 ) -> Iterator[Document | Drop]:
     """What `folder` keeps of a split; where it has nothing, `items`, which are kept there once they were all read.
 
@@ -54,11 +53,11 @@ def read_through(
     """
     made_from = _describe(split, source=source)
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-    path = folder / f"{Path(split.path).name[:60]}-{split.start}-{key[:16]}.parquet"
-    if path.exists():
+    place = f"{split.start}.{split.part}" if split.parts > 1 else str(split.start)
+    path = storage.join(folder, f"{Path(split.path).name[:60]}-{place}-{key[:16]}.parquet")
+    if storage.find_file(path) is not None:
         yield from _read(path, key=key)
     else:
-        folder.mkdir(parents=True, exist_ok=True)
         yield from _keep(items, path=path, key=key, made_from=made_from)
 
 
@@ -71,35 +70,34 @@ def _describe(split: Split, *, source: SourceConfig) -> dict[str, Any]:
         "input": fingerprint_inputs([split.path]),
         "start": split.start,
         "end": split.end,
+        **({"part": split.part, "parts": split.parts} if split.parts > 1 else {}),
         "source": settings,
         "versions": versions,
     }
 
 
 def _keep(
-    items: Iterable[Document | Drop], *, path: Path, key: str, made_from: dict[str, Any]
+    items: Iterable[Document | Drop], *, path: str, key: str, made_from: dict[str, Any]
 ) -> Iterator[Document | Drop]:
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     rows: list[dict[str, Any]] = []
     held = 0
     digest = hashlib.sha256()
-    try:
-        with pq.ParquetWriter(partial, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
-            for item in items:
-                row = _row(item)
-                digest.update(_row_bytes(row))
-                rows.append(row)
-                held += sum(map(len, item.sentences)) if isinstance(item, Document) else 100
-                if held > _GROUP_CHARACTERS:
-                    writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
-                    rows, held = [], 0
-                yield item
-            writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
-            made = json.dumps(made_from, sort_keys=True)
-            writer.add_key_value_metadata({_KEY: key, _HASH: digest.hexdigest(), _MADE_FROM: made})
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        storage.open_output(path) as stream,
+        pq.ParquetWriter(stream, SCHEMA, compression="zstd", write_page_checksum=True) as writer,
+    ):
+        for item in items:
+            row = _row(item)
+            digest.update(_row_bytes(row))
+            rows.append(row)
+            held += sum(map(len, item.sentences)) if isinstance(item, Document) else 100
+            if held > _GROUP_CHARACTERS:
+                writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+                rows, held = [], 0
+            yield item
+        writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+        made = json.dumps(made_from, sort_keys=True)
+        writer.add_key_value_metadata({_KEY: key, _HASH: digest.hexdigest(), _MADE_FROM: made})
 
 
 def _row(item: Document | Drop) -> dict[str, Any]:
@@ -114,11 +112,11 @@ def _row_bytes(row: dict[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=True).encode() + b"\n"
 
 
-def _read(path: Path, *, key: str) -> Iterator[Document | Drop]:
+def _read(path: str, *, key: str) -> Iterator[Document | Drop]:
     remedy = "remove it to have it made again"
     digest = hashlib.sha256()
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with storage.open_parquet(path) as file:
             metadata = file.metadata.metadata or {}
             if metadata.get(_KEY) != key.encode() or file.schema_arrow.names != SCHEMA.names:
                 raise ValueError(f"{path}: not the cleaned documents that its name says; {remedy}")
@@ -129,6 +127,8 @@ def _read(path: Path, *, key: str) -> Iterator[Document | Drop]:
                         yield (Note if row["noted"] else Drop)(row["reason"], row["name"], row["detail"])
                     else:
                         yield Document(row["name"], tuple(row["sentences"]))
+    except storage.StorageError:
+        raise
     except (pa.ArrowException, OSError, KeyError) as error:
         raise ValueError(f"{path}: damaged: {error}; {remedy}") from error
     if metadata.get(_HASH) != digest.hexdigest().encode():

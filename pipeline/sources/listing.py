@@ -1,13 +1,15 @@
-"""Paths of the config to files: folders, globs, lists, with every fault named. The order of listing never matters."""
+"""Paths of the config to files: folders, globs, lists, URLs, every fault named. The order of listing never matters."""
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pipeline.config import SourceConfig
+from pipeline import storage
+from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.sources.bytestreams import COMPRESSED, REFUSED
 
 _LOGGER = logging.getLogger(__name__)
@@ -22,24 +24,23 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
 }
 
 
-def list_files(source: SourceConfig, *, label: str) -> list[Path]:
+def list_files(source: SourceConfig, *, label: str) -> list[str]:
     """Every file of a source, each once, sorted by path.
 
     A folder gives the files below it that have a suffix of the kind; others there are named in one warning. Raises
     ValueError naming `label` (the source in the config), the path and the remedy for what is missing, matches nothing
     or is empty.
     """
-    files: dict[Path, None] = {}
+    files: dict[str, int] = {}
     for given in source.paths:
+        if storage.is_url(given):
+            files.update(_list_stored(given, kind=source.kind, label=label))
+            continue
         path = Path(given).expanduser()
         if path.is_dir():
             found = _files_below(path, kind=source.kind)
             if not found:
-                wanted = ", ".join(_SUFFIXES[source.kind])
-                raise ValueError(
-                    f"{label}: no file for kind {source.kind} below the folder {given} (looked for {wanted}, also "
-                    f"compressed{' and archives' if source.kind == 'books' else ''}); give another path"
-                )
+                raise ValueError(_describe_no_file(given, kind=source.kind, label=label))
         elif path.is_file():
             found = [path]
         elif glob.has_magic(given):
@@ -50,19 +51,32 @@ def list_files(source: SourceConfig, *, label: str) -> list[Path]:
                 )
         else:
             raise ValueError(f"{label}: no such file or folder: {given} (relative to {Path.cwd()}); check path")
-        files.update(dict.fromkeys(found))
-    for path in files:
-        suffix = path.suffix.lower()
+        files.update({str(file): file.stat().st_size for file in found})
+    for file, size in files.items():
+        suffix = Path(file).suffix.lower()
         if suffix in REFUSED:
-            raise ValueError(f"{label}: {path}: {REFUSED[suffix]}")
-        if path.stat().st_size == 0:
-            raise ValueError(f"{label}: {path} is empty; remove it or fetch it again")
+            raise ValueError(f"{label}: {file}: {REFUSED[suffix]}")
+        if size == 0:
+            raise ValueError(f"{label}: {file} is empty; remove it or fetch it again")
     return sorted(files)
 
 
-def is_archive(path: Path) -> bool:
+def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
+    """ValueError where a source that download.bring says how to get is not there, with what it says; sources that lie
+    in the folders `but` are not looked at."""
+    for index, source in enumerate(config.sources):
+        hint = config.download.bring.get(source.called)
+        if hint is None or any(Path(path).absolute().is_relative_to(folder) for path in source.paths for folder in but):
+            continue
+        try:
+            list_files(source, label=f"sources.{index} ({source.called})")
+        except (ValueError, storage.AbsentError) as error:
+            raise ValueError(f"{error}. {hint}") from error
+
+
+def is_archive(path: str | Path) -> bool:
     """Whether a file holds members: tar, compressed or not, or zip."""
-    return path.name.lower().endswith(ARCHIVES)
+    return Path(path).name.lower().endswith(ARCHIVES)
 
 
 def is_multistream_index(path: Path) -> bool:
@@ -70,13 +84,68 @@ def is_multistream_index(path: Path) -> bool:
     return "multistream-index" in path.name and ".txt" in path.name
 
 
+def _list_stored(given: str, *, kind: str, label: str) -> dict[str, int]:
+    """Files and sizes of a URL: one file, everything below a folder, or what a glob matches."""
+    if glob.has_magic(given) and storage.find_file(given) is None:
+        found = {
+            url: size
+            for url, size in _match_stored(given)
+            if kind != "wikipedia" or not is_multistream_index(Path(url))
+        }
+        if not found:
+            raise ValueError(f"{label}: the glob {given} matches no file; check the URL and list the bucket")
+        return found
+    one = storage.find_file(given)
+    if one is not None:
+        return {given: one.size}
+    sizes = {storage.join(given, file.name): file.size for file in storage.list_files(given)}
+    if not sizes:
+        raise ValueError(f"{label}: no such file or folder: {given}; check the URL and list the bucket")
+    visible = [Path(url) for url in sizes if not _is_hidden(url[len(given.rstrip("/")) + 1 :])]
+    taken = _choose_fitting(visible, folder=given, kind=kind)
+    if not taken:
+        raise ValueError(_describe_no_file(given, kind=kind, label=label))
+    return {url: size for url, size in sizes.items() if Path(url) in taken}
+
+
+def _match_stored(pattern: str) -> Iterator[tuple[str, int]]:
+    """What a glob over keys matches: * and ? stay within a name, ** goes over any number of folders."""
+    fixed = pattern[: min(pattern.index(sign) for sign in "*?[" if sign in pattern)].rpartition("/")[0]
+    storage.check_url(pattern)
+    wanted = pattern[len(fixed) + 1 :].split("/")
+    for file in storage.list_files(fixed, below=len(wanted) > 1 or wanted == ["**"]):
+        if _matches(file.name.split("/"), patterns=wanted):
+            yield storage.join(fixed, file.name), file.size
+
+
+def _matches(names: list[str], *, patterns: list[str]) -> bool:
+    """Whether the parts of a path match those of a glob, as the glob module has it: hidden ones only by name."""
+    if not patterns:
+        return not names
+    if patterns[0] == "**":
+        deeper = bool(names) and not names[0].startswith(".") and _matches(names[1:], patterns=patterns)
+        return deeper or _matches(names, patterns=patterns[1:])
+    if not names or (names[0].startswith(".") and not patterns[0].startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(names[0], patterns[0]) and _matches(names[1:], patterns=patterns[1:])
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
+
+
 def _files_below(folder: Path, *, kind: str) -> list[Path]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    visible = [path for path in files if not _is_hidden(path.relative_to(folder).as_posix())]
+    return _choose_fitting(visible, folder=folder, kind=kind)
+
+
+def _choose_fitting(paths: Iterable[Path], *, folder: str | Path, kind: str) -> list[Path]:
+    """Those that have a suffix of the kind; the others are named in a warning where there are both."""
     taken: list[Path] = []
     other: list[Path] = []
-    for path in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.is_file() and not hidden:
-            (taken if _fits(path, kind=kind) else other).append(path)
+    for path in paths:
+        (taken if _fits(path, kind=kind) else other).append(path)
     if taken and other:
         names = ", ".join(path.name for path in other[:5])
         _LOGGER.warning(
@@ -88,6 +157,14 @@ def _files_below(folder: Path, *, kind: str) -> list[Path]:
             ", ..." if len(other) > 5 else "",
         )
     return taken
+
+
+def _describe_no_file(folder: str, *, kind: str, label: str) -> str:
+    wanted = ", ".join(_SUFFIXES[kind])
+    return (
+        f"{label}: no file for kind {kind} below the folder {folder} (looked for {wanted}, also "
+        f"compressed{' and archives' if kind == 'books' else ''}); give another path"
+    )
 
 
 def _matching(pattern: str, *, kind: str) -> list[Path]:

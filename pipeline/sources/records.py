@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline import storage
 from pipeline.clean import normalize_line
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
@@ -19,6 +20,7 @@ from pipeline.sources.textlines import next_line, read_lines, split_lines
 
 _ROWS_AT_ONCE = 1_000
 _SPLIT_BYTES = 32 << 20
+_MOST_PARTS = 8
 
 
 class _Row(NamedTuple):
@@ -29,8 +31,11 @@ class _Row(NamedTuple):
     key: object
 
 
-def split_records(path: Path, *, source: int, config: SourceConfig, split_bytes: int | None = None) -> list[Split]:
-    """Line ranges or row groups where a row is a document; the whole file where documents span rows."""
+def split_records(
+    path: str | Path, *, source: int, config: SourceConfig, split_bytes: int | None = None
+) -> list[Split]:
+    """Line ranges or row groups where a row is a document; shares of the whole file where documents span rows, and of a
+    row group that is large."""
     if config.kind == "jsonl":
         boundary = next_line if config.row == "document" else None
         return split_lines(path, source=source, boundary=boundary, split_bytes=split_bytes)
@@ -49,6 +54,8 @@ def split_records(path: Path, *, source: int, config: SourceConfig, split_bytes:
         if last or (config.row == "document" and text >= (split_bytes or _SPLIT_BYTES)):
             splits.append(Split(source, str(path), first, index + 1, packed, text))
             first, packed, text = index + 1, 0, 0
+    if split_bytes is None:
+        return [part for split in splits for part in split.share(_MOST_PARTS, part_bytes=_SPLIT_BYTES)]
     return splits
 
 
@@ -56,7 +63,7 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
     """Documents of a split: a row each, or runs of rows up to the configured boundary."""
     rows = _jsonl_rows(split, config=source) if source.kind == "jsonl" else _parquet_rows(split, config=source)
     if source.row == "sentence":
-        yield from _join_rows(rows, config=source)
+        yield from _join_rows(rows, split=split, config=source)
         return
     for row in rows:
         if row.text is None:
@@ -65,10 +72,11 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
             yield from assemble(row.place, split_sentences(row.text, language=source.language))
 
 
-def _join_rows(rows: Iterable[_Row], *, config: SourceConfig) -> Iterator[Document | Drop]:
-    """Runs of sentence rows that belong to one document."""
+def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
+    """Runs of sentence rows that belong to one document, of those that the split takes."""
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
+    number = 0
     for row in rows:
         text = normalize_line(row.text or "")
         ends = (
@@ -77,18 +85,21 @@ def _join_rows(rows: Iterable[_Row], *, config: SourceConfig) -> Iterator[Docume
             or num_rows == config.rows_per_document
         )
         if ends and num_rows:
-            yield from assemble(place, sentences)
+            if split.takes(number):
+                yield from assemble(place, sentences)
             sentences, num_rows = [], 0
+            number += 1
         if not text:
             if not config.blank_row_ends_document:
                 num_rows += 1
-                yield Drop("null_text" if row.text is None else "empty_row", row.place)
+                if split.takes(number):
+                    yield Drop("null_text" if row.text is None else "empty_row", row.place)
             continue
         place = place if sentences else row.place
         key = row.key
         num_rows += 1
         sentences.append(text)
-    if num_rows:
+    if num_rows and split.takes(number):
         yield from assemble(place, sentences)
 
 
@@ -99,7 +110,7 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     where = f" after byte {split.start}" if split.start else ""
     for number, line in read_lines(split):
         place = f"{split.path}, line {number}{where}"
-        if not line.strip():
+        if not line.strip() or (config.row == "document" and not split.takes(number)):
             continue
         try:
             record = json.loads(line)
@@ -128,7 +139,12 @@ def _field(record: dict[str, object], name: str, *, place: str, setting: str) ->
 
 def _open_parquet(path: str | Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, page_checksum_verification=True)
+        with storage.name_errors(path, of_content=True):
+            is_stored = storage.is_url(path)
+            file = storage.open_native(path) if is_stored else path
+            return pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=is_stored)
+    except storage.StorageError:
+        raise
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path}: not a whole Parquet file: {error}; fetch it again") from error
 
@@ -150,11 +166,15 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     number = sum(file.metadata.row_group(index).num_rows for index in range(split.start))
     name = Path(split.path).name
     try:
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=columns):
-            texts = batch.column(config.text_column).to_pylist()
-            keys = batch.column(config.document_column).to_pylist() if config.document_column else [None] * len(texts)
-            for text, key in zip(texts, keys, strict=True):
-                yield _Row(f"{name}, row {number}", text, key)
-                number += 1
+        with storage.name_errors(split.path, of_content=True):
+            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=columns):
+                texts = batch.column(config.text_column).to_pylist()
+                keys = batch.column(config.document_column).to_pylist() if config.document_column else None
+                for text, key in zip(texts, keys or [None] * len(texts), strict=True):
+                    if config.row == "sentence" or split.takes(number):
+                        yield _Row(f"{name}, row {number}", text, key)
+                    number += 1
+    except storage.StorageError:
+        raise
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{split.path}: cannot be read near row {number}: {error}; fetch it again") from error

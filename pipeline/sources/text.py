@@ -19,7 +19,7 @@ MOST_CHARACTERS = 256 << 20
 """Of a document."""
 
 
-def split_text(path: Path, *, source: int, config: SourceConfig, split_bytes: int | None = None) -> list[Split]:
+def split_text(path: str | Path, *, source: int, config: SourceConfig, split_bytes: int | None = None) -> list[Split]:
     """Ranges of bytes cut after a blank line, so that no document is cut; after any line with rows_per_document."""
     boundary = after_blank_line if config.rows_per_document is None else next_line
     return split_lines(path, source=source, boundary=boundary, split_bytes=split_bytes)
@@ -33,9 +33,10 @@ def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
     encoding = "utf-8" if source.encoding == AUTO else source.encoding
     place = Path(split.path).name + (f" after byte {split.start}" if split.start else "")
     sentences: list[str] = []
-    first = characters = 0
+    first = characters = documents = 0
     for number, text in read_lines(split, encoding=encoding):
-        line = normalize_line(text)
+        # What another part takes is only counted; no letter or digit vanishes, so that such lines are not blank.
+        line = text[:1] if not split.takes(documents) and text[:1].isalnum() else normalize_line(text)
         if line:
             first = first if sentences else number
             sentences.append(line)
@@ -46,7 +47,9 @@ def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
                     f"{MOST_CHARACTERS} characters; put one between documents, or set rows_per_document"
                 )
         if sentences and (not line or len(sentences) == source.rows_per_document):
-            yield from assemble(f"{place}, line {first}", sentences)
+            if split.takes(documents):
+                yield from assemble(f"{place}, line {first}", sentences)
             sentences, characters = [], 0
-    if sentences:
+            documents += 1
+    if sentences and split.takes(documents):
         yield from assemble(f"{place}, line {first}", sentences)

@@ -1,7 +1,8 @@
 """Lines of a text file with their numbers, and parts of a large one: shared by kinds that hold a record or sentence a
 line.
 
-A part is a range of bytes; the line that starts in a range belongs to it. Compressed files are one part.
+A part is a range of bytes; the line that starts in a range belongs to it. A compressed file, or one that cannot be cut
+at a line, is shared (documents.Split): MOST_PARTS bounds what reading all of it in each part costs.
 """
 
 from __future__ import annotations
@@ -10,34 +11,41 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from pipeline import storage
 from pipeline.documents import Split
 from pipeline.sources.bytestreams import compression_of, read_pieces
 
 SPLIT_BYTES = 32 << 20
+MOST_PARTS = {"": 8, "zstd": 16, "gzip": 8, "xz": 4, "bz2": 2}
 LONGEST_LINE = 64 << 20
+_LOOK_BYTES = 1 << 16  # more than enough for the end of a line
 _TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
 
 
 def split_lines(
-    path: Path, *, source: int, boundary: Callable[[IO[bytes], int], int] | None, split_bytes: int | None = None
+    path: str | Path, *, source: int, boundary: Callable[[IO[bytes], int], int] | None, split_bytes: int | None = None
 ) -> list[Split]:
-    """Ranges of about `split_bytes` cut at `boundary(file, position)`; one split where it is None or compressed."""
+    """Ranges of about `split_bytes` cut at `boundary(file, position)`; where it is None or the file compressed, shares
+    of all of it, or one split where `split_bytes` are given."""
     compression = compression_of(path)
-    size = path.stat().st_size
+    size = storage.size_of(path)
     share = _TEXT_SHARE[compression]
     step = split_bytes or SPLIT_BYTES
     cuts = [0]
     if boundary is not None and not compression:
-        with open(path, "rb") as file:
+        with storage.open_input(path, read_ahead=_LOOK_BYTES) as file:
             while cuts[-1] + step < size:
                 cut = boundary(file, cuts[-1] + step)
                 if cut >= size:
                     break
                 cuts.append(cut)
-    return [
+    splits = [
         Split(source, str(path), start, end, end - start, round(share * (end - start)))
         for start, end in zip(cuts, [*cuts[1:], size], strict=True)
     ]
+    if (boundary is None or compression) and split_bytes is None:
+        return splits[0].share(MOST_PARTS[compression], part_bytes=SPLIT_BYTES)
+    return splits
 
 
 def next_line(file: IO[bytes], position: int) -> int:

@@ -3,7 +3,7 @@
 A multistream .bz2 is split where its streams start, found by the streams' ten-byte signature and checked by
 decompressing: the index beside it says the same, but of the English dump it alone is over 1 GB to read. Any other .bz2
 is split at blocks, plain XML at <page>: a page belongs to the part in which its <page> starts. Other compressions are
-read by one worker.
+shared: each part parses all of the XML, and converts its pages.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipeline import storage
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
 from pipeline.page_guard import GUARDED_CHARACTERS, PageGuard
@@ -34,15 +35,17 @@ _MOST_TRIED_STREAMS = 16
 _PAGE = b"<page>"
 _ROOT_END = b"</mediawiki>"
 _TAIL_BYTES = 64
+_MOST_PARTS = 4
+_PART_TEXT_BYTES = 32 << 20
 _STREAM = b"1AY&SY"  # after BZh and a digit: the first block of a bz2 stream
 _STREAM_END = b"\x17rE8P\x90"  # a stream without blocks
 
 
-def split_dump(path: Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
+def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
     """Splits of one dump of about `split_bytes` each, cut at a stream or (where streams are no runs of pages) at any
-    byte of a .bz2, at a page of plain XML; one split of anything else."""
+    byte of a .bz2, at a page of plain XML; shares of anything else, or one split where `split_bytes` are given."""
     compression = compression_of(path)
-    size = path.stat().st_size
+    size = storage.size_of(path)
     step = split_bytes or SPLIT_BYTES.get(compression, size)
     starts = [0]
     if compression in SPLIT_BYTES:
@@ -57,17 +60,20 @@ def split_dump(path: Path, *, source: int, split_bytes: int | None = None) -> li
         starts = list(range(0, max(1, size - step // 2), step))
     share = _TEXT_SHARE[compression]
     ends = [*starts[1:], size]
-    return [
+    splits = [
         Split(source, str(path), start, end, end - start, round(share * (end - start)))
         for start, end in zip(starts, ends, strict=True)
     ]
+    if compression not in SPLIT_BYTES and split_bytes is None:
+        return splits[0].share(_MOST_PARTS, part_bytes=_PART_TEXT_BYTES)
+    return splits
 
 
-def _next_page(path: Path, position: int) -> int | None:
+def _next_page(path: str | Path, position: int) -> int | None:
     return _search(path, position, _PAGE)
 
 
-def _next_stream(path: Path, position: int) -> int | None:
+def _next_stream(path: str | Path, position: int) -> int | None:
     """Where the first stream at or after `position` starts whose content begins with a page; None where none of the
     next ones does."""
     for _ in range(_MOST_TRIED_STREAMS):
@@ -81,10 +87,10 @@ def _next_stream(path: Path, position: int) -> int | None:
     return None
 
 
-def _search(path: Path, position: int, wanted: bytes) -> int | None:
+def _search(path: str | Path, position: int, wanted: bytes) -> int | None:
     """The first offset of `wanted` in the window after `position`; None where there is none."""
     end = position + _WINDOW
-    with open(path, "rb") as file:
+    with storage.open_input(path) as file:
         file.seek(position)
         tail = b""
         while position < end and (block := file.read(1 << 20)):
@@ -97,8 +103,8 @@ def _search(path: Path, position: int, wanted: bytes) -> int | None:
     return None
 
 
-def _begins_with_page(path: Path, start: int) -> bool:
-    with open(path, "rb") as file:
+def _begins_with_page(path: str | Path, start: int) -> bool:
+    with storage.open_input(path) as file:
         file.seek(start)
         if file.read(3) != b"BZh":
             return False
@@ -108,6 +114,8 @@ def _begins_with_page(path: Path, start: int) -> bool:
         try:
             while len(content) < 64 and not decompressor.eof and (block := file.read(1 << 20)):
                 content += decompressor.decompress(block, 4096)
+        except storage.StorageError:
+            raise
         except OSError:
             return False
     return content.lstrip().startswith(_PAGE)
@@ -131,7 +139,7 @@ def read_site(path: str) -> SiteInfo:
 
 def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
     """Documents of the articles in a split, in order; a Drop for every other page and every sentence left out."""
-    size = Path(split.path).stat().st_size
+    size = storage.size_of(split.path)
     is_part = split.start > 0 or split.end not in (-1, size)
     head = read_site(split.path) if is_part else None
     is_fragment = head is not None and head.is_fragment
@@ -143,7 +151,9 @@ def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
     )
     site = reader.site if head is None else head
     names: WikiNames | None = None
-    for page in reader.read(_read_split(split, size=size, is_fragment=is_fragment)):
+    for number, page in enumerate(reader.read(_read_split(split, size=size, is_fragment=is_fragment))):
+        if not split.takes(number):
+            continue
         if names is None:
             names = names_of_site(site, language=source.language)
         convert = convert_page if len(page.text) <= GUARDED_CHARACTERS else _GUARD.convert
@@ -152,7 +162,7 @@ def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
 
 def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
     """The XML of the pages that start in a split."""
-    path = Path(split.path)
+    path = split.path
     cuts = [cut for cut in (split.start, split.end) if cut not in (-1, 0, size)]
     if compression_of(path) == "bz2" and not all(_begins_with_page(path, cut) for cut in cuts):
         return _pages_of_blocks(split, size=size, is_fragment=is_fragment)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import data_faults, file_faults, job_faults, ray_faults, worker_faults
+from . import data_faults, file_faults, job_faults, ray_faults, store_faults, worker_faults
 from .findings import Finding, format_table
 from .runs import ChaosError, Stage
 
@@ -22,6 +22,7 @@ GROUPS: dict[str, Sequence[Fault]] = {
     "jobs": job_faults.FAULTS,
     "files": file_faults.FAULTS,
     "data": data_faults.FAULTS,
+    "stores": store_faults.FAULTS,
     "ray": ray_faults.FAULTS,
 }
 """Another kind of fault is a module with FAULTS of its own, and a line here."""

@@ -162,7 +162,7 @@ def fill_the_disk_in_a_save(stage: Stage) -> Finding:
         else:
             raise ChaosError("no save was caught")
         status, broken = run.finish(), []
-        if status != 2:
+        if status != 2 or "no space left" not in _error(run).lower():
             broken.append(f"status {status}: {_error(run)}")
         fill.unlink()
         return _go_on(run, fault="disk full during a save", broken=broken)

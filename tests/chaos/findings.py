@@ -15,6 +15,7 @@ from small_runs import curve, rows_by_step
 from pipeline.manifest import Manifest
 from trainer.checkpoint_files import checkpoints_folder
 from trainer.lease import LEASE_NAME
+from trainer.lease_store import LEASE_FOLDER
 from trainer.metrics import read_json_lines
 
 from .runs import EVERY_STEPS, MAX_STEPS, Run
@@ -63,6 +64,7 @@ def judge(
     """
     reference, found = run.stage.reference, list(broken)
     status = run.finish()
+    run.fetch()
     if status != 0:
         found.append(f"the last command ended with status {status}: {run.lines[-1].text if run.lines else ''}")
     equal = compare_curves(run.output, reference.output)
@@ -124,7 +126,7 @@ def find_remains(run: Run) -> list[str]:
     folder = checkpoints_folder(run.output)
     if folder.is_dir():
         found += [f"{path.name} is left behind" for path in folder.iterdir() if path.name.startswith(".")]
-    if (run.output / LEASE_NAME).exists():
+    if (run.output / LEASE_NAME).exists() or list(run.output.glob(f"{LEASE_FOLDER}/*")):
         found.append("the lease was not given back")
     return found
 

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from ray_head import AS_OTHERS
 from synthetic import write_data_set
 
+from pipeline import storage
 from pipeline.manifest import Manifest
 from trainer.checkpoint_files import checkpoints_folder, list_checkpoints, step_of
 
@@ -97,6 +99,9 @@ class Run:
     name: str
     data: Path
     output: Path
+    """The run directory; of a run on a store, what `fetch` copies of it."""
+    target: str | None = None
+    """URL of the run directory, where that is on a store."""
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     lines: list[Line] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
@@ -107,7 +112,7 @@ class Run:
             environment = {**environment, "CHAOS_FORK": "1"}
         program = "tests/chaos/poisoned_run.py" if any(key.startswith("CHAOS_") for key in environment) else PROGRAM
         launcher = () if any(word.startswith("launcher=") for word in settings) else ("launcher=processes",)
-        words = [f"data={self.data}", f"output={self.output}", *SETTINGS, *launcher, *settings]
+        words = [f"data={self.data}", f"output={self.target or self.output}", *SETTINGS, *launcher, *settings]
         command = Command(
             [sys.executable, program, *("--config", str(self.stage.config_file), *words)],
             environment={**self.stage.environment, **environment, MARK: self.mark},
@@ -185,8 +190,14 @@ class Run:
 
     def newest_step(self) -> int:
         """Step of the newest committed checkpoint; 0 for none."""
-        folders = list_checkpoints(self.output)
+        folders = list_checkpoints(self.target or self.output)
         return step_of(folders[-1]) if folders else 0
+
+    def fetch(self) -> None:
+        """Copy from the store what is compared and judged."""
+        for file in storage.list_files(self.target or self.output):
+            if self.target is not None and not file.name.endswith(".safetensors"):
+                storage.fetch_file(f"{self.target}/{file.name}", self.output / file.name)
 
     def remains(self) -> list[psutil.Process]:
         """Processes that the run's commands started and that still live."""
@@ -255,6 +266,7 @@ class Stage:
             "DS_ACCELERATOR": "cpu",
             "TOKENIZERS_PARALLELISM": "false",
             "RAY_USAGE_STATS_ENABLED": "0",
+            **AS_OTHERS,
         }
 
     @cached_property
@@ -280,8 +292,10 @@ class Stage:
             raise ChaosError("\n".join(line.text for line in run.lines))
         return run
 
-    def make_run(self, name: str, *, own_data: bool = False, output: Path | None = None) -> Run:
-        """A new run; with `own_data` on a data set that may be damaged."""
+    def make_run(
+        self, name: str, *, own_data: bool = False, output: Path | None = None, target: str | None = None
+    ) -> Run:
+        """A new run; with `own_data` on a data set that may be damaged, with `target` on a store."""
         _ = self.manifest
         folder = self.folder / name
         folder.mkdir()
@@ -289,7 +303,7 @@ class Stage:
         if own_data:
             data = folder / "data"
             self.write_data(data)
-        self.runs.append(Run(self, name, data=data, output=output or folder / "run"))
+        self.runs.append(Run(self, name, data=data, output=output or folder / "run", target=target))
         return self.runs[-1]
 
 

@@ -95,9 +95,9 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(config.width, 3 * config.width)
         self.output = Linear(config.width, config.width)
 
-    def forward(self, hidden: Tensor, *, layout: SequenceLayout) -> Tensor:
-        """[T, width] -> [T, width]."""
+    def forward(self, hidden: Tensor, *, layout: SequenceLayout, bias_gradient: bool = True) -> Tensor:
+        """[T, width] -> [T, width]. bias_gradient: of the last bias, see layers.Linear."""
         num_tokens, width = hidden.shape
         qkv = self.qkv(hidden).view(num_tokens, 3, self.num_heads, width // self.num_heads)
         context = attention(qkv, layout=layout, dropout=self.dropout if self.training else 0.0)
-        return self.output(context.reshape(num_tokens, width))  # type: ignore[no-any-return]
+        return self.output(context.reshape(num_tokens, width), bias_gradient=bias_gradient)  # type: ignore[no-any-return]

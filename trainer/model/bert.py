@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainer.config import ModelConfig
 from trainer.model.attention import SequenceLayout
 from trainer.model.embeddings import Embeddings
-from trainer.model.encoder import Encoder
+from trainer.model.encoder import PostNormEncoder, PreNormEncoder
 from trainer.model.heads import MaskedLanguageHead, NextSentenceHead, Pooler, cross_entropy_sum
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class BertForPretraining(nn.Module):
         self.vocabulary_size = vocabulary_size
         num_rows = -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
         self.embeddings = Embeddings(config, num_rows=num_rows)
-        self.encoder = Encoder(config)
+        self.encoder = PreNormEncoder(config) if config.norm == "pre" else PostNormEncoder(config)
         self.pooler = Pooler(config)
         self.mlm_head = MaskedLanguageHead(config, embedding=self.embeddings.word, vocabulary_size=vocabulary_size)
         self.nsp_head = NextSentenceHead(config)

@@ -10,6 +10,7 @@ from trainer.model.attention import SelfAttention, SequenceLayout
 from trainer.model.dropout import Dropout
 from trainer.model.gelu_gpu import linear_gelu
 from trainer.model.layers import Linear, activation_function, layer_norm
+from trainer.model.residual_norm import ResidualNorm, is_fused
 
 FEED_FORWARD_FACTOR = 4
 
@@ -22,7 +23,7 @@ class ActivatedLinear(Linear):
         self.tanh = activation == "gelu_tanh"
         self.activation = activation_function(activation)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]
         """[T, width_in] -> [T, width_out]."""
         if hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16):
             return linear_gelu(hidden, self.weight, self.bias, tanh=self.tanh)
@@ -37,20 +38,38 @@ class FeedForward(nn.Module):
         self.up = ActivatedLinear(config.width, FEED_FORWARD_FACTOR * config.width, activation=config.activation)
         self.down = Linear(FEED_FORWARD_FACTOR * config.width, config.width)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[T, width] -> [T, width]."""
-        return self.down(self.up(hidden))  # type: ignore[no-any-return]
+    def forward(self, hidden: Tensor, *, bias_gradient: bool = True) -> Tensor:
+        """[T, width] -> [T, width]. bias_gradient: of the last bias, see layers.Linear."""
+        return self.down(self.up(hidden), bias_gradient=bias_gradient)  # type: ignore[no-any-return]
 
 
-class EncoderLayer(nn.Module):
-    """Attention and feed-forward, each with dropout, residual and LayerNorm.
-
-    post: x = norm(x + dropout(f(x))); pre: x = x + dropout(f(norm(x))).
-    """
+class PostNormLayer(nn.Module):
+    """Attention and feed-forward, each x = norm(x + dropout(f(x)))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pre_norm = config.norm == "pre"
+        self.attention = SelfAttention(config)
+        self.attention_norm = ResidualNorm(config.width, dropout=config.dropout)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = ResidualNorm(config.width, dropout=config.dropout)
+
+    def forward(self, hidden: Tensor, residual: Tensor, *, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+        """Both [T, width] and equal -> the same; see ResidualNorm for why there are two."""
+        bias = self.attention.output.bias
+        fused = is_fused(hidden, branch_bias=bias)
+        branch = self.attention(hidden, layout=layout, bias_gradient=not fused)
+        hidden, residual = self.attention_norm(branch, residual, branch_bias=bias if fused else None)
+        bias = self.feed_forward.down.bias
+        fused = is_fused(hidden, branch_bias=bias)
+        branch = self.feed_forward(hidden, bias_gradient=not fused)
+        return self.feed_forward_norm(branch, residual, branch_bias=bias if fused else None)  # type: ignore[no-any-return]
+
+
+class PreNormLayer(nn.Module):
+    """Attention and feed-forward, each x = x + dropout(f(norm(x)))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
         self.attention = SelfAttention(config)
         self.attention_norm = layer_norm(config.width)
         self.feed_forward = FeedForward(config)
@@ -59,23 +78,35 @@ class EncoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout) -> Tensor:
         """[T, width] -> [T, width]."""
-        if self.pre_norm:
-            hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), layout=layout))
-            return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))  # type: ignore[no-any-return]
-        hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, layout=layout)))
-        return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))  # type: ignore[no-any-return]
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), layout=layout))
+        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))  # type: ignore[no-any-return]
 
 
-class Encoder(nn.Module):
-    """All layers; pre-LN ends with a LayerNorm of its own."""
+class PostNormEncoder(nn.Module):
+    """All layers of a post-LN model."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_layers))
-        self.norm = layer_norm(config.width) if config.norm == "pre" else None
+        self.layers = nn.ModuleList(PostNormLayer(config) for _ in range(config.num_layers))
+
+    def forward(self, hidden: Tensor, *, layout: SequenceLayout) -> Tensor:
+        """[T, width] -> [T, width]."""
+        residual = hidden
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual, layout=layout)
+        return hidden
+
+
+class PreNormEncoder(nn.Module):
+    """All layers of a pre-LN model, and the LayerNorm after them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(PreNormLayer(config) for _ in range(config.num_layers))
+        self.norm = layer_norm(config.width)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout) -> Tensor:
         """[T, width] -> [T, width]."""
         for layer in self.layers:
             hidden = layer(hidden, layout=layout)
-        return hidden if self.norm is None else self.norm(hidden)
+        return self.norm(hidden)  # type: ignore[no-any-return]

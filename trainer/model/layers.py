@@ -14,7 +14,11 @@ LAYER_NORM_EPSILON = 1e-12
 
 
 class Linear(nn.Linear):
-    """nn.Linear without a default draw."""
+    """nn.Linear without a default draw, and with a bias whose gradient may be made elsewhere."""
+
+    def forward(self, x: Tensor, *, bias_gradient: bool = True) -> Tensor:
+        """[..., in] -> [..., out]. bias_gradient=False: whoever takes the result gives the bias its gradient."""
+        return F.linear(x, self.weight, self.bias if bias_gradient else self.bias.detach())
 
     def reset_parameters(self) -> None:
         """Leave the weights to bert.initialize_weights."""

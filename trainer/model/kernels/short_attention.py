@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainer.model.kernels.hashing import mix
+
 LOG2_E = math.log2(math.e)
 FORWARD_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 BACKWARD_Q_TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3}
@@ -25,22 +27,13 @@ BACKWARD_KV_TILES = {"BLOCK_M": 32, "BLOCK_N": 128, "num_warps": 4, "num_stages"
 
 
 @triton.jit
-def _mix(x):
-    x = x ^ (x >> 16)
-    x = x * 0x7FEB352D
-    x = x ^ (x >> 15)
-    x = x * 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
 def _row_key(seed, head, tokens):
-    return _mix(_mix(tokens.to(tl.uint32) + seed) + head.to(tl.uint32) * 0x9E3779B1) | 1
+    return mix(mix(tokens.to(tl.uint32) + seed) + head.to(tl.uint32) * 0x9E3779B1) | 1
 
 
 @triton.jit
 def _column_key(columns):
-    return _mix(columns.to(tl.uint32) * 0x9E3779B1 + 12345)
+    return mix(columns.to(tl.uint32) * 0x9E3779B1 + 12345)
 
 
 @triton.jit

@@ -1,0 +1,230 @@
+"""What one core prepares, stage by stage, in this process: the build's own functions on one corpus held in memory.
+
+Least CPU seconds of several turns; where a library does the same work, it takes its turn beside ours.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mwparserfromhell
+
+from bench.processes import peak_bytes, reset_peak
+from bench.repeats import Texts, write_corpus
+from pipeline.booktext import book_paragraphs
+from pipeline.buckets import Buckets
+from pipeline.config import PipelineConfig
+from pipeline.decoding import decode_text
+from pipeline.documents import Document
+from pipeline.draws import generator
+from pipeline.masking import make_masks
+from pipeline.pairs import make_pairs
+from pipeline.rows import assemble_rows
+from pipeline.schema import id_type
+from pipeline.sentences import split_sentences
+from pipeline.shards import build_shard
+from pipeline.sources.assembly import assemble
+from pipeline.sources.bytestreams import read_pieces
+from pipeline.sources.dumpxml import DumpReader
+from pipeline.spill import Extent, SpillWriter
+from pipeline.wikitext import DEFAULT_BUDGET, wikitext_to_text
+from pipeline.wikitext_names import wiki_names
+from pipeline.wordpieces import TokenizedDocument, WordTokenizer
+
+MASK_SETS = 10
+_MOST_CHARACTERS = DEFAULT_BUDGET.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage on one core: CPU seconds for `megabytes` of `unit`, giving `tokens` (0: it gives no tokens)."""
+
+    name: str
+    cpu_s: float
+    megabytes: float
+    unit: str
+    tokens: int
+    peak_bytes: int
+    """Of this process, which holds the whole corpus."""
+    beside: str = ""
+    """The library that did the same work."""
+    beside_cpu_s: float = 0.0
+
+
+def measure_stages(texts: Texts, *, config: PipelineConfig, tokenizer: WordTokenizer, repeat: int) -> list[Stage]:
+    """Every stage of a build of these texts, in the order of the build."""
+    stages: list[Stage] = []
+    names = wiki_names([texts.language])
+    markup = [text for _, text in texts.articles]
+    plain: list[str] = []
+    if markup:
+        xml = _dump_of(texts)
+        size = sum(map(len, xml)) / 1e6
+        made = time_turns(lambda: list(DumpReader("bench", most_characters=_MOST_CHARACTERS).read(xml)), repeat=repeat)
+        stages.append(made.stage("dump to pages", size, "XML"))
+        size = sum(len(text.encode()) for text in markup) / 1e6
+        made = time_turns(
+            lambda: [wikitext_to_text(text, names=names, language=texts.language).text for text in markup],
+            lambda: [mwparserfromhell.parse(text).strip_code() for text in markup],
+            repeat=repeat,
+        )
+        plain += made.result
+        stages.append(made.stage("wikitext to text", size, "markup", beside="mwparserfromhell"))
+    if texts.books:
+        size = sum(len(data) for _, data in texts.books) / 1e6
+        made = time_turns(lambda: [read_book(name, data) for name, data in texts.books], repeat=repeat)
+        plain += made.result
+        stages.append(made.stage("book files to paragraphs", size, "books"))
+    text_mb = sum(len(text.encode()) for text in plain) / 1e6
+    made = time_turns(lambda: [split_text(text, language=texts.language) for text in plain], repeat=repeat)
+    documents = [document for document in made.result if document is not None]
+    stages.append(made.stage("sentences", text_mb, "text"))
+    made, tokens = measure_tokens(documents, config=config, tokenizer=tokenizer, repeat=repeat)
+    tokenized: list[TokenizedDocument] = made.result
+    stages.append(
+        made.stage("text to token ids", text_mb, "text", tokens=tokens, beside="tokenizers, a call a sentence")
+    )
+    return stages + measure_shards(tokenized, text_mb=text_mb, config=config, tokenizer=tokenizer, repeat=repeat)
+
+
+def measure_tokens(
+    documents: Sequence[Document], *, config: PipelineConfig, tokenizer: WordTokenizer, repeat: int
+) -> tuple[Turns, int]:
+    """Token ids with caches that are empty at first, beside `tokenizers` called once a sentence; and their number."""
+    path = config.vocabulary.path
+    assert path is not None
+    made = time_turns(
+        lambda: tokenize_all(documents, WordTokenizer.from_path(path, lowercase=config.vocabulary.lowercase)),
+        lambda: encode_all(documents, tokenizer.backend),
+        repeat=repeat,
+    )
+    return made, sum(document.ids.size for document in made.result)
+
+
+def tokenize_all(documents: Sequence[Document], tokenizer: WordTokenizer) -> list[TokenizedDocument]:
+    """As a worker does it: a document after the other, with one tokenizer."""
+    return [tokenizer.tokenize(document) for document in documents]
+
+
+def encode_all(documents: Sequence[Document], backend: Any) -> int:
+    """The library alone: number of tokens of all sentences."""
+    encode = backend.encode
+    return sum(
+        len(encode(sentence, add_special_tokens=False).ids) for document in documents for sentence in document.sentences
+    )
+
+
+def _dump_of(texts: Texts) -> list[bytes]:
+    """The articles as a dump's XML, in the pieces that a reader of files gives."""
+    with tempfile.TemporaryDirectory(prefix="cloze-bench-") as folder:
+        (source,) = write_corpus(replace(texts, books=()), Path(folder))
+        return [piece for path in source.paths for piece in read_pieces(path)]
+
+
+def read_book(name: str, data: bytes) -> str:
+    """A book's paragraphs, a line each."""
+    return "\n".join(book_paragraphs(decode_text(data, name=name).text))
+
+
+def split_text(text: str, *, language: str) -> Document | None:
+    """The document of a text; None where nothing of it has words."""
+    items = assemble("bench", split_sentences(text, language=language, keep_reserved=True))
+    return next((item for item in items if isinstance(item, Document)), None)
+
+
+def measure_shards(
+    documents: Sequence[TokenizedDocument],
+    *,
+    text_mb: float,
+    config: PipelineConfig,
+    tokenizer: WordTokenizer,
+    repeat: int,
+) -> list[Stage]:
+    """Spilling, pairs, rows, masks, and whole shards for one and MASK_SETS mask sets; the tokens are those of rows."""
+    documents = list({document.id: document for document in documents}.values())
+    with tempfile.TemporaryDirectory(prefix="cloze-bench-") as name:
+        folder = Path(name)
+        spilled = time_turns(lambda: spill(documents, folder=folder, tokenizer=tokenizer), repeat=repeat)
+        extents: list[Extent] = spilled.result
+        tokens = sum(document.ids.size for document in documents)
+        stages = [spilled.stage("spill to disk", text_mb, "text", tokens=tokens)]
+
+        paired = time_turns(lambda: make_pairs(documents, config=config, pass_number=0), repeat=repeat)
+        order = generator(config.seed, "bench").permutation(len(paired.result))
+        shuffled = paired.result.take(order)
+        made = time_turns(
+            lambda: assemble_rows(documents, shuffled, special=tokenizer.special, seed=config.seed), repeat=repeat
+        )
+        rows = made.result
+        in_rows = int(rows.ids.size)
+        stages.append(paired.stage("pairs", text_mb, "text", tokens=in_rows))
+        stages.append(made.stage("rows", text_mb, "text", tokens=in_rows))
+        first = time_turns(
+            lambda: make_masks(rows, config=config, tokenizer=tokenizer, mask_sets=range(1)), repeat=repeat
+        )
+        stages.append(first.stage("masks, one set", text_mb, "text", tokens=in_rows))
+        for count in (1, MASK_SETS):
+            several = config.model_copy(update={"masks_per_pair": count})
+            build = partial(build_one, extents, config=several, folder=folder, tokenizer=tokenizer)
+            built = time_turns(build, repeat=repeat)
+            title = f"pairs, masks, shard: {count} mask set{'s' if count > 1 else ''}"
+            stages.append(built.stage(title, text_mb, "text", tokens=in_rows))
+    return stages
+
+
+def spill(documents: Sequence[TokenizedDocument], *, folder: Path, tokenizer: WordTokenizer) -> list[Extent]:
+    """Write the documents as one bucket."""
+    buckets = Buckets(1, 0, 0.0)
+    with SpillWriter(
+        folder, name="bench", bucket_of=buckets.bucket_of, id_type=id_type(tokenizer.vocab_size)
+    ) as writer:
+        for document in documents:
+            writer.add(document)
+    return [extent for _, extent in writer.extents]
+
+
+def build_one(extents: Sequence[Extent], *, config: PipelineConfig, folder: Path, tokenizer: WordTokenizer) -> Any:
+    """One shard of everything, verified, as a worker writes it."""
+    return build_shard(
+        extents, config=config, tokenizer=tokenizer, split="train", name="shard", folder=folder, scratch=folder
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Least CPU seconds of a function and of the one beside it, its result, and this process's peak of memory."""
+
+    result: Any
+    cpu_s: float
+    beside_cpu_s: float
+    peak_bytes: int
+
+    def stage(self, name: str, megabytes: float, unit: str, *, tokens: int = 0, beside: str = "") -> Stage:
+        """The row of this stage."""
+        return Stage(name, self.cpu_s, megabytes, unit, tokens, self.peak_bytes, beside, self.beside_cpu_s)
+
+
+def time_turns(ours: Callable[[], Any], other: Callable[[], Any] | None = None, *, repeat: int) -> Turns:
+    """Run one or two functions in turn and keep the least CPU seconds of each."""
+    best = Turns(None, float("inf"), float("inf") if other else 0.0, 0)
+    for _ in range(repeat):
+        reset_peak()
+        began = time.process_time()
+        result = ours()
+        best = replace(
+            best,
+            result=result,
+            cpu_s=min(best.cpu_s, time.process_time() - began),
+            peak_bytes=max(best.peak_bytes, peak_bytes()),
+        )
+        if other is not None:
+            began = time.process_time()
+            other()
+            best = replace(best, beside_cpu_s=min(best.beside_cpu_s, time.process_time() - began))
+    return best

@@ -1,0 +1,43 @@
+"""What the published recipe costs on each kind of cluster, from measured rates: `python -m cluster.costs`.
+
+The rate is one H200's (docs/LOG.md, ZeRO 1: 141.7 ms for 32,768 tokens); what many nodes lose to each other has not
+been measured, so the hours are the least that it takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster.values import VALUES, Group, read_values
+
+TOKENS = 42.6e9
+"""Of trainer/configs/bert_large_two_phases.yaml, as its comment says."""
+TOKENS_PER_SECOND = 32_768 / 0.1417
+"""BERT-Large, bf16, compiled, rows as long as Wikipedia's, real tokens of one GPU."""
+
+
+def hours_of(group: Group) -> float:
+    """Hours that the recipe takes on all nodes of the group."""
+    return TOKENS / (TOKENS_PER_SECOND * group.gpus * group.max_nodes) / 3600
+
+
+def table(folder: Path = VALUES) -> Iterator[str]:
+    """Lines of a Markdown table."""
+    yield "| cluster | nodes | GPUs | hours | on demand | spot |"
+    yield "|---|---|---|---|---|---|"
+    for kind in ("aws", "gcp"):
+        gpu = read_values(kind, folder=folder).gpu  # type: ignore[attr-defined]
+        hours = hours_of(gpu)
+        prices = [
+            "-" if price is None else f"${hours * gpu.max_nodes * price:,.0f}"
+            for price in (gpu.price_per_hour, gpu.spot_price_per_hour)
+        ]
+        nodes = f"{gpu.max_nodes} x {gpu.machine}"
+        yield f"| {kind} | {nodes} | {gpu.gpus * gpu.max_nodes} | {hours:.1f} | {prices[0]} | {prices[1]} |"
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
+    sys.exit(0)

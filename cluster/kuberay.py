@@ -1,0 +1,270 @@
+"""Files for Kubernetes: RayCluster and RayJobs for KubeRay (1.5 or later), Redis for the head's state, queues.
+
+Invariants that cluster/check_kuberay.py holds: the Ray container comes first; CPU pods alone have the preprocessing
+resource; every group goes back to nothing; whatever listens is inside the cluster, and wants the token.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import ray
+
+from cluster.launcher import EFA, RAY_MEMORY, STOP_S, grown
+from cluster.values import PREPROCESSING, SHARED, Group, KubernetesValues
+
+Tree = dict[str, Any]
+Queue = Literal["none", "kueue", "volcano"]
+
+USER = 1000
+"""User and group of the images."""
+GRACE_S = 120
+"""From a pod's notice to its end: what a checkpoint needs, and the workers' start elsewhere does not."""
+SMALL = {"cpu": "500m", "memory": "1Gi"}
+"""Of a pod that only waits."""
+
+
+def render_cluster(values: KubernetesValues) -> Tree:
+    """A RayCluster that stays, for `make submit`; its head survives its own restart."""
+    spec = cluster_spec(values)
+    spec["gcsFaultToleranceOptions"] = {
+        "redisAddress": f"{values.name}-redis:6379",
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": values.redis_secret, "key": "password"}}},
+    }
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata(values, values.name), "spec": spec}
+
+
+def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"], queue: Queue = "none") -> Tree:
+    """A RayJob with a cluster of its own, which ends with it.
+
+    A failed job is begun again on a new cluster: the same command goes on from the last checkpoint or shard, and the
+    lease on the run directory refuses a second one while the first lives. A queue admits all nodes at once or none,
+    so there the cluster has its full size from the start.
+    """
+    name = f"{values.name}-{work}"
+    labels = {}
+    if queue == "kueue":
+        labels = {"kueue.x-k8s.io/queue-name": values.kueue_queue}
+    elif queue == "volcano":
+        labels = {"ray.io/scheduler-name": "volcano", "volcano.sh/queue-name": values.volcano_queue}
+    groups: tuple[Literal["cpu", "gpu"], ...] = ("gpu",) if work == "train" else ("cpu",)
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": metadata(values, name, **labels),
+        "spec": {
+            "entrypoint": values.commands.train if work == "train" else values.commands.preprocess,
+            "submissionMode": "K8sJobMode",
+            "submitterConfig": {"backoffLimit": 2},
+            "submitterPodTemplate": submitter(values),
+            "backoffLimit": values.retries,
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": 60,
+            "rayClusterSpec": cluster_spec(values, groups=groups, fixed=queue != "none"),
+        },
+    }
+
+
+def render_redis(values: KubernetesValues) -> list[Tree]:
+    """Where the head of the RayCluster keeps its state: jobs and actors outlive its restart."""
+    name = f"{values.name}-redis"
+    labels = {"app": name}
+    container = {
+        "name": "redis",
+        "image": "redis:8.2.2",
+        "command": ["sh", "-c", 'exec redis-server --save "" --appendonly no --requirepass "$REDIS_PASSWORD"'],
+        "env": [
+            {
+                "name": "REDIS_PASSWORD",
+                "valueFrom": {"secretKeyRef": {"name": values.redis_secret, "key": "password"}},
+            }
+        ],
+        "ports": [{"containerPort": 6379, "name": "redis"}],
+        "resources": {"requests": dict(SMALL), "limits": dict(SMALL)},
+        "securityContext": locked_down(),
+    }
+    pod = {"containers": [container], "automountServiceAccountToken": False, "securityContext": {"runAsUser": 999}}
+    return [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": metadata(values, name),
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": pod},
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata(values, name),
+            "spec": {"type": "ClusterIP", "selector": labels, "ports": [{"name": "redis", "port": 6379}]},
+        },
+    ]
+
+
+def metadata(values: KubernetesValues, name: str, **labels: str) -> Tree:
+    """Name, namespace, labels."""
+    tree: Tree = {"name": name, "namespace": values.namespace}
+    return {**tree, "labels": labels} if labels else tree
+
+
+def cluster_spec(
+    values: KubernetesValues, *, groups: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu"), fixed: bool = False
+) -> Tree:
+    """RayClusterSpec; `fixed`: all pods from the start, none later."""
+    made = {"cpu": cpu_group, "gpu": gpu_group}
+    spec: Tree = {
+        "rayVersion": ray.__version__,
+        "authOptions": {"mode": "token"},
+        "headGroupSpec": head_group(values, groups=[getattr(values, name) for name in groups]),
+        "workerGroupSpecs": [made[name](values, fixed=fixed) for name in groups],
+    }
+    if not fixed:
+        patience = {
+            "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S": str(values.boot_timeout_s),
+            "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": str(2 * values.boot_timeout_s),
+            "RAY_AUTOSCALER_RECONCILE_RAY_INSTALL_STATUS_TIMEOUT_S": str(2 * values.boot_timeout_s),
+        }
+        spec["enableInTreeAutoscaling"] = True
+        spec["autoscalerOptions"] = {
+            "version": "v2",
+            "upscalingMode": "Default",
+            "idleTimeoutSeconds": 60 * values.idle_minutes,
+            "env": [{"name": name, "value": value} for name, value in patience.items()],
+            "resources": {"requests": dict(SMALL), "limits": dict(SMALL)},
+        }
+    return spec
+
+
+def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
+    """The head: no work of its own but the jobs' drivers."""
+    group = values.head
+    container = ray_container(values, image=values.images.training, group=group)
+    container["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(STOP_S)})
+    container["ports"] = [
+        {"containerPort": 6379, "name": "gcs-server"},
+        {"containerPort": 8265, "name": "dashboard"},
+        {"containerPort": 10001, "name": "client"},
+        {"containerPort": 8080, "name": "metrics"},
+    ]
+    return {
+        "serviceType": "ClusterIP",
+        "rayStartParams": {
+            "num-cpus": "0",
+            "resources": json.dumps(json.dumps(grown(*groups))),  # as KubeRay wants it
+            "dashboard-host": "0.0.0.0",
+            "metrics-export-port": "8080",
+        },
+        "template": pod(values, container, selector=values.cpu_node_selector, shm_gib=max(1, group.memory_gib // 4)),
+    }
+
+
+def cpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
+    """Pods that preprocess: they alone have the resource that preprocessing asks for."""
+    group = values.cpu
+    container = ray_container(values, image=values.images.preprocessing, group=group)
+    resources = {"CPU": str(group.cpus), "memory": ray_memory(group), PREPROCESSING: str(group.cpus)}
+    shm_gib = max(1, group.memory_gib // 4)
+    template = pod(values, container, selector=values.cpu_node_selector, shm_gib=shm_gib)
+    return worker_group("cpu", group, resources=resources, template=template, fixed=fixed)
+
+
+def gpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
+    """Pods that train."""
+    group = values.gpu
+    container = ray_container(values, image=values.images.training, group=group)
+    devices: Tree = {"nvidia.com/gpu": group.gpus}
+    if values.efa_interfaces:
+        devices["vpc.amazonaws.com/efa"] = values.efa_interfaces
+    for part in ("requests", "limits"):
+        container["resources"][part] |= devices
+    variables = EFA if values.efa_interfaces else {"NCCL_SOCKET_IFNAME": "^lo,docker0", "NCCL_DEBUG": "WARN"}
+    container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
+    container["securityContext"]["capabilities"]["add"] = ["IPC_LOCK"]  # NCCL pins memory
+    resources = {"CPU": str(group.cpus), "GPU": str(group.gpus), "memory": ray_memory(group)}
+    template = pod(values, container, selector=values.gpu_node_selector, shm_gib=values.shm_gib)
+    template["spec"]["tolerations"] = [{"key": values.gpu_taint, "operator": "Exists", "effect": "NoSchedule"}]
+    return worker_group("gpu", group, resources=resources, template=template, fixed=fixed)
+
+
+def worker_group(name: str, group: Group, *, resources: dict[str, str], template: Tree, fixed: bool) -> Tree:
+    """A workerGroupSpec; as large as it gets where it is fixed. Before a pod ends, its node is drained."""
+    notice = ["python", "-m", "cluster.notice", f"--seconds={GRACE_S - 30}"]
+    template["spec"]["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": notice}}}
+    least = group.max_nodes if fixed else group.min_nodes
+    return {
+        "groupName": name,
+        "replicas": least,
+        "minReplicas": least,
+        "maxReplicas": group.max_nodes,
+        "rayStartParams": {"metrics-export-port": "8080"},
+        "resources": resources,
+        "template": template,
+    }
+
+
+def ray_memory(group: Group) -> str:
+    """Memory that Ray gives out, in bytes."""
+    return str(int(group.memory_gib * RAY_MEMORY) * 2**30)
+
+
+def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree:
+    """The container that KubeRay starts Ray in: always the first of its pod."""
+    size = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"}
+    return {
+        "name": "ray",
+        "image": image,
+        "env": [{"name": "RAY_DATA_DISABLE_PROGRESS_BARS", "value": "1"}],
+        "resources": {"requests": dict(size), "limits": dict(size)},
+        "volumeMounts": [
+            {"name": "shared", "mountPath": SHARED},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "logs", "mountPath": "/tmp/ray"},
+        ],
+        "securityContext": locked_down(),
+    }
+
+
+def locked_down() -> Tree:
+    """No way to more rights."""
+    return {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
+
+
+def pod(values: KubernetesValues, container: Tree, *, selector: dict[str, str], shm_gib: int) -> Tree:
+    """A pod template with the shared storage and shared memory of its own."""
+    spec: Tree = {
+        "containers": [container],
+        "securityContext": {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
+        "terminationGracePeriodSeconds": GRACE_S,
+        "volumes": [
+            {"name": "shared", "persistentVolumeClaim": {"claimName": values.storage_claim}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_gib}Gi"}},
+            {"name": "logs", "emptyDir": {}},
+        ],
+    }
+    if selector:
+        spec["nodeSelector"] = dict(selector)
+    if values.service_account is not None:
+        spec["serviceAccountName"] = values.service_account
+    return {"spec": spec}
+
+
+def submitter(values: KubernetesValues) -> Tree:
+    """The pod that hands the job to the head and follows its log."""
+    container = {
+        "name": "submit",
+        "image": values.images.training,
+        "resources": {"requests": dict(SMALL), "limits": dict(SMALL)},
+        "securityContext": locked_down(),
+    }
+    spec: Tree = {
+        "restartPolicy": "Never",
+        "containers": [container],
+        "securityContext": {"runAsUser": USER, "runAsGroup": USER},
+    }
+    if values.cpu_node_selector:
+        spec["nodeSelector"] = dict(values.cpu_node_selector)
+    return {"spec": spec}

@@ -1,0 +1,260 @@
+"""A Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
+
+A head without CPUs and nodes with addresses of their own (127.0.0.2, ...), each a `ray start --block` whose children
+are all its processes. Never `ray stop`: it would end every Ray of the machine; here exactly what was started ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from cluster.values import PREPROCESSING, REPOSITORY
+from pipeline.settings import ConfigError, fail
+
+STATE = "CLOZE_LOCAL_CLUSTER"
+"""Variable that names another file than build/local-cluster.json, where what runs is noted."""
+RAY = str(Path(sys.executable).with_name("ray"))
+NODE_CPUS = 2
+CPUS_PER_WORKER = 1.5
+"""So that a node holds one training worker, and its rest is for the reading of data."""
+STORE_BYTES = 200_000_000
+START_S = 120.0
+ATTEMPTS = 3
+END_S = 10.0
+CLOCK_S = 60.0
+"""By which a clock may be corrected; process ids come again after much longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process that was started: its id, and when it began, since ids are used again."""
+
+    pid: int
+    began: float
+    """Seconds since 1970, as psutil has it: it moves with the clock."""
+
+    def find(self) -> psutil.Process | None:
+        """The process, if it still lives."""
+        try:
+            process = psutil.Process(self.pid)
+            return process if abs(process.create_time() - self.began) < CLOCK_S else None
+        except psutil.NoSuchProcess:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """What is known of a running cluster; kept in build/local-cluster.json."""
+
+    address: str
+    """Of the head, HOST:PORT."""
+    dashboard: str
+    """Where jobs are submitted, http://HOST:PORT."""
+    token: str
+    folder: str
+    """Ray's files."""
+    processes: dict[str, Started]
+    """Node -> its `ray start`."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """By which commands find the cluster."""
+        return {
+            "RAY_ADDRESS": self.dashboard,
+            "RAY_API_SERVER_ADDRESS": self.dashboard,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+        }
+
+
+def start(*, nodes: int) -> LocalCluster:
+    """Start a head and `nodes` nodes; ConfigError where one runs already, or where they do not come."""
+    running = read()
+    if running is not None:
+        raise ConfigError(f"a local cluster runs already at {running.dashboard}; end it with `make local-cluster-stop`")
+    folder = Path(tempfile.mkdtemp(prefix="cloze-", dir="/tmp"))  # paths of sockets must be short
+    head, dashboard, client = free_ports(3)
+    token = secrets.token_hex(32)
+    cluster = LocalCluster(f"127.0.0.1:{head}", f"http://127.0.0.1:{dashboard}", token, str(folder), {})
+    try:
+        state_file().parent.mkdir(parents=True, exist_ok=True)
+        words = [
+            *("--head", f"--port={head}", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}", "--num-cpus=0"),
+            *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"),
+        ]
+        bring_up(cluster, "head", words, count=1)
+        for number in range(2, 2 + nodes):
+            words = [
+                *(f"--address={cluster.address}", f"--node-ip-address=127.0.0.{number}", f"--num-cpus={NODE_CPUS}"),
+                f"--resources={json.dumps({PREPROCESSING: NODE_CPUS})}",
+            ]
+            bring_up(cluster, f"127.0.0.{number}", words, count=number)
+    except BaseException:
+        end(cluster)
+        raise
+    return cluster
+
+
+def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: int) -> None:
+    """Start a node and wait until there are `count`; again where its `ray start` has ended: Ray gives itself 30 s,
+    which a busy machine exceeds."""
+    for left in reversed(range(ATTEMPTS)):
+        launch(cluster, name, words)
+        try:
+            wait_for_nodes(cluster, count)
+            return
+        except ConfigError:
+            if not left or not has_ended(cluster.processes[name]):
+                raise
+
+
+def has_ended(started: Started) -> bool:
+    """Whether nothing of it runs any more."""
+    process = started.find()
+    return process is None or process.status() == psutil.STATUS_ZOMBIE
+
+
+def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
+    """Start a node, and note its process before anything else happens."""
+    agent, metrics = free_ports(2)
+    environment = {
+        # RAY_ADDRESS and the like are of another cluster; RAY_worker_niceness and the like are settings.
+        **{key: value for key, value in os.environ.items() if not (key.startswith("RAY_") and key[4:5].isupper())},
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": cluster.token,
+        "RAY_JOB_STOP_WAIT_TIME_S": "600",
+        "RAY_metrics_report_interval_ms": "1000",  # runs here are short
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    command = [
+        *(RAY, "start", *words, "--block", f"--object-store-memory={STORE_BYTES}"),
+        *(f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"),
+    ]
+    with open(Path(cluster.folder) / f"{name}.log", "wb") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    cluster.processes[name] = Started(process.pid, psutil.Process(process.pid).create_time())
+    state = state_file()
+    temporary = state.with_suffix(".partial")
+    temporary.touch(mode=0o600)  # it holds the token
+    temporary.write_text(json.dumps(asdict(cluster), indent=1), encoding="ascii")
+    os.replace(temporary, state)
+
+
+def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
+    """Until so many nodes are there; ConfigError with the end of a log where one has ended or time is over."""
+    deadline = time.monotonic() + START_S
+    while count_nodes(cluster) < count:
+        for name, process in cluster.processes.items():
+            if has_ended(process) or time.monotonic() > deadline:
+                log = (Path(cluster.folder) / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+                raise ConfigError(f"node {name} of the local cluster did not start: {log[-2000:]}")
+        time.sleep(0.2)
+
+
+def count_nodes(cluster: LocalCluster) -> int:
+    """Nodes that live, as the dashboard says; 0 before it answers."""
+    url = f"{cluster.dashboard}/api/v0/nodes?limit=1000"
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            found = json.load(answer)["data"]["result"]["result"]
+    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or not with its head
+        return 0
+    return sum(node["state"] == "ALIVE" for node in found)
+
+
+def state_file() -> Path:
+    """Where the running cluster is noted."""
+    return Path(os.environ.get(STATE) or REPOSITORY / "build" / "local-cluster.json")
+
+
+def read() -> LocalCluster | None:
+    """The cluster that runs, if one does; a state file of one that is gone is removed."""
+    try:
+        tree = json.loads(state_file().read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+    processes = {name: Started(**started) for name, started in tree.pop("processes").items()}
+    cluster = LocalCluster(**tree, processes=processes)
+    if any(process.find() is not None for process in processes.values()):
+        return cluster
+    end(cluster)
+    return None
+
+
+def end(cluster: LocalCluster) -> int:
+    """End every process of the cluster and remove its files; returns how many processes ended.
+
+    First the nodes, so that none sees its head go. What `ray start` does not take along is killed by process id.
+    """
+    roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
+    alive = [root for root in roots if root is not None]
+    tree = [process for root in alive for process in (root, *root.children(recursive=True))]
+    for root in alive:
+        root.send_signal(signal.SIGTERM)
+    _, left = psutil.wait_procs(tree, timeout=END_S)
+    for process in left:
+        process.kill()
+    psutil.wait_procs(left, timeout=END_S)
+    shutil.rmtree(cluster.folder, ignore_errors=True)
+    state_file().unlink(missing_ok=True)
+    return len(tree)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens at."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start, stop, or show how to reach the cluster; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.local", description=__doc__)
+    parser.add_argument("action", choices=["start", "stop", "env"])
+    parser.add_argument("--nodes", type=int, default=2, help="nodes besides the head")
+    words = parser.parse_args(arguments)
+    try:
+        if words.action == "start":
+            cluster = start(nodes=words.nodes)
+            print(f"a head and {words.nodes} nodes of {NODE_CPUS} CPUs: {cluster.dashboard}; files: {cluster.folder}")
+            print("next: make submit CONFIG=trainer/configs/sample.yaml; at the end: make local-cluster-stop")
+            return 0
+        running = read()
+        if words.action == "stop":
+            print("no local cluster runs" if running is None else f"ended {end(running)} processes")
+            return 0
+        if running is None:
+            raise ConfigError("no local cluster runs; start one with `make local-cluster`")
+        for name, value in running.environment.items():
+            print(f"export {name}={value}")
+    except (ValueError, OSError) as error:
+        return fail(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

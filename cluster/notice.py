@@ -1,0 +1,100 @@
+"""Tells Ray that this node will go: `python -m cluster.notice --seconds 90`, or `--watch` for the cloud's notice.
+
+The trainer then writes a checkpoint before the node goes. For a pod's preStop hook, a Slurm epilogue, a spot machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+AWS = "http://169.254.169.254"
+GCP = "http://metadata.google.internal"
+POLL_S = 5.0
+ANSWER_S = 2.0
+"""A metadata service is on the same machine, or nowhere."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Give notice, now or when the cloud does; 0, or 1 where Ray did not take it."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.notice", description=__doc__)
+    parser.add_argument("--seconds", type=int, default=90, help="until the node goes")
+    parser.add_argument("--node-id", help="Ray's id of the node; default: the one this runs on")
+    parser.add_argument("--address", default="auto", help="of Ray's head")
+    parser.add_argument("--watch", action="store_true", help="wait for the notice of AWS or Google Cloud first")
+    parser.add_argument("--metadata", nargs=2, default=(AWS, GCP), help=argparse.SUPPRESS)
+    words = parser.parse_args(arguments)
+    seconds = words.seconds
+    if words.watch:
+        aws, gcp = words.metadata
+        seconds = wait_for_notice([lambda: ask_aws(aws), lambda: ask_gcp(gcp)])
+    return drain(words.address, node_id=words.node_id, seconds=seconds)
+
+
+def wait_for_notice(clouds: Sequence[Callable[[], int | None]], *, sleep: Callable[[float], None] = time.sleep) -> int:
+    """Seconds that are left, once one of the clouds says so."""
+    while True:
+        for ask in clouds:
+            left = ask()
+            if left is not None:
+                return left
+        sleep(POLL_S)
+
+
+def ask_aws(address: str) -> int | None:
+    """Seconds until a spot instance goes; None while nothing is said (an instance is told two minutes before)."""
+    token = _fetch(f"{address}/latest/api/token", method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    if token is None:
+        return None
+    action = _fetch(f"{address}/latest/meta-data/spot/instance-action", headers={"X-aws-ec2-metadata-token": token})
+    return None if action is None or "action" not in json.loads(action) else 110
+
+
+def ask_gcp(address: str) -> int | None:
+    """Seconds until a spot machine goes; None while nothing is said (it is told half a minute before)."""
+    answer = _fetch(f"{address}/computeMetadata/v1/instance/preempted", headers={"Metadata-Flavor": "Google"})
+    return 25 if answer is not None and answer.strip() == "TRUE" else None
+
+
+def _fetch(url: str, *, headers: dict[str, str], method: str = "GET") -> str | None:
+    try:
+        request = urllib.request.Request(url, method=method, headers=headers)
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            return str(answer.read().decode())
+    except OSError:  # no such service, nothing to say, no answer in time: urllib's errors are OSErrors
+        return None
+
+
+def drain(address: str, *, node_id: str | None, seconds: int) -> int:
+    """Drain the node and wait until it has gone, or until so many seconds are over; the exit status."""
+    import ray
+
+    deadline = time.monotonic() + seconds
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        node = node_id or ray.get_runtime_context().get_node_id()
+        command = [
+            *(str(Path(sys.executable).with_name("ray")), "drain-node", f"--node-id={node}"),
+            *(f"--address={ray.get_runtime_context().gcs_address}", "--reason=DRAIN_NODE_REASON_PREEMPTION"),
+            *("--reason-message=notice", f"--deadline-remaining-seconds={seconds}"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            print(f"error: Ray does not drain {node}: {done.stdout}{done.stderr}", file=sys.stderr)
+            return 1
+        while time.monotonic() < deadline and any(each["NodeID"] == node and each["Alive"] for each in ray.nodes()):
+            time.sleep(1.0)
+    finally:
+        ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,260 @@
+"""Jobs on a Ray cluster from anywhere: `python -m cluster.submit train|preprocess --config FILE key.sub=value ...`.
+
+Only the packages and the config travel, in a folder that is looked through for size first; data and runs never do, so
+their paths must be ones that all nodes see. The cluster: RAY_ADDRESS (the dashboard's, http://...), else the local one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.local import CPUS_PER_WORKER, LocalCluster, read
+from cluster.values import PREPROCESSING, REPOSITORY
+from pipeline.config import PipelineConfig
+from pipeline.engine_config import KEYS
+from pipeline.settings import ConfigError, Settings, dump_yaml, fail, load_settings, split_arguments, to_tree
+from trainer.config import TrainerConfig
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+PROGRAM = "python -m cluster.submit"
+SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
+CONFIGS: dict[str, type[Settings]] = {"train": TrainerConfig, "preprocess": PipelineConfig}
+PACKAGES = ("pipeline", "trainer", "cluster")
+CONFIG_NAME = "job.yaml"
+LEFT_OUT = ("__pycache__", "*.pyc")
+"""What never travels of the packages; Ray gets it too."""
+LIMIT_BYTES = 50_000_000
+"""Ray itself fails at ten times this, after a long upload."""
+PATHS = {
+    "train": ("data", "output", "working_folder", "model.initialize_from", "phases.*.data"),
+    "preprocess": (
+        *("sources.*.path", "sources.*.clean_documents", "vocabulary.path", "output", "cleaning.keep_rejects"),
+    ),
+}
+"""Settings that name files, by kind of job."""
+AGENT_S = 120.0
+ENDED = {"SUCCEEDED", "FAILED", "STOPPED"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Submit, or ask about a job; the exit status: 0, 1 where the job failed, 2 refused."""
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
+    parser.add_argument("action", choices=["train", "preprocess", "status", "logs", "stop", "list"])
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="ID, or --config FILE key.sub=value ...")
+    parser.add_argument("--id", help="of a job to submit; default: one with the time in it")
+    parser.add_argument("--no-wait", action="store_true", help="do not follow the job's log")
+    parsed = parser.parse_args(arguments)
+    try:
+        local = use_local_cluster()
+        if parsed.action in SCRIPTS:
+            return submit(parsed.action, parsed.words, id=parsed.id, wait=not parsed.no_wait, local=local)
+        client = connect()
+        if parsed.action == "list":
+            for job in sorted(client.list_jobs(), key=lambda job: job.start_time or 0):
+                print(f"{job.submission_id}  {job.status}  {job.entrypoint}")
+            return 0
+        if len(parsed.words) != 1:
+            raise ConfigError(f"{PROGRAM}: {parsed.action} needs the job's id; `{PROGRAM} list` shows them")
+        return ask(client, parsed.action, parsed.words[0])
+    except (ValueError, OSError) as error:
+        return fail(error)
+    except RuntimeError as error:  # what Ray's client raises for a job it does not know or an answer it did not want
+        return fail(error)
+
+
+def use_local_cluster() -> LocalCluster | None:
+    """The local cluster where nothing else is named: its address and token go into this process's environment."""
+    if os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS"):
+        return None
+    local = read()
+    if local is not None:
+        os.environ.update(local.environment)
+    return local
+
+
+def connect() -> JobSubmissionClient:
+    """A client of the cluster's jobs; ConfigError where none is named or none answers."""
+    address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
+    if not address or not address.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"RAY_ADDRESS={address or ''}: give the address of the cluster's dashboard, such as http://127.0.0.1:8265 "
+            f"(cluster/README.md says how to reach it), or start a cluster here with `make local-cluster`"
+        )
+    if "RAY_AUTH_MODE" not in os.environ and has_token():
+        os.environ["RAY_AUTH_MODE"] = "token"  # otherwise Ray's client does not send the token that it has
+    from ray.job_submission import JobSubmissionClient
+
+    try:
+        return JobSubmissionClient(address)
+    except (ConnectionError, RuntimeError) as error:
+        raise ConfigError(
+            f"RAY_ADDRESS={address}: {' '.join(str(error).split())}; is the tunnel open, and RAY_AUTH_TOKEN or "
+            f"~/.ray/auth_token the cluster's?"
+        ) from error
+
+
+def has_token() -> bool:
+    """Whether there is a token to send."""
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    file = Path(named) if named else Path.home() / ".ray" / "auth_token"
+    return bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()
+
+
+def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local: LocalCluster | None) -> int:
+    """Check, pack, hand over, follow."""
+    arguments = split_arguments(words, program=PROGRAM, keys=KEYS if kind == "preprocess" else ())
+    if arguments.file is None:
+        raise ConfigError(f"{PROGRAM}: {kind} needs --config FILE")
+    overrides = list(arguments.overrides)
+    config = load_settings(CONFIGS[kind], file=arguments.file, overrides=overrides)
+    given = dict(find_paths(kind, config))
+    relative = {key: path for key, path in given.items() if not is_absolute(path)}
+    if relative and local is None:
+        key, path = next(iter(relative.items()))
+        raise ConfigError(
+            f"{key}={path}: on the cluster this would be a folder of the job's own that is lost with it; give an "
+            f"absolute path that all nodes see, or an address of an object store (s3://...)"
+        )
+    overrides += [f"{key}={REPOSITORY / path}" for key, path in relative.items()]
+    if local is not None and kind == "train" and "cpus_per_worker" not in config.model_fields_set:
+        overrides.append(f"cpus_per_worker={CPUS_PER_WORKER}")  # one worker a node
+    if isinstance(config, PipelineConfig):
+        overrides += bind_to_nodes(config)
+    config = load_settings(CONFIGS[kind], file=arguments.file, overrides=overrides)
+    id = id or f"cloze-{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    command = ["python", SCRIPTS[kind], "--config", CONFIG_NAME, *arguments.flags]
+    if arguments.rest:
+        command += ["--", *arguments.rest]
+    client = connect()
+    with tempfile.TemporaryDirectory(prefix="cloze-job-") as folder:
+        pack(Path(folder), config=config)
+        size = check_size(Path(folder))
+        hand_over(client, id, command=shlex.join(command), folder=folder)
+    print(f"submitted {id} ({size / 1e6:.1f} MB of code): {shlex.join(command)}", flush=True)
+    print(f"make status JOB={id}; make stop JOB={id}; the same command again goes on where it stopped", flush=True)
+    return follow(client, id) if wait else 0
+
+
+def bind_to_nodes(config: PipelineConfig) -> list[str]:
+    """Overrides by which a build runs on the cluster's workers, on nodes that preprocess, unless it says otherwise."""
+    overrides = [] if "engine" in config.model_fields_set else ["engine=ray"]
+    if (overrides or config.engine == "ray") and "resource" not in config.ray.model_fields_set:
+        overrides.append(f"ray.resource={PREPROCESSING}")
+    return overrides
+
+
+def hand_over(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
+    """Upload the folder and begin the job; again while the head has no agent yet, which comes seconds after it."""
+    deadline = time.monotonic() + AGENT_S
+    while True:
+        try:
+            client.submit_job(
+                entrypoint=command,
+                submission_id=id,
+                runtime_env={"working_dir": folder, "excludes": list(LEFT_OUT)},
+            )
+            return
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(1.0)
+
+
+def find_paths(kind: str, config: Settings) -> Iterator[tuple[str, str]]:
+    """(key, path) of every setting that names a file."""
+    for key in PATHS[kind]:
+        yield from _walk(to_tree(config), key.split("."), ())
+
+
+def _walk(node: Any, parts: Sequence[str], done: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    if node is None:
+        return
+    if not parts:
+        if isinstance(node, str):
+            yield ".".join(done), node
+        else:
+            for index, each in enumerate(node):
+                yield from _walk(each, parts, (*done, str(index)))
+    elif parts[0] == "*":
+        for index, each in enumerate(node):
+            yield from _walk(each, parts[1:], (*done, str(index)))
+    elif isinstance(node, Mapping):
+        yield from _walk(node.get(parts[0]), parts[1:], (*done, parts[0]))
+
+
+def is_absolute(path: str) -> bool:
+    """Whether a path means the same wherever it is read."""
+    return "://" in path or os.path.isabs(path)
+
+
+def pack(folder: Path, *, config: Settings) -> None:
+    """The packages, and the config with its overrides in it."""
+    for package in PACKAGES:
+        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    (folder / CONFIG_NAME).write_text(dump_yaml(config), encoding="utf-8")
+
+
+def check_size(folder: Path, *, limit: int = LIMIT_BYTES) -> int:
+    """Bytes that would travel; ConfigError with the largest files where they are too many."""
+    sizes = {path.relative_to(folder): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    total = sum(sizes.values())
+    if total > limit:
+        largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
+        named = ", ".join(f"{path} ({sizes[path] / 1e6:,.1f} MB)" for path in largest)
+        raise ConfigError(
+            f"{total / 1e6:,.1f} MB of code would travel with the job, at most {limit / 1e6:,.0f} MB may; move what is "
+            f"no code to storage that all nodes see: {named}"
+        )
+    return total
+
+
+def follow(client: JobSubmissionClient, id: str) -> int:
+    """Show the job's log to its end; Ctrl-C leaves the job running."""
+
+    async def show() -> None:
+        async for lines in client.tail_job_logs(id):
+            print(lines, end="", flush=True)
+
+    try:
+        asyncio.run(show())
+    except KeyboardInterrupt:
+        print(f"\n{id} runs on; make stop JOB={id} ends it with a checkpoint", file=sys.stderr)
+        return 130
+    return tell(client, id)
+
+
+def ask(client: JobSubmissionClient, action: str, id: str) -> int:
+    """What a job is at; its log; or end it, and wait until it has ended."""
+    if action == "logs":
+        return follow(client, id)
+    if action == "stop":
+        client.stop_job(id)
+        while str(client.get_job_status(id)) not in ENDED:
+            time.sleep(0.5)
+    return tell(client, id)
+
+
+def tell(client: JobSubmissionClient, id: str) -> int:
+    """Print status and last line; 1 where the job failed."""
+    info = client.get_job_info(id)
+    lines = client.get_job_logs(id).splitlines()
+    print(f"{id}: {info.status}{f' ({info.message})' if info.message and info.status == 'FAILED' else ''}")
+    if lines:
+        print(lines[-1])
+    return 1 if info.status == "FAILED" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What a build would be, before anything is started or written: input, output, rows, bytes, time, room, price.
+
+A sample goes through the build's own code in a temporary folder (pipeline/estimate.py): seconds, whatever the size.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline import storage
+from pipeline.build_mark import MARK_NAME
+from pipeline.config import PipelineConfig
+from pipeline.estimate import describe_bytes, estimate, format_estimate
+from pipeline.manifest import MANIFEST_NAME
+from pipeline.run import choose_workers, say_at_once
+from pipeline.settings import ConfigError
+from pipeline.sources import list_splits
+
+
+def describe_build(config: PipelineConfig, *, price: float | None = None) -> Iterator[str]:
+    """Lines of the plan; `price`: of a CPU's hour. Raises ValueError for what would stop the build at its start."""
+    splits = list_splits(config.sources)
+    total = sum(split.num_bytes for split in splits)
+    yield f"input: {len(splits):,} splits, {describe_bytes(total)}"
+    yield describe_output(config.output)
+    found = estimate(config, workers=choose_workers(config, say=say_at_once))
+    yield from format_estimate(found)
+    yield describe_room(config.output, needed=found.bytes.value + found.temporary_bytes.value)
+    if price is not None:
+        hours = found.cpu_s.value / 3600
+        yield f"price: {hours * price:,.2f} for {hours:,.3g} CPU hours at {price:g}"
+
+
+def describe_output(output: str) -> str:
+    """What the build would find where it writes; ConfigError where it could not write there."""
+    if not storage.is_url(output):
+        check_writable(Path(output))
+    names = storage.list_names(output)
+    if not names:
+        return f"output: {output}: new"
+    if MANIFEST_NAME in names:
+        return f"output: {output}: holds a finished set; the same settings and input leave it as it is"
+    if MARK_NAME in names:
+        return f"output: {output}: holds an unfinished build; the same settings and input go on with it"
+    raise ConfigError(f"output={output}: not empty and not a build of ours; choose an empty or new folder")
+
+
+def check_writable(folder: Path) -> None:
+    """ConfigError where a folder cannot be made or written in."""
+    existing = existing_part(folder)
+    if not existing.is_dir():
+        raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
+
+
+def describe_room(output: str, *, needed: float) -> str:
+    """Bytes that the build needs at its most beside those that are free; ConfigError where they do not fit."""
+    if storage.is_url(output):
+        return f"room: {describe_bytes(needed)} at most"
+    free = shutil.disk_usage(existing_part(Path(output))).free
+    if free < needed:
+        raise ConfigError(
+            f"output={output}: the build needs {describe_bytes(needed)} at most and {describe_bytes(free)} are free; "
+            f"free space, or choose another output"
+        )
+    return f"room: {describe_bytes(needed)} at most, {describe_bytes(free)} are free"
+
+
+def existing_part(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())

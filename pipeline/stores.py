@@ -1,0 +1,270 @@
+"""Object stores by URL: which there are, their clients, and what their errors mean.
+
+A client belongs to one process: after a fork it would share connections, so that each process makes its own.
+Credentials come from the environment, a profile or the machine's role alone, and no message shows them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pyarrow import fs
+
+CONNECT_TIMEOUT_S = 10.0
+"""A connection that is not made in this time is tried again."""
+STALL_TIMEOUT_S = 30.0
+"""A connection over which no byte comes for this long is given up and tried again (s3://)."""
+MAX_ATTEMPTS = 11
+"""Each request to s3:// is sent at most so often, with pauses that double from 25 ms: half a minute in all, more where
+connections stall. What is tried again: 500, 503 and 429, refused, stalled and cut-off connections."""
+RETRY_TIME_S = 60
+"""The same for gs://, whose library counts time instead."""
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+StrPath = str | os.PathLike[str]
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_FLATTENED = re.compile(r"(s3|gs|file):/[^/]")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_STORES_OWN = re.compile(r"AWS Error|google::cloud|curlCode|HTTP status")
+_DENIALS = (
+    "ACCESS_DENIED",
+    "FORBIDDEN",
+    "HTTP status 401",
+    "HTTP status 403",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "INVALID_ACCESS_KEY",
+    "INVALID_CLIENT_TOKEN",
+    "EXPIRED_TOKEN",
+    "SIGNATURE_DOES_NOT_MATCH",
+    "CREDENTIALS",
+)
+_SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+_S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_S3_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_GS_ENDPOINTS = ("STORAGE_EMULATOR_HOST",)
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile of ~/.aws, or the role of the machine",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS or the service account of the machine",
+}
+
+
+class StorageError(OSError):
+    """A store did not do what was asked: the message names URL, cause and remedy."""
+
+
+class AbsentError(StorageError, FileNotFoundError):
+    """There is no such object, or no such bucket."""
+
+
+class DeniedError(StorageError, PermissionError):
+    """The store knows us not, or lets us not in."""
+
+
+def is_url(path: StrPath) -> bool:
+    """Whether a path names an object store; file:// is a local path."""
+    found = _URL.match(os.fspath(path))
+    return found is not None and found[1].lower() != "file"
+
+
+def local_path(path: StrPath) -> Path:
+    """A local path or file:// URL as a Path; ValueError for a URL that lost a slash, as it does in a Path."""
+    text = os.fspath(path)
+    if _FLATTENED.match(text):
+        raise ValueError(f"{text}: a URL has two slashes after its scheme, as in s3://bucket/folder")
+    found = _URL.match(text)
+    return Path(text) if found is None else Path(unquote(urlsplit(text).path))
+
+
+def check_url(url: StrPath) -> tuple[str, str, str]:
+    """(scheme, bucket, key) of a URL; ValueError for one that is no address of a store. Asks nobody."""
+    text = os.fspath(url)
+    scheme, _, rest = text.partition("://")
+    scheme = scheme.lower()
+    if scheme not in _CREDENTIALS:
+        raise ValueError(f"{scheme}://...: stores of this kind are not known; give s3://, gs:// or a local path")
+    bucket, _, key = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise ValueError(
+            f"{scheme}://...: no bucket name stands before the first slash (credentials do not belong into a URL: they "
+            f"come from {_CREDENTIALS[scheme]}); write {scheme}://bucket/folder"
+        )
+    return scheme, bucket, key.rstrip("/")
+
+
+def open_filesystem(url: StrPath) -> tuple[Any, str]:
+    """(pyarrow FileSystem, path in it) of a URL or local path; one client for each process, made when first asked for.
+
+    Credentials come from the environment, the profile or the role of the machine alone. ValueError for a URL that is
+    none, or of another scheme.
+    """
+    if not is_url(url):
+        return _open_local(), str(local_path(url))
+    scheme, bucket, key = check_url(url)
+    path = f"{bucket}/{key}" if key else bucket
+    if scheme == "s3":
+        return _open_s3(os.getpid(), _settings("s3"), CONNECT_TIMEOUT_S, STALL_TIMEOUT_S, MAX_ATTEMPTS), path
+    return _open_gs(os.getpid(), _settings("gs"), RETRY_TIME_S), path
+
+
+@contextmanager
+def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
+    """Turn what pyarrow raises of a store into a StorageError that names `url`, cause and remedy.
+
+    `of_content`: the body also looks at what it reads, and its OSErrors that are not the store's pass as they are.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        if not is_url(url) or (of_content and not _STORES_OWN.search(str(error))):
+            raise
+        raise _explain(error, url=os.fspath(url)) from None
+
+
+@contextmanager
+def name_full_disk(folder: StrPath) -> Iterator[None]:
+    """Let an OSError of the body that says "full", but not where, name the local folder of temporary files `folder`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_DISK or error.filename is not None:
+            raise
+        said = f"{os.strerror(error.errno)}, for temporary files; free space there, or set TMPDIR to another folder"
+        raise OSError(error.errno, said, os.fspath(folder)) from error
+
+
+def raise_outage(error: Exception, *, url: StrPath) -> None:
+    """Raise StorageError where `error` says that a store failed; return where it says that what is stored is gone,
+    damaged or changed, and for local paths."""
+    if not isinstance(error, OSError):
+        return
+    try:
+        with name_errors(url, of_content=True):
+            raise error
+    except AbsentError:
+        return
+    except StorageError:
+        raise
+    except OSError:
+        return
+
+
+# ---- clients ----
+
+
+@cache
+def _open_local() -> Any:
+    return fs.LocalFileSystem()
+
+
+@cache
+def _open_s3(pid: int, settings: tuple[str, ...], connect_s: float, stall_s: float, attempts: int) -> Any:
+    """A client of the process `pid`: one made before a fork shares its connections with the parent's, so each process
+    has its own, and those of its parents are kept, untouched, until it ends."""
+    scheme, endpoint, region = settings
+    return fs.S3FileSystem(
+        region=region or None,
+        scheme=scheme,
+        endpoint_override=endpoint or None,
+        allow_delayed_open=True,  # what is small is put in one request
+        connect_timeout=connect_s,
+        request_timeout=stall_s,
+        # Not the standard one: that has a budget of retries for all requests, which a busy store uses up in a while.
+        retry_strategy=fs.AwsDefaultS3RetryStrategy(max_attempts=attempts - 1),
+    )
+
+
+@cache
+def _open_gs(pid: int, settings: tuple[str, ...], retry_s: int) -> Any:
+    scheme, endpoint, _ = settings
+    return fs.GcsFileSystem(
+        anonymous=bool(endpoint),  # an emulator knows nobody
+        scheme=scheme,
+        endpoint_override=endpoint or None,
+        retry_time_limit=timedelta(seconds=retry_s),
+    )
+
+
+def _settings(scheme: str) -> tuple[str, str, str]:
+    """(http or https, host:port or "", region or "") from the environment."""
+    variables, regions = (_S3_ENDPOINTS, _S3_REGIONS) if scheme == "s3" else (_GS_ENDPOINTS, ())
+    name = next((name for name in variables if os.environ.get(name)), None)
+    region = next((os.environ[name] for name in regions if os.environ.get(name)), "")
+    if name is None:
+        return "https", "", region
+    given = os.environ[name]
+    parts = urlsplit(given if "://" in given else f"http://{given}")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError(f"{name}: no address of a store; write http(s)://host:port, without a user")
+    return parts.scheme, parts.netloc + parts.path.rstrip("/"), region or "us-east-1"
+
+
+# ---- errors ----
+
+
+def _explain(error: OSError, *, url: str) -> StorageError:
+    cause = _hide_secrets(" ".join(str(error).split()))
+    scheme = url.partition("://")[0].lower()
+    bucket = f"{scheme}://{url.partition('://')[2].partition('/')[0]}"
+    name = next(iter(_S3_ENDPOINTS if scheme == "s3" else _GS_ENDPOINTS))
+
+    said = re.sub(r"'[^']*'", "", cause)  # without names, which may read like errors
+
+    def has(*words: str) -> bool:
+        return any(word in said for word in words)
+
+    if has("NO_SUCH_BUCKET", "bucket does not exist"):
+        return AbsentError(f"{url}: there is no bucket {bucket}; correct the name, or make the bucket")
+    if has(*_DENIALS):
+        return DeniedError(
+            f"{url}: the store denies access ({_shorten(cause)}); give credentials that may read and write there: "
+            f"{_CREDENTIALS[scheme]}"
+        )
+    if has("HTTP status 301", "PERMANENT_REDIRECT", "HTTP status 307"):
+        return StorageError(f"{url}: the bucket is in another region ({_shorten(cause)}); set AWS_REGION to its region")
+    if isinstance(error, FileNotFoundError) or has("NOT_FOUND", "NO_SUCH_KEY", "HTTP status 404", "No such directory"):
+        with suppress(OSError):
+            system, place = open_filesystem(url)
+            if system.get_file_info(place.partition("/")[0]).type == fs.FileType.NotFound:
+                return AbsentError(f"{url}: there is no bucket {bucket}; correct the name, or make the bucket")
+        return AbsentError(f"{url}: there is no such object; correct the URL, or put it there")
+    if has("Failed to flush response stream"):  # the answer, or what it says of an error, is longer than what was there
+        with suppress(OSError):
+            system, place = open_filesystem(url)
+            if system.get_file_info(place).type == fs.FileType.NotFound:
+                return AbsentError(f"{url}: the object was removed while it was read; see who writes there")
+        return StorageError(f"{url}: the object was replaced while it was read; see who writes there, and run again")
+    if has("HTTP status 503", "SLOW_DOWN", "THROTTLING", "SERVICE_UNAVAILABLE", "HTTP status 429", "HTTP status 500"):
+        return StorageError(
+            f"{url}: the store was too busy, also after {MAX_ATTEMPTS} attempts ({_shorten(cause)}); run again, with "
+            "fewer workers if it stays so"
+        )
+    if has("NETWORK_CONNECTION", "curlCode", "UNAVAILABLE", "Couldn't connect", "REQUEST_TIMEOUT"):
+        return StorageError(
+            f"{url}: the store cannot be reached, or breaks off, also after {MAX_ATTEMPTS} attempts "
+            f"({_shorten(cause)}); check the network and {name}, and run again"
+        )
+    return StorageError(f"{url}: the store failed ({_shorten(cause)}); check what it says there, and run again")
+
+
+def _hide_secrets(text: str) -> str:
+    for name in _SECRETS:
+        value = os.environ.get(name)
+        if value:
+            text = text.replace(value, "***")
+    return text
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:297]}..."

@@ -1,0 +1,177 @@
+"""Dry runs make all checks, tell the plan, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from corpora import make_documents, write_text
+from small_builds import write_build
+from small_runs import make_config, write_small_set
+
+from pipeline import dry_run as pipeline_dry_run
+from pipeline.run import main as build_main
+from pipeline.settings import ConfigError, dump_yaml
+from trainer import dry_run
+from trainer.config import ModelConfig
+from trainer.model import BertForPretraining
+from trainer.run import main as train_main
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_set(tmp_path_factory.mktemp("data"))
+
+
+def write_run(folder: Path, data: Path, **changes: Any) -> list[str]:
+    path = folder / "c.yaml"
+    path.write_text(dump_yaml(make_config(data, folder / "run", max_steps=100, **changes)), encoding="utf-8")
+    return ["--config", str(path), "--dry-run"]
+
+
+def test_a_training_is_planned_and_not_begun(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    words = write_run(tmp_path, data, launcher="ray")
+    assert train_main([*words, "--tokens-per-second=100", "--price=2.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (steps,) = [line for line in lines if line.startswith("steps: ")]
+    tokens = float(steps.split(" to do, ")[1].split(" M")[0].replace(",", "")) * 1e6
+    mean = float(next(line for line in lines if line.startswith("batch:")).split("), ")[1].split(" tokens")[0])
+    assert steps.startswith("steps: 100 of 100 to do")
+    assert tokens == pytest.approx(100 * mean, abs=60_000)
+    hours = 100 * mean / 200 / 3600
+    (price,) = [line for line in lines if line.startswith("price: ")]
+    assert float(price.split()[1]) == pytest.approx(hours * 2 * 2.5, abs=0.01)
+    assert any(line.startswith("time: ") and "200 tokens/s of 2 workers (stated)" in line for line in lines)
+    assert any(line.startswith("checkpoints: ") and "are free" in line for line in lines)
+    assert any(line.startswith("machines: 2 workers on cpu") for line in lines)
+    assert not ray.is_initialized()
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+def test_the_rate_of_a_run_that_has_begun_is_used(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(data, tmp_path / "run", max_steps=100)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(dump_yaml(config), encoding="utf-8")
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": step, "tokens_per_second": 50.0 * step}) + "\n" for step in (1, 2, 3)),
+        encoding="utf-8",
+    )
+    assert train_main(write_run(tmp_path, data)) == 0
+    assert "at 100 tokens/s of 2 workers (measured in this run)" in capsys.readouterr().out
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert train_main(write_run(tmp_path, data)) == 0
+    assert "time: not known; give --tokens-per-second=N" in capsys.readouterr().out
+
+
+def test_a_dashboard_is_not_asked_for_its_machines(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes jobs alone; RAY_ADDRESS names one where jobs are submitted."""
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+    config = make_config(data, tmp_path / "run", launcher="ray")
+    assert dry_run.describe_machines(config).startswith("machines: not looked at: RAY_ADDRESS=http://127.0.0.1:8265 ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--price=much"], "--price=much: give a number above 0"),
+        (["--tokens-per-second=-1"], "--tokens-per-second=-1: give a number above 0"),
+        (["--dryrun"], "unknown option --dryrun; did you mean --dry-run?"),
+        (["data=nowhere"], "nowhere"),
+        (["workers=5"], "workers=5 exceeds batch.lanes=4"),
+    ],
+)
+def test_a_dry_run_refuses_as_a_run_would(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert train_main([*write_run(tmp_path, data), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_go_with_the_dry_run_alone() -> None:
+    with pytest.raises(ConfigError, match="--price goes with --dry-run; add it"):
+        dry_run.read_options(["--price=3"], program="p")
+
+
+def test_a_full_disk_is_refused_and_a_short_one_is_told(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(data, tmp_path / "run")
+    size = dry_run.count_parameters(config.model, vocabulary_size=256) * 12
+    for free, text in ((size * 2, "WARNING: that is not enough"), (size * 9, "are free")):
+        monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        assert text in dry_run.describe_room(config, vocabulary_size=256)
+    monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path: SimpleNamespace(free=size - 1))
+    with pytest.raises(ConfigError, match=r"run: a checkpoint needs \d.*; free space, or give another output"):
+        dry_run.describe_room(config, vocabulary_size=256)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_parameters_are_counted_as_they_are(norm: Any) -> None:
+    config = ModelConfig(size="tiny", norm=norm, max_positions=64)
+    model = BertForPretraining(config, vocabulary_size=300, seed=1)
+    assert dry_run.count_parameters(config, vocabulary_size=300) == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
+
+
+def test_a_build_is_planned_and_not_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_build(tmp_path)
+    monkeypatch.chdir(folder)
+    before = sorted(str(path) for path in folder.rglob("*"))
+    words = ["--config", str(folder / "c.yaml"), f"output={folder / 'new'}", "--dry-run"]
+    assert build_main([*words, "--price=3600"]) == 0
+    text = capsys.readouterr().out
+    assert f"output: {folder / 'new'}: new" in text
+    cpu_hours = float(text.split("CPU hours")[1].split()[0])
+    price = float(text.split("price: ")[1].split()[0].replace(",", ""))
+    assert price == pytest.approx(cpu_hours * 3600, rel=0.01)
+    assert "room: " in text
+    assert sorted(str(path) for path in folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dry-run", "--price=none"], "--price=none: give a number above 0"),
+        (["--price=3"], "--price goes with --dry-run"),
+        (["--dry-run", "sources.0.path=nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_a_planned_build_is_refused_as_a_build_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    folder = write_build(tmp_path)
+    monkeypatch.chdir(folder)
+    assert build_main(["--config", str(folder / "c.yaml"), f"output={folder / 'new'}", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_in_the_output_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("manifest.json", "a finished set"), ("_build.json", "an unfinished build")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        assert text in pipeline_dry_run.describe_output(str(folder))
+    (tmp_path / "mine").mkdir()
+    write_text(tmp_path / "mine" / "a.txt", make_documents(1))
+    with pytest.raises(ConfigError, match="not empty and not a build of ours"):
+        pipeline_dry_run.describe_output(str(tmp_path / "mine"))
+    with pytest.raises(ConfigError, match=r"a\.txt is a file; give a folder"):
+        pipeline_dry_run.describe_output(str(tmp_path / "mine" / "a.txt" / "b"))
+    monkeypatch.setattr(pipeline_dry_run.os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="no permission to write in"):
+        pipeline_dry_run.describe_output(str(tmp_path / "new"))
+    monkeypatch.setattr(pipeline_dry_run.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    with pytest.raises(ConfigError, match=r"the build needs 1 kB at most and 10 B are free"):
+        pipeline_dry_run.describe_room(str(tmp_path), needed=1000)

@@ -1,0 +1,63 @@
+"""Preloaded by Dask workers of the tests: notes each split that the worker is given, and kills at named points."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from functools import reduce
+from typing import Any
+
+import psutil
+
+CALLS, KILLS = "CLOZE_TEST_CALLS", "CLOZE_TEST_KILLS"
+"""Environment variables: a file that gets a line a split; "MODULE NAME COUNT VICTIM;...": the COUNT-th call of
+MODULE.NAME in a process comes after a SIGKILL of VICTIM: `self`, or the actor of that class. Each happens once,
+whatever processes there are: a file beside CALLS says that it has."""
+
+
+def dask_setup(worker: Any) -> None:
+    """Called by Dask when the worker starts."""
+    note_splits()
+    for number, point in enumerate(filter(None, os.environ.get(KILLS, "").split(";"))):
+        module, name, count, victim = point.split()
+        kill_at(module, name, count=int(count), victim=victim, mark=f"{os.environ[CALLS]}.{number}")
+
+
+def note_splits() -> None:
+    from pipeline import transforms
+
+    original = transforms.spill_split
+
+    def noted(split: Any, **keywords: Any) -> Any:
+        with open(os.environ[CALLS], "a", encoding="utf-8") as stream:
+            stream.write(f"{split.path}\n")
+        return original(split, **keywords)
+
+    transforms.spill_split = noted
+
+
+def kill_at(module: str, name: str, *, count: int, victim: str, mark: str) -> None:
+    """Replace the function MODULE.NAME, which may be a method."""
+    *path, last = name.split(".")
+    owner = reduce(getattr, path, importlib.import_module(module))
+    original = getattr(owner, last)
+    calls = 0
+
+    def killing(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count and not os.path.exists(mark):
+            with open(mark, "x"):
+                os.kill(os.getpid() if victim == "self" else find_actor(victim), signal.SIGKILL)
+        return original(*arguments, **keywords)
+
+    setattr(owner, last, killing)
+
+
+def find_actor(name: str) -> int:
+    """Process id of an actor of this process's Ray."""
+    raylet = psutil.Process().parent()
+    assert raylet is not None
+    (found,) = [process.pid for process in raylet.children() if f"ray::{name}" in " ".join(process.cmdline())]
+    return found

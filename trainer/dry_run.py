@@ -1,0 +1,156 @@
+"""What a run would be, before anything is started or written: steps, tokens, hours, price, room on disk, machines.
+
+`python -m trainer.run --dry-run [--tokens-per-second=N] [--price=P]`. All checks of a real start are made; a rate comes
+from the option, or from the steps that the run has done.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from pipeline import storage
+from pipeline.manifest import open_data_set
+from pipeline.settings import ConfigError
+from trainer.checkpoint_files import list_checkpoints, step_of
+from trainer.config import ModelConfig, TrainerConfig
+from trainer.locations import locate
+from trainer.metrics import METRICS_NAME, duration, read_json_lines
+from trainer.model.bert import VOCABULARY_MULTIPLE
+from trainer.phases import OpenPhase, open_phases, resolve_phases
+
+FLAG, RATE, PRICE = "--dry-run", "--tokens-per-second", "--price"
+FLAGS = (FLAG, RATE, PRICE)
+BYTES_PER_PARAMETER = 12
+"""Of a checkpoint: weight and two moments, fp32."""
+RECENT_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says beside the config."""
+
+    tokens_per_second: float | None
+    """Of one worker."""
+    price: float | None
+    """Of one worker's hour, in any currency."""
+
+
+def read_options(flags: Sequence[str], *, program: str) -> Options:
+    """The numbers of --tokens-per-second=N and --price=P; ConfigError where they are none."""
+    found: dict[str, float] = {}
+    for flag in flags:
+        name, _, text = flag.partition("=")
+        if name not in (RATE, PRICE):
+            continue
+        try:
+            found[name] = float(text)
+        except ValueError:
+            found[name] = math.nan
+        if not 0 < found[name] < math.inf:
+            raise ConfigError(f"{program}: {flag}: give a number above 0, as in {name}=100")
+    if found and FLAG not in flags:
+        raise ConfigError(f"{program}: {next(iter(found))} goes with {FLAG}; add it")
+    return Options(found.get(RATE), found.get(PRICE))
+
+
+def describe_run(config: TrainerConfig, options: Options) -> Iterator[str]:
+    """Lines of the plan. The config has passed preflight.check; ConfigError where machines or disk do not hold it."""
+    phases = resolve_phases(config)
+    opened = open_phases(phases, manifests=[open_data_set(phase.config.data) for phase in phases])
+    checkpoints = list_checkpoints(config.output)
+    done = step_of(checkpoints[-1]) if checkpoints else 0
+    tokens = tokens_left(opened, done=done)
+    yield f"steps: {config.max_steps - done:,} of {config.max_steps:,} to do, {tokens / 1e6:,.1f} M tokens"
+    yield from describe_time(config, options, tokens=tokens)
+    yield describe_room(config, vocabulary_size=opened[0].manifest.vocabulary_size)
+    yield describe_machines(config)
+
+
+def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
+    """Expected tokens of the steps after `done`."""
+    return sum(
+        max(0, each.phase.last_step - max(done, each.phase.first_step)) * each.shape.tokens_mean for each in phases
+    )
+
+
+def describe_time(config: TrainerConfig, options: Options, *, tokens: float) -> Iterator[str]:
+    """Hours and price at the rate that was stated or measured."""
+    rate, origin = 0.0, ""
+    if options.tokens_per_second is not None:
+        rate, origin = options.tokens_per_second * config.workers, "stated"
+    else:
+        steps = read_json_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
+        if steps:
+            rate, origin = median(step["tokens_per_second"] for step in steps), "measured in this run"
+    if not rate:
+        yield f"time: not known; give {RATE}=N of one worker, or begin the run: its steps are then the measure"
+        return
+    hours = tokens / rate / 3600
+    yield f"time: {duration(3600 * hours)} at {rate:,.0f} tokens/s of {config.workers} workers ({origin})"
+    if options.price is not None:
+        yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} a worker and hour"
+
+
+def describe_room(config: TrainerConfig, *, vocabulary_size: int) -> str:
+    """Bytes of the checkpoints beside those that are free; ConfigError where not even one fits."""
+    each = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
+    kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1  # and the one that is being written
+    if config.checkpoint.keep_every_steps is not None:
+        kept += config.max_steps // config.checkpoint.keep_every_steps
+    text = f"checkpoints: {each / 1e6:,.1f} MB each, up to {kept}: {each * kept / 1e6:,.1f} MB"
+    if storage.is_url(config.output):
+        return text
+    folder = Path(config.output)
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < each:
+        raise ConfigError(
+            f"output={folder}: a checkpoint needs {each:,} bytes and {free:,} are free; free space, or give another "
+            f"output"
+        )
+    short = "; WARNING: that is not enough, lower checkpoint.keep_last or free space" if free < each * kept else ""
+    return f"{text}; {free / 1e6:,.0f} MB are free{short}"
+
+
+def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
+    """Weights of BERT with both heads; the masked-LM head's matrix is the embedding's."""
+    width, inner = model.width, 4 * model.width
+    rows = -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    embeddings = (rows + model.max_positions + 2 + 2) * width
+    attention = 4 * (width * width + width)
+    layer = attention + (width * inner + inner) + (inner * width + width) + 4 * width
+    heads = 2 * (width * width + width) + 2 * width + vocabulary_size + 2 * width + 2
+    return embeddings + model.num_layers * layer + heads
+
+
+def describe_machines(config: TrainerConfig) -> str:
+    """Where the workers would run; ConfigError where they do not fit. Connects to a Ray cluster that there is, and
+    starts none."""
+    gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
+    if config.launcher == "processes":
+        from trainer.launch_processes import resolve_device
+
+        device = resolve_device(config).device
+        return f"machines: {config.workers} processes on {device}, this machine has {cores} cores and {gpus} GPUs"
+    from trainer import launch_ray
+
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith(("http://", "https://")):
+        return (
+            f"machines: not looked at: RAY_ADDRESS={address} takes jobs alone; submit the dry run as a job, or unset it"
+        )
+    if address:
+        with launch_ray.ray_session(config) as settled:
+            return f"machines: {config.workers} workers on {settled.device} fit the cluster {address}"
+    needed = math.ceil(launch_ray.cpus_needed(config, workers=config.workers))
+    resources = {"CPU": float(max(cores, needed)), "GPU": float(gpus)}
+    device = launch_ray.check_resources(config, resources, cluster=False).device
+    return f"machines: {config.workers} workers on {device}, this machine has {cores} cores and {gpus} GPUs"

@@ -1,0 +1,110 @@
+"""What Prometheus sees of a run, through Ray: each node's agent serves what the processes on it set (ray_cloze_...).
+
+Rank 0 sets the numbers of the steps, the driver counts restarts. All are named by the run; a set costs microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray.util.metrics import Counter, Gauge
+
+STEP_GAUGES = {
+    "step": "Last step that is done",
+    "epoch": "Epoch of that step, from 0",
+    "loss": "Training loss, nats",
+    "mlm_loss": "Masked-LM loss, nats",
+    "nsp_loss": "Next-sentence loss, nats",
+    "learning_rate": "Learning rate",
+    "grad_norm": "Gradient norm before clipping",
+    "tokens_per_second": "Real tokens a second, all workers",
+    "tflops": "Model FLOPs of a worker, 10^12 a second",
+    "mfu": "That as a share of the GPU's dense bf16 peak",
+    "data_wait_s": "Seconds that a worker waited for data in the step",
+    "step_s": "Seconds of the step",
+}
+"""Field of StepMetrics -> what it is."""
+HELD_OUT_GAUGES = {
+    "mlm_loss": "Held-out masked-LM loss, nats",
+    "nsp_accuracy": "Held-out next-sentence accuracy",
+    "unigram_loss": "Cross-entropy of word frequencies on the same tokens, nats",
+}
+"""Field of an evaluation -> what it is."""
+CHECKPOINT = "checkpoint_pause_s"
+COUNTERS = {
+    "tokens": "Real tokens trained on",
+    "skipped_steps": "Steps whose update was left out, not being finite",
+    "lost_rows": "Rows passed over, of row groups that cannot be read",
+    "checkpoints": "Checkpoints begun",
+    "restarts": "Groups of workers started after the first",
+}
+PREFIX = "cloze_"
+TAG = "run"
+
+
+def list_names() -> list[str]:
+    """Every name as Prometheus has it; Ray puts its own before them."""
+    gauges = [*STEP_GAUGES, CHECKPOINT, *(f"held_out_{name}" for name in HELD_OUT_GAUGES)]
+    return [f"ray_{PREFIX}{name}" for name in gauges] + [f"ray_{PREFIX}{name}_total" for name in COUNTERS]
+
+
+class Gauges:
+    """The numbers of one run."""
+
+    def __init__(self, run_directory: str | Path) -> None:
+        self._tags = {TAG: Path(run_directory).name}
+        self._gauges = {
+            **{name: _gauge(name, text) for name, text in STEP_GAUGES.items()},
+            **{f"held_out_{name}": _gauge(f"held_out_{name}", text) for name, text in HELD_OUT_GAUGES.items()},
+            CHECKPOINT: _gauge(CHECKPOINT, "Seconds that training paused for the last checkpoint"),
+        }
+        self._counters = {name: _counter(name, text) for name, text in COUNTERS.items() if name != "restarts"}
+
+    def write_step(self, record: Mapping[str, Any]) -> None:
+        """Take the metrics of a step."""
+        for name in STEP_GAUGES:
+            self._set(name, record[name])
+        self._count("tokens", record["tokens"])
+        self._count("skipped_steps", int(record["skipped"]))
+        self._count("lost_rows", record["lost_rows"])
+
+    def write_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Take a held-out evaluation."""
+        for name in HELD_OUT_GAUGES:
+            self._set(f"held_out_{name}", record[name])
+
+    def write_checkpoint(self, pause_s: float) -> None:
+        """Take what a checkpoint cost the training."""
+        self._set(CHECKPOINT, pause_s)
+        self._count("checkpoints", 1)
+
+    def _set(self, name: str, value: float | None) -> None:
+        if value is not None and math.isfinite(value):
+            self._gauges[name].set(value, tags=self._tags)
+
+    def _count(self, name: str, number: int) -> None:
+        if number:
+            self._counters[name].inc(number, tags=self._tags)
+
+
+class RestartCount:
+    """Counts, in the driver, the groups of workers that were started after the first."""
+
+    def __init__(self, run_directory: str | Path) -> None:
+        self._tags = {TAG: Path(run_directory).name}
+        self._counter = _counter("restarts", COUNTERS["restarts"])
+
+    def add(self) -> None:
+        """One more."""
+        self._counter.inc(1, tags=self._tags)
+
+
+def _gauge(name: str, text: str) -> Gauge:
+    return Gauge(f"{PREFIX}{name}", description=text, tag_keys=(TAG,))
+
+
+def _counter(name: str, text: str) -> Counter:
+    return Counter(f"{PREFIX}{name}", description=text, tag_keys=(TAG,))

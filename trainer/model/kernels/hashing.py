@@ -1,0 +1,17 @@
+"""The hash behind the kernels' dropout: trainer.model.dropout.mix, for uint32 on a GPU."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mix(x):
+    """A bijection of uint32 in which every bit depends on all others."""
+    tl.static_assert(x.dtype == tl.uint32)
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    return x ^ (x >> 16)
