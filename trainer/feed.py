@@ -1,6 +1,7 @@
 """Steps of data, one ahead: while a step computes, the counts of the next one are summed over all ranks.
 
-So neither cutting slots nor the small all-reduce that losses are divided by stands in the way of the device.
+So neither cutting slots, nor laying out the first of them (the device would idle meanwhile; the others' turn comes
+while it computes), nor the small all-reduce that losses are divided by stands in the way of the device.
 A RunFeed goes through the phases of a run, one feed after another.
 """
 
@@ -27,6 +28,7 @@ class Feed:
     def __init__(self, stream: SlotStream, *, shape: SlotShape, special: Special, device: torch.device) -> None:
         self._stream, self._shape, self._special, self._device = stream, shape, special, device
         self._ahead: tuple[Tensor, Any] | None = None
+        self._first: tuple[Slot | None, Batch] | None = None
         self.epoch = stream.state.epoch
         """Epoch of the step that next_step gave last, from 0."""
 
@@ -51,9 +53,15 @@ class Feed:
         if self._ahead is None:
             counts = torch.from_numpy(self._stream.cut())
             self._ahead = counts, dist.all_reduce(counts, async_op=True)
+            first = self._stream.cut_slots[0]
+            self._first = first, self._lay_out(first)
 
     def to_batch(self, slot: Slot | None) -> Batch:
         """The slot on the device; with constant shapes on GPUs, as it is on CPUs."""
+        first, self._first = self._first, None
+        return first[1] if first is not None and first[0] is slot else self._lay_out(slot)
+
+    def _lay_out(self, slot: Slot | None) -> Batch:
         return to_batch(
             slot,
             shape=self._shape,

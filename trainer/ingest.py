@@ -146,6 +146,12 @@ class SlotStream:
         self._cut_slots = tuple(slots)
         return counts
 
+    @property
+    def cut_slots(self) -> tuple[Slot | None, ...]:
+        """What `cut` has cut, until it is committed."""
+        assert self._cut_slots is not None
+        return self._cut_slots
+
     def commit(self, counts: NDArray[np.int64]) -> Step:
         """Second half: `counts` summed over all ranks. Begins the next epoch where every lane is through.
 
