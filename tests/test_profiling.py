@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from small_runs import make_config, write_small_set
 
 from pipeline.settings import ConfigError
 from trainer import profiling
-from trainer.profiling import PARTS, RECORDED, TRACE, kind_of, profile_run, read_parts
+from trainer.profiling import OTHER, PARTS, RECORDED, TRACE, kind_of, profile_run, read_parts
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +122,14 @@ def test_a_cpus_operators_count_without_those_they_call(tmp_path: Path) -> None:
 )
 def test_kinds_by_name(name: str, kind: str) -> None:
     assert kind_of(name) == kind
+
+
+def test_every_kernel_of_ours_has_a_kind(repository: Path) -> None:
+    """A step's table once had LayerNorm under `other`."""
+    names = [
+        name
+        for path in (repository / "trainer" / "model" / "kernels").glob("*.py")
+        for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert len(names) >= 8
+    assert [name for name in names if kind_of(name) == OTHER] == []

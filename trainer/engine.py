@@ -86,6 +86,9 @@ class Engine:
             config=deepspeed_dictionary(config, micro_batches=micro_batches, num_elements=num_elements),
         )[0]
         self.module: nn.Module = self._engine.module
+        if self.stage == 3:
+            for module in self.module.modules():
+                module.parameters_stay = False
         compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
         if compiled:
             self.module.compile(dynamic=False)

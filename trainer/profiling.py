@@ -39,7 +39,7 @@ KINDS = {
     "attention": ("attention", "flash", "fmha"),
     "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "addmm", "aten::mm", "aten::bmm", "linear"),
     "GELU": ("gelu",),
-    "LayerNorm, dropout, residual": ("layer_norm", "layernorm", "dropout"),
+    "LayerNorm, dropout, residual": ("layer_norm", "layernorm", "norm_forward_kernel", "norm_backward_kernel", "dropout"),
     "optimizer": ("fusedoptimizer", "fused_adam", "adamw"),
     "cross-entropy": ("nll_loss", "softmax", "cross_entropy"),
     "copies and fills": ("memcpy", "memset", "copy_", "foreach_copy", "tensorlist", "fill", "zero_"),

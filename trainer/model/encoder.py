@@ -55,14 +55,14 @@ class PostNormLayer(nn.Module):
 
     def forward(self, hidden: Tensor, residual: Tensor, *, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
         """Both [T, width] and equal -> the same; see ResidualNorm for why there are two."""
-        bias = self.attention.output.bias
-        fused = is_fused(hidden, branch_bias=bias)
+        last = self.attention.output
+        fused = is_fused(hidden, last=last)
         branch = self.attention(hidden, layout=layout, bias_gradient=not fused)
-        hidden, residual = self.attention_norm(branch, residual, branch_bias=bias if fused else None)
-        bias = self.feed_forward.down.bias
-        fused = is_fused(hidden, branch_bias=bias)
+        hidden, residual = self.attention_norm(branch, residual, branch_bias=last.bias if fused else None)
+        last = self.feed_forward.down
+        fused = is_fused(hidden, last=last)
         branch = self.feed_forward(hidden, bias_gradient=not fused)
-        return self.feed_forward_norm(branch, residual, branch_bias=bias if fused else None)  # type: ignore[no-any-return]
+        return self.feed_forward_norm(branch, residual, branch_bias=last.bias if fused else None)  # type: ignore[no-any-return]
 
 
 class PreNormLayer(nn.Module):

@@ -16,6 +16,9 @@ LAYER_NORM_EPSILON = 1e-12
 class Linear(nn.Linear):
     """nn.Linear without a default draw, and with a bias whose gradient may be made elsewhere."""
 
+    parameters_stay = True
+    """False where they are there only while this module computes (ZeRO-3): nothing else may use the bias then."""
+
     def forward(self, x: Tensor, *, bias_gradient: bool = True) -> Tensor:
         """[..., in] -> [..., out]. bias_gradient=False: whoever takes the result gives the bias its gradient."""
         return F.linear(x, self.weight, self.bias if bias_gradient else self.bias.detach())

@@ -12,20 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.dropout import Dropout
-from trainer.model.layers import LAYER_NORM_EPSILON
+from trainer.model.layers import LAYER_NORM_EPSILON, Linear
 
 MAX_WIDTH = 4096
 """Widest row that a kernel's program holds with its sums."""
 
 
-def is_fused(hidden: Tensor, *, branch_bias: Tensor) -> bool:
-    """Whether the kernels take rows of this kind, and with them the gradient of the bias before.
-
-    ZeRO-3 may leave a bias empty outside its own layer; its gradient is then made there.
-    """
-    width = hidden.shape[-1]
-    half = hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16)
-    return half and width <= MAX_WIDTH and branch_bias.numel() == width
+def is_fused(hidden: Tensor, *, last: Linear) -> bool:
+    """Whether the kernels take rows of this kind, and with them the gradient of the bias of `last`, which made them."""
+    return last.parameters_stay and _kernels_take(hidden)
 
 
 class ResidualNorm(nn.LayerNorm):
@@ -55,6 +50,10 @@ class ResidualNorm(nn.LayerNorm):
             branch, residual, self.weight, self.bias, branch_bias, seeds, dropout, self.eps
         )
         return pair
+
+
+def _kernels_take(hidden: Tensor) -> bool:
+    return hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16) and hidden.shape[-1] <= MAX_WIDTH
 
 
 class _ResidualNorm(torch.autograd.Function):
