@@ -52,7 +52,8 @@ def count_doubles(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rej
 
 
 def _repeated_ids(extents: Sequence[Extent]) -> frozenset[bytes]:
-    ids = read_index(extents).ids
+    index = read_index(extents)
+    ids = index.ids[index.first]
     _, first, counts = np.unique(ids.view(f"V{ID_BYTES}").ravel(), return_index=True, return_counts=True)
     return frozenset(ids[position].tobytes() for position in first[counts > 1])
 

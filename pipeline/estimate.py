@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pipeline.buckets import Buckets, choose_buckets
 from pipeline.config import PipelineConfig
-from pipeline.documents import Document
+from pipeline.documents import Document, Split
 from pipeline.engine_config import KEYS
 from pipeline.filters import DocumentFilter
 from pipeline.job import SHARDS, SPILLS, Job
@@ -27,7 +27,7 @@ from pipeline.run import choose_workers, given_vocabulary, read_config, say_at_o
 from pipeline.sample_build import Measured, measure_source
 from pipeline.sampling import Unit, choose_units, list_frame, read_units
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
-from pipeline.sources import list_splits
+from pipeline.sources import list_splits, share_books
 from pipeline.vocabulary import count_words, train_tokenizer
 from pipeline.wordpieces import WordTokenizer
 
@@ -163,22 +163,29 @@ def combine(
         tokens = sum(source.expand("document_tokens").value for source in known)
         return sum(parts, Quantity(0.0, 0.0)).scale(total("document_tokens").value / tokens)
 
-    trains = given_vocabulary(config) is None
-    read_s: list[float] = []
-    for source in measured:
-        own = [split for split in splits if split.source == source.frame.source]
-        text = max(1, sum(split.text_bytes for split in own))
-        cpu_s = source.expand("read_cpu_s").value
-        past = source.frame.passing_s
-        read_s += [cpu_s * split.text_bytes / text + past.get(split.path, 0.0) * (1 - 1 / split.parts) for split in own]
+    cpu_s_a_byte = {
+        source.frame.source: source.expand("read_cpu_s").value
+        / max(1, sum(split.text_bytes for split in splits if split.source == source.frame.source))
+        for source in measured
+    }
+    past = {path: seconds for source in measured for path, seconds in source.frame.passing_s.items()}
+
+    def reading_s(each: Sequence[Split]) -> list[float]:
+        return [
+            cpu_s_a_byte[split.source] * split.text_bytes + past.get(split.path, 0.0) * (1 - 1 / split.parts)
+            for split in each
+        ]
+
+    read_s = reading_s(share_books(splits, sources=config.sources, workers=workers))
+    train_s = reading_s(splits) if given_vocabulary(config) is None else []
     write = total_of_rows("write_cpu_s")
     train = [(1 - held) / buckets.train] * buckets.train
     shares = train + [held / buckets.validation] * buckets.validation if buckets.validation else train
     write_s = [write.value * share for share in shares]
-    again = 2.0 if trains else 1.0
-    passing_s = sum(read_s) - total("read_cpu_s").value
-    cpu = total("read_cpu_s").scale(again) + write + Quantity(again * passing_s + _START_CPU_S * (1 + workers), 0.0)
-    wall_s = _START_S + again * makespan(read_s, workers=workers) + makespan(write_s, workers=workers)
+    once = total("read_cpu_s").scale(2.0 if train_s else 1.0)
+    again_s = sum(read_s) + sum(train_s) - once.value
+    cpu = once + write + Quantity(again_s + _START_CPU_S * (1 + workers), 0.0)
+    wall_s = _START_S + sum(makespan(each, workers=workers) for each in (train_s, read_s, write_s))
     band_s = None if cpu.band is None else wall_s * cpu.band / cpu.value
     bucket_tokens = max(shares) * total("document_tokens").value
     memory = _WORKER_BYTES + _BYTES_PER_BUCKET_TOKEN * bucket_tokens + _BYTES_PER_MASK_SET * config.masks_per_pair

@@ -1,17 +1,18 @@
 """One split of the input to a spill file: read, clean, tokenize, count. Every document is somewhere in the counts.
 
+Of a great document in pieces all decide alike, and the first alone counts, names drops, keeps rejects and signs.
 A split is finished when its record stands (pipeline/ledger.py); a later start then takes what is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.documents import Document, Drop, Note, Split
+from pipeline.documents import WHOLE, Document, Drop, Note, Piece, Split
 from pipeline.filters import DocumentFilter, beginning, excerpt
 from pipeline.job import Job
 from pipeline.mixture import passes_of
@@ -23,6 +24,9 @@ from pipeline.sources import read_documents
 from pipeline.spill import Extent, Origin, SpillWriter
 from pipeline.tally import ReadTally, reads_from_tree, reads_to_tree
 from pipeline.wordpieces import WordTokenizer
+
+GREAT_CHARACTERS = 1 << 20
+"""A document of so many is worth pieces; smaller ones, such as chapters, are dealt whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,35 +83,60 @@ def spill_documents(
             job.spills, name=name, config=cleaning.near_duplicates, partitions=job.buckets.total
         ) as signatures,
     ):
-        for item in items:
+        for item, piece in take_piece(items, split=split):
             if isinstance(item, Note):
                 tally.count_note(item.reason, name=item.name, detail=item.detail)
                 continue
             if isinstance(item, Drop):
                 drop(item, item.reason, item.detail)
                 continue
-            text = "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
+            first = piece.number == 0
+            text = "" if not first else "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
             fault = documents.reject(item)
             if fault is not None:
-                drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
-                rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
+                if first:
+                    drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
+                    rejects.add(
+                        source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text
+                    )
                 continue
-            document = tokenizer.tokenize(item)
-            if not document.ids.size:
-                drop(item, "no_tokens", "nothing is left after normalisation")
+            document = replace(tokenizer.tokenize(item, piece=piece), source=number)
+            if not document.ids.size and (piece == WHOLE or not tokenizer.tokenize(item).ids.size):
+                if first:
+                    drop(item, "no_tokens", "nothing is left after normalisation")
                 continue
             if not passes_of(document.id, weight=source.weight, passes=job.config.passes, seed=job.config.seed):
-                drop(item, "weight", f"weight {source.weight:g}")
+                if first:
+                    drop(item, "weight", f"weight {source.weight:g}")
+                continue
+            writer.add(document, piece=piece, origin=Origin(split.source, item.name, text if first else ""))
+            if not first:
                 continue
             characters = sum(map(len, item.sentences))
             tally.documents[split.source] += 1
             tally.sentences[split.source] += len(item.sentences)
             tally.characters[split.source] += characters
-            writer.add(replace(document, source=number), origin=Origin(split.source, item.name, text))
             signatures.add(item)
             report.add(documents=1, characters=characters)
     tally.rejects = rejects.runs
     return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))
+
+
+def take_piece(items: Iterable[Document | Drop], *, split: Split) -> Iterator[tuple[Document | Drop, Piece]]:
+    """What of a split's items is for its piece to do: of a great document that piece (of few sentences: one of so many
+    pieces), of the other documents every `split.piece.of`-th whole; what was left out is for the first to count."""
+    number, of = split.piece
+    small = 0
+    for item in items:
+        if of == 1 or (number == 0 and not isinstance(item, Document)):
+            yield item, WHOLE
+        elif isinstance(item, Document):
+            if sum(map(len, item.sentences)) < GREAT_CHARACTERS:
+                if small % of == number:
+                    yield item, WHOLE
+                small += 1
+            elif number < len(item.sentences):
+                yield item, Piece(number, min(of, len(item.sentences)))
 
 
 def split_key(split: Split, *, job: Job) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from pipeline.settings import (
     to_tree,
     validate,
 )
-from pipeline.sources import list_read_warnings, list_splits
+from pipeline.sources import CLUSTER_WORKERS, list_read_warnings, list_splits, share_books
 from pipeline.sources.listing import check_brought
 from pipeline.store_output import StoredOutput, open_output_folder
 from pipeline.vocabulary import train_vocabulary
@@ -95,8 +95,11 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         shards=None if config.shards == "auto" else config.shards,
         validation_fraction=config.validation_fraction,
     )
+    workers = choose_workers(config, say=say)
+    here = config.engine == "local" and not names_runner(beam_options)
+    splits = share_books(splits, sources=config.sources, workers=workers if here else CLUSTER_WORKERS)
     most = max(len(splits), buckets.train + buckets.validation)
-    workers = min(choose_workers(config, say=say), most)
+    workers = min(workers, most)
     paths = {
         name: {split.path for split in splits if config.sources[split.source].called == name}
         for name in config.source_names

@@ -260,8 +260,9 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
     if dropped is not None:
         near = read_dropped(dropped, [index.ids[position].tobytes() for position in kept])
         kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
-    lowest = sorted(membership(index.ids[position].tobytes()) for position in kept[:2])
-    return BucketCount(bucket, documents=kept.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
+    first = kept[index.first[kept]]
+    lowest = sorted(membership(index.ids[position].tobytes()) for position in first[:2])
+    return BucketCount(bucket, documents=first.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
 
 
 def assign_shard(

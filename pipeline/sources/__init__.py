@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from pipeline import storage
 from pipeline.config import SourceConfig
-from pipeline.documents import Document, Drop, Split
+from pipeline.documents import Document, Drop, Piece, Split
 from pipeline.sources.books import read_books, split_books
 from pipeline.sources.clean_store import read_through
 from pipeline.sources.listing import list_files
@@ -20,6 +21,13 @@ from pipeline.sources.records import read_records, split_records
 from pipeline.sources.text import read_text, split_text
 from pipeline.sources.wikipedia import read_dump, split_dump
 from pipeline.tally import ReadTally
+
+CLUSTER_WORKERS = 16
+"""Workers that books are shared by where their number may change from start to start."""
+_MOST_PIECES = 4
+_PIECE_BYTES = 8 << 20
+_AGAIN = 0.5
+"""Share of the work on a book that each of its pieces takes anew: bytes to sentences, and their hash (docs/LOG.md)."""
 
 _READERS: dict[str, Callable[..., Iterator[Document | Drop]]] = {
     "wikipedia": read_dump,
@@ -55,6 +63,34 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
             *(split.path, split.start, split.part),
         ),
     )
+
+
+def share_books(splits: Sequence[Split], *, sources: Sequence[SourceConfig], workers: int) -> list[Split]:
+    """The splits, books in pieces where so many workers are then ready sooner; the largest first.
+
+    Pieces are more work in all (_AGAIN), so that a book within a worker's fair share stays whole. Equal input and
+    workers give equal pieces, which name the records of finished ones; nothing that is built depends on them.
+    """
+    shared: list[Split] = []
+    total = sum(split.text_bytes for split in splits)
+    for split in sorted(splits, key=lambda split: -split.text_bytes):
+        most = 1
+        if sources[split.source].kind == "books" and split.parts == 1:
+            most = max(1, min(_MOST_PIECES, workers, split.text_bytes // _PIECE_BYTES))
+        choices = [cut_split(split, pieces=pieces) for pieces in range(1, most + 1)]
+        totals = [total - split.text_bytes + len(pieces) * pieces[0].text_bytes for pieces in choices]
+        ends = [max(work / workers, pieces[0].text_bytes) for work, pieces in zip(totals, choices, strict=True)]
+        best = ends.index(min(ends))
+        total = totals[best]
+        shared += choices[best]
+    return sorted(shared, key=lambda split: -split.text_bytes)
+
+
+def cut_split(split: Split, *, pieces: int) -> list[Split]:
+    """A split for each of so many workers, who read the same; a piece's text_bytes are its work."""
+    work = _AGAIN + (1 - _AGAIN) / pieces
+    each = replace(split, num_bytes=split.num_bytes // pieces, text_bytes=round(work * split.text_bytes))
+    return [replace(each, piece=Piece(number, pieces)) for number in range(pieces)]
 
 
 def deal_splits(splits: Sequence[Split], *, hands: int) -> list[tuple[Split, ...]]:

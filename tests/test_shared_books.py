@@ -1,0 +1,456 @@
+"""A great book is shared by several workers: bytes and counts are those of one worker; a lost piece is an error."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from corpora import make_config, make_documents, write_vocabulary
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, normalizers
+
+from pipeline import buckets, estimate, reading, run, sources
+from pipeline.config import PipelineConfig, SourceConfig
+from pipeline.documents import WHOLE, Document, Drop, Note, Piece, Split
+from pipeline.engines import WorkerError
+from pipeline.failures import PassingError
+from pipeline.reading import take_piece
+from pipeline.sources import cut_split, deal_splits, list_splits, share_books
+from pipeline.spill import Extent, SpillError, SpillWriter, read_documents, read_index, read_origins
+from pipeline.transforms import count_bucket
+from pipeline.wordpieces import TokenizedDocument, WordTokenizer
+
+GREAT = 3_000
+"""Characters of a great document in these tests, but for those with worker processes."""
+Share = Callable[..., list[Split]]
+
+
+def in_pieces(*pieces: int) -> Share:
+    """In place of share_books: every split in so many pieces, in turn; the last first, which must not matter."""
+
+    def share(splits: Sequence[Split], *, sources: Sequence[SourceConfig], workers: int) -> list[Split]:
+        ordered = sorted(splits, key=lambda split: Path(split.path).name)
+        cut = [cut_split(split, pieces=pieces[place % len(pieces)]) for place, split in enumerate(ordered)]
+        return [piece for pieces in cut for piece in reversed(pieces)]
+
+    return share
+
+
+def prose(documents: Sequence[Sequence[str]]) -> str:
+    return "\n\n".join(" ".join(f"{sentence.capitalize()}." for sentence in each) for each in documents)
+
+
+def write_books(folder: Path) -> Path:
+    """Great and small books, among them copies and near copies, an archive, chapters, and what is left out."""
+    books = folder / "books"
+    books.mkdir(parents=True)
+    great = prose(make_documents(40, seed=11))
+    (books / "a-great.txt").write_text(f"{great}\n\n* * *\n\nDi.")
+    (books / "b-copy.txt").write_text(f"{great}\n\nDi.")
+    (books / "c-copy.txt.xz").write_bytes(lzma.compress(f"{great}\n\nDi.".encode()))
+    (books / "d-near.txt").write_text(f"{great}\n\nBa de fi.")
+    (books / "e-bad.txt").write_bytes(prose(make_documents(40, seed=2)).encode() + b" Caf\xc3\xa9.\n\nBa \xff de.")
+    chapters = "\n\n".join(f"CHAPTER {n}\n\n{prose(make_documents(8, seed=n))}" for n in range(3, 8))
+    (books / "f-chapters.txt").write_text(f"{chapters}\n\nCHAPTER 8\n\n{prose(make_documents(400, seed=8))}")
+    (books / "g-few.txt").write_text("Ba de fi.")
+    (books / "h-other.txt").write_text("\n\n".join(["\u0416\u0436" * 9 + "."] * 300))
+    with zipfile.ZipFile(books / "i.zip", "w") as archive:
+        for number, documents in enumerate([make_documents(40, seed=9), *([each] for each in make_documents(80))]):
+            archive.writestr(f"{number}.txt", prose(documents))
+        archive.writestr("cover.jpg", b"\xff")
+    again = folder / "again"
+    again.mkdir()
+    (again / "a.txt").write_text(f"{great}\n\nDi.")
+    (again / "b.txt").write_text(prose(make_documents(40, seed=10)))
+    return folder
+
+
+def configure(folder: Path, *, output: str, **settings: Any) -> PipelineConfig:
+    unit = settings.pop("unit", "book")
+    entries = [
+        {"kind": "books", "path": str(folder / "again"), "name": "again", "weight": 2.5},
+        {"kind": "books", "path": str(folder / "books"), "unit": unit, "name": "books", "weight": 0.8},
+    ]
+    cleaning = {"keep_rejects": str(folder / f"{output}-rejects"), "min_words": 8, "min_script": 0.5}
+    return make_config(
+        folder,
+        sources=entries,
+        output=str(folder / output),
+        validation_fraction=0.2,
+        shards="auto",
+        cleaning={**cleaning, **settings.pop("cleaning", {})},
+        **settings,
+    )
+
+
+def outcome(config: PipelineConfig) -> dict[str, Any]:
+    """All that a build leaves but times: manifest, hashes of files, counts by source, rejects."""
+    lines: list[str] = []
+    manifest = run.build(config, say=lines.append)
+    report = json.loads((Path(config.output) / "report.json").read_text())
+    for name in ("seconds", "workers"):
+        del report["run"][name]
+    rejects = Path(str(config.cleaning.keep_rejects)) / "rejects.jsonl"
+    return {
+        "manifest": manifest,
+        "report": report,
+        "rejects": rejects.read_text(),
+        "progress": re.findall(r"read [\d,]+ documents, [\d.]+ MB|wrote [\d,]+ rows in \d+ shards", lines[-3]),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(reading, "GREAT_CHARACTERS", GREAT)
+    monkeypatch.setattr(buckets, "TEXT_BYTES_PER_BUCKET", 16_000)
+    return write_books(tmp_path)
+
+
+@pytest.mark.parametrize("unit", ["book", "chapter"])
+@pytest.mark.parametrize("near", [False, True])
+def test_a_build_from_pieces_is_that_from_the_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, unit: str, near: bool
+) -> None:
+    """Copies in as many pieces and in others, whole beside pieces, of two sources; near copies; all that is counted."""
+    cleaning = {"near_duplicates": {}} if near else {}
+    whole = outcome(configure(folder, output="whole", unit=unit, cleaning=cleaning))
+    reasons = {reason for counts in whole["report"]["run"]["sources"] for reason in counts["drops"]}
+    assert {"duplicate", "too_few_words", "other_script", "sentence_without_words", "weight"} <= reasons
+    assert ("near_duplicate" in reasons) == near
+    for number, pieces in enumerate([(2,), (3,), (3, 1, 2)]):
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "share_books", in_pieces(*pieces))
+            found = outcome(configure(folder, output=f"pieces-{number}", unit=unit, cleaning=cleaning))
+        assert found == whole
+
+
+def test_a_build_from_pieces_keeps_cleaned_documents_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is cut from the same file of cleaned documents, which holds the whole."""
+    entry = {"kind": "books", "path": str(folder / "books"), "clean_documents": str(folder / "clean")}
+    hashes = []
+    for name, pieces in (("whole", 1), ("pieces", 3), ("others", 2)):
+        monkeypatch.setattr(run, "share_books", in_pieces(pieces))
+        manifest = run.build(make_config(folder, sources=[entry], output=str(folder / name)), say=lambda line: None)
+        hashes.append([shard.sha256 for shard in manifest.shards])
+        assert len(list((folder / "clean").iterdir())) == len(list((folder / "books").iterdir()))
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
+def test_worker_processes_share_a_great_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "great.txt").write_text(prose(make_documents(4_000, seed=1)))
+    (tmp_path / "books" / "small.txt").write_text(prose(make_documents(20, seed=2)))
+    assert (tmp_path / "books" / "great.txt").stat().st_size > reading.GREAT_CHARACTERS
+    monkeypatch.setattr(sources, "_PIECE_BYTES", 300_000)
+    hashes = []
+    for workers, splits in ((1, 2), (2, 3), (3, 4)):
+        lines: list[str] = []
+        entry = {"kind": "books", "path": str(tmp_path / "books")}
+        config = make_config(tmp_path, sources=[entry], workers=workers, output=str(tmp_path / f"out-{workers}"))
+        manifest = run.build(config, say=lines.append)
+        hashes.append([shard.sha256 for shard in manifest.shards])
+        assert f"{splits} splits, " in "\n".join(lines)
+        assert any("read 2 documents" in line for line in lines)
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
+# ---- which books are shared ----
+
+
+def test_a_book_of_21_mb_goes_to_both_workers(tmp_path: Path) -> None:
+    for name, size in (("great.txt", 21_000_000), ("small.txt", 1_000_000), ("other.txt", 2_000_000)):
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(size)
+    configs = [SourceConfig(kind="books", path=str(tmp_path))]
+    shared = share_books(list_splits(configs), sources=configs, workers=2)
+    great = [split for split in shared if split.path.endswith("great.txt")]
+    assert [split.piece for split in great] == [Piece(0, 2), Piece(1, 2)]
+    assert [split.piece for split in shared if split not in great] == [WHOLE, WHOLE]
+    for part in deal_splits(shared, hands=2):
+        assert sum(split in great for split in part) == 1
+    assert share_books(list_splits(configs), sources=configs, workers=1) == list_splits(configs)
+
+
+def test_a_great_member_of_an_archive_is_shared_too(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, size in enumerate([100, 30_000_000, 100]):
+            archive.writestr(f"{number}.txt", b"word " * (size // 5))
+    configs = [SourceConfig(kind="books", path=str(tmp_path))]
+    shared = share_books(list_splits(configs), sources=configs, workers=3)
+    assert [(split.start, split.end, split.piece) for split in shared] == [
+        *((0, 2, Piece(number, 3)) for number in range(3)),
+        (2, 3, WHOLE),
+    ]
+
+
+def test_many_books_of_one_size_stay_whole() -> None:
+    """Pieces take the reading anew: where all workers have enough to do they would only cost."""
+    configs = [SourceConfig(kind="books", path="x")]
+    splits = [Split(0, f"{number}.txt", 0, -1, 30 << 20, 30 << 20) for number in range(16)]
+    assert share_books(splits, sources=configs, workers=2) == splits
+    assert share_books(splits, sources=configs, workers=16) == splits
+    assert {split.piece.of for split in share_books(splits, sources=configs, workers=64)} == {3}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(0, 200 << 20), st.sampled_from([1, 2])), max_size=12),
+    st.integers(1, 40),
+)
+def test_books_are_shared_where_that_is_sooner(sizes: list[tuple[int, int, int]], workers: int) -> None:
+    configs = [SourceConfig(kind="books", path="x"), SourceConfig(kind="text", path="y")]
+    splits = [
+        Split(source, f"{place}", 0, -1, size, size, parts=parts) for place, (source, size, parts) in enumerate(sizes)
+    ]
+    shared = share_books(splits, sources=configs, workers=workers)
+    for split in splits:
+        own = [each for each in shared if each.path == split.path]
+        of = len(own)
+        assert [each.piece for each in own] == [Piece(number, of) for number in range(of)]
+        if split.source == 1 or split.parts > 1 or split.text_bytes < 16 << 20:
+            assert own == [split]
+        assert of <= workers
+        assert split.num_bytes - of < sum(each.num_bytes for each in own) <= split.num_bytes
+        assert own == cut_split(split, pieces=of)
+    assert bound(shared, workers=workers) <= bound(splits, workers=workers)
+
+
+def bound(splits: Sequence[Split], *, workers: int) -> float:
+    """The least time in which so many workers may be ready."""
+    sizes = [split.text_bytes for split in splits]
+    return max(sum(sizes) / workers, *sizes, 0)
+
+
+# ---- what is of which piece ----
+
+items_of_books = st.lists(
+    st.one_of(
+        st.lists(st.integers(1, 30), min_size=1, max_size=8).map(tuple),
+        st.sampled_from([Drop("empty", "x"), Note("bad_utf8_repaired", "x")]),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None)
+@given(items_of_books, st.integers(1, 5))
+def test_pieces_together_are_the_whole(found: list[Any], of: int) -> None:
+    """Great documents once, in order; small ones by one piece each, in turn; what is left out by the first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "GREAT_CHARACTERS", 60)
+        items = [
+            item if isinstance(item, Drop) else Document(f"{number}", tuple("a" * size for size in item))
+            for number, item in enumerate(found)
+        ]
+        taken = [
+            list(take_piece(items, split=Split(0, "a", 0, -1, 9, 9, piece=Piece(number, of)))) for number in range(of)
+        ]
+    assert [item for item, _ in taken[0] if isinstance(item, Drop)] == [i for i in items if isinstance(i, Drop)]
+    assert not any(isinstance(item, Drop) for each in taken[1:] for item, _ in each)
+    small = []
+    for item in items:
+        if not isinstance(item, Document):
+            continue
+        own = [piece for each in taken for other, piece in each if other is item]
+        pieces = 1
+        if of > 1 and sum(map(len, item.sentences)) >= 60:
+            pieces = min(of, len(item.sentences))
+        else:
+            small.append(item)
+        assert own == [Piece(number, pieces) for number in range(pieces)]
+        assert sum((tuple(piece.cut(item.sentences)) for piece in own), ()) == item.sentences
+        assert all(piece.cut(item.sentences) for piece in own)
+    if of > 1:
+        dealt = [[item for item in small if (item, WHOLE) in each and len(item.sentences)] for each in taken]
+        assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+
+
+def test_a_piece_without_tokens_is_one_and_a_document_without_any_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a tokenizer of which some letters leave nothing."""
+    monkeypatch.setattr(reading, "GREAT_CHARACTERS", 200)
+    tokenizer = WordTokenizer.from_path(write_vocabulary(tmp_path / "vocab.txt"), lowercase=True).backend
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex("[xyz.]"), "")])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    books = tmp_path / "books"
+    books.mkdir()
+    (books / "a.txt").write_text("\n\n".join(["Xyxyxyxyx."] * 30 + ["Ba de fi."] * 10))
+    (books / "b.txt").write_text("\n\n".join(["Xzxzxzxzx."] * 30))
+    (books / "c.txt").write_text("Ba de fi ba.\n\nDe fi.")
+    found = []
+    for name, pieces in (("whole", 1), ("pieces", 4)):
+        monkeypatch.setattr(run, "share_books", in_pieces(pieces))
+        entry = {"kind": "books", "path": str(books)}
+        vocabulary = {"path": str(tmp_path / "tokenizer.json")}
+        config = make_config(tmp_path, sources=[entry], output=str(tmp_path / name), vocabulary=vocabulary)
+        manifest = run.build(config, say=lambda line: None)
+        report = json.loads((tmp_path / name / "report.json").read_text())
+        (counts,) = report["run"]["sources"]
+        assert (counts["documents"], counts["drops"]) == (2, {"no_tokens": 1})
+        found.append([shard.sha256 for shard in manifest.shards])
+    assert found[0] == found[1]
+
+
+# ---- spilled pieces ----
+
+
+def whole_document(name: int) -> TokenizedDocument:
+    digest = hashlib.blake2b(str(name).encode(), digest_size=16).digest()
+    lengths = np.array([1 + (name + place) % 4 for place in range(2 + name % 7)], np.int32)
+    ids = (np.arange(lengths.sum()) * 7 + name).astype(np.uint16)
+    return TokenizedDocument(digest, ids, ids % 3 == 0, lengths)
+
+
+def cut_document(document: TokenizedDocument, piece: Piece, *, source: int) -> TokenizedDocument:
+    sentences = range(document.sentence_lengths.size)
+    own = piece.cut([str(place) for place in sentences])
+    edges = np.concatenate([[0], np.cumsum(document.sentence_lengths)])
+    first, last = (int(own[0]), int(own[-1]) + 1) if own else (0, 0)
+    tokens = slice(edges[first], edges[last])
+    lengths = document.sentence_lengths[first:last]
+    return TokenizedDocument(document.id, document.ids[tokens], document.word_starts[tokens], lengths, source)
+
+
+Row = tuple[int, int, Piece]
+"""Document, source, piece."""
+
+
+def spill_rows(folder: Path, rows: Sequence[Row], *, flush: int) -> list[Extent]:
+    extents = []
+    for half in (rows[::2], rows[1::2]):
+        with SpillWriter(folder, name="x", bucket_of=lambda name: 0, id_type=pa.uint16(), flush_tokens=flush) as writer:
+            for name, source, piece in half:
+                writer.add(cut_document(whole_document(name), piece, source=source), piece=piece)
+        extents += [extent for _, extent in writer.extents]
+    return extents
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    copies=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=12),
+    flush=st.integers(1, 60),
+    draw=st.randoms(use_true_random=False),
+)
+def test_documents_are_joined_and_a_lost_piece_is_an_error(
+    tmp_path_factory: pytest.TempPathFactory, copies: list[tuple[int, int, int]], flush: int, draw: Any
+) -> None:
+    """Any copies of any documents, from any sources, in any numbers of pieces, in any order."""
+    folder = tmp_path_factory.mktemp("pieces")
+    rows = [(name, source, Piece(number, of)) for name, source, of in copies for number in range(of)]
+    draw.shuffle(rows)
+    extents = spill_rows(folder, rows, flush=flush)
+    expected = {whole_document(name).id: whole_document(name) for name, _, _ in copies}
+    found, duplicates = read_documents(extents, id_type=pa.uint16())
+    assert [document.id for document in found] == sorted(expected)
+    assert duplicates == len(copies) - len(expected)
+    for document in found:
+        for field in ("ids", "word_starts", "sentence_lengths"):
+            own, other = getattr(document, field), getattr(expected[document.id], field)
+            assert np.array_equal(own, other)
+            assert own.dtype == other.dtype
+        assert document.source == min(source for name, source, _ in copies if whole_document(name).id == document.id)
+    counted = count_bucket((0, extents))
+    assert (counted.documents, counted.tokens) == (len(found), sum(document.ids.size for document in found))
+    assert counted.lowest == tuple(sorted(int.from_bytes(name[:8], "big") for name in expected)[:2])
+    names = Counter(name for name, _, _ in read_origins(extents))
+    assert names == Counter(whole_document(name).id for name, _, _ in copies)
+    pieces = [row for row in rows if row[2].of > 1]
+    if pieces:
+        rows.remove(draw.choice(pieces))
+        extents = spill_rows(folder, rows, flush=flush)
+        with pytest.raises(SpillError, match=r"document [0-9a-f]{32}: some of its \d pieces are missing; run the"):
+            read_documents(extents, id_type=pa.uint16())
+        with pytest.raises(SpillError, match="pieces are missing"):
+            read_index(extents).distinct()
+
+
+def test_a_build_that_loses_a_piece_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here by a worker that takes one of the splits for nothing; the others are kept for the next start."""
+    take = reading.take_piece
+
+    def lose(items: Any, *, split: Split) -> Iterator[Any]:
+        return iter(()) if split.path.endswith("a-great.txt") and split.piece.number == 2 else take(items, split=split)
+
+    monkeypatch.setattr(run, "share_books", in_pieces(3))
+    monkeypatch.setattr(reading, "take_piece", lose)
+    with pytest.raises((WorkerError, PassingError), match="some of its 3 pieces are missing"):
+        run.build(configure(folder, output="lost"), say=lambda line: None)
+
+
+# ---- resuming ----
+
+KILLED = """
+import sys
+from killed_build import kill_at
+from pipeline import reading, run
+from test_shared_books import GREAT, in_pieces
+
+reading.GREAT_CHARACTERS, run.share_books = GREAT, in_pieces(3)
+kill_at("pipeline.spill", "SpillWriter._flush", count=int(sys.argv[1]))
+run.main(sys.argv[2:])
+"""
+
+
+def test_a_build_killed_between_two_pieces_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In as many pieces, where all that was finished is kept, and in others, where the book is read anew."""
+    (folder / "c.yaml").write_text(
+        "sources: [{kind: books, path: books}]\nvocabulary: {path: vocab.txt}\noutput: out\n"
+        "max_seq_length: 32\nvalidation_fraction: 0\nshards: 1\nworkers: 1\n"
+    )
+    make_config(folder, sources=[{"kind": "books", "path": "books"}])  # which writes the vocabulary
+    monkeypatch.chdir(folder)
+    assert run.main(["--config", "c.yaml", "output=whole"]) == 0
+    for number, (pieces, kept) in enumerate([(3, 4), (2, 0), (1, 0)]):
+        words = ["--config", "c.yaml", f"output=out-{number}"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run([sys.executable, "-c", KILLED, "5", *words], env=environment, check=False)
+        assert done.returncode == -9
+        lines: list[str] = []
+        monkeypatch.setattr(run, "share_books", in_pieces(pieces))
+        monkeypatch.setattr(run, "say_at_once", lines.append)
+        config = run.read_config(run.split_arguments(words, program="x", keys=()))
+        run.build(config, say=lines.append)
+        assert any(f"resumed: {kept} of {9 * pieces} splits" in line for line in lines)
+        for one, other in zip_longest(*(sorted(Path(name, "data").iterdir()) for name in ("whole", f"out-{number}"))):
+            assert one.read_bytes() == other.read_bytes()
+
+
+# ---- estimates ----
+
+
+def test_an_estimate_reads_a_shared_book_once_and_counts_what_its_pieces_take_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(folder, sources=[{"kind": "books", "path": str(folder / "books")}])
+    measured: list[Any] = []
+    combine = estimate.combine
+
+    def keep(found: Any, **others: Any) -> Any:
+        measured.append(found)
+        return combine(found, **others)
+
+    monkeypatch.setattr(estimate, "combine", keep)
+    estimate.estimate(config, workers=2)
+    (sample,) = measured
+    others: dict[str, Any] = {"config": config, "workers": 2, "sample_s": 1.0, "vocabulary": ""}
+    once = combine(sample, **others)
+    monkeypatch.setattr(estimate, "share_books", in_pieces(2))
+    twice = combine(sample, **others)
+    assert (once.documents, once.rows, once.tokens) == (twice.documents, twice.rows, twice.tokens)
+    again_s = sources._AGAIN * sample[0].expand("read_cpu_s").value
+    assert twice.cpu_s.value - once.cpu_s.value == pytest.approx(again_s, rel=1e-2)
