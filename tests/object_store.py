@@ -89,7 +89,7 @@ def run_server(program: str = _SERVE_S3) -> Iterator[str]:
     finally:
         process.stdin.close()
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

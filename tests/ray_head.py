@@ -68,7 +68,7 @@ class Head:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=500,
+            timeout=600,
             check=False,
         )
         assert result.returncode == 0 or not check, result.stdout
@@ -76,7 +76,7 @@ class Head:
 
     def submit(self, *words: str, cwd: Path | None = None) -> str:
         """`ray job submit`, once the head's agent is there: a head answers before that."""
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 300
         while True:
             printed = self.call("job", "submit", *words, cwd=cwd, check=False)
             if "No available agent" not in printed:
@@ -94,7 +94,7 @@ class Head:
         mine = self.processes()
         for process in mine:
             process.kill()
-        psutil.wait_procs(mine, timeout=10)
+        psutil.wait_procs(mine, timeout=60)
 
     def processes(self) -> list[psutil.Process]:
         """Those of this head and of all that was started from it."""

@@ -118,7 +118,6 @@ def wait_for(nodes: dict[str, int]) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(900)
 def test_work_brings_nodes_of_its_kind_alone_and_they_go(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,6 @@ def survivor(stage: Stage) -> Iterator[tuple[Run, Finding]]:
         run.end()
 
 
-@pytest.mark.timeout(600)
 def test_a_run_whose_workers_are_killed_again_and_again_is_the_uninterrupted_one(
     survivor: tuple[Run, Finding],
 ) -> None:

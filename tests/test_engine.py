@@ -311,7 +311,7 @@ def wait_for_a_silent_rank(rank: int, done: Path) -> str:
     own_path = {"wall_clock_breakdown": False}  # DeepSpeed's, in its groups
     engine = make_engine(make_config(zero_stage=1, collective_timeout_s=2, deepspeed=own_path))
     if rank == 1:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not done.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         return ""

@@ -50,7 +50,7 @@ def start(folder: Path, *words: str, module: str = "pipeline.run") -> subprocess
 
 
 def wait_for(condition: Callable[[], object], *, process: subprocess.Popen[str] | None = None) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not condition():
         assert process is None or process.poll() is None, "the command ended before it was stopped"
         assert time.monotonic() < end
@@ -77,7 +77,7 @@ def end_by(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     lines = [line for line in errors.splitlines(keepends=True) if " s: read " not in line]
     return process.returncode, "".join(lines)
 

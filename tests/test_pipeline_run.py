@@ -246,7 +246,7 @@ def test_a_killed_worker_ends_the_build_with_a_clear_error(folder: Path) -> None
         workers = children(process.pid)
         time.sleep(0.02)
     os.kill(workers[0], signal.SIGKILL)
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == 2, error
     assert error.strip().splitlines()[-1].startswith("error: a worker process ended without a word")
     assert not (folder / "out").exists()

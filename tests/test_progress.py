@@ -33,7 +33,7 @@ def leave(folder: Path, *, stage: str, done: bool, **counts: int) -> None:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """At most half a minute."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -31,7 +31,6 @@ MAX_STEPS = 20
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(900)
 def test_a_run_under_ray_goes_on_after_a_loss_fails_in_one_line_and_has_the_bits_of_the_loop_without_it(
     worker_group: Callable[[int], WorkerGroup], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

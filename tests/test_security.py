@@ -128,7 +128,7 @@ def test_no_secret_of_the_environment_reaches_a_dump_or_a_log(tmp_path: Path, re
             env={**os.environ, **values},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
             check=False,
         )
         assert done.returncode == status, done.stderr

@@ -138,7 +138,7 @@ class Cluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=240,
+            timeout=600,
             check=False,
         )
         if result.returncode != 0:
@@ -160,7 +160,7 @@ class Cluster:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(processes, timeout=10)
+        psutil.wait_procs(processes, timeout=60)
 
 
 def free_ports(count: int) -> list[int]:
