@@ -15,18 +15,20 @@ from pipeline.build_mark import MARK_NAME
 from pipeline.config import PipelineConfig
 from pipeline.estimate import describe_bytes, estimate, format_estimate
 from pipeline.manifest import MANIFEST_NAME
-from pipeline.run import choose_workers, say_at_once
+from pipeline.run import choose_workers, count_readers, say_at_once
 from pipeline.settings import ConfigError
-from pipeline.sources import list_splits
+from pipeline.sources import list_splits, share_books
 
 
 def describe_build(config: PipelineConfig, *, price: float | None = None) -> Iterator[str]:
     """Lines of the plan; `price`: of a CPU's hour. Raises ValueError for what would stop the build at its start."""
+    workers = choose_workers(config, say=say_at_once)
     splits = list_splits(config.sources)
+    shared = share_books(splits, sources=config.sources, workers=count_readers(config, workers=workers))
     total = sum(split.num_bytes for split in splits)
-    yield f"input: {len(splits):,} splits, {describe_bytes(total)}"
+    yield f"input: {len(shared):,} splits, {describe_bytes(total)}"
     yield describe_output(config.output)
-    found = estimate(config, workers=choose_workers(config, say=say_at_once))
+    found = estimate(config, workers=workers)
     yield from format_estimate(found)
     yield describe_room(config.output, needed=found.bytes.value + found.temporary_bytes.value)
     if price is not None:

@@ -23,7 +23,7 @@ from pipeline.filters import DocumentFilter
 from pipeline.job import SHARDS, SPILLS, Job
 from pipeline.progress import describe_seconds
 from pipeline.quantities import Quantity
-from pipeline.run import choose_workers, given_vocabulary, read_config, say_at_once
+from pipeline.run import choose_workers, count_readers, given_vocabulary, read_config, say_at_once
 from pipeline.sample_build import Measured, measure_source
 from pipeline.sampling import Unit, choose_units, list_frame, read_units
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
@@ -176,7 +176,7 @@ def combine(
             for split in each
         ]
 
-    read_s = reading_s(share_books(splits, sources=config.sources, workers=workers))
+    read_s = reading_s(share_books(splits, sources=config.sources, workers=count_readers(config, workers=workers)))
     train_s = reading_s(splits) if given_vocabulary(config) is None else []
     write = total_of_rows("write_cpu_s")
     train = [(1 - held) / buckets.train] * buckets.train

@@ -20,7 +20,7 @@ from pipeline.progress import WorkReport
 from pipeline.rejects import RejectWriter
 from pipeline.schema import id_type
 from pipeline.signatures import BandExtent, SignatureWriter
-from pipeline.sources import read_documents
+from pipeline.sources import own_text_bytes, read_documents
 from pipeline.spill import Extent, Origin, SpillWriter
 from pipeline.tally import ReadTally, reads_from_tree, reads_to_tree
 from pipeline.wordpieces import WordTokenizer
@@ -41,7 +41,7 @@ class SplitResult:
 
 def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
     """What is recorded of a split that an earlier start finished; else read it whole, and record it."""
-    report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
+    report.add(of_bytes=split.num_bytes, of_text=own_text_bytes(split))
     recorded = job.ledger.find("split", key=split_key(split, job=job))
     if recorded is not None:
         result = _result_from_tree(recorded, folder=job.spills)
@@ -110,14 +110,13 @@ def spill_documents(
                     drop(item, "weight", f"weight {source.weight:g}")
                 continue
             writer.add(document, piece=piece, origin=Origin(split.source, item.name, text if first else ""))
+            report.add(documents=int(first), characters=sum(map(len, piece.cut(item.sentences))))
             if not first:
                 continue
-            characters = sum(map(len, item.sentences))
             tally.documents[split.source] += 1
             tally.sentences[split.source] += len(item.sentences)
-            tally.characters[split.source] += characters
+            tally.characters[split.source] += sum(map(len, item.sentences))
             signatures.add(item)
-            report.add(documents=1, characters=characters)
     tally.rejects = rejects.runs
     return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))
 

@@ -51,7 +51,7 @@ from pipeline.settings import (
     to_tree,
     validate,
 )
-from pipeline.sources import CLUSTER_WORKERS, list_read_warnings, list_splits, share_books
+from pipeline.sources import list_read_warnings, list_splits, share_books
 from pipeline.sources.listing import check_brought
 from pipeline.store_output import StoredOutput, open_output_folder
 from pipeline.vocabulary import train_vocabulary
@@ -59,6 +59,8 @@ from pipeline.wordpieces import WordTokenizer
 
 DRY_RUN_FLAGS = ("--dry-run", "--price")
 SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
+CLUSTER_WORKERS = 16
+"""Workers of an engine whose number nobody gave."""
 _USAGE = """usage: python pipeline/run.py [--config FILE] [key.sub=value ...] [--engine local|dask|ray] [--dry-run]
        [--traceback] [-- --beam_option ...]
 
@@ -96,8 +98,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         validation_fraction=config.validation_fraction,
     )
     workers = choose_workers(config, say=say)
-    here = config.engine == "local" and not names_runner(beam_options)
-    splits = share_books(splits, sources=config.sources, workers=workers if here else CLUSTER_WORKERS)
+    readers = count_readers(config, workers=workers, beam_options=beam_options)
+    splits = share_books(splits, sources=config.sources, workers=readers)
     most = max(len(splits), buckets.train + buckets.validation)
     workers = min(workers, most)
     paths = {
@@ -243,6 +245,13 @@ def choose_workers(config: PipelineConfig, *, say: Say) -> int:
     if config.engine == "local" and config.workers is not None and config.workers > cores:
         say(f"warning: workers={config.workers} is more than the {cores} cores of this machine")
     return config.workers or cores
+
+
+def count_readers(config: PipelineConfig, *, workers: int, beam_options: Sequence[str] = ()) -> int:
+    """Workers that great books are shared by: `workers` of this machine, or those of an engine, as far as known."""
+    if config.engine == "local" and not names_runner(beam_options):
+        return workers
+    return config.workers or CLUSTER_WORKERS
 
 
 def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConfig:

@@ -60,7 +60,7 @@ def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job, h
     tally = read | "Tallies" >> beam.Map(_tally_of) | "Sum tallies" >> beam.CombineGlobally(merge_reads)
     grouped = read | "Extents" >> beam.FlatMap(_extents_of) | "Group by bucket" >> beam.GroupByKey()
     near = {"dropped": find_near_duplicates(read, job=job)} if job.config.cleaning.near_duplicates else {}
-    counts = grouped | "Count buckets" >> beam.Map(count_bucket, **near)
+    counts = grouped | "Count buckets" >> beam.ParDo(CountBuckets(job), **near)
     plan = tally | "Plan shards" >> beam.ParDo(PlanShards(job), counts=beam.pvalue.AsList(counts))
     only_plan = beam.pvalue.AsSingleton(plan)
     results = (
@@ -139,6 +139,18 @@ class SpillSplits(_Step):
             _report_work(self.job, stage="read", key=split_key(split, job=self.job)) as report,
         ):
             yield spill_split(split, job=self.job, tokenizer=self.tokenizer, report=report)
+
+
+class CountBuckets(beam.DoFn):
+    """(bucket, extents) -> BucketCount."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
+        """Count what stays, from the index alone."""
+        with report_failure(self.job.exchange):
+            yield count_bucket(element, dropped)
 
 
 class PlanShards(beam.DoFn):

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from processes import command_of
 from ray_head import Head
 from small_runs import make_config, write_small_set
 
@@ -216,10 +217,3 @@ def train_while_nodes_come_and_go(config: TrainerConfig, *, head: Head, address:
     assert play.notice is not None, play.said
     assert play.notice.wait(WAIT_S) == 0
     return play.said, outcome
-
-
-def command_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:  # it has just ended
-        return ""

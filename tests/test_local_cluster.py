@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from corpora import make_documents, write_text, write_vocabulary
+from processes import command_of
 from ray_head import AS_OTHERS
 
 from cluster import local
@@ -121,11 +122,8 @@ def watch(cluster: local.LocalCluster, seen: set[str], homes: set[str], ended: t
     while not ended.wait(1.0):
         for name, root in roots.items():
             for process in root.children(recursive=True):
-                try:
-                    if "RayTrainWorker" in " ".join(process.cmdline()):
-                        homes.add(name)
-                except psutil.Error:  # it has just ended
-                    continue
+                if "RayTrainWorker" in command_of(process):
+                    homes.add(name)
         for port in ports.values():
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:

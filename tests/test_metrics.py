@@ -143,7 +143,9 @@ def test_rows_of_ranks_that_are_no_more_are_cut_too(tmp_path: Path) -> None:
 
 
 def test_tensorboard_has_the_scalars_and_forgets_what_is_done_again(tmp_path: Path) -> None:
+    """A step is one event: an event a scalar took a millisecond of each step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     for resume_step, steps in ((0, (1, 2, 3)), (1, (2,))):
         log = open_log(tmp_path, said=[], resume_step=resume_step, tensorboard=True)
@@ -153,6 +155,9 @@ def test_tensorboard_has_the_scalars_and_forgets_what_is_done_again(tmp_path: Pa
         log.close()
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in board.Scalars("train/loss")] == [(1, 1.0), (2, 12.0)]
+    files = (tmp_path / "tensorboard").iterdir()
+    events = [event for path in files for event in EventFileLoader(str(path)).Load() if event.HasField("summary")]
+    assert sorted(event.step for event in events) == [1, 2, 2, 3]
 
 
 def test_progress_shows_rate_waiting_and_remaining_time() -> None:

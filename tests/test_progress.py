@@ -32,7 +32,7 @@ def leave(folder: Path, *, stage: str, done: bool, **counts: int) -> None:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """At most half a minute."""
+    """A thread has its turn; at most five minutes."""
     deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline

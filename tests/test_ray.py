@@ -13,6 +13,7 @@ from typing import Any, cast
 import psutil
 import pytest
 import ray
+from processes import command_of
 from small_runs import curve, make_config, rows_by_step, run
 from synthetic import write_data_set
 from worker_group import WorkerGroup
@@ -81,7 +82,7 @@ def test_a_run_under_ray_goes_on_after_a_loss_fails_in_one_line_and_has_the_bits
 def kill_a_worker() -> int:
     """SIGKILL of one training worker of this process's Ray; returns its process id."""
     ours = psutil.Process().children(recursive=True)
-    workers = [process for process in ours if process.is_running() and "RayTrainWorker" in " ".join(process.cmdline())]
+    workers = [process for process in ours if process.is_running() and "RayTrainWorker" in command_of(process)]
     assert len(workers) == 2
     workers[1].kill()
     return workers[1].pid

@@ -9,7 +9,8 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,9 @@ from tokenizers import Regex, normalizers
 from pipeline import buckets, estimate, reading, run, sources
 from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.documents import WHOLE, Document, Drop, Note, Piece, Split
-from pipeline.engines import WorkerError
-from pipeline.failures import PassingError
+from pipeline.progress import WorkReport
 from pipeline.reading import take_piece
-from pipeline.sources import cut_split, deal_splits, list_splits, share_books
+from pipeline.sources import cut_split
 from pipeline.wordpieces import WordTokenizer
 
 GREAT = 3_000
@@ -72,6 +72,15 @@ def write_books(folder: Path) -> Path:
     (again / "a.txt").write_text(f"{great}\n\nDi.")
     (again / "b.txt").write_text(prose(make_documents(40, seed=10)))
     return folder
+
+
+def write_great_book(folder: Path) -> None:
+    """One that is great without a change of the limit, which worker processes would not know; and a small one."""
+    folder.mkdir()
+    great = make_documents(6_000, seed=1)
+    (folder / "great.txt").write_text(prose(great))
+    (folder / "small.txt").write_text(prose(make_documents(20, seed=2)))
+    assert sum(len(sentence) for document in great for sentence in document) > reading.GREAT_CHARACTERS
 
 
 def configure(folder: Path, *, output: str, **settings: Any) -> PipelineConfig:
@@ -146,10 +155,7 @@ def test_a_build_from_pieces_keeps_cleaned_documents_once(folder: Path, monkeypa
 
 
 def test_worker_processes_share_a_great_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "books").mkdir()
-    (tmp_path / "books" / "great.txt").write_text(prose(make_documents(4_000, seed=1)))
-    (tmp_path / "books" / "small.txt").write_text(prose(make_documents(20, seed=2)))
-    assert (tmp_path / "books" / "great.txt").stat().st_size > reading.GREAT_CHARACTERS
+    write_great_book(tmp_path / "books")
     monkeypatch.setattr(sources, "_PIECE_BYTES", 300_000)
     hashes = []
     for workers, splits in ((1, 2), (2, 3), (3, 4)):
@@ -161,72 +167,6 @@ def test_worker_processes_share_a_great_book(tmp_path: Path, monkeypatch: pytest
         assert f"{splits} splits, " in "\n".join(lines)
         assert any("read 2 documents" in line for line in lines)
     assert hashes[0] == hashes[1] == hashes[2]
-
-
-# ---- which books are shared ----
-
-
-def test_a_book_of_21_mb_goes_to_both_workers(tmp_path: Path) -> None:
-    for name, size in (("great.txt", 21_000_000), ("small.txt", 1_000_000), ("other.txt", 2_000_000)):
-        with open(tmp_path / name, "wb") as file:
-            file.truncate(size)
-    configs = [SourceConfig(kind="books", path=str(tmp_path))]
-    shared = share_books(list_splits(configs), sources=configs, workers=2)
-    great = [split for split in shared if split.path.endswith("great.txt")]
-    assert [split.piece for split in great] == [Piece(0, 2), Piece(1, 2)]
-    assert [split.piece for split in shared if split not in great] == [WHOLE, WHOLE]
-    for part in deal_splits(shared, hands=2):
-        assert sum(split in great for split in part) == 1
-    assert share_books(list_splits(configs), sources=configs, workers=1) == list_splits(configs)
-
-
-def test_a_great_member_of_an_archive_is_shared_too(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for number, size in enumerate([100, 30_000_000, 100]):
-            archive.writestr(f"{number}.txt", b"word " * (size // 5))
-    configs = [SourceConfig(kind="books", path=str(tmp_path))]
-    shared = share_books(list_splits(configs), sources=configs, workers=3)
-    assert [(split.start, split.end, split.piece) for split in shared] == [
-        *((0, 2, Piece(number, 3)) for number in range(3)),
-        (2, 3, WHOLE),
-    ]
-
-
-def test_many_books_of_one_size_stay_whole() -> None:
-    """Pieces take the reading anew: where all workers have enough to do they would only cost."""
-    configs = [SourceConfig(kind="books", path="x")]
-    splits = [Split(0, f"{number}.txt", 0, -1, 30 << 20, 30 << 20) for number in range(16)]
-    assert share_books(splits, sources=configs, workers=2) == splits
-    assert share_books(splits, sources=configs, workers=16) == splits
-    assert {split.piece.of for split in share_books(splits, sources=configs, workers=64)} == {3}
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(0, 200 << 20), st.sampled_from([1, 2])), max_size=12),
-    st.integers(1, 40),
-)
-def test_books_are_shared_where_that_is_sooner(sizes: list[tuple[int, int, int]], workers: int) -> None:
-    configs = [SourceConfig(kind="books", path="x"), SourceConfig(kind="text", path="y")]
-    splits = [
-        Split(source, f"{place}", 0, -1, size, size, parts=parts) for place, (source, size, parts) in enumerate(sizes)
-    ]
-    shared = share_books(splits, sources=configs, workers=workers)
-    for split in splits:
-        own = [each for each in shared if each.path == split.path]
-        of = len(own)
-        assert [each.piece for each in own] == [Piece(number, of) for number in range(of)]
-        if split.source == 1 or split.parts > 1 or split.text_bytes < 16 << 20:
-            assert own == [split]
-        assert of <= workers
-        assert split.num_bytes - of < sum(each.num_bytes for each in own) <= split.num_bytes
-        assert own == cut_split(split, pieces=of)
-    assert bound(shared, workers=workers) <= bound(splits, workers=workers)
-
-
-def bound(splits: Sequence[Split], *, workers: int) -> float:
-    """The least time in which so many workers may be ready."""
-    sizes = [split.text_bytes for split in splits]
-    return max(sum(sizes) / workers, *sizes, 0)
 
 
 # ---- what is of which piece ----
@@ -269,7 +209,7 @@ def test_pieces_together_are_the_whole(found: list[Any], of: int) -> None:
         assert sum((tuple(piece.cut(item.sentences)) for piece in own), ()) == item.sentences
         assert all(piece.cut(item.sentences) for piece in own)
     if of > 1:
-        dealt = [[item for item in small if (item, WHOLE) in each and len(item.sentences)] for each in taken]
+        dealt = [[item for item in small if (item, WHOLE) in each] for each in taken]
         assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
 
 
@@ -300,17 +240,42 @@ def test_a_piece_without_tokens_is_one_and_a_document_without_any_is_none(
     assert found[0] == found[1]
 
 
-def test_a_build_that_loses_a_piece_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here by a worker that takes one of the splits for nothing; the others are kept for the next start."""
-    take = reading.take_piece
+def test_a_build_that_loses_a_piece_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, also where worker processes find it; here one of the splits is given to nobody."""
 
-    def lose(items: Any, *, split: Split) -> Iterator[Any]:
-        return iter(()) if split.path.endswith("a-great.txt") and split.piece.number == 2 else take(items, split=split)
+    def lose(splits: Sequence[Split], **how: Any) -> list[Split]:
+        return [split for split in in_pieces(3)(splits, **how) if split.piece.number != 1]
 
-    monkeypatch.setattr(run, "share_books", in_pieces(3))
-    monkeypatch.setattr(reading, "take_piece", lose)
-    with pytest.raises((WorkerError, PassingError), match="some of its 3 pieces are missing"):
-        run.build(configure(folder, output="lost"), say=lambda line: None)
+    monkeypatch.setattr(run, "share_books", lose)
+    write_great_book(tmp_path / "books")
+    write_vocabulary(tmp_path / "vocab.txt")
+    (tmp_path / "c.yaml").write_text(
+        f"sources: [{{kind: books, path: {tmp_path / 'books'}}}]\nvocabulary: {{path: {tmp_path / 'vocab.txt'}}}\n"
+        f"output: {tmp_path / 'out'}\nmax_seq_length: 32\nvalidation_fraction: 0\nworkers: 2\n"
+    )
+    assert run.main(["--config", str(tmp_path / "c.yaml")]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"error: document [0-9a-f]{32}: some of its 3 pieces are missing; run the build again", line)
+
+
+def test_pieces_together_tell_of_the_text_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the line of progress would be at its end when the first of them is done."""
+    told: list[Counter[str]] = []
+    add = WorkReport.add
+
+    def note(report: WorkReport, **counts: int) -> None:
+        told[-1].update({name: counts.get(name, 0) for name in ("characters", "of_text")})
+        add(report, **counts)
+
+    monkeypatch.setattr(WorkReport, "add", note)
+    for pieces in (1, 3):
+        told.append(Counter())
+        monkeypatch.setattr(run, "share_books", in_pieces(pieces))
+        run.build(configure(folder, output=f"pieces-{pieces}"), say=lambda line: None)
+    assert told[0]["characters"] == told[1]["characters"] > 0
+    assert told[0]["of_text"] == pytest.approx(told[1]["of_text"], rel=1e-3)
 
 
 # ---- resuming ----

@@ -131,7 +131,9 @@ def test_workers_of_a_build_that_was_taken_over_stop(
 
     def lose(*_: Any, **__: Any) -> None:
         take_over(output)
+        deadline = time.monotonic() + 300
         while not (exchanges[0] / "exchange" / FAILURE_NAME).exists():
+            assert time.monotonic() < deadline
             time.sleep(0.02)
 
     spoil(monkeypatch, transforms, "build_shard", first=lose)

@@ -271,7 +271,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_the_same_command_finishes_it(
     ray#22349, #63968: survivors of a lost node hang; the notice of pre-emption is not used.
     """
     output = tmp_path / "run"
-    words = ["--config", str(config_file), "max_steps=60", "checkpoint.every_steps=10", "workers=1"]
+    words = ["--config", str(config_file), "max_steps=60", "checkpoint.every_steps=10"]
     command = [sys.executable, str(repository / PROGRAM), *words]
 
     def start() -> subprocess.Popen[str]:
@@ -300,8 +300,8 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_the_same_command_finishes_it(
     assert f"resumed at step {resumed_from} of 60" in text
     assert "held-out masked-LM loss" in text
     assert (output / "curve.png").stat().st_size > 10_000
-    whole = make_config(data, tmp_path / "whole", max_steps=60, workers=1)
-    run(worker_group(1), whole)  # type: ignore[operator]
+    whole = make_config(data, tmp_path / "whole", max_steps=60)
+    run(worker_group(2), whole)  # type: ignore[operator]
     assert curve(output) == curve(tmp_path / "whole")
 
 

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 import psutil
+from processes import command_of
 
 CALLS, KILLS = "CLOZE_TEST_CALLS", "CLOZE_TEST_KILLS"
 """Environment variables: a file that gets a line a split; "MODULE NAME COUNT VICTIM;...": the COUNT-th call of
@@ -59,5 +60,5 @@ def find_actor(name: str) -> int:
     """Process id of an actor of this process's Ray."""
     raylet = psutil.Process().parent()
     assert raylet is not None
-    (found,) = [process.pid for process in raylet.children() if f"ray::{name}" in " ".join(process.cmdline())]
+    (found,) = [process.pid for process in raylet.children() if f"ray::{name}" in command_of(process)]
     return found

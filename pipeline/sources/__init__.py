@@ -22,10 +22,10 @@ from pipeline.sources.text import read_text, split_text
 from pipeline.sources.wikipedia import read_dump, split_dump
 from pipeline.tally import ReadTally
 
-CLUSTER_WORKERS = 16
-"""Workers that books are shared by where their number may change from start to start."""
 _MOST_PIECES = 4
+"""A fifth would save 0.2 of 8 s for a book of 50 MB."""
 _PIECE_BYTES = 8 << 20
+"""Text of a piece at least: below, starting another worker's share costs more than it saves."""
 _AGAIN = 0.5
 """Share of the work on a book that each of its pieces takes anew: bytes to sentences, and their hash (docs/LOG.md)."""
 
@@ -66,24 +66,33 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
 
 
 def share_books(splits: Sequence[Split], *, sources: Sequence[SourceConfig], workers: int) -> list[Split]:
-    """The splits, books in pieces where so many workers are then ready sooner; the largest first.
+    """The splits, the largest first; books in pieces where so many workers may then be ready sooner.
 
-    Pieces are more work in all (_AGAIN), so that a book within a worker's fair share stays whole. Equal input and
-    workers give equal pieces, which name the records of finished ones; nothing that is built depends on them.
+    The least time is the greater of work / workers and the longest split. Pieces are more work in all (_AGAIN), so a
+    book within a worker's fair share stays whole. Equal input and workers give equal pieces, which name the records of
+    finished ones; nothing that is built depends on them.
     """
-    shared: list[Split] = []
-    total = sum(split.text_bytes for split in splits)
-    for split in sorted(splits, key=lambda split: -split.text_bytes):
-        most = 1
-        if sources[split.source].kind == "books" and split.parts == 1:
-            most = max(1, min(_MOST_PIECES, workers, split.text_bytes // _PIECE_BYTES))
-        choices = [cut_split(split, pieces=pieces) for pieces in range(1, most + 1)]
-        totals = [total - split.text_bytes + len(pieces) * pieces[0].text_bytes for pieces in choices]
-        ends = [max(work / workers, pieces[0].text_bytes) for work, pieces in zip(totals, choices, strict=True)]
-        best = ends.index(min(ends))
-        total = totals[best]
-        shared += choices[best]
-    return sorted(shared, key=lambda split: -split.text_bytes)
+    fair = sum(split.text_bytes for split in splits) / workers
+
+    def choices(split: Split) -> list[list[Split]]:
+        may_be_cut = sources[split.source].kind == "books" and split.parts == 1 and split.text_bytes > fair
+        most = min(_MOST_PIECES, workers, split.text_bytes // _PIECE_BYTES) if may_be_cut else 1
+        return [cut_split(split, pieces=pieces) for pieces in range(1, most + 1)] or [[split]]
+
+    options = [choices(split) for split in splits]
+    best, least = [list(each[0]) for each in options], _least_time([each[0] for each in options], workers=workers)
+    for limit in sorted({pieces[0].text_bytes for each in options if len(each) > 1 for pieces in each}, reverse=True):
+        cut = [next((pieces for pieces in each if pieces[0].text_bytes <= limit), each[-1]) for each in options]
+        time = _least_time(cut, workers=workers)
+        if time < least:
+            best, least = cut, time
+    return sorted((piece for pieces in best for piece in pieces), key=lambda split: -split.text_bytes)
+
+
+def _least_time(cut: Sequence[Sequence[Split]], *, workers: int) -> float:
+    """In bytes of text: what each of so many workers has to do at least."""
+    sizes = [piece.text_bytes for pieces in cut for piece in pieces]
+    return max(sum(sizes) / workers, max(sizes, default=0))
 
 
 def cut_split(split: Split, *, pieces: int) -> list[Split]:
@@ -91,6 +100,12 @@ def cut_split(split: Split, *, pieces: int) -> list[Split]:
     work = _AGAIN + (1 - _AGAIN) / pieces
     each = replace(split, num_bytes=split.num_bytes // pieces, text_bytes=round(work * split.text_bytes))
     return [replace(each, piece=Piece(number, pieces)) for number in range(pieces)]
+
+
+def own_text_bytes(split: Split) -> int:
+    """Bytes of text of which a split alone tells, without what each piece of a book takes anew."""
+    of = split.piece.of
+    return round(split.text_bytes / (of * _AGAIN + 1 - _AGAIN))
 
 
 def deal_splits(splits: Sequence[Split], *, hands: int) -> list[tuple[Split, ...]]:

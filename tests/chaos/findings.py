@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from processes import command_of
 from small_runs import curve, rows_by_step
 
 from pipeline.manifest import Manifest
@@ -122,7 +123,7 @@ def find_remains(run: Run) -> list[str]:
     deadline = time.monotonic() + END_S
     while (processes := run.remains()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    found = [f"process {process.pid} is left behind: {' '.join(process.cmdline())[:80]}" for process in processes]
+    found = [f"process {process.pid} is left behind: {command_of(process)[:80]}" for process in processes]
     folder = checkpoints_folder(run.output)
     if folder.is_dir():
         found += [f"{path.name} is left behind" for path in folder.iterdir() if path.name.startswith(".")]

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import psutil
+from processes import command_of
 
 from .runs import ChaosError, Stage, marked
 
@@ -101,7 +102,7 @@ class Cluster:
     def node_id(self, name: str) -> str:
         """Ray's id of a node."""
         for process in self._processes(name):
-            found = re.search(r"--node[-_]id[= ]([0-9a-f]{56})", " ".join(process.cmdline()))
+            found = re.search(r"--node[-_]id[= ]([0-9a-f]{56})", command_of(process))
             if found:
                 return found[1]
         raise ChaosError(f"no process of node {name} names its id")
@@ -112,7 +113,7 @@ class Cluster:
             (name, process)
             for name in self._marks
             for process in self._processes(name)
-            if " ".join(process.cmdline()).startswith("ray::") and "TrainWorker" in " ".join(process.cmdline())
+            if command_of(process).startswith("ray::") and "TrainWorker" in command_of(process)
         ]
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+from processes import command_of
 from ray_head import AS_OTHERS
 from synthetic import write_data_set
 
@@ -159,7 +160,7 @@ class Run:
         found = []
         try:
             for child in psutil.Process(self.commands[-1].process.pid).children(recursive=True):
-                if "spawn_main" in " ".join(child.cmdline()) or self._is_fork(child):
+                if "spawn_main" in command_of(child) or self._is_fork(child):
                     found.append(child)
         except psutil.NoSuchProcess:
             return []
@@ -219,11 +220,7 @@ class Run:
 
     def _is_fork(self, child: psutil.Process) -> bool:
         parent = child.parent()
-        return (
-            "forkserver" in " ".join(child.cmdline())
-            and parent is not None
-            and "forkserver" in " ".join(parent.cmdline())
-        )
+        return "forkserver" in command_of(child) and parent is not None and "forkserver" in command_of(parent)
 
     def _await(self, what: str, look: Callable[[], T | None], *, pause_s: float = 0.005) -> T:
         deadline = time.monotonic() + WAIT_S
