@@ -23,8 +23,8 @@ from .runs import EVERY_STEPS, MAX_STEPS, Run
 
 ROUNDING = 1e-5
 """Greatest relative difference of losses where the number of workers changed."""
-END_S = 30.0
-"""Longest that a process may outlive its command."""
+END_S = 120.0
+"""Longest that a process may outlive its command: Ray's agents look for a head that was killed for a minute."""
 
 
 @dataclass(frozen=True, slots=True)
