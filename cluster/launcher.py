@@ -6,6 +6,8 @@ tried on the providers themselves: what can be checked without them is, by clust
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from cluster.values import HOME, PREPROCESSING, SHARED, AwsValues, ClusterValues, GcpValues, Group, HostsValues
@@ -100,6 +102,36 @@ def docker(image: str, *, shared: str | None) -> Tree:
     }
 
 
+def node_types(
+    values: AwsValues | GcpValues, *, node: Callable[..., Tree], spot: bool, run_options: Sequence[str]
+) -> Tree:
+    """The head without work, CPU nodes, GPU nodes. `node`: the provider's part of a node of a group; `run_options`: of
+    the container on GPU nodes."""
+    return {
+        "head": {
+            "resources": {"CPU": 0, **grown(values.cpu, values.gpu)},
+            "min_workers": 0,
+            "max_workers": 0,
+            "node_config": node(values.head, public=True),
+        },
+        "cpu": {
+            **range_of(values.cpu),
+            "resources": resources_of(values.cpu),
+            "node_config": node(values.cpu),
+            "docker": {"worker_image": values.images.preprocessing},
+        },
+        "gpu": {
+            **range_of(values.gpu),
+            "resources": resources_of(values.gpu),
+            "node_config": node(values.gpu, spot=spot),
+            "docker": {
+                "worker_image": values.images.training,
+                "worker_run_options": [*LOCKED_MEMORY, *run_options],
+            },
+        },
+    }
+
+
 def render_aws(values: AwsValues, *, spot: bool) -> Tree:
     """`ray up` on EC2."""
     registry = values.registry
@@ -121,33 +153,15 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
         "docker": docker(values.images.training, shared=None if values.fsx is None else SHARED),
         "initialization_commands": [*(mount_fsx(values) if values.fsx is not None else []), login],
         "head_node_type": "head",
-        "available_node_types": {
-            "head": {
-                "resources": {"CPU": 0, **grown(values.cpu, values.gpu)},
-                "min_workers": 0,
-                "max_workers": 0,
-                "node_config": ec2_node(values, values.head, public=True),
-            },
-            "cpu": {
-                **range_of(values.cpu),
-                "resources": resources_of(values.cpu),
-                "node_config": ec2_node(values, values.cpu),
-                "docker": {"worker_image": values.images.preprocessing},
-            },
-            "gpu": {
-                **range_of(values.gpu),
-                "resources": resources_of(values.gpu),
-                "node_config": ec2_node(values, values.gpu, spot=spot),
-                "docker": {
-                    "worker_image": values.images.training,
-                    "worker_run_options": [
-                        *LOCKED_MEMORY,
-                        *(["--device=/dev/infiniband"] if values.efa_interfaces else []),
-                        *environment_options(EFA if values.efa_interfaces else {}),
-                    ],
-                },
-            },
-        },
+        "available_node_types": node_types(
+            values,
+            node=partial(ec2_node, values),
+            spot=spot,
+            run_options=[
+                *(["--device=/dev/infiniband"] if values.efa_interfaces else []),
+                *environment_options(EFA if values.efa_interfaces else {}),
+            ],
+        ),
     }
     if spot:
         tree["worker_start_ray_commands"].append(NOTICE)
@@ -232,32 +246,12 @@ def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
         "docker": docker(values.images.training, shared=None if values.filestore is None else SHARED),
         "initialization_commands": [*mounts, f"gcloud auth configure-docker --quiet {values.registry}"],
         "head_node_type": "head",
-        "available_node_types": {
-            "head": {
-                "resources": {"CPU": 0, **grown(values.cpu, values.gpu)},
-                "min_workers": 0,
-                "max_workers": 0,
-                "node_config": gce_node(values, values.head, public=True),
-            },
-            "cpu": {
-                **range_of(values.cpu),
-                "resources": resources_of(values.cpu),
-                "node_config": gce_node(values, values.cpu),
-                "docker": {"worker_image": values.images.preprocessing},
-            },
-            "gpu": {
-                **range_of(values.gpu),
-                "resources": resources_of(values.gpu),
-                "node_config": gce_node(values, values.gpu, spot=spot),
-                "docker": {
-                    "worker_image": values.images.training,
-                    "worker_run_options": [
-                        *LOCKED_MEMORY,
-                        *environment_options({"NCCL_SOCKET_IFNAME": "^lo,docker0", "NCCL_DEBUG": "WARN"}),
-                    ],
-                },
-            },
-        },
+        "available_node_types": node_types(
+            values,
+            node=partial(gce_node, values),
+            spot=spot,
+            run_options=environment_options({"NCCL_SOCKET_IFNAME": "^lo,docker0", "NCCL_DEBUG": "WARN"}),
+        ),
     }
     if spot:
         tree["worker_start_ray_commands"].append(NOTICE)

@@ -221,8 +221,7 @@ def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = Fal
             verify_shard(root, shard, full=full)
         return
     with ThreadPoolExecutor(max_workers=_STORE_THREADS, thread_name_prefix="verify-shard") as pool:
-        for _ in pool.map(partial(verify_shard, root, full=full), shards):
-            pass
+        list(pool.map(partial(verify_shard, root, full=full), shards))  # raises the first error
 
 
 def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:

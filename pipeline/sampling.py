@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -139,8 +140,7 @@ def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
     source = source.model_copy(update={"clean_documents": None})
     started = time.process_time()
     with suppress(ValueError):  # it breaks off; what else is wrong shows when it is read
-        for _ in _read_beginning(replace(unit, split=idle), source=source):
-            pass
+        deque(_read_beginning(replace(unit, split=idle), source=source), maxlen=0)
     return (time.process_time() - started) * unit.split.num_bytes / unit.size
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
+from cluster.local import free_ports
 
 RAY = str(Path(sys.executable).with_name("ray"))
 MARK = "CLOZE_TEST_HEAD"
@@ -105,13 +106,3 @@ class Head:
             return f"{MARK}={self.folder}".encode() in Path(f"/proc/{process.pid}/environ").read_bytes()
         except OSError:  # it has just ended
             return False
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

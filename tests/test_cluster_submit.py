@@ -156,7 +156,7 @@ def metadata() -> Iterator[tuple[str, dict[str, str]]]:
         do_PUT = do_GET  # noqa: N815 (the library's name)
 
         def log_message(self, *words: Any) -> None:
-            pass
+            """Say nothing of each request."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

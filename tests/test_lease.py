@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -149,26 +150,32 @@ def test_a_signal_ends_the_wait(tmp_path: Path) -> None:
         acquire(tmp_path, clock=Clock(lambda count: stop.receive(signal.SIGTERM, None)), stop=stop)
 
 
-def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
-    """Also of many that wait for the same dead job."""
-    acquire(tmp_path)
-    edit(tmp_path, started=1)
-    barrier = threading.Barrier(8)
+def race(count: int, attempt: Callable[[], str]) -> list[str | LeaseError]:
+    """What so many attempts come to, all begun at once: tokens and refusals."""
+    barrier = threading.Barrier(count)
     results: list[str | LeaseError] = []
 
-    def attempt() -> None:
+    def run() -> None:
         barrier.wait()
         try:
-            results.append(acquire(tmp_path))
+            results.append(attempt())
         except LeaseError as error:
             results.append(error)
 
-    threads = [threading.Thread(target=attempt) for _ in range(8)]
+    threads = [threading.Thread(target=run) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(results) == 8
+    assert len(results) == count
+    return results
+
+
+def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
+    """Also of many that wait for the same dead job."""
+    acquire(tmp_path)
+    edit(tmp_path, started=1)
+    results = race(8, partial(acquire, tmp_path))
     assert len([result for result in results if isinstance(result, str)]) == 1
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
-from functools import reduce
+from functools import partial
 from typing import Any
 
 import psutil
 from processes import command_of
+from striking import strike_at
 
 CALLS, KILLS = "CLOZE_TEST_CALLS", "CLOZE_TEST_KILLS"
 """Environment variables: a file that gets a line a split; "MODULE NAME COUNT VICTIM;...": the COUNT-th call of
@@ -22,7 +22,8 @@ def dask_setup(worker: Any) -> None:
     note_splits()
     for number, point in enumerate(filter(None, os.environ.get(KILLS, "").split(";"))):
         module, name, count, victim = point.split()
-        kill_at(module, name, count=int(count), victim=victim, mark=f"{os.environ[CALLS]}.{number}")
+        strike = partial(kill_once, victim, mark=f"{os.environ[CALLS]}.{number}")
+        strike_at(module, name, count=int(count), strike=strike)
 
 
 def note_splits() -> None:
@@ -38,22 +39,11 @@ def note_splits() -> None:
     transforms.spill_split = noted
 
 
-def kill_at(module: str, name: str, *, count: int, victim: str, mark: str) -> None:
-    """Replace the function MODULE.NAME, which may be a method."""
-    *path, last = name.split(".")
-    owner = reduce(getattr, path, importlib.import_module(module))
-    original = getattr(owner, last)
-    calls = 0
-
-    def killing(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == count and not os.path.exists(mark):
-            with open(mark, "x"):
-                os.kill(os.getpid() if victim == "self" else find_actor(victim), signal.SIGKILL)
-        return original(*arguments, **keywords)
-
-    setattr(owner, last, killing)
+def kill_once(victim: str, *, mark: str) -> None:
+    """SIGKILL, unless the file `mark` says that it has been."""
+    if not os.path.exists(mark):
+        with open(mark, "x"):
+            os.kill(os.getpid() if victim == "self" else find_actor(victim), signal.SIGKILL)
 
 
 def find_actor(name: str) -> int:

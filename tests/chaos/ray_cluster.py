@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import psutil
 from processes import command_of
+
+from cluster.local import free_ports
 
 from .runs import ChaosError, Stage, marked
 
@@ -162,14 +163,3 @@ class Cluster:
             except psutil.NoSuchProcess:
                 continue
         psutil.wait_procs(processes, timeout=60)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens at."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
