@@ -13,6 +13,12 @@ from striking import strike_at
 
 from pipeline.run import main
 
+
+def kill_at(module: str, name: str, *, count: int) -> None:
+    """Let this process be killed before the `count`-th call of MODULE.NAME."""
+    strike_at(module, name, count=count, strike=lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
 if __name__ == "__main__":
-    strike_at(sys.argv[1], sys.argv[2], count=int(sys.argv[3]), strike=lambda: os.kill(os.getpid(), signal.SIGKILL))
+    kill_at(sys.argv[1], sys.argv[2], count=int(sys.argv[3]))
     sys.exit(main(sys.argv[4:]))

@@ -280,16 +280,7 @@ def test_pieces_together_tell_of_the_text_once(folder: Path, monkeypatch: pytest
 
 # ---- resuming ----
 
-KILLED = """
-import sys
-from killed_build import kill_at
-from pipeline import reading, run
-from test_shared_books import GREAT, in_pieces
-
-reading.GREAT_CHARACTERS, run.share_books = GREAT, in_pieces(3)
-kill_at("pipeline.spill", "SpillWriter._flush", count=int(sys.argv[1]))
-run.main(sys.argv[2:])
-"""
+KILLED = Path(__file__).parent / "killed_shared_build.py"
 
 
 def test_a_build_killed_between_two_pieces_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +295,7 @@ def test_a_build_killed_between_two_pieces_goes_on(folder: Path, monkeypatch: py
     for number, (pieces, kept) in enumerate([(3, 4), (2, 0), (1, 0)]):
         words = ["--config", "c.yaml", f"output=out-{number}"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run([sys.executable, "-c", KILLED, "5", *words], env=environment, check=False)
+        done = subprocess.run([sys.executable, KILLED, "5", *words], env=environment, check=False)
         assert done.returncode == -9
         lines: list[str] = []
         monkeypatch.setattr(run, "share_books", in_pieces(pieces))
