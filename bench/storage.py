@@ -115,7 +115,8 @@ def _varint(values: npt.NDArray[Any]) -> Int64s:
 def _list_bytes(offsets: npt.NDArray[Any], values: npt.NDArray[Any]) -> Int64s:
     """Bytes of each list of numbers, packed."""
     until = np.concatenate([np.zeros(1, np.int64), np.cumsum(_varint(values))])
-    return np.diff(until[offsets])
+    sizes: Int64s = np.diff(until[offsets])
+    return sizes
 
 
 def _field(size: Int64s) -> Int64s:

@@ -146,7 +146,7 @@ def measure_engine(data: str, size: str, *, zero_stage: int) -> dict[str, Any]:
     begun = time.perf_counter()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     device = torch.device("cuda:0")
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1, device_id=device)
     config = make_config(data, size, zero_stage=zero_stage)
     steps, batches = read_steps(config, on_gpu=True)

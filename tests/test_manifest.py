@@ -14,7 +14,7 @@ from pipeline.manifest import (
     read_manifest,
     write_manifest,
 )
-from tests.synthetic import write_data_set
+from synthetic import write_data_set
 
 
 @pytest.fixture
