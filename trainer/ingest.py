@@ -171,7 +171,7 @@ class SlotStream:
             epoch_step=epoch_step,
             cursors=tuple(cursors.tolist()),
             phase=self._state.phase,
-            phase_step=self._state.phase_step + 1,
+            phase_step=self._state.phase_step + bool(counts[_PAIRS]),
         )
         return Step(
             slots=slots,
