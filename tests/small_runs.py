@@ -76,7 +76,7 @@ def make_config(data: Path, output: Path, **changes: Any) -> TrainerConfig:
     return TrainerConfig.model_validate({**settings, **changes})
 
 
-def run_rank(rank: int, config: TrainerConfig, stop_at: int | None) -> RunReport:
+def run_rank(rank: int, config: TrainerConfig, stop_at: int | None, device: str = "cpu") -> RunReport:
     """Call `work` in this rank; `stop_at`: rank 1 is asked to stop once it has computed that step."""
     executed: list[int] = []
     slots: dict[tuple[int, int], str] = {}
@@ -98,7 +98,7 @@ def run_rank(rank: int, config: TrainerConfig, stop_at: int | None) -> RunReport
     loop.train_step, RunFeed.next_step = counted, noted  # type: ignore[method-assign]
     try:
         place = Place(rank, world_size, rank, world_size)
-        outcome = work(config, place=place, link=link, device=torch.device("cpu"))
+        outcome = work(config, place=place, link=link, device=torch.device(device))
     finally:
         loop.train_step, RunFeed.next_step = compute, take  # type: ignore[method-assign]
         torch.use_deterministic_algorithms(False)

@@ -20,23 +20,24 @@ from toy_training import accumulate, gather_state, make_config, make_engine, tra
 
 from trainer import checkpoint
 from trainer.engine import Engine
+from trainer.launch import Place
 from trainer.model import BertForPretraining
+from trainer.worker import set_up_process
 
 LAYOUTS = [(0, "fp32"), *[(stage, precision) for precision in ("fp32", "bf16", "fp16") for stage in (1, 2, 3)]]
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.03, "fp16": 0.03}
 
 
 def serve(rank: int, world_size: int, folder: str) -> None:
-    torch.cuda.set_device(rank)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    place, device = Place(rank, world_size, rank, world_size), torch.device("cuda", rank)
+    set_up_process(make_config(deterministic=True), place=place, device=device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl",
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=120),
-        device_id=torch.device("cuda", rank),
+        device_id=device,
     )
     check_stages(rank, Path(folder))
     check_non_finite(rank)

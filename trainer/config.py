@@ -151,6 +151,9 @@ class TrainerConfig(Settings):
     """Numbers the model computes in; optimizer state is always fp32."""
     compile: bool | None = None
     """torch.compile of the model: by default on GPUs with ZeRO 0 to 2; costs a minute at the start."""
+    deterministic: bool = False
+    """On GPUs, deterministic kernels alone, so that a resumed run has the bits of an uninterrupted one; slower. torch
+    warns of an operation that has none. On a CPU it is always so."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
     """Seed of weights, data order and dropout."""
     optimizer: OptimizerConfig = OptimizerConfig()

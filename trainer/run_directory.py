@@ -34,6 +34,7 @@ MAY_CHANGE = (
     "min_workers",
     "device",
     "compile",
+    "deterministic",
     "launcher",
     "zero_stage",
     "precision",

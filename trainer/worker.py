@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -222,10 +223,14 @@ def set_up_process(config: TrainerConfig, *, place: Place, device: torch.device)
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads_per_worker or max(1, cores // place.local_world_size))
     torch.manual_seed(config.seed)
-    torch.use_deterministic_algorithms(device.type == "cpu")
+    torch.use_deterministic_algorithms(config.deterministic or device.type == "cpu", warn_only=device.type != "cpu")
     # A guard against reading memory that nothing was written to; costs a pass over every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device.type == "cuda":
+        if config.deterministic:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS begins; else its sums vary
+            compiler: Any = importlib.import_module("torch._inductor.config")
+            compiler.deterministic = True  # no choice between kernels by their speed
         torch.cuda.set_device(device)
 
 
