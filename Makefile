@@ -1,5 +1,5 @@
 # Every target documents itself: `make help`.
-# Variables: CONFIG=file.yaml (estimate, preprocess, vocabulary, train, pretrain, submit), ARGS="key.sub=value ..." (passed on), PYTHON.
+# Variables: CONFIG=file.yaml (download, estimate, preprocess, vocabulary, train, submit), ARGS="key.sub=value ..." (passed on), PYTHON.
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .DEFAULT_GOAL := help
 .PHONY: help setup sample download vocabulary estimate preprocess train export pretrain test test-gpu chaos check fix bench \
 	bench-pipeline bench-trainer clean cluster check-cluster images test-images submit status stop local-cluster \
-	local-cluster-stop
+	local-cluster-stop of-the-sample
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -55,11 +55,14 @@ train: setup  ## Pretrain BERT on a data set (CONFIG=my.yaml, ARGS="workers=8 ..
 export: setup  ## Write RUN's newest checkpoint as a transformers model into OUT
 	$(BIN)/python -m trainer.export $(RUN) $(OUT)
 
-pretrain: sample  ## The main job on the sample: fetch, preprocess, train, evaluate, export, show
+pretrain: of-the-sample sample  ## The main job on the sample: fetch, preprocess, train, evaluate, export, show
 	$(BIN)/python pipeline/run.py
 	$(BIN)/python trainer/run.py
 	$(BIN)/python -m trainer.export runs/sample runs/sample/export
 	$(BIN)/python -m trainer.demonstrate runs/sample/export
+
+of-the-sample:
+	@[ -z "$(CONFIG)$(ARGS)" ] || { echo 'make pretrain takes no CONFIG and no ARGS, it is the sample; use make preprocess CONFIG=... and make train CONFIG=...' >&2; exit 2; }
 
 test: setup  ## Run the tests (no GPU, no network beyond the package registries)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -1,7 +1,7 @@
 """What the published recipe costs on each kind of cluster, from measured rates: `python -m cluster.costs`.
 
-The rate is one H200's (docs/LOG.md, ZeRO 1: 141.7 ms for 32,768 tokens); what many nodes lose to each other has not
-been measured, so the hours are the least that it takes.
+The rate is the whole product's on one H200 (bench/trainer.md); what many nodes lose to each other has not been
+measured, so the hours are the least that it takes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cluster.values import VALUES, Group, read_values
 
 TOKENS = 42.6e9
 """Of trainer/configs/bert_large_two_phases.yaml, as its comment says."""
-TOKENS_PER_SECOND = 32_768 / 0.1417
+TOKENS_PER_SECOND = 236_318
 """BERT-Large, bf16, compiled, rows as long as Wikipedia's, real tokens of one GPU."""
 
 
