@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from bench.trainer_parts import PARTS, TOKENS, make_config
+from bench import attention
+from bench.trainer_parts import TOKENS, make_config
 from pipeline.manifest import read_manifest
 from trainer.metrics import METRICS_NAME, read_json_lines
 from trainer.profiling import profile_run
@@ -43,6 +44,8 @@ NAMES = {
     "zero-1": "ours, engine, ZeRO-1",
     "zero-2": "ours, engine, ZeRO-2",
 }
+MODULES = {"attention": ("bench.attention",)}
+"""Parts that are modules of their own."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         raise SystemExit("bench.trainer: no CUDA device here; run it on a GPU host")
     skipped = options["skip"].split(",")
     table = Table(data, options)
-    for name in PARTS:
+    for name in ("peak", *NAMES):
         if name not in skipped:
             table.add(run_part(name, data=data, size=options["size"]))
     for workers in map(int, options["workers"].split(",")):
@@ -66,6 +69,8 @@ def main(arguments: Sequence[str]) -> int:
             table.add(product(zero_stage=1, micro_batches=4))
     if "parts" not in skipped:
         table.end(record_parts(data, size=options["size"]))
+    if "attention" not in skipped:
+        table.end(attention.describe(run_part("attention", data=data, size=options["size"])))
     print(table.text)
     return 0
 
@@ -114,7 +119,7 @@ def parse(arguments: Sequence[str]) -> tuple[dict[str, str], str]:
 def run_part(name: str, *, data: str, size: str) -> dict[str, Any]:
     """One part in a process of its own, so that no memory or compilation is left over from another."""
     done = subprocess.run(
-        [sys.executable, "-m", "bench.trainer_parts", name, data, size],
+        [sys.executable, "-m", *MODULES.get(name, ("bench.trainer_parts", name)), data, size],
         cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip
     if done.returncode != 0:
