@@ -109,6 +109,39 @@ def test_the_recipe_fetches_once_and_builds(
     assert fetched.read_bytes() == data
 
 
+def test_a_cut_or_damaged_dump_is_fetched_again_as_the_messages_say(
+    recipe: Path, mirror: Mirror, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cut: the next fetch says so. Other bytes of the same length: the build does."""
+    data = put_dump(mirror)
+    put_books(Path("data/bookcorpus"))
+    words = ["--config", str(recipe), f"download.mirror={mirror.url}", "workers=1"]
+    assert download.main(["config", *words]) == 0
+    (fetched,) = Path("data/wikipedia/en").glob("*.bz2")
+    fetched.write_bytes(data[:2])
+    assert download.main(["config", *words]) == 2
+    assert "remove it, then run this again" in capsys.readouterr().err
+    fetched.write_bytes(data[:-100] + bytes(100))
+    assert run.main([*words, f"vocabulary.path={write_vocabulary(Path('vocab.txt'))}"]) == 2
+    assert "remove the file and fetch it again" in capsys.readouterr().err
+    fetched.unlink()
+    assert download.main(["config", *words]) == 0
+    assert fetched.read_bytes() == data
+
+
+def test_what_is_fetched_is_on_the_disk_before_it_has_its_name(
+    recipe: Path, mirror: Mirror, disk_events: list[str]
+) -> None:
+    put_dump(mirror)
+    put_books(Path("data/bookcorpus"))
+    assert download.main(["config", "--config", str(recipe), f"download.mirror={mirror.url}"]) == 0
+    folder = Path("data/wikipedia/en").absolute()
+    name = f"{folder}/enwiki-20261101-pages-articles-multistream.xml.bz2"
+    listing = f"{folder}/.enwiki-20261101.sha1"
+    assert disk_events[:3] == [f"sync {name}.part", f"name {name}", f"sync {folder}"]
+    assert disk_events[-2:] == [f"name {listing}", f"sync {folder}"]
+
+
 def num_rows(folder: str) -> int:
     return sum(pq.read_metadata(path).num_rows for path in Path(folder).iterdir())
 

@@ -146,7 +146,7 @@ def _open_parquet(path: str | Path) -> pq.ParquetFile:
     except storage.StorageError:
         raise
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path}: not a whole Parquet file: {error}; fetch it again") from error
+        raise ValueError(f"{path}: not a whole Parquet file: {error}; remove it and fetch it again") from error
 
 
 def _check_columns(path: str | Path, schema: pa.Schema, *, config: SourceConfig) -> None:
@@ -177,4 +177,6 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     except storage.StorageError:
         raise
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{split.path}: cannot be read near row {number}: {error}; fetch it again") from error
+        raise ValueError(
+            f"{split.path}: cannot be read near row {number}: {error}; remove it and fetch it again"
+        ) from error

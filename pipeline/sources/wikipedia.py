@@ -196,7 +196,9 @@ def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[
         yield held
         if not is_fragment and _ROOT_END not in held:
             missing = "the </mediawiki> at the end is missing"
-            raise ValueError(f"{split.path}: the dump is truncated: {missing}, at byte {size}; fetch it again")
+            raise ValueError(
+                f"{split.path}: the dump is truncated: {missing}, at byte {size}; remove it and fetch it again"
+            )
 
 
 def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
