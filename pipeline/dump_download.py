@@ -26,6 +26,8 @@ from typing import NoReturn
 from pipeline import storage
 from pipeline.config import DownloadConfig, PipelineConfig, is_web_address
 from pipeline.durable import sync
+from pipeline.engine_config import KEYS
+from pipeline.run import FLAGS
 from pipeline.settings import load_settings, refuse_flags, split_arguments
 from pipeline.sources.listing import check_brought
 
@@ -117,15 +119,18 @@ def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: 
     return fetched
 
 
-def fetch_named(config: PipelineConfig, *, say: Say) -> None:
-    """Fetch every dump that `config` names and that is not there yet. ValueError for the user to mend, and, before
-    anything is fetched, for a source that has to be brought and is not there."""
+def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) -> None:
+    """Fetch every dump that `config` names and that is not there yet, or with `only_look` say which is not. ValueError
+    for the user to mend, and, before anything is fetched, for a source that has to be brought and is not there."""
     folders = [Path(dump.folder).absolute() for dump in config.download.wikipedia]
     check_brought(config, but=folders)
     for dump, folder in zip(config.download.wikipedia, folders, strict=True):
         listing = folder / f".{database_of(dump.language)}-{dump.date}.sha1"
         if _is_complete(listing):
             say(f"{folder}: complete, nothing to do")
+            continue
+        if only_look:
+            say(f"{folder}: not complete; a dry run fetches nothing")
             continue
         files = list_dump(mirror=config.download.mirror, language=dump.language, date=dump.date)
         fetch_dump(folder, files, say=say)
@@ -252,10 +257,15 @@ def main(arguments: Sequence[str], *, say: Say = print) -> None:
 
 
 def main_config(arguments: Sequence[str], *, say: Say = print) -> None:
-    """The command line after `config`. Raises ValueError for what the user can mend."""
+    """The command line after `config`, which may hold all that a build's does: make passes that on. Raises ValueError
+    for what the user can mend."""
     program = "python -m pipeline.download config"
-    given = split_arguments(list(arguments), program=program)
-    refuse_flags(given.flags, program=program, known=("--traceback",))  # make passes on what is meant for a build
+    given = split_arguments(list(arguments), program=program, keys=KEYS)
+    refuse_flags(given.flags, program=program, known=FLAGS)
+    if "--help" in given.flags:
+        say(USAGE)
+        return
     if given.file is None:
         raise ValueError(f"{program}: --config FILE is missing\n{USAGE}")
-    fetch_named(load_settings(PipelineConfig, file=given.file, overrides=given.overrides), say=say)
+    config = load_settings(PipelineConfig, file=given.file, overrides=given.overrides)
+    fetch_named(config, say=say, only_look="--dry-run" in given.flags)

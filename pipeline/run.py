@@ -57,7 +57,7 @@ from pipeline.store_output import StoredOutput, open_output_folder
 from pipeline.vocabulary import train_vocabulary
 from pipeline.wordpieces import WordTokenizer
 
-DRY_RUN_FLAGS = ("--dry-run", "--price")
+FLAGS = ("--traceback", "--dry-run", "--price")
 SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
 CLUSTER_WORKERS = 16
 """Workers of an engine whose number nobody gave."""
@@ -326,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with catch_interrupts():
             parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)
-            refuse_flags(parsed.flags, program=program, known=("--traceback", *DRY_RUN_FLAGS))
+            refuse_flags(parsed.flags, program=program, known=FLAGS)
             if "--help" in parsed.flags:
                 print(_USAGE + describe(PipelineConfig))
                 return 0

@@ -156,6 +156,26 @@ def test_a_config_without_downloads_fetches_nothing(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
+    "more", [["--engine", "ray"], ["--engine=ray"], ["--traceback"], ["--", "--runner=x"], ["--help"]]
+)
+def test_what_is_meant_for_the_build_does_not_stop_the_fetching(tmp_path: Path, more: list[str]) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("sources: [{kind: text, path: absent.txt}]\noutput: out\n")
+    assert download.main(["config", "--config", str(path), *more]) == 0
+    assert download.main(["config", "--config", str(path), "--engin=ray"]) == 2
+
+
+def test_a_dry_run_fetches_nothing(recipe: Path, mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
+    put_dump(mirror)
+    put_books(Path("data/bookcorpus"))
+    words = ["config", "--config", str(recipe), f"download.mirror={mirror.url}"]
+    for flags in (["--dry-run", "--price=0.05"], ["--help"]):
+        assert download.main([*words, *flags]) == 0
+    assert "data/wikipedia/en: not complete; a dry run fetches nothing" in capsys.readouterr().out
+    assert mirror.requests == []
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         (
