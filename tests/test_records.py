@@ -50,6 +50,14 @@ def test_a_row_is_a_document(path: Path) -> None:
     assert [item.reason for item in items if isinstance(item, Drop)] == ["null_text", "empty"]
 
 
+def test_lines_of_json_end_at_any_line_break(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "One."}\r{"text": "Two\\rhere."}\r\n{"text": "Three."}\n')
+    assert sentences(read(source_of(tmp_path / "a.jsonl"))) == [("One.",), ("Two", "here."), ("Three.",)]
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "One."}\n{"text":\r"Two."}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: not JSON: .*one object a line"):
+        read(source_of(tmp_path / "a.jsonl"))
+
+
 def test_the_text_column_is_named(path: Path) -> None:
     write(path, [{"id": 1, "body": "One."}])
     assert sentences(read(source_of(path, text_column="body"))) == [("One.",)]
