@@ -89,14 +89,14 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
                 yield from assemble(place, sentences)
             sentences, num_rows = [], 0
             number += 1
+        place = place if sentences else row.place
+        key = row.key
         if not text:
             if not config.blank_row_ends_document:
                 num_rows += 1
                 if split.takes(number):
                     yield Drop("null_text" if row.text is None else "empty_row", row.place)
             continue
-        place = place if sentences else row.place
-        key = row.key
         num_rows += 1
         sentences.append(text)
     if num_rows and split.takes(number):
