@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import make_config, make_documents, write_text
 
-from pipeline import sources
+from pipeline import inputs, sources
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop
 from pipeline.run import absolute_paths, build
@@ -77,6 +78,23 @@ def test_other_input_settings_or_code_make_another_file(
     moved.write_text(moved.read_text())
     read(moved, folder)
     assert len(list(folder.iterdir())) == 5
+
+
+def test_a_large_file_must_also_be_of_the_same_time(
+    tmp_path: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hash does not look at every byte; where only the time was changed, setting that back finds what is kept."""
+    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 1)
+    monkeypatch.setattr(inputs, "_PLACE_BYTES", 1)
+    folder = tmp_path / "clean"
+    first, before = read(dump, folder), dump.stat()
+    dump.write_text(f"<mediawiki>{PAGES.replace('First of 7', 'Other of 7')}</mediawiki>")
+    os.utime(dump, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000))
+    assert read(dump, folder) == read(dump, None) != first
+    dump.write_text(f"<mediawiki>{PAGES}</mediawiki>")
+    os.utime(dump, ns=(before.st_atime_ns, before.st_mtime_ns))
+    monkeypatch.setitem(sources._READERS, "wikipedia", refuse)
+    assert read(dump, folder) == first
 
 
 def test_what_is_read_in_part_is_not_kept(tmp_path: Path, dump: Path) -> None:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pipeline import storage
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Note, Split
-from pipeline.inputs import fingerprint_inputs
+from pipeline.inputs import fingerprint_inputs, list_modified
 from pipeline.publish import CODE_VERSION
 from pipeline.settings import to_tree
 
@@ -68,6 +68,7 @@ def _describe(split: Split, *, source: SourceConfig) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "input": fingerprint_inputs([split.path]),
+        "modified": list(list_modified([split.path]).values()),
         "start": split.start,
         "end": split.end,
         **({"part": split.part, "parts": split.parts} if split.parts > 1 else {}),
