@@ -279,8 +279,3 @@ def _hash_footer(stream: IO[bytes], *, path: str | Path) -> str:
         stream.seek(size - 8 - length)
         tail = stream.read()
     return hashlib.sha256(tail[-8 - length :]).hexdigest()
-
-
-def sort_shards(shards: Sequence[Shard]) -> tuple[Shard, ...]:
-    """Shards in the manifest's order."""
-    return tuple(sorted(shards, key=lambda shard: shard.path))

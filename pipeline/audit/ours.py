@@ -5,7 +5,6 @@ Reads one row group at a time, page checksums verified.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -260,9 +259,3 @@ def check_counts(
     if stated_counts.size != found_counts.size or (different := stated_counts != found_counts).any():
         first = int(np.argmax(different)) if stated_counts.size == found_counts.size else stated_counts.size
         ledger.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"id {first}: the count is not that of the rows")
-
-
-def read_run(root: str) -> dict[str, Any]:
-    """What the manifest says of the run that made the set."""
-    run: dict[str, Any] = json.loads(storage.read_bytes(storage.join(root, MANIFEST_NAME))).get("run", {})
-    return run

@@ -38,7 +38,6 @@ _TAIL_BYTES = 64
 _MOST_PARTS = 4
 _PART_TEXT_BYTES = 32 << 20
 _STREAM = b"1AY&SY"  # after BZh and a digit: the first block of a bz2 stream
-_STREAM_END = b"\x17rE8P\x90"  # a stream without blocks
 
 
 def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
