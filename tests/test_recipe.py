@@ -15,7 +15,9 @@ from dump_mirror import Mirror, serve_mirror
 from dumps import dump, page
 
 from pipeline import download, run
+from pipeline.clusters import check_engine
 from pipeline.config import PipelineConfig
+from pipeline.engine_config import KEYS
 from pipeline.manifest import read_manifest
 from pipeline.settings import ConfigError, load_settings, split_arguments, validate
 
@@ -61,6 +63,20 @@ def test_the_recipe_is_valid_and_names_both_corpora(recipe: Path) -> None:
     assert (config.max_seq_length, config.masks_per_pair, config.masking) == (512, 10, "whole_word")
     assert (config.vocabulary.train, config.vocabulary.size) == (True, 30_522)
     assert "download" not in config.data_tree()
+
+
+def test_the_recipe_names_engines_as_the_command_takes_them(recipe: Path) -> None:
+    text = recipe.read_text().replace(" \\\n#", "")
+    commands = re.findall(r"^# .*python pipeline/run\.py (.*)$", text, re.MULTILINE)
+    engines = []
+    for command in commands:
+        given = split_arguments(command.split(), program="test", keys=KEYS)
+        config = load_settings(PipelineConfig, file=recipe, overrides=given.overrides)
+        check_engine(config, beam_options=given.rest)
+        engines.append(config.engine)
+        assert given.flags == given.rest == ()
+        assert Path(config.output).is_absolute()
+    assert engines == ["dask", "ray"]
 
 
 def test_books_that_are_missing_are_named_before_anything_is_fetched(
