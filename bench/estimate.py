@@ -1,7 +1,8 @@
 """Estimates beside the builds that they are of: documents, tokens, rows, bytes, CPU, wall time, memory.
 
-Usage: python -m bench.estimate [--config FILE] [key.sub=value ...]   (default: the novels of ../shared/data where they
-are, else the sample corpus; one and ten mask sets). The goal is 10% for documents, tokens, rows and bytes.
+Usage: python -m bench.estimate [--config FILE] [key.sub=value ...]   (default: the 100 novels of LitBank, where
+shared/data/books beside the checkout has them, else the sample corpus; one and ten mask sets). The goal is 10% for
+documents, tokens, rows and bytes.
 """
 
 from __future__ import annotations

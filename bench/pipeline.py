@@ -1,7 +1,7 @@
 """What preparing data costs: stages and whole builds on one core and several, memory, storage, and the plan at scale.
 
-Usage: python -m bench.pipeline [--help] [BOOKS.txt|BOOKS.tar.xz|DUMP.xml.bz2 ...]   (default: the novels and an English
-dump extract of ../shared/data where they are, else the sample corpus)
+Usage: python -m bench.pipeline [--help] [BOOKS.txt|BOOKS.tar.xz|DUMP.xml.bz2 ...]   (default: the 100 novels of LitBank
+and an extract of an English Wikipedia dump, where shared/data beside the checkout has them, else the sample corpus)
 CPU seconds count, not wall time, and libraries take turns with us: other work on the machine slows all of them alike.
 Sections go to bench/pipeline.json and .md; those that are not measured this time stay as they were, with their date.
 """

@@ -10,7 +10,8 @@ from pipeline import storage
 from pipeline.manifest import MANIFEST_NAME, open_data_set
 
 MARK_NAME = "_build.json"
-_VOCABULARY_HASH, _AWAITS_INPUT, _INPUT = "vocabulary_hash", "awaits_input", ("inputs", "modified")
+_VOCABULARY_HASH, _AWAITS_INPUT, _MODIFIED = "vocabulary_hash", "awaits_input", "modified"
+_INPUT = ("inputs", _MODIFIED)
 
 
 class BuildMark:
@@ -44,13 +45,15 @@ class BuildMark:
         manifest = open_data_set(self._root)
         run = json.loads(storage.read_bytes(storage.join(self._root, MANIFEST_NAME)))["run"]
         found = {**self._identity, "config": manifest.config, "inputs": run.get("inputs")}
+        if _MODIFIED in run:  # not in sets of earlier releases
+            found[_MODIFIED] = run[_MODIFIED]
         if _VOCABULARY_HASH in found:
             found[_VOCABULARY_HASH] = manifest.vocabulary_hash
         differences = list(describe_differences(found, self._identity))
         if differences:
             raise ValueError(
                 f"output={self._root}: holds a finished data set made otherwise: {'; '.join(differences)}; "
-                "choose another output, or delete the folder to build it again"
+                f"{_hint_at_time(differences)}choose another output, or delete the folder to build it again"
             )
 
     def check_unfinished(self) -> bool:
@@ -77,12 +80,19 @@ class BuildMark:
         )
         if differences:
             raise ValueError(
-                f"output={self._root}: holds an unfinished build made otherwise: {'; '.join(differences)}; repeat what "
-                "it was begun with to go on, choose another output, or delete the folder to begin anew"
+                f"output={self._root}: holds an unfinished build made otherwise: {'; '.join(differences)}; "
+                f"{_hint_at_time(differences)}repeat what it was begun with to go on, choose another output, or delete "
+                "the folder to begin anew"
             )
         if trained is not None:
             self._identity[_VOCABULARY_HASH] = trained
         return True
+
+
+def _hint_at_time(differences: Iterable[str]) -> str:
+    if not any(difference.startswith(f"{_MODIFIED}.") for difference in differences):
+        return ""
+    return "where a large file is unchanged but for its time, set that back (touch -d 'TIME' FILE), else "
 
 
 def describe_differences(old: Any, new: Any, *, key: str = "") -> Iterable[str]:

@@ -24,7 +24,6 @@ _ODD_UNITS = np.array(
 )
 """Whether a unit of UTF-16 is, or may be half of, a character that is removed or a line break. Surrogates all are."""
 _WORTH_A_LOOK, _LOOK_CHARACTERS = 1_000, 1 << 20
-_SPACES = re.compile(r"[^\S\n]+")
 _ODD_ASCII = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -55,11 +54,6 @@ def _has_odd(text: str) -> bool:
 def normalize_line(text: str) -> str:
     """One line: as normalize_text, with every run of white space made one space, none at the ends."""
     return " ".join(normalize_text(text).split())
-
-
-def collapse_spaces(text: str) -> str:
-    """Runs of white space other than line breaks become one space."""
-    return _SPACES.sub(" ", text)
 
 
 def has_words(text: str) -> bool:

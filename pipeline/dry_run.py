@@ -28,6 +28,8 @@ def describe_build(config: PipelineConfig, *, price: float | None = None) -> Ite
     total = sum(split.num_bytes for split in splits)
     yield f"input: {len(shared):,} splits, {describe_bytes(total)}"
     yield describe_output(config.output)
+    if is_finished(config.output):
+        return
     found = estimate(config, workers=workers)
     yield from format_estimate(found)
     yield describe_room(config.output, needed=found.bytes.value + found.temporary_bytes.value)
@@ -38,16 +40,21 @@ def describe_build(config: PipelineConfig, *, price: float | None = None) -> Ite
 
 def describe_output(output: str) -> str:
     """What the build would find where it writes; ConfigError where it could not write there."""
+    if is_finished(output):
+        return f"output: {output}: holds a finished set; the same settings and input leave it as it is"
     if not storage.is_url(output):
         check_writable(Path(output))
     names = storage.list_names(output)
     if not names:
         return f"output: {output}: new"
-    if MANIFEST_NAME in names:
-        return f"output: {output}: holds a finished set; the same settings and input leave it as it is"
     if MARK_NAME in names:
         return f"output: {output}: holds an unfinished build; the same settings and input go on with it"
     raise ConfigError(f"output={output}: not empty and not a build of ours; choose an empty or new folder")
+
+
+def is_finished(output: str) -> bool:
+    """Whether there is a manifest."""
+    return storage.find_file(storage.join(output, MANIFEST_NAME)) is not None
 
 
 def check_writable(folder: Path) -> None:

@@ -3,7 +3,8 @@
 The mirror is laid out as dumps.wikimedia.org. The articles' multistream dump is taken (one file and its index, or the
 numbered parts where there is no whole file). A file appears under its name once its SHA-1 is the mirror's; until then
 it is NAME.part, which the next try, in the same run or a later one, continues by an HTTP range. Once all files of a
-dump that a config names are there, a list of them stands beside them, and nobody asks the mirror again.
+dump that a config names are there, a list of them with their sizes stands beside them, and as long as they have these
+nobody asks the mirror again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from pipeline import storage
 from pipeline.config import DownloadConfig, PipelineConfig, is_web_address
+from pipeline.durable import sync
+from pipeline.engine_config import KEYS
+from pipeline.run import FLAGS
 from pipeline.settings import load_settings, refuse_flags, split_arguments
 from pipeline.sources.listing import check_brought
 
@@ -114,9 +119,9 @@ def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: 
     return fetched
 
 
-def fetch_named(config: PipelineConfig, *, say: Say) -> None:
-    """Fetch every dump that `config` names and that is not there yet. ValueError for the user to mend, and, before
-    anything is fetched, for a source that has to be brought and is not there."""
+def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) -> None:
+    """Fetch every dump that `config` names and that is not there yet, or with `only_look` say which is not. ValueError
+    for the user to mend, and, before anything is fetched, for a source that has to be brought and is not there."""
     folders = [Path(dump.folder).absolute() for dump in config.download.wikipedia]
     check_brought(config, but=folders)
     for dump, folder in zip(config.download.wikipedia, folders, strict=True):
@@ -124,20 +129,27 @@ def fetch_named(config: PipelineConfig, *, say: Say) -> None:
         if _is_complete(listing):
             say(f"{folder}: complete, nothing to do")
             continue
+        if only_look:
+            say(f"{folder}: not complete; a dry run fetches nothing")
+            continue
         files = list_dump(mirror=config.download.mirror, language=dump.language, date=dump.date)
         fetch_dump(folder, files, say=say)
-        partial = listing.with_suffix(".part")
-        partial.write_text("".join(f"{file.sha1}  {file.name}\n" for file in files), encoding="ascii")
-        os.replace(partial, listing)
+        lines = [f"{file.sha1}  {(folder / file.name).stat().st_size}  {file.name}\n" for file in files]
+        storage.write_bytes(listing, "".join(lines).encode("ascii"))
+        sync(folder)
         say(f"{folder}: ready. {_LICENCE}")
 
 
 def _is_complete(listing: Path) -> bool:
-    """Whether every file of a finished download is still there."""
+    """Whether every file of a finished download is still there, in its size. A list without sizes does not say so."""
     if not listing.is_file():
         return False
-    lines = listing.read_text(encoding="ascii").splitlines()
-    return all((listing.parent / line.partition("  ")[2]).is_file() for line in lines)
+    lines = [line.split("  ") for line in listing.read_text(encoding="ascii").splitlines()]
+    return all(len(line) == 3 and _has_size(listing.parent / line[2], line[1]) for line in lines)
+
+
+def _has_size(path: Path, size: str) -> bool:
+    return path.is_file() and path.stat().st_size == int(size)
 
 
 def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
@@ -165,7 +177,9 @@ def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
             f"{file.url}: fetched data with SHA-1 {digest}, not {file.sha1} as the mirror's checksum file says; they "
             f"were removed, run this again or choose another --mirror"
         )
+    sync(part)
     os.replace(part, target)
+    sync(target.parent)
     say(f"{target}: {target.stat().st_size / 1e6:,.1f} MB, verified")
 
 
@@ -243,10 +257,15 @@ def main(arguments: Sequence[str], *, say: Say = print) -> None:
 
 
 def main_config(arguments: Sequence[str], *, say: Say = print) -> None:
-    """The command line after `config`. Raises ValueError for what the user can mend."""
+    """The command line after `config`, which may hold all that a build's does: make passes that on. Raises ValueError
+    for what the user can mend."""
     program = "python -m pipeline.download config"
-    given = split_arguments(list(arguments), program=program)
-    refuse_flags(given.flags, program=program, known=("--traceback",))  # make passes on what is meant for a build
+    given = split_arguments(list(arguments), program=program, keys=KEYS)
+    refuse_flags(given.flags, program=program, known=FLAGS)
+    if "--help" in given.flags:
+        say(USAGE)
+        return
     if given.file is None:
         raise ValueError(f"{program}: --config FILE is missing\n{USAGE}")
-    fetch_named(load_settings(PipelineConfig, file=given.file, overrides=given.overrides), say=say)
+    config = load_settings(PipelineConfig, file=given.file, overrides=given.overrides)
+    fetch_named(config, say=say, only_look="--dry-run" in given.flags)

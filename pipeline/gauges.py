@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import PurePosixPath
 
 from ray.util import metrics
 
@@ -25,6 +24,7 @@ COUNTERS: dict[str, tuple[Stage, str, str]] = {
 """Name -> stage, count in a report, what it is."""
 PREFIX = "cloze_build_"
 TAG = "build"
+"""Whose value is the output's path or URL: folders of one name are not one build."""
 _STAGES: tuple[Stage, ...] = ("read", "shard")
 _EVERY_S = 5.0
 
@@ -41,7 +41,7 @@ def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _
         name: metrics.Counter(f"{PREFIX}{name}", description=text, tag_keys=(TAG,))
         for name, (_, _, text) in COUNTERS.items()
     }
-    tags = {TAG: PurePosixPath(output).name}
+    tags = {TAG: output}
     told: Counter[str] = Counter()
     ended = threading.Event()
 

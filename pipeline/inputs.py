@@ -1,7 +1,8 @@
 """Fingerprint of the input files, so that a rerun knows whether a finished set was made from the same ones.
 
-Small files are hashed whole, large ones at 64 evenly spaced places: 20 ms for any file, at the price that a change of
-the same length between those places goes unseen. Of a file on a store nothing is read: its size and entity tag count.
+Small files are hashed whole, large ones at 64 evenly spaced places: 20 ms for any file. A change of the same length
+between those places is seen by the file's time alone (list_modified), which counts beside the hash. Of a file on a
+store nothing is read: its size and entity tag count.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ def join_fingerprints(parts: Iterable[str]) -> str:
 
 
 def list_modified(paths: Iterable[str]) -> dict[str, str]:
-    """When each large file was last modified: where a hash does not look at every byte, a build that goes on after a
-    stop asks for the same time too. What a store says of a file is in its fingerprint."""
+    """When each large file was last modified, as `touch -d` takes it: a hash does not look at every byte of these. What
+    a store says of a file is in its fingerprint."""
     found = {path: Path(path).stat() for path in sorted(set(paths)) if not storage.is_url(path)}
     return {
-        path: f"modified {datetime.fromtimestamp(status.st_mtime, UTC):%Y-%m-%d %H:%M:%S.%f}"
+        path: f"{datetime.fromtimestamp(status.st_mtime, UTC):%Y-%m-%d %H:%M:%S.%f} UTC"
         for path, status in found.items()
         if status.st_size > _WHOLE_BYTES
     }

@@ -18,6 +18,7 @@ from typing import IO, Any, Literal, TypeAlias
 from pydantic import ValidationError
 
 from pipeline import storage
+from pipeline.durable import sync
 from pipeline.schema import SCHEMA_VERSION
 from pipeline.settings import Settings
 
@@ -145,7 +146,8 @@ def shard_name(split: SplitName, index: int, count: int) -> str:
 
 
 def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any]) -> str:
-    """Write OUT/manifest.json atomically. `run` (workers, time, host facts) is kept beside and enters no hash."""
+    """Write OUT/manifest.json atomically; then it is on the disk. `run` (workers, time, host facts) is kept beside and
+    enters no hash."""
     tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
     path = storage.join(root, MANIFEST_NAME)
     text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
@@ -153,11 +155,10 @@ def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any])
         storage.write_bytes(path, text.encode("utf-8"))
         return path
     temporary = Path(path).with_suffix(".json.partial")
-    with open(temporary, "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
     os.replace(temporary, path)
+    sync(root)
     return path
 
 
@@ -278,8 +279,3 @@ def _hash_footer(stream: IO[bytes], *, path: str | Path) -> str:
         stream.seek(size - 8 - length)
         tail = stream.read()
     return hashlib.sha256(tail[-8 - length :]).hexdigest()
-
-
-def sort_shards(shards: Sequence[Shard]) -> tuple[Shard, ...]:
-    """Shards in the manifest's order."""
-    return tuple(sorted(shards, key=lambda shard: shard.path))

@@ -59,11 +59,6 @@ def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int)
     return np.minimum(max_predictions, wanted)
 
 
-def mask_rows(rows: Rows, *, config: PipelineConfig, tokenizer: WordTokenizer, mask_set: int) -> Masks:
-    """Mask set number `mask_set` of these rows; see make_masks."""
-    return make_masks(rows, config=config, tokenizer=tokenizer, mask_sets=[mask_set])[0]
-
-
 def make_masks(
     rows: Rows, *, config: PipelineConfig, tokenizer: WordTokenizer, mask_sets: Sequence[int]
 ) -> list[Masks]:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from pipeline.build_mark import MARK_NAME, BuildMark
+from pipeline.durable import sync, sync_below
 from pipeline.failures import Keeps, choose_kept, describe_error, leave_failure
 from pipeline.job import EXCHANGE, PROGRESS, SHARDS, SPILLS
 from pipeline.ledger import list_records
@@ -111,9 +112,12 @@ class OutputFolder:
         self._write_mark()
 
     def publish(self) -> None:
-        """Move what was built out of OUT/_tmp, each in one rename. The manifest is still to be written."""
+        """Move what was built out of OUT/_tmp, each in one rename, once it is on the disk. The manifest is still to be
+        written."""
         for name in PUBLISHED:
+            sync_below(self.temporary / name)
             os.replace(self.temporary / name, self.root / name)
+        sync(self.root)
 
     def sweep(self) -> None:
         """Remove OUT/_tmp and the mark; the manifest stands now."""
@@ -198,6 +202,7 @@ class OutputFolder:
     def _write_mark(self) -> None:
         partial = self.root / _PARTIAL_MARK
         partial.write_text(self._mark.text, encoding="utf-8")
+        sync(partial)
         os.replace(partial, self.root / MARK_NAME)
 
     def _leave(self, keeps: Keeps) -> None:

@@ -57,7 +57,7 @@ from pipeline.store_output import StoredOutput, open_output_folder
 from pipeline.vocabulary import train_vocabulary
 from pipeline.wordpieces import WordTokenizer
 
-DRY_RUN_FLAGS = ("--dry-run", "--price")
+FLAGS = ("--traceback", "--dry-run", "--price")
 SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
 CLUSTER_WORKERS = 16
 """Workers of an engine whose number nobody gave."""
@@ -111,7 +111,10 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     identity: dict[str, Any] = {
         "config": config.data_tree(),
         "inputs": {name: join_fingerprints(fingerprints[path] for path in found) for name, found in paths.items()},
-        "modified": modified,
+        "modified": {
+            name: [modified[path] for path in sorted(found, key=fingerprints.__getitem__) if path in modified]
+            for name, found in paths.items()
+        },
         "versions": library_versions(config),
         "code": hash_code(),
     }
@@ -167,7 +170,12 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         check_labels(result, config=config)
         for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
             say(f"warning: {warning}")
-        run = {"inputs": identity["inputs"], "workers": workers, "sources": to_tree(config)["sources"]}
+        run = {
+            "inputs": identity["inputs"],
+            "modified": identity["modified"],
+            "workers": workers,
+            "sources": to_tree(config)["sources"],
+        }
         run["seconds"] = round(time.time() - started, 1)
         manifest = write_set(output.staging, config=config, tokenizer=tokenizer, result=result, read=read, run=run)
         if config.cleaning.keep_rejects is not None:
@@ -326,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with catch_interrupts():
             parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)
-            refuse_flags(parsed.flags, program=program, known=("--traceback", *DRY_RUN_FLAGS))
+            refuse_flags(parsed.flags, program=program, known=FLAGS)
             if "--help" in parsed.flags:
                 print(_USAGE + describe(PipelineConfig))
                 return 0

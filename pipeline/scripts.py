@@ -71,11 +71,6 @@ def stop_words(language: str) -> frozenset[str]:
     return _lists().get(language) or _lists().get(language.partition("-")[0], frozenset())
 
 
-def languages_with_stop_words() -> tuple[str, ...]:
-    """Languages that stop_words has a list for."""
-    return tuple(sorted(_lists()))
-
-
 @cache
 def _lists() -> dict[str, frozenset[str]]:
     lines = Path(__file__).with_name("stop_words.tsv").read_text(encoding="utf-8").splitlines()

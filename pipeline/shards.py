@@ -25,6 +25,7 @@ from pipeline import draws, schema, storage
 from pipeline.config import PipelineConfig
 from pipeline.documents import ID_BYTES
 from pipeline.doubles import count_doubles
+from pipeline.durable import sync
 from pipeline.failures import PassingError
 from pipeline.instances import Instances
 from pipeline.manifest import Shard, SplitName, file_sha256, footer_sha256
@@ -346,6 +347,5 @@ def _commit(partial: Path, final: str) -> None:
     if storage.is_url(final):
         storage.store_file(partial, final)
         return
-    with open(partial, "rb") as stream:
-        os.fsync(stream.fileno())
+    sync(partial)
     os.replace(partial, final)

@@ -7,12 +7,13 @@ by remainder, so that documents that share a key meet; it loads the signatures o
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,18 @@ from pipeline.failures import PassingError
 from pipeline.near_duplicates import MATCH_TYPE, Signer, band_keys, choose_bands, choose_dropped, compare_group
 
 _FLUSH_DOCUMENTS = 4096
+_ROWS_AT_ONCE = 100_000
+"""Signatures in memory while groups are compared: 70 MB; a greater group is in memory alone."""
 _ENTRY = np.dtype([("key", "<u8"), ("batch", "<i4"), ("row", "<i4")])
+
+
+class _Row(NamedTuple):
+    """A signed document; `signature` is packed."""
+
+    id: bytes
+    words: int
+    name: str
+    signature: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +148,45 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
     keys = entries["key"][order]
     starts = np.flatnonzero(np.diff(keys, prepend=~keys[:1]) != 0)
     sizes = np.diff(starts, append=keys.size)
-    readers = [_SignatureReader(path) for path in files]
     found = [np.zeros(0, MATCH_TYPE)]
-    for start, size in zip(starts[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True):
-        members = order[start : start + size]
-        rows = [readers[owner[member]].row(entries["batch"][member], entries["row"][member]) for member in members]
-        ids, words, names, packed = zip(*rows, strict=True)
-        if len(set(ids)) == 1:
-            continue
-        signatures = np.frombuffer(b"".join(packed), np.uint32).reshape(size, -1)
-        found.append(compare_group(ids, words=words, names=names, signatures=signatures, threshold=threshold))
+    for groups in _pack_groups(starts[sizes > 1].tolist(), sizes[sizes > 1].tolist()):
+        members = np.concatenate([order[start : start + size] for start, size in groups])
+        rows = iter(_read_rows(list(files), owner=owner[members], entries=entries[members]))
+        for _, size in groups:
+            ids, words, names, packed = zip(*islice(rows, size), strict=True)
+            if len(set(ids)) == 1:
+                continue
+            signatures = np.frombuffer(b"".join(packed), np.uint32).reshape(size, -1)
+            found.append(compare_group(ids, words=words, names=names, signatures=signatures, threshold=threshold))
     return distinct_matches(np.concatenate(found))
+
+
+def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """(start, size) of neighbouring groups together until they hold _ROWS_AT_ONCE documents."""
+    packed: list[tuple[int, int]] = []
+    held = 0
+    for start, size in zip(starts, sizes, strict=True):
+        packed.append((start, size))
+        held += size
+        if held >= _ROWS_AT_ONCE:
+            yield packed
+            packed, held = [], 0
+    if packed:
+        yield packed
+
+
+def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
+    """The row of each entry, which lies in the file of that number. Each file is opened once, one at a time: there is
+    one for each split."""
+    found: dict[int, _Row] = {}
+    owners, batches = owner.tolist(), entries["batch"].tolist()
+    by_place: list[int] = np.lexsort((entries["batch"], owner)).tolist()
+    for number, of_file in groupby(by_place, key=owners.__getitem__):
+        with _SignatureReader(files[number]) as reader:
+            for batch, of_batch in groupby(of_file, key=batches.__getitem__):
+                members = list(of_batch)
+                found.update(zip(members, reader.rows(batch, entries["row"][members]), strict=True))
+    return [found[member] for member in range(len(entries))]
 
 
 def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -192,14 +232,17 @@ class _SignatureReader:
     def __init__(self, path: str) -> None:
         self._path = path
         with storage.name_errors(path):
-            self._file = pa.ipc.open_file(storage.open_native(path) if storage.is_url(path) else pa.memory_map(path))
-        self._batches: dict[int, pa.RecordBatch] = {}
+            self._source = storage.open_native(path) if storage.is_url(path) else pa.memory_map(path)
+            self._file = pa.ipc.open_file(self._source)
 
-    def row(self, batch: int, row: int) -> tuple[bytes, int, str, bytes]:
-        """Id, words, name, packed signature."""
-        if batch not in self._batches:
-            with storage.name_errors(self._path):
-                self._batches[batch] = self._file.get_batch(batch)
-        found = self._batches[batch]
-        identity, words, name, signature = (column[row].as_py() for column in found.columns)
-        return identity, words, name, signature
+    def __enter__(self) -> _SignatureReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._source.close()
+
+    def rows(self, batch: int, rows: npt.NDArray[Any]) -> Iterator[_Row]:
+        """Those rows of a batch."""
+        with storage.name_errors(self._path):
+            found = self._file.get_batch(batch).take(pa.array(rows))
+        return map(_Row, *(column.to_pylist() for column in found.columns))

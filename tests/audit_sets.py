@@ -24,15 +24,15 @@ def build_clean_set(folder: Path) -> Path:
 
 
 def faults(found: Audit) -> dict[str, int]:
-    return {name: finding.faults for name, finding in found.ledger.findings.items() if finding.faults}
+    return {name: finding.faults for name, finding in found.findings.by_check.items() if finding.faults}
 
 
 def notes(found: Audit) -> dict[str, int]:
-    return {name: finding.notes for name, finding in found.ledger.findings.items() if finding.notes}
+    return {name: finding.notes for name, finding in found.findings.by_check.items() if finding.notes}
 
 
 def first(found: Audit, check: str) -> tuple[Place, str]:
-    example = found.ledger.findings[check].first_fault
+    example = found.findings.by_check[check].first_fault
     assert example is not None
     return example
 

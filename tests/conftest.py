@@ -91,3 +91,22 @@ def copied(clean_set: Path, tmp_path: Path) -> Path:
     from planting import copy_set
 
     return copy_set(clean_set, tmp_path / "set")
+
+
+@pytest.fixture
+def disk_events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """`sync PATH` and `name PATH`, as files and folders reach the disk (fsync) and take their names (replace)."""
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_sync(descriptor: int) -> None:
+        events.append(f"sync {os.readlink(f'/proc/self/fd/{descriptor}')}")
+        fsync(descriptor)
+
+    def note_name(source: str | Path, target: str | Path) -> None:
+        events.append(f"name {os.path.abspath(target)}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_name)
+    return events

@@ -214,7 +214,7 @@ def make_manifest(
         max_predictions=max_predictions,
         mask_sets=mask_sets,
         next_sentence=next_sentence,
-        shards=contract.sort_shards(shards),
+        shards=tuple(sorted(shards, key=lambda shard: shard.path)),
         files=files or {},
         drops={},
         statistics={},

@@ -31,7 +31,7 @@ from corpora import build_text, make_documents
 from planting import Rows, copy_set, edit_rows, mend, read_shard
 
 from pipeline.audit.__main__ import main
-from pipeline.audit.findings import CHECKS, Ledger, Place
+from pipeline.audit.findings import CHECKS, Findings, Place
 from pipeline.audit.run import audit
 from pipeline.manifest import read_manifest
 from pipeline.schema import METADATA_SCHEMA_VERSION, METADATA_VOCABULARY_HASH
@@ -43,13 +43,13 @@ from pipeline.wordpieces import WordTokenizer
 def test_a_build_is_clean_and_everything_was_looked_at(clean_set: Path) -> None:
     found = audit(clean_set, workers=1)
     assert faults(found) == {}
-    assert {name for name, finding in found.ledger.findings.items() if not finding.looked_at} == set()
+    assert {name for name, finding in found.findings.by_check.items() if not finding.looked_at} == set()
     manifest = read_manifest(clean_set)
     assert (found.rows, found.shards) == (sum(shard.rows for shard in manifest.shards), 4)
-    assert found.ledger.findings["identical rows"].looked_at == found.rows
-    assert found.ledger.findings["documents"].looked_at == 200
+    assert found.findings.by_check["identical rows"].looked_at == found.rows
+    assert found.findings.by_check["documents"].looked_at == 200
     masked = sum(shard.masked for shard in manifest.shards)
-    assert found.ledger.findings["80/10/10"].looked_at == masked
+    assert found.findings.by_check["80/10/10"].looked_at == masked
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,9 @@ def test_words_are_known_for_every_kind_of_vocabulary(tmp_path: Path, algorithm:
     copied = tmp_path / "out"
     found = audit(copied, workers=1)
     assert faults(found) == {}
-    assert found.ledger.findings["whole words"].looked_at == 3 * (200 if algorithm == "byte_level_bpe" else found.rows)
+    assert found.findings.by_check["whole words"].looked_at == 3 * (
+        200 if algorithm == "byte_level_bpe" else found.rows
+    )
 
     def cut(rows: Rows) -> None:
         for row in rows:
@@ -292,7 +294,7 @@ def test_leakage(copied: Path) -> None:
 
     edit_rows(copied, plant)
     found = audit(copied, workers=1)
-    leak = found.ledger.findings["leakage"]
+    leak = found.findings.by_check["leakage"]
     assert leak.faults == 2
     assert leak.first_fault is not None
     assert leak.first_fault[0].file == shard_name(copied, 3)
@@ -357,18 +359,18 @@ def test_an_unfinished_build_cannot_be_read(copied: Path, capsys: pytest.Capture
 def test_ledgers_merge_in_any_order() -> None:
     parts = []
     for number in (3, 1, 2):
-        part = Ledger()
+        part = Findings()
         part.looked("layout", 10)
         part.add("layout", Place("a", 0, number), f"fault {number}")
         part.add("layout", Place("a", 0, number + 5), "note", note=True)
         parts.append(part)
-    forward, backward = Ledger(), Ledger()
+    forward, backward = Findings(), Findings()
     for part in parts:
         forward.merge(part)
     for part in reversed(parts):
         backward.merge(part)
     assert forward == backward
-    finding = forward.findings["layout"]
+    finding = forward.by_check["layout"]
     assert (finding.looked_at, finding.faults, finding.notes) == (30, 3, 3)
     assert finding.first_fault == (Place("a", 0, 1), "fault 1")
 
@@ -377,7 +379,7 @@ def test_bounds_are_binomial(copied: Path) -> None:
     """The tolerance that the table states is five standard deviations of a fair coin."""
     found = audit(copied, workers=1)
     chance = 5 * math.sqrt(0.25 / found.rows)
-    assert f"{50 - 100 * chance:.2f} to " in found.ledger.findings["label balance"].remark
+    assert f"{50 - 100 * chance:.2f} to " in found.findings.by_check["label balance"].remark
 
 
 def test_copies_do_not_touch_the_original(clean_set: Path, tmp_path: Path) -> None:

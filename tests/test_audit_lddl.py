@@ -84,7 +84,7 @@ def write_set(root: Path, rows: Rows, *, static: bool = True, shards: int = 3, s
 
 
 def faults(found: Audit) -> dict[str, int]:
-    return {name: finding.faults for name, finding in found.ledger.findings.items() if finding.faults}
+    return {name: finding.faults for name, finding in found.findings.by_check.items() if finding.faults}
 
 
 def planted(tmp_path: Path, rows: Rows, change: Callable[[Rows], None]) -> Audit:
@@ -100,7 +100,7 @@ def test_a_set_is_clean_but_for_notes(tmp_path: Path, rows: Rows, static: bool) 
     found = audit(root, workers=1)
     assert faults(found) == {}
     assert (found.kind, found.rows, found.tokens) == ("lddl", len(rows), sum(row["num_tokens"] for row in rows))
-    findings = found.ledger.findings
+    findings = found.findings.by_check
     assert findings["lengths"].remark == "taken as the limit: 128"
     assert findings["label balance"].notes == 1
     assert bool(findings["special replacements"].notes) == static
@@ -123,7 +123,7 @@ def test_bins_and_unbalanced_files(tmp_path: Path, rows: Rows) -> None:
     (root / ".num_samples.json").unlink()
     found = audit(root, workers=1)
     assert faults(found) == {}
-    assert found.ledger.findings["even shards"].first_note == (
+    assert found.findings.by_check["even shards"].first_note == (
         Place("part.0.parquet_0"),
         "not balanced by LDDL's load balancer yet",
     )
@@ -134,7 +134,7 @@ def test_uneven_shards_and_wrong_counts(tmp_path: Path, rows: Rows) -> None:
     pq.write_table(pq.read_table(root / "shard-1.parquet").slice(5), root / "shard-1.parquet")
     found = audit(root, workers=1)
     assert faults(found) == {"even shards": 2, "counts": 1}
-    assert found.ledger.findings["counts"].first_fault[0] == Place("shard-1.parquet")
+    assert found.findings.by_check["counts"].first_fault[0] == Place("shard-1.parquet")
 
 
 def test_damaged_and_foreign_files(tmp_path: Path, rows: Rows) -> None:
@@ -145,7 +145,7 @@ def test_damaged_and_foreign_files(tmp_path: Path, rows: Rows) -> None:
     found = audit(root, workers=1)
     assert faults(found)["schema"] == 1
     assert faults(found)["pages"] == 1
-    assert found.ledger.findings["pages"].first_fault[0] == Place("shard-3.parquet")
+    assert found.findings.by_check["pages"].first_fault[0] == Place("shard-3.parquet")
 
 
 def test_rows(tmp_path: Path, rows: Rows) -> None:
@@ -159,7 +159,7 @@ def test_rows(tmp_path: Path, rows: Rows) -> None:
 
     found = planted(tmp_path, rows, plant)
     assert faults(found)["layout"] == 4  # in the long row a [MASK] is left that no position explains
-    assert found.ledger.findings["layout"].first_fault[0] == Place("shard-0.parquet", 0, 5)
+    assert found.findings.by_check["layout"].first_fault[0] == Place("shard-0.parquet", 0, 5)
     assert faults(found)["lengths"] == 2
 
 
@@ -178,7 +178,7 @@ def test_masks(tmp_path: Path, rows: Rows) -> None:
     assert faults(found)["mask sets"] == 2
     assert faults(found)["mask positions"] == 2
     assert "layout" in faults(found) or "special targets" in faults(found)
-    assert found.ledger.findings["mask sets"].first_fault[0] == Place("shard-0.parquet", 0, 1)
+    assert found.findings.by_check["mask sets"].first_fault[0] == Place("shard-0.parquet", 0, 1)
 
 
 def test_another_mask_rate(tmp_path: Path, rows: Rows) -> None:
@@ -198,7 +198,7 @@ def test_negatives_that_are_the_true_next(tmp_path: Path, rows: Rows) -> None:
         spoiled[0] = {**spoiled[twice], "is_random_next": True}
 
     found = planted(tmp_path, rows, plant)
-    assert found.ledger.findings["true next"].notes == 1
+    assert found.findings.by_check["true next"].notes == 1
     assert faults(found) == {}
 
 

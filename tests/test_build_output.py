@@ -10,6 +10,7 @@ import pytest
 from small_builds import refused, write_build
 
 from pipeline import engines
+from pipeline.manifest import MANIFEST_NAME
 from pipeline.run import main
 
 
@@ -56,6 +57,19 @@ def test_a_finished_build_is_recognised(folder: Path, capsys: pytest.CaptureFixt
     (folder / "out" / "data" / "train-00000-of-00001.parquet").write_bytes(b"PAR1")
     assert main([*words, f"sources.0.path={folder}/moved.txt"]) == 2
     assert "train-00000-of-00001.parquet" in capsys.readouterr().err
+
+
+def test_all_of_a_set_is_on_the_disk_before_its_manifest(folder: Path, disk_events: list[str]) -> None:
+    out = folder / "out"
+    words = ["--config", str(folder / "c.yaml"), f"sources.0.path={folder}/corpus.txt"]
+    assert main([*words, f"vocabulary.path={folder}/vocab.txt", f"output={out}"]) == 0
+    manifest = f"name {out / MANIFEST_NAME}"
+    before, after = disk_events[: disk_events.index(manifest)], disk_events[disk_events.index(manifest) + 1 :]
+    found = [path.relative_to(out) for path in out.rglob("*") if path.name != MANIFEST_NAME]
+    assert {"README.md", "token_counts.parquet", "tokenizer", "data"} <= {str(path) for path in found}
+    assert {f"sync {out / '_tmp' / path}" for path in found} <= set(before)
+    assert before[-2:] == [f"sync {out}", f"sync {out / MANIFEST_NAME}.partial"]
+    assert after == [f"sync {out}"]
 
 
 def test_another_vocabulary_is_another_build(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import make_config, make_documents, write_text
 
-from pipeline import sources
+from pipeline import inputs, publish, sources
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop
 from pipeline.run import absolute_paths, build
@@ -70,13 +72,47 @@ def test_other_input_settings_or_code_make_another_file(
     dump.write_text(f"<mediawiki>{PAGES.replace('First', 'Other')}</mediawiki>")
     assert read(dump, folder) == read(dump, None)
     assert len(list(folder.iterdir())) == 3
-    monkeypatch.setattr("pipeline.sources.clean_store.CODE_VERSION", "other")
+    monkeypatch.setattr("pipeline.sources.clean_store.hash_code", lambda: "other")
     read(dump, folder)
     assert len(list(folder.iterdir())) == 4
     moved = dump.rename(tmp_path / "in" / "renamed.xml")
     moved.write_text(moved.read_text())
     read(moved, folder)
     assert len(list(folder.iterdir())) == 5
+
+
+def test_a_change_of_the_cleaning_alone_makes_another_file(
+    tmp_path: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has to raise a version for it."""
+    code = tmp_path / "code"
+    shutil.copytree(Path(publish.__file__).parent, code, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(publish, "__file__", str(code / "publish.py"))
+    folder = tmp_path / "clean"
+    for change in ("", "# another way to clean\n"):
+        with open(code / "clean.py", "a", encoding="utf-8") as module:
+            module.write(change)
+        publish.hash_code.cache_clear()
+        read(dump, folder)
+    publish.hash_code.cache_clear()
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_large_file_must_also_be_of_the_same_time(
+    tmp_path: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hash does not look at every byte; where only the time was changed, setting that back finds what is kept."""
+    monkeypatch.setattr(inputs, "_WHOLE_BYTES", 1)
+    monkeypatch.setattr(inputs, "_PLACE_BYTES", 1)
+    folder = tmp_path / "clean"
+    first, before = read(dump, folder), dump.stat()
+    dump.write_text(f"<mediawiki>{PAGES.replace('First of 7', 'Other of 7')}</mediawiki>")
+    os.utime(dump, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000))
+    assert read(dump, folder) == read(dump, None) != first
+    dump.write_text(f"<mediawiki>{PAGES}</mediawiki>")
+    os.utime(dump, ns=(before.st_atime_ns, before.st_mtime_ns))
+    monkeypatch.setitem(sources._READERS, "wikipedia", refuse)
+    assert read(dump, folder) == first
 
 
 def test_what_is_read_in_part_is_not_kept(tmp_path: Path, dump: Path) -> None:

@@ -157,6 +157,23 @@ def test_a_planned_build_is_refused_as_a_build_would(
     assert message in capsys.readouterr().err
 
 
+def test_of_a_finished_set_no_room_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build would leave it as it is: nothing is estimated, and a full disk that may only be read is no error."""
+    folder = write_build(tmp_path)
+    monkeypatch.chdir(folder)
+    (folder / "set").mkdir()
+    (folder / "set" / "manifest.json").write_text("{}")
+    monkeypatch.setattr(pipeline_dry_run.shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
+    monkeypatch.setattr(pipeline_dry_run.os, "access", lambda path, mode: False)
+    words = ["--config", str(folder / "c.yaml"), "--dry-run"]
+    assert build_main([*words, f"output={folder / 'set'}", "--price=1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].endswith("holds a finished set; the same settings and input leave it as it is")
+    assert build_main([*words, f"output={folder / 'new'}"]) == 2
+
+
 def test_what_is_in_the_output_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in (("manifest.json", "a finished set"), ("_build.json", "an unfinished build")):
         folder = tmp_path / name

@@ -14,7 +14,7 @@ from pipeline.config import CleaningConfig, SourceConfig
 from pipeline.documents import Document, Drop
 from pipeline.filters import EXCERPT_CHARACTERS, DocumentFilter, beginning, excerpt
 from pipeline.run import build
-from pipeline.scripts import languages_with_stop_words, script_of, scripts_of, stop_words
+from pipeline.scripts import _lists, script_of, scripts_of, stop_words
 from pipeline.vocabulary import count_sources
 
 
@@ -95,9 +95,9 @@ def test_stop_words_tell_running_text_in_a_language() -> None:
         assert reason(other, language=language, min_stop_words=0.3) == "few_stop_words"
     assert reason(" ".join(german.split()[:19]), language="en", min_stop_words=0.3) is None  # too few words to tell
     assert reason(german, language="qqq", min_stop_words=0.3) is None  # no list
-    assert {"en", "de", "fr", "es", "ru"} < set(languages_with_stop_words())
+    assert {"en", "de", "fr", "es", "ru"} < set(_lists())
     assert stop_words("de-AT") == stop_words("de")
-    assert all(len(stop_words(language)) >= 30 for language in languages_with_stop_words())
+    assert all(len(stop_words(language)) >= 30 for language in _lists())
 
 
 def test_paragraphs_of_three_languages_are_told_apart(shared_data: Path) -> None:

@@ -12,10 +12,14 @@ from tiny_text import FIRST_ID, corpora, make_config, make_document, make_tokeni
 
 from pipeline import draws, masking
 from pipeline.documents import Document
-from pipeline.masking import Masks, mask_rows, num_to_predict
+from pipeline.masking import Masks, make_masks, num_to_predict
 from pipeline.pairs import make_pairs
 from pipeline.rows import Rows, assemble_rows
 from pipeline.spans import draw_spans, span_length_shares
+
+
+def mask_rows(rows: Rows, *, config, tokenizer, mask_set: int) -> Masks:
+    return make_masks(rows, config=config, tokenizer=tokenizer, mask_sets=[mask_set])[0]
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import re
+import resource
 import tarfile
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from corpora import make_config, make_documents, read_rows, write_text
 from object_store import bucket, s3_server
 
-from pipeline import storage
+from pipeline import signatures, storage
 from pipeline.buckets import BucketCount, Buckets, plan_shards
 from pipeline.config import NearDuplicatesConfig, SourceConfig
 from pipeline.documents import Document, Split
@@ -217,6 +219,25 @@ def test_signatures_come_back_by_partition_and_a_failed_split_leaves_none(tmp_pa
         find_matches([extents[0][1]], threshold=0.8)
 
 
+def test_splits_may_be_more_than_the_files_that_a_process_may_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signatures, "_ROWS_AT_ONCE", 50)
+    words = text(300, seed=3)
+    extents = []
+    for number in range(60):
+        with SignatureWriter(tmp_path, name="split", config=NearDuplicatesConfig(), partitions=1) as writer:
+            writer.add(Document(f"n{number}", (" ".join([*words, f"end{number}"]),)))
+        extents += [extent for _, extent in writer.extents]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limits[1]))
+    try:
+        found = find_matches(extents, threshold=0.8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert choose_dropped(found).size == 59
+
+
 def test_a_bucket_of_near_duplicates_alone_goes_with_the_first_shard() -> None:
     counts = [BucketCount(number, documents=10 * (number != 1), tokens=100, lowest=(1, 2)) for number in range(3)]
     plan = plan_shards(counts, buckets=Buckets(3, 0, 0.0))
@@ -297,7 +318,7 @@ def test_signatures_that_are_lost_while_they_are_read_are_named(bucket: str, mon
     reader = _SignatureReader(url)
     storage.delete(url)
     with pytest.raises(storage.AbsentError, match=lost):
-        reader.row(0, 0)
+        reader.rows(0, np.array([0]))
     storage.write_bytes(url, data)
     opened = storage.open_native(url)
     storage.delete(url)

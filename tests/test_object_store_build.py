@@ -207,7 +207,7 @@ def test_a_build_from_a_store_to_a_store_gives_the_bytes_of_a_local_one(
     assert main(["--config", config, "seed=9"]) == 2
     assert "holds a finished data set made otherwise: config.seed: " in capsys.readouterr().err
     found, expected = (audit(root, workers=1) for root in (f"{bucket}/sets/out", tmp_path / "out"))
-    assert (found.rows, found.ledger) == (expected.rows, expected.ledger)
+    assert (found.rows, found.findings) == (expected.rows, expected.findings)
 
 
 @pytest.fixture
@@ -350,4 +350,4 @@ def test_a_build_from_and_to_gs(
     assert "resumed: 2 of 2 splits and 1 of 1 shards kept" in capsys.readouterr().out
     assert main(["--config", "c.yaml", "sources.0.path=text", "output=out"]) == 0
     check_same(f"{gs_bucket}/out", "out")
-    assert audit(f"{gs_bucket}/out", workers=1).ledger.faults == 0
+    assert audit(f"{gs_bucket}/out", workers=1).findings.faults == 0

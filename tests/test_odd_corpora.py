@@ -15,7 +15,7 @@ from tiny_text import FIRST_ID, make_config, make_document, make_tokenizer
 
 from pipeline.audit import ours
 from pipeline.audit.blocks import Facts
-from pipeline.audit.findings import Ledger
+from pipeline.audit.findings import Findings
 from pipeline.audit.following import Negatives
 from pipeline.audit.masks import check_masks, check_shape
 from pipeline.audit.rows import Counts, check_rows
@@ -69,7 +69,7 @@ odd_settings = st.fixed_dictionaries(
 
 def audit_rows(
     documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
-) -> tuple[Ledger, int]:
+) -> tuple[Findings, int]:
     """Faults of all rows of a bucket, written and read again; and how many rows there are."""
     instances = Instances(documents, config=config, tokenizer=tokenizer)
     rows, masks = instances.batch(np.arange(len(instances)))
@@ -92,27 +92,27 @@ def audit_rows(
     names = {name: getattr(tokenizer.special, name) for name in ("unk", "cls", "sep", "mask")}
     special = set(tokenizer.special_ids.tolist())
     vocabulary = describe_tokens(tokenizer.tokens, special=special, names=names, backend=tokenizer.backend)
-    ledger, counts = Ledger(), Counts()
-    block, mismatched = ours.read_block(pq.ParquetFile(stream), 0, name="odd", ledger=ledger)
-    sound = check_rows(block, facts=facts, vocabulary=vocabulary, ledger=ledger, counts=counts)
-    sound &= check_shape(block, facts=facts, ledger=ledger, mismatched=mismatched)
-    assert sound.all() or ledger.faults or published
+    findings, counts = Findings(), Counts()
+    block, mismatched = ours.read_block(pq.ParquetFile(stream), 0, name="odd", findings=findings)
+    sound = check_rows(block, facts=facts, vocabulary=vocabulary, findings=findings, counts=counts)
+    sound &= check_shape(block, facts=facts, findings=findings, mismatched=mismatched)
+    assert sound.all() or findings.faults or published
     block = block.take(sound)
     starts, known = find_words(block, vocabulary=vocabulary, backend=None)
     if published and facts.masking == "whole_word":
         starts = join_published(block, starts, vocabulary=vocabulary)
-    check_masks(block, starts=starts, known=known, facts=facts, vocabulary=vocabulary, ledger=ledger, counts=counts)
+    check_masks(block, starts=starts, known=known, facts=facts, vocabulary=vocabulary, findings=findings, counts=counts)
     if config.next_sentence == "random_document":
         negatives = Negatives()
         negatives.add(block, vocabulary=vocabulary)
         sealed = negatives.seal()
         sealed.search(block, vocabulary=vocabulary)
-        sealed.report(ledger, file="odd", published=published)
-    return ledger, len(instances)
+        sealed.report(findings, file="odd", published=published)
+    return findings, len(instances)
 
 
-def found(ledger: Ledger) -> dict[str, object]:
-    return {name: finding.first_fault for name, finding in ledger.findings.items() if finding.faults}
+def found(findings: Findings) -> dict[str, object]:
+    return {name: finding.first_fault for name, finding in findings.by_check.items() if finding.faults}
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,8 +121,8 @@ def test_odd_documents_make_sound_rows(tokenizer, documents, values, spread):
     unknown = tokenizer.special.unk
     made = [fill(sentences, name=name, unknown=unknown, spread=spread) for name, sentences in enumerate(documents)]
     config = make_config(**values)
-    ledger, count = audit_rows(made, config=config, tokenizer=tokenizer)
-    faults = found(ledger)
+    findings, count = audit_rows(made, config=config, tokenizer=tokenizer)
+    faults = found(findings)
     if spread < 60:  # texts of one to three words say everything again
         faults.pop("true next", None)
     assert faults == {}
@@ -135,8 +135,8 @@ def test_odd_documents_in_reference_mode(tokenizer, documents, length, masking, 
     unknown = tokenizer.special.unk
     made = [fill(sentences, name=name, unknown=unknown, spread=60) for name, sentences in enumerate(documents)]
     config = make_config(mode="reference", max_seq_length=length, max_predictions=2, masking=masking, passes=passes)
-    ledger, _ = audit_rows(made, config=config, tokenizer=tokenizer)
-    assert found(ledger) == {}
+    findings, _ = audit_rows(made, config=config, tokenizer=tokenizer)
+    assert found(findings) == {}
 
 
 @pytest.mark.parametrize("next_sentence", NEXT_SENTENCE)
@@ -149,16 +149,16 @@ def test_the_shortest_rows(tokenizer, next_sentence, length):
     )
     instances = Instances(documents, config=config, tokenizer=tokenizer)
     assert set(instances.pairs.first_document.tolist()) == set(range(len(documents)))
-    ledger, _ = audit_rows(documents, config=config, tokenizer=tokenizer)
-    assert found(ledger) == {}
+    findings, _ = audit_rows(documents, config=config, tokenizer=tokenizer)
+    assert found(findings) == {}
 
 
 def test_documents_of_one_word_only(tokenizer):
     """No document has a next sentence: every label is not next, and every word is a target."""
     documents = [fill([[1]], name=name, unknown=1, spread=60) for name in range(50)]
     config = make_config(max_seq_length=8, max_predictions=2, masks_per_pair=16)
-    ledger, count = audit_rows(documents, config=config, tokenizer=tokenizer)
-    assert found(ledger) == {}
+    findings, count = audit_rows(documents, config=config, tokenizer=tokenizer)
+    assert found(findings) == {}
     assert count == 50
     assert set(Instances(documents, config=config, tokenizer=tokenizer).pairs.label.tolist()) == {1}
 
@@ -167,8 +167,8 @@ def test_nothing_but_unknown_words(tokenizer):
     documents = [fill([[0] * 9] * 4, name=name, unknown=tokenizer.special.unk, spread=60) for name in range(3)]
     for masking in ("whole_word", "token", "span"):
         config = make_config(max_seq_length=16, max_predictions=3, masks_per_pair=16, masking=masking)
-        ledger, _ = audit_rows(documents, config=config, tokenizer=tokenizer)
-        faults = found(ledger)
+        findings, _ = audit_rows(documents, config=config, tokenizer=tokenizer)
+        faults = found(findings)
         faults.pop("true next", None)  # every text is the same
         assert faults == {}
-        assert ledger.findings["special targets"].looked_at > 0
+        assert findings.by_check["special targets"].looked_at > 0

@@ -12,7 +12,7 @@ from small_runs import write_small_set
 
 from pipeline import storage
 from pipeline.audit import ours
-from pipeline.audit.findings import Ledger as AuditLedger
+from pipeline.audit.findings import Findings
 from pipeline.build_mark import BuildMark
 from pipeline.ledger import Ledger
 from pipeline.manifest import read_manifest
@@ -71,9 +71,9 @@ def test_an_audit_ends_rather_than_finds_faults(data: Path, monkeypatch: pytest.
     (shard, *_) = read_manifest(data).shards
     monkeypatch.setattr(ours, "verify_shard", fail)
     monkeypatch.setattr("pipeline.stores.is_url", lambda path: True)
-    ledger = AuditLedger()
+    findings = Findings()
     with pytest.raises(StorageError):
-        ours.check_file(str(data), shard, ledger=ledger)
+        ours.check_file(str(data), shard, findings=findings)
 
 
 def test_what_only_tells_of_the_work_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ from dump_mirror import Mirror, serve_mirror
 from dumps import dump, page
 
 from pipeline import download, run
+from pipeline.clusters import check_engine
 from pipeline.config import PipelineConfig
+from pipeline.engine_config import KEYS
 from pipeline.manifest import read_manifest
 from pipeline.settings import ConfigError, load_settings, split_arguments, validate
 
@@ -61,6 +63,20 @@ def test_the_recipe_is_valid_and_names_both_corpora(recipe: Path) -> None:
     assert (config.max_seq_length, config.masks_per_pair, config.masking) == (512, 10, "whole_word")
     assert (config.vocabulary.train, config.vocabulary.size) == (True, 30_522)
     assert "download" not in config.data_tree()
+
+
+def test_the_recipe_names_engines_as_the_command_takes_them(recipe: Path) -> None:
+    text = recipe.read_text().replace(" \\\n#", "")
+    commands = re.findall(r"^# .*python pipeline/run\.py (.*)$", text, re.MULTILINE)
+    engines = []
+    for command in commands:
+        given = split_arguments(command.split(), program="test", keys=KEYS)
+        config = load_settings(PipelineConfig, file=recipe, overrides=given.overrides)
+        check_engine(config, beam_options=given.rest)
+        engines.append(config.engine)
+        assert given.flags == given.rest == ()
+        assert Path(config.output).is_absolute()
+    assert engines == ["dask", "ray"]
 
 
 def test_books_that_are_missing_are_named_before_anything_is_fetched(
@@ -109,6 +125,39 @@ def test_the_recipe_fetches_once_and_builds(
     assert fetched.read_bytes() == data
 
 
+def test_a_cut_or_damaged_dump_is_fetched_again_as_the_messages_say(
+    recipe: Path, mirror: Mirror, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cut: the next fetch says so. Other bytes of the same length: the build does."""
+    data = put_dump(mirror)
+    put_books(Path("data/bookcorpus"))
+    words = ["--config", str(recipe), f"download.mirror={mirror.url}", "workers=1"]
+    assert download.main(["config", *words]) == 0
+    (fetched,) = Path("data/wikipedia/en").glob("*.bz2")
+    fetched.write_bytes(data[:2])
+    assert download.main(["config", *words]) == 2
+    assert "remove it, then run this again" in capsys.readouterr().err
+    fetched.write_bytes(data[:-100] + bytes(100))
+    assert run.main([*words, f"vocabulary.path={write_vocabulary(Path('vocab.txt'))}"]) == 2
+    assert "remove the file and fetch it again" in capsys.readouterr().err
+    fetched.unlink()
+    assert download.main(["config", *words]) == 0
+    assert fetched.read_bytes() == data
+
+
+def test_what_is_fetched_is_on_the_disk_before_it_has_its_name(
+    recipe: Path, mirror: Mirror, disk_events: list[str]
+) -> None:
+    put_dump(mirror)
+    put_books(Path("data/bookcorpus"))
+    assert download.main(["config", "--config", str(recipe), f"download.mirror={mirror.url}"]) == 0
+    folder = Path("data/wikipedia/en").absolute()
+    name = f"{folder}/enwiki-20261101-pages-articles-multistream.xml.bz2"
+    listing = f"{folder}/.enwiki-20261101.sha1"
+    assert disk_events[:3] == [f"sync {name}.part", f"name {name}", f"sync {folder}"]
+    assert disk_events[-2:] == [f"name {listing}", f"sync {folder}"]
+
+
 def num_rows(folder: str) -> int:
     return sum(pq.read_metadata(path).num_rows for path in Path(folder).iterdir())
 
@@ -120,6 +169,26 @@ def test_a_config_without_downloads_fetches_nothing(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out == ""
     assert download.main(["config"]) == 2
     assert "--config FILE is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more", [["--engine", "ray"], ["--engine=ray"], ["--traceback"], ["--", "--runner=x"], ["--help"]]
+)
+def test_what_is_meant_for_the_build_does_not_stop_the_fetching(tmp_path: Path, more: list[str]) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("sources: [{kind: text, path: absent.txt}]\noutput: out\n")
+    assert download.main(["config", "--config", str(path), *more]) == 0
+    assert download.main(["config", "--config", str(path), "--engin=ray"]) == 2
+
+
+def test_a_dry_run_fetches_nothing(recipe: Path, mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
+    put_dump(mirror)
+    put_books(Path("data/bookcorpus"))
+    words = ["config", "--config", str(recipe), f"download.mirror={mirror.url}"]
+    for flags in (["--dry-run", "--price=0.05"], ["--help"]):
+        assert download.main([*words, *flags]) == 0
+    assert "data/wikipedia/en: not complete; a dry run fetches nothing" in capsys.readouterr().out
+    assert mirror.requests == []
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,31 @@ def test_a_row_is_a_document(path: Path) -> None:
     assert [item.reason for item in items if isinstance(item, Drop)] == ["null_text", "empty"]
 
 
+@pytest.mark.parametrize("nothing", [None, "", " "])
+def test_a_document_may_begin_with_a_row_that_holds_nothing(path: Path, nothing: str | None) -> None:
+    rows = [("One two.", "A"), (nothing, "B"), ("Three four.", "B"), (nothing, "C"), (nothing, "D"), ("Five.", "D")]
+    write(path, [{"text": text, "book": book} for text, book in rows])
+    items = read(source_of(path, row="sentence", document_column="book"))
+    assert sentences(items) == [("One two.",), ("Three four.",), ("Five.",)]
+    drops = [(item.reason, item.name[-1]) for item in items if isinstance(item, Drop)]
+    first = 1 if path.suffix == ".jsonl" else 0
+    empty = "null_text" if nothing is None else "empty_row"
+    assert drops == [
+        (empty, str(1 + first)),
+        (empty, str(3 + first)),
+        ("empty", str(3 + first)),
+        (empty, str(4 + first)),
+    ]
+
+
+def test_lines_of_json_end_at_any_line_break(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "One."}\r{"text": "Two\\rhere."}\r\n{"text": "Three."}\n')
+    assert sentences(read(source_of(tmp_path / "a.jsonl"))) == [("One.",), ("Two", "here."), ("Three.",)]
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "One."}\n{"text":\r"Two."}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: not JSON: .*one object a line"):
+        read(source_of(tmp_path / "a.jsonl"))
+
+
 def test_the_text_column_is_named(path: Path) -> None:
     write(path, [{"id": 1, "body": "One."}])
     assert sentences(read(source_of(path, text_column="body"))) == [("One.",)]

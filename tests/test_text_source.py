@@ -15,6 +15,7 @@ from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop
 from pipeline.sources import list_splits, read_documents
 from pipeline.sources.text import read_text, split_text
+from pipeline.sources.textlines import break_lines
 
 
 def read_all(source: SourceConfig) -> list[Document | Drop]:
@@ -46,13 +47,51 @@ def test_compressed_text_reads_the_same(tmp_path: Path, suffix: str, compress: o
     ]
 
 
+@pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r"])
+def test_lines_end_at_any_line_break(tmp_path: Path, line_break: str) -> None:
+    (tmp_path / "a.txt").write_bytes(b"One here.\nTwo here.\n\nThree.\n".replace(b"\n", line_break.encode()))
+    assert read_all(source_of(tmp_path / "a.txt")) == [
+        Document("a.txt, line 1", ("One here.", "Two here.")),
+        Document("a.txt, line 4", ("Three.",)),
+    ]
+    (tmp_path / "a.txt").write_bytes(f"One.{line_break}caf".encode() + b"\xe9.")
+    with pytest.raises(ValueError, match=rf"line 2 \(byte {7 + len(line_break)} of the text\): not UTF-8"):
+        read_all(source_of(tmp_path / "a.txt"))
+
+
+def test_a_carriage_return_too_many_is_no_blank_line(tmp_path: Path) -> None:
+    """What a file that was converted twice has."""
+    (tmp_path / "a.txt").write_bytes(b"One.\r\r\nTwo.\r\r\n")
+    assert read_all(source_of(tmp_path / "a.txt")) == [Document("a.txt, line 1", ("One.", "Two."))]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([b"\r", b"\n", b"a", b"bb"]), max_size=12), st.integers(1, 5))
+def test_line_breaks_on_the_border_of_two_pieces_are_one(parts: list[bytes], size: int) -> None:
+    data = b"".join(parts)
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    lines = list(break_lines(iter(pieces), name="x"))
+    assert b"".join(lines) == data
+    assert lines == list(break_lines(iter([data]), name="x"))
+
+
 @settings(max_examples=60)
-@given(st.lists(st.sampled_from(["", "a", "bb.", " ", "ccc ccc"]), max_size=40), st.integers(1, 30), st.booleans())
+@given(
+    st.lists(st.sampled_from(["", "a", "bb.", " ", "ccc ccc"]), max_size=40),
+    st.integers(1, 30),
+    st.booleans(),
+    st.sampled_from([b"\n", b"\r\n", b"\r"]),
+)
 def test_ranges_of_any_size_give_the_documents_of_the_whole(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], split_bytes: int, ends_with_break: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    lines: list[str],
+    split_bytes: int,
+    ends_with_break: bool,
+    line_break: bytes,
 ) -> None:
     path = tmp_path_factory.mktemp("text") / "a.txt"
-    path.write_text("x\n" + "\n".join(lines) + ("\n" if ends_with_break else ""))
+    text = "x\n" + "\n".join(lines) + ("\n" if ends_with_break else "")
+    path.write_bytes(text.encode().replace(b"\n", line_break))
     source = source_of(path)
 
     def documents(size: int | None) -> list[tuple[str, ...]]:

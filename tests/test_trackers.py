@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_metrics import CONFIG, make_metrics, make_step
@@ -99,3 +101,21 @@ def test_the_dashboard_is_what_is_shipped_and_asks_for_names_that_there_are() ->
     asked = set(re.findall(r"ray_cloze_\w+", dashboard.FILE.read_text(encoding="ascii")))
     assert asked <= {*list_names(), *gauges.list_names()}
     assert len(asked) > 10
+
+
+def test_builds_into_folders_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, str]] = []
+
+    class Counter:
+        def __init__(self, name: str, *, description: str, tag_keys: tuple[str, ...]) -> None:
+            self.name = name
+
+        def inc(self, value: int, *, tags: dict[str, str]) -> None:
+            told.append((self.name, value, tags["build"]))
+
+    monkeypatch.setattr(gauges.metrics, "Counter", Counter)
+    progress = SimpleNamespace(count=lambda stage: collections.Counter(rows=3 * (stage == "shard")))
+    for output in ("/runs/a/x", "/runs/b/x", "s3://sets/x"):
+        with gauges.serve_progress(progress, output=output):  # type: ignore[arg-type]
+            pass
+    assert told == [("cloze_build_rows", 3, output) for output in ("/runs/a/x", "/runs/b/x", "s3://sets/x")]

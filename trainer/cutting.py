@@ -70,7 +70,7 @@ class Rows:
         return int(self.rows.size)
 
 
-class Piece(NamedTuple):
+class Stretch(NamedTuple):
     """Rows [start, stop) of a block."""
 
     rows: Rows
@@ -97,7 +97,7 @@ class SlotCutter:
         """
         tokens, masked = self._shape.tokens, self._shape.masked
         pairs = self._shape.pairs if self._quota is None else self._quota
-        pieces: list[Piece] = []
+        parts: list[Stretch] = []
         while min(pairs, rows_left) > 0:
             if self._block is None or self._place == len(self._block):
                 taken = self._next_block()
@@ -113,7 +113,7 @@ class SlotCutter:
                 _fits(block.masked_starts, start, masked),
             )
             if stop > start:
-                pieces.append(Piece(block, start, stop))
+                parts.append(Stretch(block, start, stop))
             self._place = stop
             tokens -= int(block.starts[stop] - block.starts[start])
             masked -= int(block.masked_starts[stop] - block.masked_starts[start])
@@ -121,18 +121,18 @@ class SlotCutter:
             rows_left -= stop - start
             if stop < len(block):
                 break
-        assert pieces or rows_left <= 0
-        return join_pieces(pieces) if pieces else None
+        assert parts or rows_left <= 0
+        return join_stretches(parts) if parts else None
 
 
-def join_pieces(pieces: list[Piece]) -> Slot:
-    """One slot of the rows of all pieces, the masked inputs in place. No view of the blocks remains."""
-    ids = np.concatenate([part.rows.ids[part.rows.starts[part.start] : part.rows.starts[part.stop]] for part in pieces])
-    lengths = np.concatenate([np.diff(part.rows.starts[part.start : part.stop + 1]) for part in pieces], dtype=np.int32)
-    counts = np.concatenate([np.diff(part.rows.masked_starts[part.start : part.stop + 1]) for part in pieces])
-    masks = [slice(part.rows.masked_starts[part.start], part.rows.masked_starts[part.stop]) for part in pieces]
-    positions = np.concatenate([p.rows.masked_positions[m] for p, m in zip(pieces, masks, strict=True)])
-    inputs = np.concatenate([p.rows.masked_inputs[m] for p, m in zip(pieces, masks, strict=True)])
+def join_stretches(parts: list[Stretch]) -> Slot:
+    """One slot of the rows of all stretches, the masked inputs in place. No view of the blocks remains."""
+    ids = np.concatenate([part.rows.ids[part.rows.starts[part.start] : part.rows.starts[part.stop]] for part in parts])
+    lengths = np.concatenate([np.diff(part.rows.starts[part.start : part.stop + 1]) for part in parts], dtype=np.int32)
+    counts = np.concatenate([np.diff(part.rows.masked_starts[part.start : part.stop + 1]) for part in parts])
+    masks = [slice(part.rows.masked_starts[part.start], part.rows.masked_starts[part.stop]) for part in parts]
+    positions = np.concatenate([p.rows.masked_positions[m] for p, m in zip(parts, masks, strict=True)])
+    inputs = np.concatenate([p.rows.masked_inputs[m] for p, m in zip(parts, masks, strict=True)])
     masked_positions = positions.astype(np.int32)
     masked_positions += np.repeat(np.cumsum(lengths, dtype=np.int32) - lengths, counts)
     labels = ids[masked_positions]
@@ -140,14 +140,14 @@ def join_pieces(pieces: list[Piece]) -> Slot:
     return Slot(
         input_ids=ids,
         lengths=lengths,
-        first_lengths=_joined(pieces, lambda rows: rows.first_lengths, np.int32),
+        first_lengths=_joined(parts, lambda rows: rows.first_lengths, np.int32),
         masked_positions=masked_positions,
         masked_labels=labels,
-        nsp_labels=_joined(pieces, lambda rows: rows.nsp_labels, np.int8),
-        sources=_joined(pieces, lambda rows: rows.sources, np.uint16),
-        shards=_joined(pieces, lambda rows: rows.shards, np.int32),
-        row_groups=_joined(pieces, lambda rows: rows.row_groups, np.int32),
-        rows=_joined(pieces, lambda rows: rows.rows, np.int32),
+        nsp_labels=_joined(parts, lambda rows: rows.nsp_labels, np.int8),
+        sources=_joined(parts, lambda rows: rows.sources, np.uint16),
+        shards=_joined(parts, lambda rows: rows.shards, np.int32),
+        row_groups=_joined(parts, lambda rows: rows.row_groups, np.int32),
+        rows=_joined(parts, lambda rows: rows.rows, np.int32),
     )
 
 
@@ -156,8 +156,8 @@ def _fits(starts: NDArray[np.integer], start: int, most: int) -> int:
     return start + int(np.searchsorted(starts[start:], starts[start] + most, side="right")) - 1
 
 
-def _joined(pieces: list[Piece], column: Callable[[Rows], NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return np.concatenate([column(part.rows)[part.start : part.stop] for part in pieces], dtype=dtype)
+def _joined(parts: list[Stretch], column: Callable[[Rows], NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate([column(part.rows)[part.start : part.stop] for part in parts], dtype=dtype)
 
 
 def _lists(table: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[np.integer]]:

@@ -40,15 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except (ValueError, OSError) as error:
         return fail(error)
-    clean = not found.ledger.faults and not (options.strict and found.ledger.notes)
+    clean = not found.findings.faults and not (options.strict and found.findings.notes)
     print(json.dumps(_data(found, clean=clean), indent=1) if options.json else _text(found, clean=clean))
     return 0 if clean else 1
 
 
 def _data(found: Audit, *, clean: bool) -> dict[str, object]:
     facts = {name: getattr(found, name) for name in ("root", "kind", "published", "shards", "rows", "tokens")}
-    totals = {"clean": clean, "faults": found.ledger.faults, "notes": found.ledger.notes}
-    return {**facts, **totals, "checks": to_data(found.ledger)}
+    totals = {"clean": clean, "faults": found.findings.faults, "notes": found.findings.notes}
+    return {**facts, **totals, "checks": to_data(found.findings)}
 
 
 def _text(found: Audit, *, clean: bool) -> str:
@@ -56,8 +56,8 @@ def _text(found: Audit, *, clean: bool) -> str:
     quirks = "; quirks of the published algorithm are notes" if found.published else ""
     head = f"{found.root}: {made}, {found.shards:,} shards, {found.rows:,} rows, {found.tokens:,} tokens{quirks}"
     verdict = "clean" if clean else "not clean"
-    last = f"{verdict}: {found.ledger.faults:,} fault(s), {found.ledger.notes:,} note(s)"
-    return "\n".join([head, "", to_table(found.ledger), "", last])
+    last = f"{verdict}: {found.findings.faults:,} fault(s), {found.findings.notes:,} note(s)"
+    return "\n".join([head, "", to_table(found.findings), "", last])
 
 
 if __name__ == "__main__":

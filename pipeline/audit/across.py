@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.audit.blocks import Block, Bools, Facts, Vocabulary, hash_runs, mix
-from pipeline.audit.findings import Ledger, Place
+from pipeline.audit.findings import Findings, Place
 from pipeline.audit.following import document_keys
 
 PART_BYTES = 64_000_000
@@ -110,23 +110,25 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
 
 def check_part(
     folder: Path, part: int, *, shards: list[str], held_out: list[bool], num_rows: int, facts: Facts
-) -> tuple[Ledger, npt.NDArray[np.int64]]:
+) -> tuple[Findings, npt.NDArray[np.int64]]:
     """Judge one part; also returns int64[2, shards]: rows that stand in another shard too, and documents."""
-    ledger = Ledger()
+    findings = Findings()
     validation = np.array(held_out, np.bool_)
     by_shard = np.zeros((2, len(shards)), np.int64)
     rows = read_part(folder, "rows", part, dtype=ROW)
-    by_shard[0] = _check_rows(rows, shards=shards, validation=validation, num_rows=num_rows, facts=facts, ledger=ledger)
+    by_shard[0] = _check_rows(
+        rows, shards=shards, validation=validation, num_rows=num_rows, facts=facts, findings=findings
+    )
     if facts.has_documents:
         documents = read_part(folder, "documents", part, dtype=DOCUMENT)
-        by_shard[1] = _check_documents(documents, shards=shards, validation=validation, ledger=ledger)
-    return ledger, by_shard
+        by_shard[1] = _check_documents(documents, shards=shards, validation=validation, findings=findings)
+    return findings, by_shard
 
 
 def _check_rows(
-    rows: npt.NDArray[Any], *, shards: list[str], validation: Bools, num_rows: int, facts: Facts, ledger: Ledger
+    rows: npt.NDArray[Any], *, shards: list[str], validation: Bools, num_rows: int, facts: Facts, findings: Findings
 ) -> npt.NDArray[np.int64]:
-    ledger.looked("identical rows", rows.size)
+    findings.looked("identical rows", rows.size)
     repeated = np.zeros(len(shards), np.int64)
     if not rows.size:
         return repeated
@@ -143,10 +145,10 @@ def _check_rows(
         if chosen.size:
             place, text = _twins(rows, chosen, head, shards)
             text += " (short rows do so by chance)" if note else ""
-            ledger.add("identical rows", place, text, count=chosen.size, note=note)
+            findings.add("identical rows", place, text, count=chosen.size, note=note)
     _count_repeated(rows, head, repeated)
-    _check_labels(rows, new_pair, shards=shards, facts=facts, ledger=ledger)
-    _check_leaks(rows, new_pair, shards=shards, validation=validation, facts=facts, ledger=ledger)
+    _check_labels(rows, new_pair, shards=shards, facts=facts, findings=findings)
+    _check_leaks(rows, new_pair, shards=shards, validation=validation, facts=facts, findings=findings)
     return repeated
 
 
@@ -171,12 +173,14 @@ def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeate
     repeated += np.bincount(shard[foreign], minlength=repeated.size)
 
 
-def _check_labels(rows: npt.NDArray[Any], new_pair: Bools, *, shards: list[str], facts: Facts, ledger: Ledger) -> None:
+def _check_labels(
+    rows: npt.NDArray[Any], new_pair: Bools, *, shards: list[str], facts: Facts, findings: Findings
+) -> None:
     """The same two segments of one document, labelled next in one row and not next in another."""
     if facts.next_sentence != "random_document":
         return
     if not facts.has_documents:  # else the search for following text counts them
-        ledger.looked("true next", int(np.count_nonzero(rows["label"] == 1)))
+        findings.looked("true next", int(np.count_nonzero(rows["label"] == 1)))
     group = np.cumsum(new_pair) - 1
     order = np.lexsort((rows["label"], rows["document"], group))
     rows, group = rows[order], group[order]
@@ -189,15 +193,15 @@ def _check_labels(rows: npt.NDArray[Any], new_pair: Bools, *, shards: list[str],
                 (_place(rows[at], shards), _place(rows[at - 1], shards)) for at in chosen[:1000].tolist()
             )
             text = f"not next, but the same two segments are labelled next in {other}"
-            ledger.add("true next", place, text, count=chosen.size, note=short or facts.published)
+            findings.add("true next", place, text, count=chosen.size, note=short or facts.published)
 
 
 def _check_leaks(
-    rows: npt.NDArray[Any], new_pair: Bools, *, shards: list[str], validation: Bools, facts: Facts, ledger: Ledger
+    rows: npt.NDArray[Any], new_pair: Bools, *, shards: list[str], validation: Bools, facts: Facts, findings: Findings
 ) -> None:
     if not validation.any():
         return
-    ledger.looked("leakage", rows.size)
+    findings.looked("leakage", rows.size)
     starts = np.flatnonzero(new_pair)
     held = validation[rows["shard"]]
     both = np.logical_or.reduceat(held, starts) & ~np.logical_and.reduceat(held, starts)
@@ -208,11 +212,11 @@ def _check_leaks(
         if chosen.size:
             place = min(_place(rows[at], shards) for at in chosen[:1000].tolist())
             text = f"a held-out row of {'fewer than ' * note}{shortest} tokens{' or more' * (not note)}"
-            ledger.add("leakage", place, f"{text} stands in training too", count=chosen.size, note=note)
+            findings.add("leakage", place, f"{text} stands in training too", count=chosen.size, note=note)
 
 
 def _check_documents(
-    documents: npt.NDArray[Any], *, shards: list[str], validation: Bools, ledger: Ledger
+    documents: npt.NDArray[Any], *, shards: list[str], validation: Bools, findings: Findings
 ) -> npt.NDArray[np.int64]:
     """Documents of each shard."""
     if not documents.size:
@@ -220,14 +224,14 @@ def _check_documents(
     order = np.lexsort((documents["group"], documents["shard"], documents["id"][:, 1], documents["id"][:, 0]))
     documents = documents[order]
     starts = np.flatnonzero(np.append(True, (documents["id"][1:] != documents["id"][:-1]).any(axis=1)))
-    ledger.looked("documents", starts.size)
+    findings.looked("documents", starts.size)
     lowest = np.minimum.reduceat(documents["shard"], starts)
     highest = np.maximum.reduceat(documents["shard"], starts)
     held = validation[documents["shard"]]
     leaked = np.logical_or.reduceat(held, starts) & ~np.logical_and.reduceat(held, starts)
     split = (lowest != highest) & ~leaked
     if validation.any():
-        ledger.looked("leakage", starts.size)
+        findings.looked("leakage", starts.size)
     for check, wrong, text in (
         ("documents", split, "in two shards"),
         ("leakage", leaked, "in both training and validation"),
@@ -239,7 +243,7 @@ def _check_documents(
             record = min(records, key=lambda item: (shards[int(item["shard"])], int(item["group"])))
             name = record["id"].astype("<u8").tobytes().hex()
             place = Place(shards[int(record["shard"])], int(record["group"]))
-            ledger.add(check, place, f"document {name} stands {text}", count=numbers.size)
+            findings.add(check, place, f"document {name} stands {text}", count=numbers.size)
     fresh = np.append(True, (documents["id"][1:] != documents["id"][:-1]).any(axis=1))
     fresh[1:] |= documents["shard"][1:] != documents["shard"][:-1]
     return np.bincount(documents["shard"][fresh], minlength=len(shards))

@@ -1,6 +1,6 @@
 """What an audit found: for every check how much was looked at, how much is wrong, and where the first fault stands.
 
-A ledger merges in any order to the same result, so that it depends on neither processes nor the order of shards.
+Findings merge in any order to the same result, so that they depend on neither processes nor the order of shards.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Ledger:
+class Findings:
     """Findings by check."""
 
-    findings: dict[str, Finding] = field(default_factory=lambda: {name: Finding() for name in CHECKS})
+    by_check: dict[str, Finding] = field(default_factory=lambda: {name: Finding() for name in CHECKS})
 
     def looked(self, check: str, count: int = 1) -> None:
         """Count what a check looked at."""
-        self.findings[check].looked_at += int(count)
+        self.by_check[check].looked_at += int(count)
 
     def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
         """Count `count` faults (or notes) whose first example stands at `place`."""
-        finding = self.findings[check]
+        finding = self.by_check[check]
         example = (place, text)
         if note:
             finding.notes += int(count)
@@ -90,12 +90,12 @@ class Ledger:
 
     def remark(self, check: str, text: str) -> None:
         """Say what was measured, or why a check had nothing to look at."""
-        self.findings[check].remark = text
+        self.by_check[check].remark = text
 
-    def merge(self, other: Ledger) -> None:
-        """Add another ledger to this one."""
-        for name, more in other.findings.items():
-            own = self.findings[name]
+    def merge(self, other: Findings) -> None:
+        """Add others to these."""
+        for name, more in other.by_check.items():
+            own = self.by_check[name]
             own.looked_at += more.looked_at
             own.faults += more.faults
             own.notes += more.notes
@@ -106,20 +106,20 @@ class Ledger:
     @property
     def faults(self) -> int:
         """All faults."""
-        return sum(finding.faults for finding in self.findings.values())
+        return sum(finding.faults for finding in self.by_check.values())
 
     @property
     def notes(self) -> int:
         """All notes."""
-        return sum(finding.notes for finding in self.findings.values())
+        return sum(finding.notes for finding in self.by_check.values())
 
 
-def to_table(ledger: Ledger) -> str:
+def to_table(findings: Findings) -> str:
     """Plain text: a line a check, under it the first fault, the first note and the remark."""
     width = max(map(len, CHECKS))
     lines = [f"{'check':<{width}}  {'looked at':>13}  {'faults':>9}  {'notes':>9}  of"]
     for name, what in CHECKS.items():
-        finding = ledger.findings[name]
+        finding = findings.by_check[name]
         looked = f"{finding.looked_at:,}" if finding.looked_at else "-"
         lines.append(f"{name:<{width}}  {looked:>13}  {finding.faults:>9,}  {finding.notes:>9,}  {what}")
         for label, example in (("fault", finding.first_fault), ("note", finding.first_note)):
@@ -130,15 +130,15 @@ def to_table(ledger: Ledger) -> str:
     return "\n".join(lines)
 
 
-def to_data(ledger: Ledger) -> list[dict[str, Any]]:
+def to_data(findings: Findings) -> list[dict[str, Any]]:
     """The same as JSON-able data."""
     return [
         {
             "check": name,
             "of": what,
-            **asdict(ledger.findings[name]),
-            "first_fault": _example(ledger.findings[name].first_fault),
-            "first_note": _example(ledger.findings[name].first_note),
+            **asdict(findings.by_check[name]),
+            "first_fault": _example(findings.by_check[name].first_fault),
+            "first_note": _example(findings.by_check[name].first_note),
         }
         for name, what in CHECKS.items()
     ]

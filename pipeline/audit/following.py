@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.audit.blocks import Block, Bools, Int64s, Vocabulary, hash_runs, mix, offsets_of
-from pipeline.audit.findings import Ledger, Place
+from pipeline.audit.findings import Findings, Place
 
 WINDOW = 4
 """Tokens of A's end, and of B's beginning, that are looked up."""
@@ -126,12 +126,12 @@ class Sealed:
                     follows = hash_runs(keys[start:stop], np.array([0, stop - start]), salt=3)[0]
                     self.found[number] = follows == self.hashes[number]
 
-    def report(self, ledger: Ledger, *, file: str, published: bool) -> None:
+    def report(self, findings: Findings, *, file: str, published: bool) -> None:
         """Count what was looked at and found."""
-        ledger.looked("true next", self.keys.size)
+        findings.looked("true next", self.keys.size)
         if self.found.any():
             numbers = np.flatnonzero(self.found)
             first = min(numbers.tolist(), key=lambda number: (self.groups[number], self.rows[number]))
             place = Place(file, int(self.groups[first]), int(self.rows[first]))
             text = "not next, but its second segment follows the first in the same document"
-            ledger.add("true next", place, text, count=numbers.size, note=published)
+            findings.add("true next", place, text, count=numbers.size, note=published)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.audit.blocks import ANY_LENGTH, Block, Bools, Facts, Int64s, Vocabulary, offsets_of
-from pipeline.audit.findings import Ledger, Place
+from pipeline.audit.findings import Findings, Place
 from pipeline.draws import key
 from pipeline.tokenizer_files import BERT_SPECIAL, PIECE_PREFIX
 
@@ -106,26 +106,26 @@ def describe_set(paths: list[Path], *, masked_probability: float, max_seq_length
     )
 
 
-def check_schema(file: pq.ParquetFile, name: str, facts: Facts, *, ledger: Ledger) -> bool:
+def check_schema(file: pq.ParquetFile, name: str, facts: Facts, *, findings: Findings) -> bool:
     """Columns of a file; whether its rows can be read as blocks."""
-    ledger.looked("schema")
+    findings.looked("schema")
     expected = COLUMNS | (STATIC_COLUMNS if facts.mask_sets else {})
     found = file.schema_arrow
     readable = True
     for column, kind in expected.items():
         index = found.get_field_index(column)
         if index < 0:
-            ledger.add("schema", Place(name), f"column {column} is missing")
+            findings.add("schema", Place(name), f"column {column} is missing")
             readable = False
         elif str(found.field(index).type).removeprefix("large_") != kind and column != "num_tokens":
-            ledger.add("schema", Place(name), f"column {column} is {found.field(index).type}, not {kind}")
+            findings.add("schema", Place(name), f"column {column} is {found.field(index).type}, not {kind}")
             readable = False
     for column in sorted({*found.names} - {*expected} - KNOWN_COLUMNS):
-        ledger.add("schema", Place(name), f"unknown column {column}")
+        findings.add("schema", Place(name), f"unknown column {column}")
     return readable
 
 
-def check_counts(root: Path, rows: dict[str, int], *, ledger: Ledger) -> None:
+def check_counts(root: Path, rows: dict[str, int], *, findings: Findings) -> None:
     """Rows of each file as LDDL's own .num_samples.json has them."""
     path = root / COUNTS_NAME
     if not path.is_file():
@@ -133,12 +133,12 @@ def check_counts(root: Path, rows: dict[str, int], *, ledger: Ledger) -> None:
     try:
         stated = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        ledger.add("counts", Place(COUNTS_NAME), f"cannot be read ({error})")
+        findings.add("counts", Place(COUNTS_NAME), f"cannot be read ({error})")
         return
     for name, count in sorted(rows.items()):
-        ledger.looked("counts")
+        findings.looked("counts")
         if stated.get(Path(name).name) != count:
-            ledger.add("counts", Place(name), f"{count} rows, {COUNTS_NAME} says {stated.get(Path(name).name)}")
+            findings.add("counts", Place(name), f"{count} rows, {COUNTS_NAME} says {stated.get(Path(name).name)}")
 
 
 class Pieces:

@@ -12,27 +12,27 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.audit.blocks import Block, Bools, Facts, Int64s, Vocabulary
-from pipeline.audit.findings import Ledger
+from pipeline.audit.findings import Findings
 from pipeline.audit.rows import Counts, report
 
 
-def check_shape(block: Block, *, facts: Facts, ledger: Ledger, mismatched: Bools) -> Bools:
+def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: Bools) -> Bools:
     """Number, size and positions of the mask sets; returns the rows (bool[n]) where they can be looked into.
 
     mismatched: bool[n], rows whose positions and replacements do not go together (found while reading).
     """
     rows, sizes = block.list_rows, np.diff(block.list_offsets)
-    ledger.looked("mask sets", rows.size)
-    ledger.looked("mask positions", block.positions.size)
-    ledger.looked("max predictions", rows.size)
+    findings.looked("mask sets", rows.size)
+    findings.looked("mask positions", block.positions.size)
+    findings.looked("max predictions", rows.size)
     number = np.bincount(rows, minlength=len(block))
     wrong = (number != facts.mask_sets) & ~mismatched
-    report(ledger, "mask sets", block, mismatched, "positions and replacements differ in number")
-    report(ledger, "mask sets", block, wrong, f"not {facts.mask_sets} mask sets")
+    report(findings, "mask sets", block, mismatched, "positions and replacements differ in number")
+    report(findings, "mask sets", block, wrong, f"not {facts.mask_sets} mask sets")
     empty = _rows_with(block, sizes == 0)
-    report(ledger, "mask sets", block, empty, "a mask set without a position", note=facts.published)
+    report(findings, "mask sets", block, empty, "a mask set without a position", note=facts.published)
     over = _rows_with(block, sizes > facts.max_predictions)
-    report(ledger, "max predictions", block, over, f"more than {facts.max_predictions} positions in a mask set")
+    report(findings, "max predictions", block, over, f"more than {facts.max_predictions} positions in a mask set")
 
     lists = block.entry_lists
     outside = (block.positions < 0) | (block.positions >= block.lengths[rows[lists]])
@@ -40,8 +40,8 @@ def check_shape(block: Block, *, facts: Facts, ledger: Ledger, mismatched: Bools
     falling[1:] = (np.diff(block.positions) <= 0) & (np.diff(lists) == 0)
     beyond = _rows_with(block, np.bincount(lists[outside], minlength=rows.size) > 0)
     unsorted = _rows_with(block, np.bincount(lists[falling], minlength=rows.size) > 0)
-    report(ledger, "mask positions", block, beyond, "a masked position beyond the row of {length} tokens")
-    report(ledger, "mask positions", block, unsorted, "masked positions that do not ascend, or one twice")
+    report(findings, "mask positions", block, beyond, "a masked position beyond the row of {length} tokens")
+    report(findings, "mask positions", block, unsorted, "masked positions that do not ascend, or one twice")
     sound: Bools = ~(mismatched | wrong | beyond | unsorted)
     return sound
 
@@ -60,7 +60,7 @@ def check_masks(
     known: Bools,
     facts: Facts,
     vocabulary: Vocabulary,
-    ledger: Ledger,
+    findings: Findings,
     counts: Counts,
 ) -> None:
     """Targets, replacements, words, budget and shares of sound rows.
@@ -70,39 +70,41 @@ def check_masks(
     """
     place = block.offsets[:-1][block.list_rows[block.entry_lists]] + block.positions
     targets = block.ids[place]
-    _check_targets(block, targets, facts=facts, vocabulary=vocabulary, ledger=ledger)
-    _check_replacements(block, targets, facts=facts, vocabulary=vocabulary, ledger=ledger)
+    _check_targets(block, targets, facts=facts, vocabulary=vocabulary, findings=findings)
+    _check_replacements(block, targets, facts=facts, vocabulary=vocabulary, findings=findings)
     _count_shares(block, targets, mask=vocabulary.mask, counts=counts)
     if facts.masking == "token":
         words = _Words.cut(block, np.ones(block.ids.size, np.bool_), facts=facts, vocabulary=vocabulary)
         known = np.ones(len(block), np.bool_)
     else:
         words = _Words.cut(block, starts, facts=facts, vocabulary=vocabulary)
-        _check_words(block, words, place, known, facts=facts, vocabulary=vocabulary, ledger=ledger)
-    _check_budget(block, words, place, known, facts=facts, ledger=ledger, counts=counts)
+        _check_words(block, words, place, known, facts=facts, vocabulary=vocabulary, findings=findings)
+    _check_budget(block, words, place, known, facts=facts, findings=findings, counts=counts)
 
 
-def _check_targets(block: Block, targets: Int64s, *, facts: Facts, vocabulary: Vocabulary, ledger: Ledger) -> None:
-    ledger.looked("special targets", targets.size)
+def _check_targets(block: Block, targets: Int64s, *, facts: Facts, vocabulary: Vocabulary, findings: Findings) -> None:
+    findings.looked("special targets", targets.size)
     lists = block.entry_lists
     special = vocabulary.special[targets]
     unknown = targets == vocabulary.unk
     hard = _rows_with(block, np.bincount(lists[special & ~unknown], minlength=block.list_rows.size) > 0)
-    report(ledger, "special targets", block, hard, "a special token is a target")
+    report(findings, "special targets", block, hard, "a special token is a target")
     text = np.bincount(block.token_rows[~vocabulary.special[block.ids]], minlength=len(block)) > 0
     soft = _rows_with(block, np.bincount(lists[unknown], minlength=block.list_rows.size) > 0) & text
-    report(ledger, "special targets", block, soft, "[UNK] is a target beside other words", note=facts.published)
+    report(findings, "special targets", block, soft, "[UNK] is a target beside other words", note=facts.published)
 
 
-def _check_replacements(block: Block, targets: Int64s, *, facts: Facts, vocabulary: Vocabulary, ledger: Ledger) -> None:
-    ledger.looked("special replacements", targets.size)
+def _check_replacements(
+    block: Block, targets: Int64s, *, facts: Facts, vocabulary: Vocabulary, findings: Findings
+) -> None:
+    findings.looked("special replacements", targets.size)
     inputs = block.inputs
     replaced = (inputs != targets) & (inputs != vocabulary.mask)
     wrong = replaced & (vocabulary.special[inputs] | vocabulary.unused[inputs])
     entries = np.flatnonzero(wrong)
     if entries.size:
         first = int(entries[0])
-        ledger.add(
+        findings.add(
             "special replacements",
             block.place(block.list_rows[block.entry_lists[first]]),
             f"{vocabulary.tokens[int(inputs[first])]} stands at position {int(block.positions[first])}",
@@ -169,23 +171,23 @@ def _check_words(
     *,
     facts: Facts,
     vocabulary: Vocabulary,
-    ledger: Ledger,
+    findings: Findings,
 ) -> None:
     lists, word, first, pieces = _masked_words(block, words, place)
     look = known[block.list_rows[lists]]
-    ledger.looked("whole words", int(np.count_nonzero(known[block.list_rows])))
+    findings.looked("whole words", int(np.count_nonzero(known[block.list_rows])))
     usable = np.bincount(words.row[words.eligible], minlength=len(block)) > 0
     cut = look & (pieces < words.length[word]) & ~words.special[word] & usable[block.list_rows[lists]]
-    report(ledger, "whole words", block, _rows_with(block, lists[cut]), "a word is masked in part")
+    report(findings, "whole words", block, _rows_with(block, lists[cut]), "a word is masked in part")
     if facts.draw == "word":
-        ledger.looked("one draw a word", int(np.count_nonzero(look)))
+        findings.looked("one draw a word", int(np.count_nonzero(look)))
         masked = np.add.reduceat((block.inputs == vocabulary.mask).astype(np.int64), first) if first.size else first
         split = look & (masked > 0) & (masked < pieces) & (pieces == words.length[word])
-        report(ledger, "one draw a word", block, _rows_with(block, lists[split]), "a word's pieces are drawn apart")
+        report(findings, "one draw a word", block, _rows_with(block, lists[split]), "a word's pieces are drawn apart")
 
 
 def _check_budget(
-    block: Block, words: _Words, place: Int64s, known: Bools, *, facts: Facts, ledger: Ledger, counts: Counts
+    block: Block, words: _Words, place: Int64s, known: Bools, *, facts: Facts, findings: Findings, counts: Counts
 ) -> None:
     """size == N, or less and no word left over fits, or more and the set is one word (not in a published set)."""
     sizes = np.diff(block.list_offsets)
@@ -195,18 +197,18 @@ def _check_budget(
     counts.wanted += int(budget[usable].sum())
     counts.taken += int(sizes[usable].sum())
     look = known[block.list_rows] & usable
-    ledger.looked("mask rate", int(np.count_nonzero(look)))
+    findings.looked("mask rate", int(np.count_nonzero(look)))
     lists, _, _, _ = _masked_words(block, words, place)
     num_words = np.bincount(lists, minlength=sizes.size)
     over = look & (sizes > budget) & ((num_words > 1) if not facts.published else True)
-    report(ledger, "mask rate", block, _rows_with(block, over), "a mask set larger than its budget")
+    report(findings, "mask rate", block, _rows_with(block, over), "a mask set larger than its budget")
     short = np.flatnonzero(look & (sizes < budget))
     if short.size:
         fits = _smallest_left(block, words, place, short) <= (budget - sizes)[short]
         wrong = np.zeros(sizes.size, np.bool_)
         wrong[short[fits]] = True
         report(
-            ledger, "mask rate", block, _rows_with(block, wrong), "a mask set below its budget that a word would fit"
+            findings, "mask rate", block, _rows_with(block, wrong), "a mask set below its budget that a word would fit"
         )
 
 

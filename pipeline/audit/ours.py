@@ -5,7 +5,6 @@ Reads one row group at a time, page checksums verified.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline import schema, storage
 from pipeline.audit.blocks import Block, Bools, Facts, Int64s, Vocabulary, offsets_of
-from pipeline.audit.findings import Ledger, Place
+from pipeline.audit.findings import Findings, Place
 from pipeline.audit.words import describe_tokens
 from pipeline.manifest import (
     MANIFEST_NAME,
@@ -53,18 +52,18 @@ def describe_set(manifest: Manifest) -> Facts:
     )
 
 
-def load_vocabulary(root: str, manifest: Manifest, *, ledger: Ledger) -> tuple[Vocabulary, Any]:
+def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tuple[Vocabulary, Any]:
     """The vocabulary of the tokenizer folder and its `tokenizers` pipeline, checked against the manifest.
 
     Where the folder cannot be read the tables are made of the manifest's numbers, and words are not known.
     """
     special = {name: getattr(manifest.special, name) for name in ("unk", "cls", "sep", "mask")}
     place = Place(f"{TOKENIZER_FOLDER}/tokenizer.json")
-    ledger.looked("vocabulary", 3)
+    findings.looked("vocabulary", 3)
     try:
         tokenizer = WordTokenizer(read_tokenizer(storage.join(root, place.file)), origin=place.file)
     except ValueError as error:
-        ledger.add("vocabulary", place, str(error))
+        findings.add("vocabulary", place, str(error))
         ids = {manifest.special.pad, *special.values()}
         size = max(manifest.vocabulary_size, max(ids) + 1)
         tables = Vocabulary(
@@ -79,48 +78,48 @@ def load_vocabulary(root: str, manifest: Manifest, *, ledger: Ledger) -> tuple[V
         return tables, None
     if tokenizer.vocabulary_hash != manifest.vocabulary_hash:
         text = f"the folder's vocabulary hash is {tokenizer.vocabulary_hash}, the manifest's {manifest.vocabulary_hash}"
-        ledger.add("vocabulary", place, text)
+        findings.add("vocabulary", place, text)
     if tokenizer.vocab_size != manifest.vocabulary_size:
         text = f"{tokenizer.vocab_size} tokens, the manifest says {manifest.vocabulary_size}"
-        ledger.add("vocabulary", place, text)
+        findings.add("vocabulary", place, text)
     names = {name: getattr(tokenizer.special, name) for name in special}
     if names | {"pad": tokenizer.special.pad} != special | {"pad": manifest.special.pad}:
-        ledger.add("vocabulary", place, f"special ids {names}, the manifest says {special}")
+        findings.add("vocabulary", place, f"special ids {names}, the manifest says {special}")
     all_special = set(tokenizer.special_ids.tolist())
     tables = describe_tokens(tokenizer.tokens, special=all_special, names=names, backend=tokenizer.backend)
     return tables, tokenizer.backend
 
 
-def check_folder(root: str, manifest: Manifest, *, ledger: Ledger) -> None:
+def check_folder(root: str, manifest: Manifest, *, findings: Findings) -> None:
     """Files that the manifest lists without rows in them, and files that it does not list."""
     for name, expected in manifest.files.items():
-        ledger.looked("files")
+        findings.looked("files")
         path = resolve_inside(root, name)
         if storage.find_file(path) is None:
-            ledger.add("files", Place(name), "listed in the manifest but missing")
+            findings.add("files", Place(name), "listed in the manifest but missing")
         elif file_sha256(path) != expected:
-            ledger.add("files", Place(name), f"sha256 is not the manifest's {expected}")
+            findings.add("files", Place(name), f"sha256 is not the manifest's {expected}")
     listed = {shard.path for shard in manifest.shards} | set(manifest.files) | KNOWN_FILES
     for file in storage.list_files(root):
-        ledger.looked("unlisted files")
+        findings.looked("unlisted files")
         if file.name not in listed:
-            ledger.add("unlisted files", Place(file.name), "the manifest does not list it; readers of the folder may")
+            findings.add("unlisted files", Place(file.name), "the manifest does not list it; readers of the folder may")
 
 
-def check_file(root: str, shard: Shard, *, ledger: Ledger) -> bool:
+def check_file(root: str, shard: Shard, *, findings: Findings) -> bool:
     """Size, footer and whole-file hash of a shard; whether there is a file at all."""
-    ledger.looked("files")
+    findings.looked("files")
     try:
         verify_shard(root, shard, full=True)
     except (DataSetError, OSError) as error:
         storage.raise_outage(error, url=storage.join(root, shard.path))
-        ledger.add("files", Place(shard.path), str(error))
+        findings.add("files", Place(shard.path), str(error))
     return storage.find_file(storage.join(root, shard.path)) is not None
 
 
-def check_schema(file: pq.ParquetFile, shard: Shard, manifest: Manifest, *, ledger: Ledger) -> bool:
+def check_schema(file: pq.ParquetFile, shard: Shard, manifest: Manifest, *, findings: Findings) -> bool:
     """Columns and metadata of a shard; whether its rows can be read as blocks."""
-    ledger.looked("schema")
+    findings.looked("schema")
     expected = schema.sentence_pair_schema(manifest.vocabulary_size, vocabulary_hash=manifest.vocabulary_hash)
     found = file.schema_arrow
     place = Place(shard.path)
@@ -128,18 +127,18 @@ def check_schema(file: pq.ParquetFile, shard: Shard, manifest: Manifest, *, ledg
     for item in expected:
         index = found.get_field_index(item.name)
         if index < 0:
-            ledger.add("schema", place, f"column {item.name} is missing")
+            findings.add("schema", place, f"column {item.name} is missing")
             readable = False
         elif not _same_type(found.field(index).type, item.type):
-            ledger.add("schema", place, f"column {item.name} is {found.field(index).type}, not {item.type}")
+            findings.add("schema", place, f"column {item.name} is {found.field(index).type}, not {item.type}")
             readable = False
     for name in sorted({*found.names} - {*expected.names}):
-        ledger.add("schema", place, f"unknown column {name}")
+        findings.add("schema", place, f"unknown column {name}")
     metadata = found.metadata or {}
     for key, value in expected.metadata.items():
         if metadata.get(key) != value:
             stated = metadata.get(key, b"absent").decode(errors="replace")
-            ledger.add("schema", place, f"metadata {key.decode()} is {stated}, not {value.decode()}")
+            findings.add("schema", place, f"metadata {key.decode()} is {stated}, not {value.decode()}")
     return readable
 
 
@@ -150,7 +149,7 @@ def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
     return bool(found == expected)
 
 
-def read_block(file: pq.ParquetFile, group: int, *, name: str, ledger: Ledger) -> tuple[Block, Bools]:
+def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Findings) -> tuple[Block, Bools]:
     """Row group `group` as a block, and the rows (bool[n]) whose positions and replacements do not go together.
 
     Raises OSError or pyarrow.ArrowException where a page is damaged.
@@ -162,7 +161,7 @@ def read_block(file: pq.ParquetFile, group: int, *, name: str, ledger: Ledger) -
     ids = _flat(column[schema.INPUT_IDS])
     document, without = _document_ids(column[schema.DOCUMENT_ID])
     second, has_no_second = _document_ids(column[schema.SECOND_DOCUMENT_ID])
-    _check_ids(column, without, has_no_second, name=name, group=group, ledger=ledger)
+    _check_ids(column, without, has_no_second, name=name, group=group, findings=findings)
     position_sets, input_sets = column[schema.MASKED_POSITIONS], column[schema.MASKED_INPUTS]
     sets, other_sets = _lengths(position_sets), _lengths(input_sets)
     position_lists, input_lists = position_sets.flatten(), input_sets.flatten()
@@ -198,15 +197,17 @@ def read_block(file: pq.ParquetFile, group: int, *, name: str, ledger: Ledger) -
     return block, mismatched
 
 
-def _check_ids(column: dict[str, Any], without: Bools, absent: Bools, *, name: str, group: int, ledger: Ledger) -> None:
+def _check_ids(
+    column: dict[str, Any], without: Bools, absent: Bools, *, name: str, group: int, findings: Findings
+) -> None:
     for key in (schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID):
         lengths = np.asarray(pa.compute.binary_length(column[key]).fill_null(16))
         for row in np.flatnonzero(lengths != 16)[:1].tolist():
-            ledger.add("schema", Place(name, group, row), f"{key} has {lengths[row]} bytes, not 16")
+            findings.add("schema", Place(name, group, row), f"{key} has {lengths[row]} bytes, not 16")
     for key, array in column.items():
         if key not in (schema.NEXT_SENTENCE_LABEL, schema.SECOND_DOCUMENT_ID) and array.null_count:
             row = int(np.flatnonzero(np.asarray(array.is_null()))[0])
-            ledger.add("schema", Place(name, group, row), f"{key} is null", count=array.null_count)
+            findings.add("schema", Place(name, group, row), f"{key} is null", count=array.null_count)
 
 
 def _numbers(array: pa.Array, *, absent: int = 0) -> Int64s:
@@ -229,7 +230,7 @@ def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
 
 
 def check_counts(
-    root: str, manifest: Manifest, *, labels: dict[str, dict[int, int]], token_counts: Int64s | None, ledger: Ledger
+    root: str, manifest: Manifest, *, labels: dict[str, dict[int, int]], token_counts: Int64s | None, findings: Findings
 ) -> None:
     """Label counts and token counts as the manifest and token_counts.parquet have them.
 
@@ -240,29 +241,23 @@ def check_counts(
         rate = stated.get("not_next_rate")
         total = found.get(0, 0) + found.get(1, 0)
         if rate is not None and total:
-            ledger.looked("counts")
+            findings.looked("counts")
             if not np.isclose(rate, found.get(1, 0) / total, rtol=0, atol=1e-9):
                 text = f"{split}: not_next_rate {rate}, counted {found.get(1, 0) / total}"
-                ledger.add("counts", Place(MANIFEST_NAME), text)
+                findings.add("counts", Place(MANIFEST_NAME), text)
     if token_counts is None or TOKEN_COUNTS_NAME not in manifest.files:
         return
-    ledger.looked("vocabulary")
+    findings.looked("vocabulary")
     try:
         with storage.open_parquet(storage.join(root, TOKEN_COUNTS_NAME)) as file:
             stated_counts = np.asarray(file.read()["count"])
     except (OSError, KeyError, pa.ArrowException) as error:
         storage.raise_outage(error, url=storage.join(root, TOKEN_COUNTS_NAME))
-        ledger.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"cannot be read ({error})")
+        findings.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"cannot be read ({error})")
         return
     special = list(manifest.special.model_dump().values())
     found_counts = token_counts.copy()
     found_counts[[index for index in special if index < found_counts.size]] = 0
     if stated_counts.size != found_counts.size or (different := stated_counts != found_counts).any():
         first = int(np.argmax(different)) if stated_counts.size == found_counts.size else stated_counts.size
-        ledger.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"id {first}: the count is not that of the rows")
-
-
-def read_run(root: str) -> dict[str, Any]:
-    """What the manifest says of the run that made the set."""
-    run: dict[str, Any] = json.loads(storage.read_bytes(storage.join(root, MANIFEST_NAME))).get("run", {})
-    return run
+        findings.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"id {first}: the count is not that of the rows")

@@ -1,6 +1,6 @@
 """Checks of one row group on its own: layout, ids, lengths, labels, documents.
 
-Pure: a block in, faults into a ledger out; the rows that pass go on to the checks of masks.
+Pure: a block in, faults into a findings out; the rows that pass go on to the checks of masks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.audit.blocks import Block, Bools, Facts, Int64s, Vocabulary
-from pipeline.audit.findings import Ledger
+from pipeline.audit.findings import Findings
 
 
 @dataclass(slots=True)
@@ -41,11 +41,13 @@ class Counts:
                 own[key] = own.get(key, 0) + count
 
 
-def report(ledger: Ledger, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
+def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
     """Add the rows where `wrong` (bool[n]); `text` describes the first and may name {length}, {label} and so on."""
     rows = np.flatnonzero(wrong)
     if rows.size:
-        ledger.add(check, block.place(rows[0]), text.format(**_words(block, int(rows[0]))), count=rows.size, note=note)
+        findings.add(
+            check, block.place(rows[0]), text.format(**_words(block, int(rows[0]))), count=rows.size, note=note
+        )
 
 
 def _words(block: Block, row: int) -> dict[str, int]:
@@ -57,7 +59,7 @@ def _words(block: Block, row: int) -> dict[str, int]:
     }
 
 
-def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, ledger: Ledger, counts: Counts) -> Bools:
+def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
     """Check every row; returns those (bool[n]) whose layout and ids are sound."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
@@ -66,33 +68,33 @@ def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, ledger: Le
     for length, count in zip(*np.unique(block.lengths, return_counts=True), strict=True):
         counts.lengths[int(length)] = counts.lengths.get(int(length), 0) + int(count)
 
-    ledger.looked("lengths", len(block))
+    findings.looked("lengths", len(block))
     report(
-        ledger,
+        findings,
         "lengths",
         block,
         block.lengths > facts.max_seq_length,
         f"{{length}} tokens, max_seq_length is {facts.max_seq_length}",
     )
-    ledger.looked("token ids", block.ids.size + block.inputs.size)
+    findings.looked("token ids", block.ids.size + block.inputs.size)
     outside = (block.ids < 0) | (block.ids >= vocabulary.size)
     bad_ids = np.zeros(len(block), np.bool_)
     bad_ids[block.token_rows[outside]] = True
-    report(ledger, "token ids", block, bad_ids, f"input_ids holds an id outside 0..{vocabulary.size - 1}")
+    report(findings, "token ids", block, bad_ids, f"input_ids holds an id outside 0..{vocabulary.size - 1}")
     bad_inputs = np.zeros(len(block), np.bool_)
     strange = (block.inputs < 0) | (block.inputs >= vocabulary.size)
     bad_inputs[block.list_rows[block.entry_lists[strange]]] = True
-    report(ledger, "token ids", block, bad_inputs, f"masked_inputs holds an id outside 0..{vocabulary.size - 1}")
+    report(findings, "token ids", block, bad_inputs, f"masked_inputs holds an id outside 0..{vocabulary.size - 1}")
 
-    sound = ~bad_ids & ~_check_layout(block, bad_ids, facts=facts, vocabulary=vocabulary, ledger=ledger)
+    sound = ~bad_ids & ~_check_layout(block, bad_ids, facts=facts, vocabulary=vocabulary, findings=findings)
     if facts.has_documents and facts.next_sentence != "none":
-        _check_documents(block, facts=facts, ledger=ledger)
+        _check_documents(block, facts=facts, findings=findings)
     return sound & ~bad_inputs
 
 
-def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabulary, ledger: Ledger) -> Bools:
+def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabulary, findings: Findings) -> Bools:
     """Rows of another layout. Every row is counted once, with the first thing that is wrong."""
-    ledger.looked("layout", len(block))
+    findings.looked("layout", len(block))
     lengths, first = block.lengths, block.first_length
     paired = block.has_second
     shortest = np.where(paired, 5, 3)
@@ -100,7 +102,7 @@ def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabu
 
     def found(wrong: Bools, text: str) -> None:
         fresh = wrong & ~faulty & ~skip
-        report(ledger, "layout", block, fresh, text)
+        report(findings, "layout", block, fresh, text)
         faulty[fresh] = True
 
     found(block.num_tokens != lengths, "num_tokens is {num_tokens}, input_ids has {length}")
@@ -129,22 +131,22 @@ def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabu
     return faulty
 
 
-def _check_documents(block: Block, *, facts: Facts, ledger: Ledger) -> None:
+def _check_documents(block: Block, *, facts: Facts, findings: Findings) -> None:
     check = "negatives' documents"
-    ledger.looked(check, int(np.count_nonzero(block.has_second)))
+    findings.looked(check, int(np.count_nonzero(block.has_second)))
     same = (block.document == block.second).all(axis=1)
     if facts.next_sentence == "sentence_order":
-        report(ledger, check, block, block.has_second & ~same, "sentence_order, but the segments' documents differ")
+        report(findings, check, block, block.has_second & ~same, "sentence_order, but the segments' documents differ")
         return
     report(
-        ledger,
+        findings,
         check,
         block,
         (block.label == 1) & same & block.has_second,
         "not next, but both segments come from the same document",
         note=facts.published,
     )
-    report(ledger, check, block, (block.label == 0) & ~same, "next, but the segments come from two documents")
+    report(findings, check, block, (block.label == 0) & ~same, "next, but the segments come from two documents")
 
 
 def count_labels(block: Block, *, first_words: Int64s, counts: Counts) -> None:

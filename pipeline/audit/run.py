@@ -24,7 +24,7 @@ from pipeline import storage
 from pipeline.audit import lddl, ours
 from pipeline.audit.across import check_part, num_parts
 from pipeline.audit.blocks import Facts
-from pipeline.audit.findings import Ledger, Place
+from pipeline.audit.findings import Findings, Place
 from pipeline.audit.rows import Counts
 from pipeline.audit.shard_job import Job, Result, audit_shard
 from pipeline.buckets import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
@@ -50,7 +50,7 @@ class Audit:
     shards: int
     rows: int
     tokens: int
-    ledger: Ledger
+    findings: Findings
 
 
 def audit(
@@ -65,7 +65,7 @@ def audit(
     masked_probability and max_seq_length are for LDDL sets, which do not say; ours do.
     """
     folder = str(root)
-    ledger = Ledger()
+    findings = Findings()
     manifest: Manifest | None = None
     if storage.is_url(folder) or (Path(folder) / MANIFEST_NAME).is_file() or not Path(folder).is_dir():
         manifest = read_manifest(folder)
@@ -87,8 +87,8 @@ def audit(
     workers = min(workers or _cores(), max(1, len(names)))
     replaceable = 1_000
     if manifest is not None:
-        ours.check_folder(folder, manifest, ledger=ledger)
-        vocabulary, _ = ours.load_vocabulary(folder, manifest, ledger=ledger)
+        ours.check_folder(folder, manifest, findings=findings)
+        vocabulary, _ = ours.load_vocabulary(folder, manifest, findings=findings)
         replaceable = vocabulary.size
         if not facts.published:
             replaceable = int(np.count_nonzero(~vocabulary.special & ~vocabulary.unused))
@@ -101,22 +101,22 @@ def audit(
     totals = Counts()
     by_shard = np.zeros((2, len(names)), np.int64)
     for result in results:
-        ledger.merge(result.ledger)
+        findings.merge(result.findings)
         totals.merge(result.counts)
     for part_ledger, numbers in judged:
-        ledger.merge(part_ledger)
+        findings.merge(part_ledger)
         by_shard += numbers
-    _check_shares(totals, facts=facts, replaceable=replaceable, ledger=ledger)
-    _check_repeated(by_shard[0], results, names, ledger=ledger)
+    _check_shares(totals, facts=facts, replaceable=replaceable, findings=findings)
+    _check_repeated(by_shard[0], results, names, findings=findings)
     if manifest is not None:
-        _check_even(by_shard[1], results, manifest, ledger=ledger)
-        _check_numbers(folder, manifest, results, held_out, ledger=ledger)
+        _check_even(by_shard[1], results, manifest, findings=findings)
+        _check_numbers(folder, manifest, results, held_out, findings=findings)
     else:
-        _check_balanced(results, names, ledger=ledger)
+        _check_balanced(results, names, findings=findings)
         rows = {name: result.counts.rows for name, result in zip(names, results, strict=True)}
-        lddl.check_counts(Path(folder), rows, ledger=ledger)
-        _explain_lddl(facts, ledger=ledger)
-    return Audit(str(root), facts.kind, facts.published, len(names), totals.rows, totals.tokens, ledger)
+        lddl.check_counts(Path(folder), rows, findings=findings)
+        _explain_lddl(facts, findings=findings)
+    return Audit(str(root), facts.kind, facts.published, len(names), totals.rows, totals.tokens, findings)
 
 
 def _cores() -> int:
@@ -138,7 +138,7 @@ def _rows_in_footer(path: Path) -> int:
         return 0
 
 
-def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, ledger: Ledger) -> None:
+def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: Findings) -> None:
     """Balance of labels, mask rate and 80/10/10 over the whole set."""
     whole = Place("(all shards)")
     labels = totals.labels.get(0, 0) + totals.labels.get(1, 0)
@@ -146,49 +146,49 @@ def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, ledger: Led
         share = totals.labels.get(1, 0) / labels
         chance = DEVIATIONS * math.sqrt(0.25 / labels)
         low, high = 0.5 - chance, 0.5 + chance + totals.short_negatives / labels
-        ledger.looked("label balance", labels)
-        ledger.remark("label balance", f"{100 * share:.2f}% not next; {100 * low:.2f} to {100 * high:.2f}% expected")
+        findings.looked("label balance", labels)
+        findings.remark("label balance", f"{100 * share:.2f}% not next; {100 * low:.2f} to {100 * high:.2f}% expected")
         if not low <= share <= high:
             bottom, top = PUBLISHED_NOT_NEXT
             note = facts.published and bottom - chance <= share <= top + chance
             text = f"{100 * share:.2f}% of labels are not next"
-            ledger.add("label balance", whole, text, note=note)
+            findings.add("label balance", whole, text, note=note)
     if not totals.entries:
         return
     random = 0.1 * (1 - 1 / replaceable)
     expected = {"mask": 0.8, "kept": 0.1 + 0.1 / replaceable, "random": random}
     if facts.published:
         expected = {"mask": 0.8 + 0.1 / replaceable, "kept": 0.1 + 0.1 / replaceable, "random": 0.1 - 0.2 / replaceable}
-    ledger.looked("80/10/10", totals.entries)
+    findings.looked("80/10/10", totals.entries)
     shares = {name: totals.shown[name] / totals.entries for name in expected}
-    ledger.remark("80/10/10", ", ".join(f"{100 * share:.2f}% {name}" for name, share in shares.items()))
+    findings.remark("80/10/10", ", ".join(f"{100 * share:.2f}% {name}" for name, share in shares.items()))
     for name, probability in expected.items():
         chance = DEVIATIONS * math.sqrt(probability * (1 - probability) * totals.run_squares) / totals.entries
         slack = 0.1 / replaceable if facts.kind == "lddl" else 0.0
         if abs(shares[name] - probability) > chance + slack + 1 / totals.entries:
             text = f"{100 * shares[name]:.2f}% {name}, expected {100 * probability:.2f} +- {100 * chance:.2f}%"
-            ledger.add("80/10/10", whole, text)
+            findings.add("80/10/10", whole, text)
     if totals.wanted:
         rate, due = totals.taken / totals.wanted, DEVIATIONS / math.sqrt(totals.wanted)
-        ledger.remark("mask rate", f"{totals.taken:,} positions, the budgets sum to {totals.wanted:,}")
-        judged = ledger.findings["mask rate"].looked_at
+        findings.remark("mask rate", f"{totals.taken:,} positions, the budgets sum to {totals.wanted:,}")
+        judged = findings.by_check["mask rate"].looked_at
         if not judged:
-            ledger.looked("mask rate", totals.wanted)
+            findings.looked("mask rate", totals.wanted)
             if abs(rate - 1) > _SLACK_WITHOUT_WORDS + due:
                 text = f"{totals.taken:,} masked positions, the budgets sum to {totals.wanted:,}"
-                ledger.add("mask rate", whole, text)
+                findings.add("mask rate", whole, text)
 
 
-def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str], *, ledger: Ledger) -> None:
+def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str], *, findings: Findings) -> None:
     """Shards more than half of whose rows stand in other shards."""
-    ledger.looked("repeated shards", len(names))
+    findings.looked("repeated shards", len(names))
     for name, repeated, result in zip(names, foreign.tolist(), results, strict=True):
         if repeated * 2 > result.counts.rows > 0:
             text = f"{repeated:,} of its {result.counts.rows:,} rows stand in other shards too"
-            ledger.add("repeated shards", Place(name), text)
+            findings.add("repeated shards", Place(name), text)
 
 
-def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *, ledger: Ledger) -> None:
+def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *, findings: Findings) -> None:
     """Our writer's rule: where a part has several shards, each has MIN_DOCUMENTS and its share of the mean's tokens.
 
     The rule is about buckets, of which there may be more than shards, so a shard may have less than that share of the
@@ -197,7 +197,7 @@ def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *
     stated = manifest.config.get("shards", "auto")
     for split in ("train", "validation"):
         own = [number for number, shard in enumerate(manifest.shards) if shard.split == split]
-        ledger.looked("even shards", len(own))
+        findings.looked("even shards", len(own))
         tokens = [results[number].counts.tokens for number in own]
         buckets = stated if isinstance(stated, int) and split == "train" else 2 * len(own)
         least = float(MIN_SHARE_OF_MEAN) * sum(tokens) / max(1, buckets) / 2
@@ -205,31 +205,31 @@ def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *
             place = Place(manifest.shards[number].path)
             if len(own) > 1 and 0 < documents[number] < MIN_DOCUMENTS:
                 text = f"{documents[number]} documents, at least {MIN_DOCUMENTS} are written to a shard"
-                ledger.add("even shards", place, text)
+                findings.add("even shards", place, text)
             elif len(own) > 1 and count < least:
-                ledger.add("even shards", place, f"{count:,} tokens, at least {least:,.0f} are written to a shard")
+                findings.add("even shards", place, f"{count:,} tokens, at least {least:,.0f} are written to a shard")
 
 
-def _check_balanced(results: Sequence[Result], names: Sequence[str], *, ledger: Ledger) -> None:
+def _check_balanced(results: Sequence[Result], names: Sequence[str], *, findings: Findings) -> None:
     """LDDL's rule: balanced shards of a bin differ by one row at most."""
     by_bin: dict[str, list[int]] = {}
     for number, name in enumerate(names):
         if lddl.is_balanced(name):
             by_bin.setdefault(lddl.bin_of(name), []).append(number)
-    ledger.looked("even shards", sum(map(len, by_bin.values())))
+    findings.looked("even shards", sum(map(len, by_bin.values())))
     if not by_bin:
-        ledger.add("even shards", Place(names[0]), "not balanced by LDDL's load balancer yet", note=True)
+        findings.add("even shards", Place(names[0]), "not balanced by LDDL's load balancer yet", note=True)
     for members in by_bin.values():
         rows = {number: results[number].counts.rows for number in members}
         least = min(rows.values())
         wrong = [number for number, count in rows.items() if count > least + 1]
         if wrong:
             text = f"{rows[wrong[0]]:,} rows, the smallest shard has {least:,}; balanced ones differ by one at most"
-            ledger.add("even shards", Place(names[wrong[0]]), text, count=len(wrong))
+            findings.add("even shards", Place(names[wrong[0]]), text, count=len(wrong))
 
 
 def _check_numbers(
-    root: str, manifest: Manifest, results: Sequence[Result], held_out: Sequence[bool], *, ledger: Ledger
+    root: str, manifest: Manifest, results: Sequence[Result], held_out: Sequence[bool], *, findings: Findings
 ) -> None:
     labels: dict[str, dict[int, int]] = {"train": {}, "validation": {}}
     found: Any = 0
@@ -239,15 +239,15 @@ def _check_numbers(
             own[label] = own.get(label, 0) + count
         if not held and found is not None:
             found = None if result.token_counts is None else found + result.token_counts
-    ours.check_counts(root, manifest, labels=labels, token_counts=found if np.ndim(found) else None, ledger=ledger)
+    ours.check_counts(root, manifest, labels=labels, token_counts=found if np.ndim(found) else None, findings=findings)
 
 
-def _explain_lddl(facts: Facts, *, ledger: Ledger) -> None:
+def _explain_lddl(facts: Facts, *, findings: Findings) -> None:
     for check in ("files", "unlisted files", "vocabulary"):
-        ledger.remark(check, "an LDDL set has no manifest and no vocabulary")
+        findings.remark(check, "an LDDL set has no manifest and no vocabulary")
     for check in ("negatives' documents", "documents", "leakage"):
-        ledger.remark(check, "an LDDL set does not say which document a segment is from")
-    ledger.remark("lengths", f"taken as the limit: {facts.max_seq_length}")
-    ledger.remark("max predictions", "an LDDL set has no limit of its own")
+        findings.remark(check, "an LDDL set does not say which document a segment is from")
+    findings.remark("lengths", f"taken as the limit: {facts.max_seq_length}")
+    findings.remark("max predictions", "an LDDL set has no limit of its own")
     if not facts.mask_sets:
-        ledger.remark("mask sets", "masked while training, not here")
+        findings.remark("mask sets", "masked while training, not here")

@@ -110,7 +110,7 @@ def _judge(entry: _Entry, *, path: str, suffixes: tuple[str, ...]) -> Member:
     if len(data) != entry.size:
         raise ValueError(
             f"{path}: the archive ends inside member {_shown(entry.name)} (byte {entry.place}): it is truncated; "
-            f"fetch it again"
+            f"remove it and fetch it again"
         )
     return Member(name, data)
 
@@ -126,7 +126,7 @@ def _open_zip(path: str | Path) -> Iterator[zipfile.ZipFile]:
         except storage.StorageError:
             raise
         except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
-            raise ValueError(f"{path}: not a whole zip archive: {error}; fetch it again") from error
+            raise ValueError(f"{path}: not a whole zip archive: {error}; remove it and fetch it again") from error
         with archive:
             yield archive
 
@@ -183,7 +183,9 @@ def _split_tar(path: str | Path, *, source: int, split_bytes: int | None) -> lis
             sizes.append((member.size, member.size if member.isreg() else 0))
         end = archive.offset
     if places and end >= size:
-        raise ValueError(f"{path}: ends at byte {end} without the mark of a tar's end: it is truncated; fetch it again")
+        raise ValueError(
+            f"{path}: ends at byte {end} without the mark of a tar's end: it is truncated; remove it and fetch it again"
+        )
     if not places:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     return _cut(path, source=source, sizes=sizes, places=[*places, end], split_bytes=split_bytes)
@@ -208,7 +210,7 @@ def _open_tar(path: str | Path, *, file: io.RawIOBase | IO[bytes], mode: str) ->
     except storage.StorageError:
         raise
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(f"{path}: not a whole tar archive: {error}; fetch it again") from error
+        raise ValueError(f"{path}: not a whole tar archive: {error}; remove it and fetch it again") from error
 
 
 def _walk(archive: tarfile.TarFile, *, path: str | Path) -> Iterator[tarfile.TarInfo]:
@@ -220,7 +222,7 @@ def _walk(archive: tarfile.TarFile, *, path: str | Path) -> Iterator[tarfile.Tar
         except (tarfile.TarError, EOFError, OSError) as error:
             raise ValueError(
                 f"{path}: the archive is truncated or corrupt at byte {archive.offset} of its content: {error}; "
-                f"fetch it again"
+                f"remove it and fetch it again"
             ) from error
         if member is None:
             return

@@ -133,7 +133,9 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
                 piece = decompressor.decompress(data, PIECE_BYTES)
             except (OSError, lzma.LZMAError, zlib.error, EOFError) as error:
                 place = f"in the {compression} stream that starts at byte {stream_start}"
-                raise ValueError(f"{name}: corrupt data {place}: {error}; fetch the file again") from error
+                raise ValueError(
+                    f"{name}: corrupt data {place}: {error}; remove the file and fetch it again"
+                ) from error
             data = b""
             given += len(piece)
             refuse_expansion(given, taken=taken, name=name, offset=offset + taken)
@@ -147,7 +149,7 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
     if decompressor is not None:
         raise ValueError(
             f"{name}: the file ends at byte {offset + taken}, inside the {compression} stream that starts at byte "
-            f"{stream_start}: it is truncated; fetch it again"
+            f"{stream_start}: it is truncated; remove it and fetch it again"
         )
 
 
@@ -177,7 +179,7 @@ def _read_zstd(path: str | Path, file: IO[bytes]) -> Iterator[bytes]:
     except OSError as error:
         raise ValueError(
             f"{path}: corrupt or truncated zstd data after byte {place} or {given} bytes of content: {error}; "
-            f"fetch the file again"
+            f"remove the file and fetch it again"
         ) from error
 
 

@@ -104,7 +104,7 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
             window.forget(after)
             block = window.next_mark(after, is_end=False) if end.is_end else end
         if start == 0 and is_first and size > _EMPTY_STREAM_BYTES:
-            raise ValueError(f"{path}: not bzip2 data, no block in it; fetch the file again")
+            raise ValueError(f"{path}: not bzip2 data, no block in it; remove the file and fetch it again")
 
 
 class _Window:
@@ -175,11 +175,13 @@ def _check_stream_end(path: str | Path, *, size: int, window: _Window, end: Mark
     if after > size:
         raise ValueError(
             f"{path}: the file ends at byte {size}, inside the checksum of a bz2 stream: it is truncated; "
-            f"fetch it again"
+            f"remove it and fetch it again"
         )
     following = window.bytes_at(after, 3)
     if following and not b"BZh".startswith(following):
-        raise ValueError(f"{path}: corrupt data after the bz2 stream that ends at byte {after}; fetch the file again")
+        raise ValueError(
+            f"{path}: corrupt data after the bz2 stream that ends at byte {after}; remove the file and fetch it again"
+        )
     return after
 
 
@@ -190,6 +192,6 @@ def _describe_damage(path: str | Path, *, size: int, window: _Window, block: Mar
     ):
         return (
             f"{path}: the file ends at byte {size}, inside the bz2 block that starts at byte {first}: it is "
-            f"truncated; fetch it again"
+            f"truncated; remove it and fetch it again"
         )
-    return f"{path}: corrupt data in the bz2 block that starts at byte {first}; fetch the file again"
+    return f"{path}: corrupt data in the bz2 block that starts at byte {first}; remove the file and fetch it again"

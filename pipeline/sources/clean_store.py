@@ -1,9 +1,9 @@
 """Cleaned documents kept as Parquet, so that later builds and vocabulary training need not parse the input again.
 
 One file a split, complete or absent. Its name is a key over all that shapes it: the input file's fingerprint, the
-split's place, the source's settings and the versions of the cleaning code. So a file is never wrong, only unused. Its
-footer holds a hash of every row, which each reading checks; page checksums find flipped bits. Zstandard keeps a dump's
-articles in about the size that bzip2 has.
+split's place, the source's settings, our code (a hash of all of it) and the libraries. So a file is never wrong, only
+unused. Its footer holds a hash of every row, which each reading checks; page checksums find flipped bits. Zstandard
+keeps a dump's articles in about the size that bzip2 has.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from pipeline import storage
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Note, Split
-from pipeline.inputs import fingerprint_inputs
-from pipeline.publish import CODE_VERSION
+from pipeline.inputs import fingerprint_inputs, list_modified
+from pipeline.publish import hash_code
 from pipeline.settings import to_tree
 
 FORMAT = 2
@@ -64,10 +64,11 @@ def read_through(
 def _describe(split: Split, *, source: SourceConfig) -> dict[str, Any]:
     settings = to_tree(source)
     del settings["path"], settings["clean_documents"], settings["name"], settings["weight"]
-    versions = {"cloze_data": CODE_VERSION, "sentencex": version("sentencex"), "unicode": unicodedata.unidata_version}
+    versions = {"code": hash_code(), "sentencex": version("sentencex"), "unicode": unicodedata.unidata_version}
     return {
         "format": FORMAT,
         "input": fingerprint_inputs([split.path]),
+        "modified": list(list_modified([split.path]).values()),
         "start": split.start,
         "end": split.end,
         **({"part": split.part, "parts": split.parts} if split.parts > 1 else {}),

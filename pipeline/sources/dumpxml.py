@@ -99,7 +99,7 @@ class DumpReader:
             if not (self._ends_inside and len(self._path) == 1):
                 raise ValueError(
                     f"{self._name}: the dump is truncated: {missing}, after {self.num_pages} pages and "
-                    f"{self._parser.CurrentByteIndex} bytes of XML; fetch it again"
+                    f"{self._parser.CurrentByteIndex} bytes of XML; remove it and fetch it again"
                 )
             self._parse(b"</mediawiki>")
         yield from self._pages
@@ -144,7 +144,8 @@ class DumpReader:
                 ) from error
             raise ValueError(
                 f"{self._name}: not well-formed at byte {self._parser.ErrorByteIndex} of the XML (line {error.lineno}, "
-                f"column {error.offset}; page {self._page.title!r}): {expat.ErrorString(error.code)}; fetch it again"
+                f"column {error.offset}; page {self._page.title!r}): {expat.ErrorString(error.code)}; remove it "
+                f"and fetch it again"
             ) from error
 
     def _doctype(self, name: str, *_: object) -> None:

@@ -89,14 +89,14 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
                 yield from assemble(place, sentences)
             sentences, num_rows = [], 0
             number += 1
+        place = place if sentences else row.place
+        key = row.key
         if not text:
             if not config.blank_row_ends_document:
                 num_rows += 1
                 if split.takes(number):
                     yield Drop("null_text" if row.text is None else "empty_row", row.place)
             continue
-        place = place if sentences else row.place
-        key = row.key
         num_rows += 1
         sentences.append(text)
     if num_rows and split.takes(number):
@@ -146,7 +146,7 @@ def _open_parquet(path: str | Path) -> pq.ParquetFile:
     except storage.StorageError:
         raise
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path}: not a whole Parquet file: {error}; fetch it again") from error
+        raise ValueError(f"{path}: not a whole Parquet file: {error}; remove it and fetch it again") from error
 
 
 def _check_columns(path: str | Path, schema: pa.Schema, *, config: SourceConfig) -> None:
@@ -177,4 +177,6 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     except storage.StorageError:
         raise
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{split.path}: cannot be read near row {number}: {error}; fetch it again") from error
+        raise ValueError(
+            f"{split.path}: cannot be read near row {number}: {error}; remove it and fetch it again"
+        ) from error

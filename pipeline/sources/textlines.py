@@ -1,12 +1,14 @@
 """Lines of a text file with their numbers, and parts of a large one: shared by kinds that hold a record or sentence a
 line.
 
-A part is a range of bytes; the line that starts in a range belongs to it. A compressed file, or one that cannot be cut
-at a line, is shared (documents.Split): MOST_PARTS bounds what reading all of it in each part costs.
+A line ends at \\n, \\r\\n or \\r, and at \\r\\r\\n, which files have that were converted twice. A part is a range of
+bytes; the line that starts in a range belongs to it. A compressed file, or one that cannot be cut at a line, is shared
+(documents.Split): MOST_PARTS bounds what reading all of it in each part costs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -18,6 +20,7 @@ from pipeline.sources.bytestreams import compression_of, read_pieces
 SPLIT_BYTES = 32 << 20
 MOST_PARTS = {"": 8, "zstd": 16, "gzip": 8, "xz": 4, "bz2": 2}
 LONGEST_LINE = 64 << 20
+_LINE_BREAK = re.compile(rb"\r{0,2}\n|\r")
 _LOOK_BYTES = 1 << 16  # more than enough for the end of a line
 _TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
 
@@ -50,19 +53,23 @@ def split_lines(
 
 def next_line(file: IO[bytes], position: int) -> int:
     """The offset of the first line that starts at or after `position`."""
-    file.seek(position - 1)
-    file.readline()
-    return file.tell()
+    return position - 1 + len(next(_lines_from(file, position - 1), b""))
 
 
 def after_blank_line(file: IO[bytes], position: int) -> int:
     """The offset after the first blank line that starts at or after `position`; the size of the file if there is
     none."""
-    next_line(file, position)
-    while line := file.readline():
-        if not line.strip():
+    end = position - 1
+    for number, line in enumerate(_lines_from(file, end)):
+        end += len(line)
+        if number > 0 and not line.strip():
             break
-    return file.tell()
+    return end
+
+
+def _lines_from(file: IO[bytes], position: int) -> Iterator[bytes]:
+    file.seek(position)
+    return break_lines(iter(lambda: file.read(_LOOK_BYTES), b""), name=file.name)
 
 
 def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
@@ -73,7 +80,7 @@ def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, 
     pieces = read_pieces(split.path, start=split.start, end=split.end)
     offset = split.start
     where = "" if split.start == 0 else f" after byte {split.start}"
-    for number, line in enumerate(_break_lines(pieces, name=split.path), start=1):
+    for number, line in enumerate(break_lines(pieces, name=split.path), start=1):
         data = line.removeprefix(b"\xef\xbb\xbf") if number == 1 and split.start == 0 else line
         try:
             text = data.decode(encoding)
@@ -87,24 +94,27 @@ def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, 
         offset += len(line)
 
 
-def _break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
+def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
+    """The lines of a text that comes in pieces, each with its line break. Memory: a piece and a line.
+
+    Raises ValueError naming `name` for a line above LONGEST_LINE bytes.
+    """
     rest: list[bytes] = []
     held = 0
+    begun = b""  # at most two carriage returns, with which a line break may begin that goes on in the next piece
     for piece in pieces:
-        lines = piece.split(b"\n")
-        if len(lines) == 1:
-            rest.append(piece)
-            held += len(piece)
-            if held > LONGEST_LINE:
-                raise ValueError(
-                    f"{name}: a line is longer than {LONGEST_LINE} bytes; is this a text file with line breaks?"
-                )
-            continue
-        yield b"".join(rest) + lines[0] + b"\n"
-        for line in lines[1:-1]:
-            yield line + b"\n"
-        rest = [lines[-1]]
-        held = len(lines[-1])
-    last = b"".join(rest)
-    if last:
-        yield last
+        data = begun + piece
+        length = max(len(data.rstrip(b"\r")), len(data) - 2)
+        data, begun = data[:length], data[length:]
+        start = 0
+        for found in _LINE_BREAK.finditer(data):
+            yield b"".join(rest) + data[start : found.end()]
+            rest.clear()
+            held, start = 0, found.end()
+        rest.append(data[start:])
+        held += length - start
+        if held > LONGEST_LINE:
+            raise ValueError(
+                f"{name}: a line is longer than {LONGEST_LINE} bytes; is this a text file with line breaks?"
+            )
+    yield from (b"".join(rest) + begun).splitlines(keepends=True)

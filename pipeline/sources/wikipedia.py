@@ -38,7 +38,6 @@ _TAIL_BYTES = 64
 _MOST_PARTS = 4
 _PART_TEXT_BYTES = 32 << 20
 _STREAM = b"1AY&SY"  # after BZh and a digit: the first block of a bz2 stream
-_STREAM_END = b"\x17rE8P\x90"  # a stream without blocks
 
 
 def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
@@ -196,7 +195,9 @@ def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[
         yield held
         if not is_fragment and _ROOT_END not in held:
             missing = "the </mediawiki> at the end is missing"
-            raise ValueError(f"{split.path}: the dump is truncated: {missing}, at byte {size}; fetch it again")
+            raise ValueError(
+                f"{split.path}: the dump is truncated: {missing}, at byte {size}; remove it and fetch it again"
+            )
 
 
 def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
