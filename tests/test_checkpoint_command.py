@@ -15,7 +15,7 @@ from untrained_run import _StillEngine
 
 from trainer import checkpoint_command, checkpoint_writer
 from trainer.checkpoint import CheckpointError, CheckpointWriter, list_checkpoints, newest_verified, read_state
-from trainer.checkpoint_files import put_back, step_of
+from trainer.checkpoint_files import put_back, read_manifest, step_of, write_json, write_manifest
 from trainer.checkpoint_keep import choose_kept, held_out_losses
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.engine import Engine
@@ -266,6 +266,8 @@ def test_a_checkpoint_of_before_is_still_read(run: Path) -> None:
     folder = list_checkpoints(run)[0]
     state = json.loads((folder / "state.json").read_text())
     del state["guard"], state["data_hash"]
-    (folder / "state.json").write_text(json.dumps(state))
+    files = read_manifest(folder)
+    files["state.json"] = write_json(folder / "state.json", state)
+    write_manifest(folder, step=state["step"], files=files)
     assert read_state(folder).guard == {}
     assert read_state(folder).data_hash == ""

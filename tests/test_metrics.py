@@ -83,10 +83,11 @@ def test_lines_past_the_checkpoint_are_cut(tmp_path: Path) -> None:
     assert path.read_text() == kept + '{"step": 3, "again": true}\n'
 
 
-@pytest.mark.parametrize("tail", ['{"step": 3, "lo', "\0\0\0\0\0\n", '{"loss": 1}\n'])
+@pytest.mark.parametrize("tail", ['{"step": 3, "lo', "\0\0\0\0\0\n", '{"loss": 1}\n', "3\n", '\0\0}\n{"step": 3}\n'])
 def test_a_torn_or_unwritten_end_is_cut(tmp_path: Path, tail: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n' + tail)
+    assert read_json_lines(path) == [{"step": 1}, {"step": 2}]  # so do those who read before the run goes on
     JsonLines(path, keep_through=9).close()
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 

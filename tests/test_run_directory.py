@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from checkpoint_faults import flip_bit
 from small_runs import make_config, run, write_small_set
 from worker_group import WorkerGroup
 
 from pipeline.settings import ConfigError, load_settings
 from trainer import preflight
-from trainer.checkpoint import list_checkpoints
+from trainer.checkpoint import CheckpointError, list_checkpoints
 from trainer.config import TrainerConfig
 from trainer.run_directory import MAY_CHANGE, check_run_directory, write_config
 
@@ -58,6 +59,7 @@ def test_a_run_that_never_began_leaves_its_output_free(
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml.partial").write_text("data:")  # killed while it wrote
+    (tmp_path / "run" / ".lease.json.0123abcd").write_text("{")  # and one that was killed before
     assert check_run_directory(config) == []
 
 
@@ -101,6 +103,30 @@ def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
         patch.setattr(preflight, "check_run_directory", lambda config: [])  # which refuses another seed before
         with pytest.raises(ValueError, match="the checkpoint at step 1 belongs to plan"):
             preflight.check(config.model_copy(update={"seed": 1}))
-    for content in ("{", "{}", "[1]"):
-        (list_checkpoints(tmp_path / "run")[0] / "state.json").write_text(content)
+    (folder,) = list_checkpoints(tmp_path / "run")
+    state = (folder / "state.json").read_text()
+    flipped = (
+        state.replace(known, changed) for known, changed in (("epoch", "epocj"), ('data_hash": "', 'data_hash": "0'))
+    )
+    for content in ("{", "{}", "[1]", *flipped):
+        (folder / "state.json").write_text(content)
         assert preflight.check(config).lines  # the workers pass over a checkpoint that is not whole, or refuse
+
+
+def test_a_finished_run_whose_last_checkpoint_is_damaged_is_not_done(
+    worker_group: object, tmp_path: Path, data: Path
+) -> None:
+    group = worker_group(2)  # type: ignore[operator]
+    assert isinstance(group, WorkerGroup)
+    config = make_config(data, tmp_path / "run", max_steps=2, checkpoint={"every_steps": 1})
+    run(group, config)
+    assert preflight.check(config).done
+    flip_bit(tmp_path / "run/checkpoints/step-00000002/rank-00000-of-00002.safetensors")
+    assert not preflight.check(config).done
+    again = run(group, config)
+    assert again.executed == [2]
+    assert preflight.check(config).done
+    for folder in list_checkpoints(tmp_path / "run"):
+        flip_bit(folder / "rank-00000-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match="none of its 2 checkpoints verifies"):
+        preflight.check(config)

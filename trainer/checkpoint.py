@@ -23,8 +23,7 @@ from trainer.checkpoint_files import (
     library_versions,
     list_checkpoints,
     put_back,
-    read_json,
-    state_file,
+    read_state,
     step_name,
     step_of,
     verify,
@@ -162,15 +161,6 @@ def _none_verifies(run_dir: str | Path, complaints: Sequence[str]) -> Checkpoint
         f"{checkpoints_folder(run_dir)}: none of its {len(complaints)} checkpoints verifies "
         f"({'; '.join(complaints)}); bring one back, or start anew with another output"
     )
-
-
-def read_state(checkpoint: str | Path) -> CheckpointState:
-    """The state of a checkpoint that is not a tensor. CheckpointError where state.json holds anything else."""
-    path = state_file(locate(checkpoint))
-    try:
-        return CheckpointState(**read_json(path))
-    except TypeError as error:
-        raise CheckpointError(f"{path}: does not hold the state of a checkpoint ({error})") from error
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:

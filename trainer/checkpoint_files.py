@@ -201,6 +201,23 @@ def state_file(folder: Location) -> Location:
     return locate(open_manifest(folder)[0], STATE)
 
 
+def read_state(checkpoint: str | Path) -> CheckpointState:
+    """The state of a checkpoint that is not a tensor, its bytes verified.
+
+    CheckpointError where state.json is not as it was written or holds anything else.
+    """
+    folder = locate(checkpoint)
+    place, files = open_manifest(folder)
+    path = locate(place, STATE)
+    if STATE not in files:
+        raise CheckpointError(f"{path}: {MANIFEST} does not list it")
+    _verify_file(path, entry=files[STATE])
+    try:
+        return CheckpointState(**read_json(path))
+    except TypeError as error:
+        raise CheckpointError(f"{path}: does not hold the state of a checkpoint ({error})") from error
+
+
 def is_checkpoint(folder: Location) -> bool:
     """Whether a folder looks like a checkpoint, whole or not; a run directory does not."""
     if isinstance(folder, Path) and (folder / STATE).is_file():
@@ -215,16 +232,19 @@ def verify(folder: Location, *, rank: int = 0, world_size: int = 1) -> None:
     """
     place, files = open_manifest(folder)
     for name, entry in list(files.items())[rank::world_size]:
-        path = locate(place, name)
-        found = storage.find_file(path)
-        if found is None:
-            raise CheckpointError(f"{path}: is missing (listed in {MANIFEST})")
-        if found.size != entry["bytes"]:
-            raise CheckpointError(f"{path}: has {found.size} bytes, {MANIFEST} says {entry['bytes']}")
-        with storage.open_input(path, read_ahead=_CHUNK_BYTES) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-        if digest != entry["sha256"]:
-            raise CheckpointError(f"{path}: sha256 is {digest}, {MANIFEST} says {entry['sha256']}")
+        _verify_file(locate(place, name), entry=entry)
+
+
+def _verify_file(path: Location, *, entry: Mapping[str, Any]) -> None:
+    found = storage.find_file(path)
+    if found is None:
+        raise CheckpointError(f"{path}: is missing (listed in {MANIFEST})")
+    if found.size != entry["bytes"]:
+        raise CheckpointError(f"{path}: has {found.size} bytes, {MANIFEST} says {entry['bytes']}")
+    with storage.open_input(path, read_ahead=_CHUNK_BYTES) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    if digest != entry["sha256"]:
+        raise CheckpointError(f"{path}: sha256 is {digest}, {MANIFEST} says {entry['sha256']}")
 
 
 def step_name(step: int) -> str:

@@ -9,8 +9,9 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ class JsonLines:
         self.path = path
         path.touch()
         with open(path, "r+b") as stream:
-            stream.truncate(_end_of_step(stream.read().splitlines(keepends=True), step=keep_through))
+            stream.truncate(_end_of_step(stream.read(), step=keep_through))
         self._stream = open(path, "a", encoding="ascii")  # noqa: SIM115 (closed by close)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -94,12 +95,12 @@ class JsonLines:
 
 
 def read_json_lines(path: Location) -> list[dict[str, Any]]:
-    """All complete objects of a file that JsonLines writes; none where there is no file."""
+    """The objects of a file that JsonLines writes, up to what it would cut; none where there is no file."""
     try:
-        lines = storage.read_bytes(path).splitlines(keepends=True)
+        content = storage.read_bytes(path)
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return [record for _, record in _whole_lines(content)]
 
 
 class RunLog:
@@ -263,20 +264,21 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400}d {whole % 86_400 // 3600:02d}h"
 
 
-def _end_of_step(lines: list[bytes], *, step: int) -> int:
-    end = 0
-    for line in lines:
-        if not line.endswith(b"\n") or _step_of(line) > step:
-            break
-        end += len(line)
-    return end
+def _end_of_step(content: bytes, *, step: int) -> int:
+    kept = takewhile(lambda pair: pair[1]["step"] <= step, _whole_lines(content))
+    return sum(len(line) for line, _ in kept)
 
 
-def _step_of(line: bytes) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # a block that a power cut left unwritten: cut from here
-        return math.inf
+def _whole_lines(content: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Lines and their objects up to the first that is torn, or a block that a power cut left unwritten."""
+    for line in content.splitlines(keepends=True):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return
+        if not (line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)):
+            return
+        yield line, record
 
 
 def _non_finite(value: Any) -> bool:

@@ -16,14 +16,12 @@ from pipeline import storage
 from pipeline.settings import ConfigError, dump_yaml, load_settings, parse_yaml, to_tree, validate
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
-from trainer.lease import LEASE_NAME, LOCK_NAME
+from trainer.lease import belongs_to_lease
 from trainer.lease_store import LEASE_FOLDER
 from trainer.locations import Location, locate
 
 CONFIG_NAME = "config.yaml"
 PARTIAL_NAME = f"{CONFIG_NAME}.partial"
-LEFTOVERS = (PARTIAL_NAME, LEASE_NAME, LOCK_NAME)
-"""All that a command killed at its very beginning leaves; the next one begins anew."""
 
 MAY_CHANGE = (
     "data",
@@ -74,7 +72,7 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
             raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
-        if existing != folder or all(path.name in LEFTOVERS for path in folder.iterdir()):
+        if existing != folder or all(_is_leftover(path.name) for path in folder.iterdir()):
             return []
     saved = read_run_config(folder)
     if saved is None:
@@ -165,6 +163,11 @@ def write_config(config: TrainerConfig) -> Location:
                 folder.rmdir()
         raise ConfigError(f"output={folder}: cannot be written: {error}; give another output") from error
     return path
+
+
+def _is_leftover(name: str) -> bool:
+    """Whether a command killed at its very beginning leaves such a file; the next one begins anew."""
+    return name == PARTIAL_NAME or belongs_to_lease(name)
 
 
 def _holds_only_claims(folder: str) -> bool:
