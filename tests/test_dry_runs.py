@@ -107,9 +107,9 @@ def test_a_full_disk_is_refused_and_a_short_one_is_told(
     config = make_config(data, tmp_path / "run")
     size = dry_run.count_parameters(config.model, vocabulary_size=256) * 12
     for free, text in ((size * 2, "WARNING: that is not enough"), (size * 9, "are free")):
-        monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        monkeypatch.setattr(dry_run, "free_bytes", lambda folder, free=free: free)
         assert text in dry_run.describe_room(config, vocabulary_size=256)
-    monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path: SimpleNamespace(free=size - 1))
+    monkeypatch.setattr(dry_run, "free_bytes", lambda folder: size - 1)
     with pytest.raises(ConfigError, match=r"run: a checkpoint needs \d.*; free space, or give another output"):
         dry_run.describe_room(config, vocabulary_size=256)
 

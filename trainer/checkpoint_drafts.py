@@ -18,14 +18,13 @@ from trainer.checkpoint_files import (
     MANIFEST,
     CheckpointError,
     open_manifest,
-    put_in_place,
     read_json,
     step_name,
-    sync_folder,
     write_json,
     write_manifest,
 )
 from trainer.checkpoint_keep import remove
+from trainer.folders import put_in_place, sync_folder
 from trainer.locations import Location
 
 NO_MESSAGE = "no space left for a message"

@@ -7,13 +7,11 @@ manifest is the name: it says in which folder of the checkpoint's the files lie.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
 import platform
 import re
-import shutil
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,6 +24,7 @@ import torch
 from torch import Tensor
 
 from pipeline import storage
+from trainer.folders import ASIDE
 from trainer.locations import Location, locate
 
 MANIFEST = "manifest.json"
@@ -37,9 +36,6 @@ _LIBRARIES = ("torch", "deepspeed", "numpy", "safetensors", "pyarrow", "ray")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
 _CHUNK_BYTES = 16 * 2**20
-_ASIDE = ".aside-"
-_EXCHANGE = 2
-_HERE = -100
 
 
 class CheckpointError(ValueError):
@@ -136,15 +132,6 @@ def read_json(path: Location) -> Any:
         raise CheckpointError(f"{path}: is missing") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: is not valid JSON ({error})") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names created in or renamed into `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_manifest(
@@ -277,29 +264,11 @@ def step_of(folder: Location) -> int:
     return int(match.group(1))
 
 
-def put_in_place(temporary: Path, *, final: Path) -> Path | None:
-    """Rename the folder `temporary` to `final`; returns where a folder that was there is now, to be removed.
-
-    At every moment `final`, or after a kill in between what `put_back` makes `final` again, is whole.
-    """
-    if not final.exists():
-        temporary.rename(final)
-        return None
-    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if exchange is not None and exchange(_HERE, bytes(temporary), _HERE, bytes(final), _EXCHANGE) == 0:
-        return temporary
-    aside = final.with_name(f"{_ASIDE}{final.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    final.rename(aside)
-    temporary.rename(final)
-    return aside
-
-
 def put_back(run_dir: str | Path) -> None:
     """Give a checkpoint that was put aside its name again, where a kill came before the new one had it."""
     root = checkpoints_folder(run_dir)
-    for aside in root.glob(f"{_ASIDE}*") if isinstance(root, Path) else ():
-        final = aside.with_name(aside.name.removeprefix(_ASIDE))
+    for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
+        final = aside.with_name(aside.name.removeprefix(ASIDE))
         if not final.exists():
             aside.rename(final)
 

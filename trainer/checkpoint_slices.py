@@ -58,9 +58,9 @@ class SavedTensors:
         self.folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
-        place, files = open_manifest(folder)
+        home, files = open_manifest(folder)
         self._parts: dict[str, Any] = {
-            name: _open(locate(place, name)) for name in sorted(files) if name.endswith(".safetensors")
+            name: _open(locate(home, name)) for name in sorted(files) if name.endswith(".safetensors")
         }
         for part in self._parts.values():
             for name, place in json.loads(part.metadata()["slices"]).items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from pipeline.manifest import open_data_set
 from pipeline.settings import ConfigError
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import ModelConfig, TrainerConfig
+from trainer.folders import free_bytes
 from trainer.locations import locate
 from trainer.metrics import METRICS_NAME, duration, read_json_lines
 from trainer.model.bert import VOCABULARY_MULTIPLE
@@ -109,8 +109,7 @@ def describe_room(config: TrainerConfig, *, vocabulary_size: int) -> str:
     if storage.is_url(config.output):
         return text
     folder = Path(config.output)
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
+    free = free_bytes(folder)
     if free < each:
         raise ConfigError(
             f"output={folder}: a checkpoint needs {each:,} bytes and {free:,} are free; free space, or give another "

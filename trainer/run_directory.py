@@ -16,6 +16,7 @@ from pipeline import storage
 from pipeline.settings import ConfigError, dump_yaml, load_settings, parse_yaml, to_tree, validate
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
+from trainer.folders import find_existing
 from trainer.lease import belongs_to_lease
 from trainer.lease_store import LEASE_FOLDER
 from trainer.locations import Location, locate
@@ -67,7 +68,7 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
     """
     folder = locate(config.output)
     if isinstance(folder, Path):
-        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        existing = find_existing(folder)
         if not existing.is_dir():
             raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
