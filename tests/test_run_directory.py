@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 from checkpoint_faults import flip_bit
 from small_runs import make_config, run, write_small_set
+from torch import nn
+from untrained_run import _StillEngine
 from worker_group import WorkerGroup
 
 from pipeline.settings import ConfigError, load_settings
 from trainer import preflight
-from trainer.checkpoint import CheckpointError, list_checkpoints
+from trainer.checkpoint import CheckpointError, CheckpointWriter, list_checkpoints
 from trainer.config import TrainerConfig
+from trainer.engine import Engine
+from trainer.launch import StopRequest
+from trainer.lease import hold
 from trainer.run_directory import MAY_CHANGE, check_run_directory, write_config
 
 
@@ -44,6 +50,35 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot be written"):
         write_config(make_config(data, tmp_path / "file" / "run"))
+
+
+def test_every_name_above_a_checkpoint_is_on_disk(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut takes a name away whose folder was not synced after it, and all that lies below."""
+    synced: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def renamed(source: Path, target: Path) -> None:
+        replace(source, target)
+        synced.append(f"renamed to {target}")
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(os, "replace", renamed)
+    output = tmp_path / "runs" / "x"
+    config = make_config(data, output)
+    with hold(output, timeout_s=60, say=print, stop=StopRequest()):
+        assert {str(tmp_path), str(tmp_path / "runs")} <= set(synced)
+        assert synced[-2:] == [f"renamed to {output / 'lease.json'}", str(output)]
+        write_config(config)
+        assert synced[-2:] == [f"renamed to {output / 'config.yaml'}", str(output)]
+        synced.clear()
+        writer = CheckpointWriter(output, engine=cast(Engine, _StillEngine(nn.Linear(2, 3))), config=config)
+        writer.save(1, plan_state={})
+        writer.finish()
+        assert {str(output), str(output / "checkpoints")} <= set(synced)
 
 
 def test_a_run_that_never_began_leaves_its_output_free(

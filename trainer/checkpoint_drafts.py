@@ -24,7 +24,7 @@ from trainer.checkpoint_files import (
     write_manifest,
 )
 from trainer.checkpoint_keep import remove
-from trainer.folders import put_in_place, sync_folder
+from trainer.folders import make_folder, put_in_place, sync_folder
 from trainer.locations import Location
 
 NO_MESSAGE = "no space left for a message"
@@ -109,7 +109,8 @@ class _FolderDraft:
         self.files = root / self.name
 
     def begin(self) -> None:
-        self.files.mkdir(parents=True)
+        make_folder(self._root)
+        self.files.mkdir()
 
     def begin_part(self, rank: int) -> None:
         self._writing(rank).touch()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer import lease_store
+from trainer.folders import make_folder, sync_folder
 from trainer.launch import Say, StopRequest
 from trainer.lease_holder import BEATS, Holder, LeaseError, identify, refusal
 from trainer.locations import Location, locate
@@ -58,7 +59,7 @@ def hold(folder: str | Path, *, timeout_s: int, say: Say, stop: StopRequest) -> 
     """
     folder = locate(folder)
     if isinstance(folder, Path):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     holder = take(folder, timeout_s=timeout_s, say=say, stop=stop)
     ended = threading.Event()
 
@@ -204,6 +205,7 @@ def _write(folder: Path, holder: Holder) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, folder / LEASE_NAME)
+        sync_folder(folder)
     except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

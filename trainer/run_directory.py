@@ -16,7 +16,7 @@ from pipeline import storage
 from pipeline.settings import ConfigError, dump_yaml, load_settings, parse_yaml, to_tree, validate
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
-from trainer.folders import find_existing
+from trainer.folders import find_existing, make_folder, sync_folder
 from trainer.lease import belongs_to_lease
 from trainer.lease_store import LEASE_FOLDER
 from trainer.locations import Location, locate
@@ -151,12 +151,13 @@ def write_config(config: TrainerConfig) -> Location:
     temporary = folder / PARTIAL_NAME
     made = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with open(temporary, "w", encoding="utf-8") as stream:
             stream.write(dump_yaml(config))
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
+        sync_folder(folder)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
