@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_faults import save_again_and_again
 from object_store import bucket, s3_server, upload_tree
 from small_runs import make_config
 from stored_checkpoints import fail_times, flip_bit, kept, make_writer, names_in, part_of, write
@@ -47,6 +48,10 @@ def test_what_a_save_leaves(run: str) -> None:
     assert newest == f"{run}/checkpoints/step-00000001"
     assert read_state(newest).step == 1
     assert list(checkpoint.read_weights(newest)) == ["weight", "bias"]
+
+
+def test_a_save_that_is_given_up_is_not_taken_for_the_checkpoint_of_before(run: str) -> None:
+    assert save_again_and_again(f"{run}/checkpoints") == [False, True, False, True]
 
 
 def test_logs_are_sent_before_and_the_manifest_is_written_last(

@@ -135,12 +135,19 @@ def read_json(path: Location) -> Any:
 
 
 def write_manifest(
-    folder: Location, *, step: int, files: Mapping[str, Mapping[str, Any]], attempt: str | None = None
+    folder: Location,
+    *,
+    step: int,
+    files: Mapping[str, Mapping[str, Any]],
+    attempt: str | None = None,
+    draft: str | None = None,
 ) -> None:
-    """Write the list of files; it carries a hash of itself. `attempt`: the folder in `folder` where the files lie."""
+    """Write the list of files; it carries a hash of itself.
+
+    `attempt`: the folder in `folder` where the files lie. `draft`: what the folder was called before the commit.
+    """
     body = {"format": FORMAT, "step": step, "files": {name: dict(entry) for name, entry in files.items()}}
-    if attempt is not None:
-        body["attempt"] = attempt
+    body |= {key: value for key, value in (("attempt", attempt), ("draft", draft)) if value is not None}
     write_json(locate(folder, MANIFEST), {**body, "sha256": _hash_of(body)})
 
 
@@ -155,6 +162,25 @@ def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
 
 def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]]:
     """Where the checkpoint's files lie, and what `read_manifest` returns of them."""
+    path, manifest = locate(folder, MANIFEST), _read_checked(folder)
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    attempt = manifest.get("attempt")
+    place = folder if attempt is None else _inside(folder, attempt, manifest=path)
+    for name in files:
+        _inside(place, name, manifest=path)
+    return place, files
+
+
+def draft_of(folder: Location) -> str | None:
+    """What a checkpoint's folder was called before it was committed; None for those of a store, and older ones.
+
+    Raises CheckpointError where there is no whole manifest.
+    """
+    draft: str | None = _read_checked(folder).get("draft")
+    return draft
+
+
+def _read_checked(folder: Location) -> dict[str, Any]:
     path = locate(folder, MANIFEST)
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -166,12 +192,7 @@ def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]
     if storage.base_name(folder) != step_name(manifest["step"]):
         name = storage.base_name(folder)
         raise CheckpointError(f"{path}: is of step {manifest['step']}, but stands in folder {name}")
-    files: dict[str, dict[str, Any]] = manifest["files"]
-    attempt = manifest.get("attempt")
-    place = folder if attempt is None else _inside(folder, attempt, manifest=path)
-    for name in files:
-        _inside(place, name, manifest=path)
-    return place, files
+    return manifest
 
 
 def _inside(folder: Location, name: str, *, manifest: Location) -> Location:
