@@ -12,6 +12,7 @@ from test_metrics import CONFIG, make_metrics, make_step
 from cluster import dashboard
 from pipeline import gauges
 from pipeline.settings import ConfigError
+from trainer import gauges as run_gauges
 from trainer import trackers
 from trainer.config import LoggingConfig, TrainerConfig
 from trainer.gauges import list_names
@@ -91,6 +92,29 @@ def test_a_tracker_that_fails_does_not_stop_the_run(
     write_steps(tmp_path, "tensorboard", first=0, last=3)
     assert caplog.text.count("the tracker fails (ConnectionError: nobody answers); this start goes on without it") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_runs_of_the_same_last_name_are_two_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, str]] = []
+
+    class Metric:
+        def __init__(self, name: str, *, description: str, tag_keys: tuple[str, ...]) -> None:
+            self._name, self._keys = name, tag_keys
+
+        def set(self, value: float, *, tags: dict[str, str]) -> None:
+            assert self._keys == tuple(tags) == ("run",)
+            taken.append((self._name, tags["run"]))
+
+        inc = set
+
+    monkeypatch.setattr(run_gauges, "Gauge", Metric)
+    monkeypatch.setattr(run_gauges, "Counter", Metric)
+    outputs = ["/runs/a/x", "/runs/b/x", "s3://bucket/runs/x"]
+    for output in outputs:
+        run_gauges.Gauges(output).write_checkpoint(0.5)
+        run_gauges.RestartCount(output).add()
+    for name in ("cloze_checkpoint_pause_s", "cloze_checkpoints", "cloze_restarts"):
+        assert [run for metric, run in taken if metric == name] == outputs
 
 
 def test_the_dashboard_is_what_is_shipped_and_asks_for_names_that_there_are() -> None:
