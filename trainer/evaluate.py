@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -115,7 +116,7 @@ class Evaluator:
         sums = torch.zeros(4, dtype=torch.float64)
         by_source = SourceSums(len(self._sources))
         pairs = masked = labelled = 0
-        with engine.evaluation():
+        with closing(stream), engine.evaluation():
             for data in stream.one_epoch(max_pairs=self._config.evaluation.max_pairs):
                 pairs += data.num_pairs
                 masked += data.num_masked
@@ -133,7 +134,6 @@ class Evaluator:
                     if slot is not None:
                         losses = output.mlm_losses[: slot.num_masked].double().cpu().numpy()
                         by_source.add(slot, losses=losses, unigram=-self._unigram[slot.masked_labels])
-        stream.close()
         totals = torch.cat([sums, torch.from_numpy(by_source.table.ravel())])
         dist.all_reduce(totals)
         mlm, nsp, mlm_correct, nsp_correct = totals[:4].tolist()
