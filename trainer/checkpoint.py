@@ -88,10 +88,11 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
     """
     folder = locate(checkpoint)
     state = read_state(folder)
-    saved = SavedTensors(folder)
-    _check_model(folder, saved=saved.shapes, model=engine.parameter_shapes())
-    engine.restore(saved.read, steps_taken=state.steps_taken, loss_scale=LossScale(**state.loss_scale))
-    for name, generator in saved.read_generators(engine.rank, world_size=engine.world_size).items():
+    with SavedTensors(folder) as saved:
+        _check_model(folder, saved=saved.shapes, model=engine.parameter_shapes())
+        engine.restore(saved.read, steps_taken=state.steps_taken, loss_scale=LossScale(**state.loss_scale))
+        generators = saved.read_generators(engine.rank, world_size=engine.world_size)
+    for name, generator in generators.items():
         if name == "cpu":
             torch.set_rng_state(generator)
         elif engine.device.type == name:
@@ -167,11 +168,11 @@ def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     """Parameter name -> fp32 tensor of its full shape, on the CPU. Verifies first; needs no DeepSpeed."""
     folder = locate(checkpoint)
     verify(folder)
-    saved = SavedTensors(folder)
     weights = {}
-    for name, shape in saved.shapes.items():
-        numel = int(torch.Size(shape).numel())
-        weights[name] = saved.read(name, 0, numel, kinds=("parameter",))["parameter"].view(shape)
+    with SavedTensors(folder) as saved:
+        for name, shape in saved.shapes.items():
+            numel = int(torch.Size(shape).numel())
+            weights[name] = saved.read(name, 0, numel, kinds=("parameter",))["parameter"].view(shape)
     return weights
 
 
