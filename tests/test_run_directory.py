@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import cast
 
@@ -161,6 +162,10 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_is_not_done(
     again = run(group, config)
     assert again.executed == [2]
     assert preflight.check(config).done
+    (bare := tmp_path / "run/checkpoints/step-00000003").mkdir()
+    shutil.copy(tmp_path / "run/checkpoints/step-00000002/state.json", bare)  # alone
+    assert not preflight.check(config).done
+    shutil.rmtree(bare)
     for folder in list_checkpoints(tmp_path / "run"):
         flip_bit(folder / "rank-00000-of-00002.safetensors")
     with pytest.raises(CheckpointError, match="none of its 2 checkpoints verifies"):
