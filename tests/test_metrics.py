@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import write_data_set
 
+from trainer import metrics
 from trainer.config import TrainerConfig
 from trainer.curve import MAX_POINTS, average_down, draw_curve, smooth
 from trainer.evaluate import Evaluation, unigram_log_probabilities
-from trainer.metrics import JsonLines, Progress, RunLog, StepMetrics, duration, read_json_lines
+from trainer.metrics import (
+    JsonLines,
+    Progress,
+    RunLog,
+    StepMetrics,
+    duration,
+    read_json_lines,
+    read_last_lines,
+    read_thinned,
+)
 
 CONFIG = TrainerConfig.model_validate({"data": "d", "output": "o", "batch": {"pairs": 8}, "max_steps": 100})
 
@@ -81,6 +92,44 @@ def test_lines_past_the_checkpoint_are_cut(tmp_path: Path) -> None:
     lines.write({"step": 3, "again": True})
     lines.close()
     assert path.read_text() == kept + '{"step": 3, "again": true}\n'
+
+
+@pytest.mark.parametrize("tail", ["", '{"step": 9', "\0" * 200 + "\n", '{"step": 400}\n'])
+def test_a_long_file_is_cut_and_read_from_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tail: str) -> None:
+    """A run of 1,000,000 steps is resumed and rolled back as fast as a short one, in as little memory."""
+    monkeypatch.setattr(metrics, "BLOCK_BYTES", 100, raising=False)
+    parsed, loads = 0, json.loads
+
+    def counted(text: bytes) -> Any:
+        nonlocal parsed
+        parsed += 1
+        return loads(text)
+
+    monkeypatch.setattr(metrics.json, "loads", counted)
+    path = tmp_path / "m.jsonl"
+    lines = [f'{{"step": {step}}}\n' for step in range(1, 301)]
+    for keep in (0, 1, 2, 150, 298, 299, 300, 350):
+        path.write_text("".join(lines) + tail)
+        parsed = 0
+        JsonLines(path, keep_through=keep).close()
+        assert path.read_text() == "".join(lines[:keep])
+        assert parsed <= 60, keep
+    path.write_text("".join(lines) + tail)
+    parsed = 0
+    assert [read_last_lines(path, through=step)[-1:] for step in (0, 1, 150, 300)] == [
+        *([], [{"step": 1}], [{"step": 150}], [{"step": 300}])
+    ]
+    assert 5 < len(read_last_lines(path, through=300)) < 20
+    assert parsed <= 150
+    assert read_last_lines(tmp_path / "absent.jsonl") == []
+
+
+def test_a_long_file_is_thinned_out(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 301)) + '{"step": 301')
+    assert [record["step"] for record in read_thinned(path, most=4)] == [1, 76, 151, 226, 300]
+    assert read_thinned(path, most=300) == read_json_lines(path)
+    assert read_thinned(tmp_path / "absent.jsonl", most=4) == []
 
 
 @pytest.mark.parametrize("tail", ['{"step": 3, "lo', "\0\0\0\0\0\n", '{"loss": 1}\n', "3\n", '\0\0}\n{"step": 3}\n'])

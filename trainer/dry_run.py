@@ -22,7 +22,7 @@ from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.folders import free_bytes
 from trainer.locations import locate
-from trainer.metrics import METRICS_NAME, duration, read_json_lines
+from trainer.metrics import METRICS_NAME, duration, read_last_lines
 from trainer.model.bert import VOCABULARY_MULTIPLE
 from trainer.phases import OpenPhase, open_phases, resolve_phases
 
@@ -87,7 +87,7 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float) -> 
     if options.tokens_per_second is not None:
         rate, origin = options.tokens_per_second * config.workers, "stated"
     else:
-        steps = read_json_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
+        steps = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
         if steps:
             rate, origin = median(step["tokens_per_second"] for step in steps), "measured in this run"
     if not rate:

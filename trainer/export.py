@@ -27,7 +27,7 @@ from trainer.checkpoint_files import STATE, is_checkpoint
 from trainer.config import TrainerConfig
 from trainer.folders import put_in_place, sync_folder
 from trainer.locations import Location, locate
-from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
+from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 from trainer.model_card import render_model_card
 from trainer.phases import resolve_phases
 from trainer.pretrained import CONFIG_FILE, WEIGHTS_FILE
@@ -183,8 +183,8 @@ def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
 
 def _last_record(checkpoint: Location, *, name: str, step: int) -> dict[str, Any] | None:
     run = storage.parent_of(storage.parent_of(checkpoint))
-    records = read_json_lines(locate(run, name))
-    return next((record for record in reversed(records) if record["step"] <= step), None)
+    records = read_last_lines(locate(run, name), through=step)
+    return records[-1] if records else None
 
 
 def _read_text(path: str) -> str:

@@ -20,7 +20,7 @@ from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
-from trainer.metrics import EVALUATIONS_NAME, read_json_lines
+from trainer.metrics import EVALUATIONS_NAME, read_last_lines
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
 from trainer.run_directory import check_run_directory
@@ -84,7 +84,7 @@ def check(config: TrainerConfig) -> Checked:
     changes = check_run_directory(config)
     refuse_if_alive(config.output)
     step = check_checkpoints(config, phases=opened)
-    evaluations = read_json_lines(locate(config.output, EVALUATIONS_NAME))
+    evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
     lines = []
     for each in opened:

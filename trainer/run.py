@@ -26,7 +26,7 @@ from trainer.curve import draw_curve
 from trainer.evaluate import Evaluation
 from trainer.launch import Outcome, Say, StopRequest, WorkerError, stop_on_signals
 from trainer.lease import hold
-from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
+from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 from trainer.preflight import SAMPLE_CONFIG, check, read_config
 from trainer.restarts import run_attempts
 from trainer.run_directory import check_fresh, write_config
@@ -125,8 +125,8 @@ def show_results(config: TrainerConfig, *, say: Say, done_before: bool) -> None:
     """Draw the curve and say where everything is."""
     files = RunFiles(config.output, working_folder=config.working_folder)
     files.bring([METRICS_NAME, EVALUATIONS_NAME])
-    steps = read_json_lines(files.folder / METRICS_NAME)
-    evaluations = read_json_lines(files.folder / EVALUATIONS_NAME)
+    steps = read_last_lines(files.folder / METRICS_NAME)
+    evaluations = read_last_lines(files.folder / EVALUATIONS_NAME)
     if done_before:
         say(f"all {config.max_steps} steps are done; nothing to train")
         for line in Evaluation(**evaluations[-1]).lines() if evaluations else ():
