@@ -45,6 +45,7 @@ def test_sources_are_said_and_recorded_by_name() -> None:
     assert record["mlm_loss/books-en"] == 3.25
     assert (record["pairs/books-en"], record["masked/books-en"], record["unigram_loss/books-en"]) == (4, 60, 6.0)
     assert "sources" not in record
+    assert Evaluation.of(record) == evaluation  # as a finished run is told again
 
 
 def test_losses_by_source_add_up_on_any_number_of_workers(
