@@ -62,7 +62,7 @@ def make_step(*rows: tuple[int, int, int]) -> SimpleNamespace:
 
 
 def open_log(folder: Path, *, said: list[str], resume_step: int = 0, rank: int = 0, **logging: object) -> RunLog:
-    config = CONFIG.model_copy(update={"logging": CONFIG.logging.model_copy(update={"tensorboard": False, **logging})})
+    config = CONFIG.model_copy(update={"logging": CONFIG.logging.model_copy(update={"tracker": "none", **logging})})
     return RunLog(folder, config=config, rank=rank, world_size=2, resume_step=resume_step, say=said.append)
 
 
@@ -198,7 +198,7 @@ def test_tensorboard_has_the_scalars_and_forgets_what_is_done_again(tmp_path: Pa
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     for resume_step, steps in ((0, (1, 2, 3)), (1, (2,))):
-        log = open_log(tmp_path, said=[], resume_step=resume_step, tensorboard=True)
+        log = open_log(tmp_path, said=[], resume_step=resume_step, tracker="tensorboard")
         for step in steps:
             metrics = make_metrics(step, loss=float(10 * resume_step + step))
             log.write_step(metrics, data=make_step(), show=False)  # type: ignore[arg-type]

@@ -41,6 +41,13 @@ def test_an_output_that_is_no_run_directory(tmp_path: Path, data: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]", b"logging: 1", b"a: ]"])
+def test_a_config_that_no_run_wrote_is_named(tmp_path: Path, data: Path, content: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}/config\.yaml(:| line)"):
+        check_run_directory(make_config(data, tmp_path))
+
+
 def test_an_output_that_may_not_be_written(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(ConfigError, match=f"no permission to write in {tmp_path}"):

@@ -21,16 +21,16 @@ from torch import Tensor
 
 from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, file_sha256, read_manifest, resolve_inside
-from pipeline.settings import fail, validate
+from pipeline.settings import fail
 from trainer.checkpoint import newest_verified, read_state, read_weights
 from trainer.checkpoint_files import STATE, is_checkpoint
-from trainer.config import TrainerConfig
 from trainer.folders import put_in_place, sync_folder
 from trainer.locations import Location, locate
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 from trainer.model_card import render_model_card
 from trainer.phases import resolve_phases
 from trainer.pretrained import CONFIG_FILE, WEIGHTS_FILE
+from trainer.run_directory import validate_saved
 from trainer.transformers_layout import MODEL_TYPES, to_transformers, transformers_config
 
 MARKER = "cloze_export.json"
@@ -65,7 +65,7 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     _check_target(target)
     checkpoint = _find_checkpoint(locate(source))
     state = read_state(checkpoint)
-    config = validate(TrainerConfig, state.config, origin=str(locate(checkpoint, STATE)))
+    config = validate_saved(state.config, origin=str(locate(checkpoint, STATE)))
     root = str(data if data is not None else resolve_phases(config)[-1].config.data)
     manifest, tokenizer_files = _open_tokenizer(root)
     if state.data_hash and state.data_hash != manifest.hash:

@@ -7,13 +7,14 @@ differs in such a setting is refused, not started from zero and not mixed in.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.settings import ConfigError, dump_yaml, load_settings, parse_yaml, to_tree, validate
+from pipeline.settings import ConfigError, dump_yaml, parse_yaml, to_tree, validate
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
 from trainer.folders import find_existing, make_folder, sync_folder
@@ -132,10 +133,23 @@ def read_run_config(run: Location) -> TrainerConfig | None:
     path = locate(run, CONFIG_NAME)
     if storage.find_file(path) is None:
         return None
-    if isinstance(path, Path):
-        return load_settings(TrainerConfig, file=path)
-    tree = parse_yaml(storage.read_bytes(path).decode("utf-8"), origin=path)
-    return validate(TrainerConfig, tree, origin=path)
+    try:
+        tree = parse_yaml(storage.read_bytes(path).decode("utf-8"), origin=str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: must hold a mapping of settings, found {type(tree).__name__}")
+    return validate_saved(tree, origin=str(path))
+
+
+def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
+    """The config that a run or a checkpoint holds; `logging.tensorboard` of earlier versions becomes the tracker."""
+    logging = tree.get("logging")
+    if isinstance(logging, Mapping) and "tensorboard" in logging:
+        tracker = logging.get("tracker") or ("tensorboard" if logging["tensorboard"] else "none")
+        others = {key: value for key, value in logging.items() if key != "tensorboard"}
+        tree = {**tree, "logging": {**others, "tracker": tracker}}
+    return validate(TrainerConfig, tree, origin=origin)
 
 
 def write_config(config: TrainerConfig) -> Location:
