@@ -131,8 +131,8 @@ def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
 
 
 def describe_machines(config: TrainerConfig) -> str:
-    """Where the workers would run; ConfigError where they do not fit. Connects to a Ray cluster that there is, and
-    starts none."""
+    """Where the workers would run; ConfigError where they do not fit. Asks a Ray cluster that there is, and starts
+    none."""
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     if config.launcher == "processes":
         from trainer.launch_processes import resolve_device
@@ -143,9 +143,7 @@ def describe_machines(config: TrainerConfig) -> str:
 
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith(("http://", "https://")):
-        return (
-            f"machines: not looked at: RAY_ADDRESS={address} takes jobs alone; submit the dry run as a job, or unset it"
-        )
+        return _describe_from_afar(config, address)
     if address:
         with launch_ray.ray_session(config) as settled:
             return f"machines: {config.workers} workers on {settled.device} fit the cluster {address}"
@@ -153,3 +151,19 @@ def describe_machines(config: TrainerConfig) -> str:
     resources = {"CPU": float(max(cores, needed)), "GPU": float(gpus)}
     device = launch_ray.check_resources(config, resources, cluster=False).device
     return f"machines: {config.workers} workers on {device}, this machine has {cores} cores and {gpus} GPUs"
+
+
+def _describe_from_afar(config: TrainerConfig, address: str) -> str:
+    """As the dashboard tells it, where jobs are submitted: nobody outside the cluster can join it."""
+    from trainer import launch_ray, ray_dashboard
+    from trainer.ray_watch import largest_resources
+
+    try:
+        present = ray_dashboard.list_resources(address)
+    except ConnectionError as error:
+        return (
+            f"machines: not looked at: the dashboard at RAY_ADDRESS={address} does not tell its nodes ({error}); "
+            f"`ray job submit -- python trainer/run.py {FLAG} ...` looks from inside the cluster"
+        )
+    device = launch_ray.check_resources(config, largest_resources(present, config=None), cluster=True).device
+    return f"machines: {config.workers} workers on {device} fit the cluster {address}"
