@@ -78,7 +78,11 @@ def test_an_evaluation_that_fails_leaves_nothing_reading(tmp_path: Path, monkeyp
     manifest = read_manifest(tmp_path / "data")
     evaluator = Evaluator(config, manifest=manifest, shape=derive_shape(manifest, batch=config.batch))
     closed: list[SlotStream] = []
-    monkeypatch.setattr(SlotStream, "close", lambda stream: closed.append(stream))
+
+    def close(stream: SlotStream) -> None:
+        closed.append(stream)
+
+    monkeypatch.setattr(SlotStream, "close", close)
     engine = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), evaluation=fail)
     monkeypatch.setattr(evaluate, "sum_over_ranks", lambda counts: counts)
     with pytest.raises(RuntimeError, match="out of memory"):

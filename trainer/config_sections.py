@@ -172,8 +172,8 @@ class LoggingConfig(Settings):
     every_steps: Positive = 10
     """Steps between progress lines; metrics.jsonl has every step."""
     tracker: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
-    """Where the run is followed beside its own files. tensorboard: in RUN/tensorboard. wandb: offline in RUN/wandb unless
-    WANDB_MODE says otherwise. mlflow: in RUN/mlflow unless MLFLOW_TRACKING_URI says otherwise."""
+    """Where the run is followed beside its own files. tensorboard: in RUN/tensorboard. wandb: offline in RUN/wandb
+    unless WANDB_MODE says otherwise. mlflow: in RUN/mlflow unless MLFLOW_TRACKING_URI says otherwise."""
     peak_tflops: PositiveFloat | None = None
     """Dense bf16 peak of a GPU, 10^12 operations a second, for the share in the metrics; null: by the device's name."""
     row_ids: bool = False
