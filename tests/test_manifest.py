@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from synthetic import write_data_set
 
 from pipeline.manifest import (
     MANIFEST_NAME,
@@ -14,7 +15,6 @@ from pipeline.manifest import (
     read_manifest,
     write_manifest,
 )
-from synthetic import write_data_set
 
 
 @pytest.fixture
