@@ -24,6 +24,7 @@ from pipeline.config import PipelineConfig
 from pipeline.engine_config import KEYS
 from pipeline.settings import ConfigError, Settings, dump_yaml, fail, load_settings, split_arguments, to_tree
 from trainer.config import TrainerConfig
+from trainer.ray_dashboard import send_token
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -92,8 +93,7 @@ def connect() -> JobSubmissionClient:
             f"RAY_ADDRESS={address or ''}: give the address of the cluster's dashboard, such as http://127.0.0.1:8265 "
             f"(cluster/README.md says how to reach it), or start a cluster here with `make local-cluster`"
         )
-    if "RAY_AUTH_MODE" not in os.environ and has_token():
-        os.environ["RAY_AUTH_MODE"] = "token"  # otherwise Ray's client does not send the token that it has
+    send_token()
     from ray.job_submission import JobSubmissionClient
 
     try:
@@ -103,13 +103,6 @@ def connect() -> JobSubmissionClient:
             f"RAY_ADDRESS={address}: {' '.join(str(error).split())}; is the tunnel open, and RAY_AUTH_TOKEN or "
             f"~/.ray/auth_token the cluster's?"
         ) from error
-
-
-def has_token() -> bool:
-    """Whether there is a token to send."""
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    file = Path(named) if named else Path.home() / ".ray" / "auth_token"
-    return bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()
 
 
 def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local: LocalCluster | None) -> int:

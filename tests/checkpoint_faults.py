@@ -10,6 +10,8 @@ from typing import Any
 from toy_training import make_config, make_engine
 
 from trainer import checkpoint
+from trainer.checkpoint_drafts import open_draft
+from trainer.locations import Location
 
 
 def resume_nothing(rank: int, run: str) -> Any:
@@ -40,3 +42,21 @@ def listen(function: Callable[..., Any], *args: Any) -> list[str]:
     function(*args)
     logging.getLogger("trainer").removeHandler(handler)
     return messages
+
+
+def save_again_and_again(root: Location) -> list[bool | None]:
+    """Drafts of one step, of which the first and the third are given up: what another rank takes them for."""
+    found = []
+    for token, given_up in ((1, True), (2, False), (3, True), (4, False)):
+        mine, other = (open_draft(root, step=10, token=token, world_size=1) for _ in range(2))
+        mine.begin()
+        mine.begin_part(0)
+        mine.end_part(0, entries={})
+        assert other.is_committed() is None
+        mine.seal({})
+        if given_up:
+            mine.give_up()
+        else:
+            mine.commit()
+        found.append(other.is_committed())
+    return found

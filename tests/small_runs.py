@@ -70,7 +70,7 @@ def make_config(data: Path, output: Path, **changes: Any) -> TrainerConfig:
         "threads_per_worker": 1,
         "optimizer": {"learning_rate": 3e-3},
         "checkpoint": {"every_steps": 1000},
-        "logging": {"tensorboard": False, "row_ids": True, "every_steps": 1000},
+        "logging": {"tracker": "none", "row_ids": True, "every_steps": 1000},
         "evaluation": {"max_pairs": 16},
     }
     return TrainerConfig.model_validate({**settings, **changes})

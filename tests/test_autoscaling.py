@@ -135,7 +135,7 @@ def test_work_brings_nodes_of_its_kind_alone_and_they_go(
         max_steps=MAX_STEPS,
         min_workers=1,
         resize_interval_s=1,
-        logging={"every_steps": 1, "tensorboard": False},
+        logging={"every_steps": 1, "tracker": "none"},
     )
 
     def preprocess() -> str:  # in here, so that workers need not import this file

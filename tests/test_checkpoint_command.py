@@ -13,9 +13,9 @@ from small_runs import make_config
 from torch import nn
 from untrained_run import _StillEngine
 
-from trainer import checkpoint_command, checkpoint_writer
+from trainer import checkpoint_command, checkpoint_writer, folders
 from trainer.checkpoint import CheckpointError, CheckpointWriter, list_checkpoints, newest_verified, read_state
-from trainer.checkpoint_files import put_back, step_of
+from trainer.checkpoint_files import put_back, read_manifest, step_of, write_json, write_manifest
 from trainer.checkpoint_keep import choose_kept, held_out_losses
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.engine import Engine
@@ -185,7 +185,7 @@ def test_a_save_without_room_is_refused_with_both_numbers(
 
 
 def test_room_is_that_of_the_folder_or_its_first_parent(tmp_path: Path) -> None:
-    assert checkpoint_writer.free_bytes(tmp_path / "a" / "b") > 0
+    assert folders.free_bytes(tmp_path / "a" / "b") > 0
 
 
 # ---- the command
@@ -266,6 +266,8 @@ def test_a_checkpoint_of_before_is_still_read(run: Path) -> None:
     folder = list_checkpoints(run)[0]
     state = json.loads((folder / "state.json").read_text())
     del state["guard"], state["data_hash"]
-    (folder / "state.json").write_text(json.dumps(state))
+    files = read_manifest(folder)
+    files["state.json"] = write_json(folder / "state.json", state)
+    write_manifest(folder, step=state["step"], files=files)
     assert read_state(folder).guard == {}
     assert read_state(folder).data_hash == ""

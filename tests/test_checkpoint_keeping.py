@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_faults import fail_to_write, flip_bit, listen, resume_nothing
+from checkpoint_faults import fail_to_write, flip_bit, listen, resume_nothing, save_again_and_again
 from toy_training import make_config, make_engine
 from worker_group import WorkerGroup
 
@@ -57,6 +57,11 @@ def test_saving_again_replaces_and_drops_the_abandoned_future(worker_group: Grou
     worker_group(1).run(save_steps, str(tmp_path), [2], {"keep_last": 3})
     assert kept(tmp_path) == [1, 2]
     assert newest_verified(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
+
+
+def test_a_save_that_is_given_up_is_not_taken_for_the_checkpoint_of_before(tmp_path: Path) -> None:
+    """The same step is saved again after a run went back; an earlier save of it may stand there."""
+    assert save_again_and_again(tmp_path) == [False, True, False, True]
 
 
 def test_generators_continue(worker_group: Groups, tmp_path: Path) -> None:

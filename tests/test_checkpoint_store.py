@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_faults import save_again_and_again
 from object_store import bucket, s3_server, upload_tree
 from small_runs import make_config
 from stored_checkpoints import fail_times, flip_bit, kept, make_writer, names_in, part_of, write
@@ -16,10 +17,11 @@ from worker_group import WorkerGroup
 from pipeline import storage
 from pipeline.settings import ConfigError
 from pipeline.storage import StorageError
-from trainer import checkpoint, checkpoint_command, checkpoint_writer, run_files
+from trainer import checkpoint, checkpoint_command, checkpoint_ranges, checkpoint_writer, run_files
 from trainer.checkpoint import CheckpointError, newest_verified, read_state
-from trainer.checkpoint_files import open_manifest, read_manifest, step_name, step_of, write_manifest
+from trainer.checkpoint_files import open_manifest, read_manifest, step_name, step_of, write_manifest, write_tensors
 from trainer.checkpoint_ranges import RangedTensors
+from trainer.checkpoint_slices import SavedTensors
 from trainer.metrics import EVALUATIONS_NAME
 from trainer.run_directory import write_config
 from trainer.run_files import RunFiles
@@ -47,6 +49,10 @@ def test_what_a_save_leaves(run: str) -> None:
     assert newest == f"{run}/checkpoints/step-00000001"
     assert read_state(newest).step == 1
     assert list(checkpoint.read_weights(newest)) == ["weight", "bias"]
+
+
+def test_a_save_that_is_given_up_is_not_taken_for_the_checkpoint_of_before(run: str) -> None:
+    assert save_again_and_again(f"{run}/checkpoints") == [False, True, False, True]
 
 
 def test_logs_are_sent_before_and_the_manifest_is_written_last(
@@ -198,9 +204,6 @@ def test_streams_are_written_in_pieces_on_disks_and_stores(bucket: str, tmp_path
 
 
 def test_only_what_is_asked_for_is_read(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer import checkpoint_ranges
-    from trainer.checkpoint_files import write_tensors
-
     url = f"{bucket}/part.safetensors"
     values = torch.arange(200_000, dtype=torch.float32)
     write_tensors(url, tensors={"a": values, "b": torch.tensor([1, 2, 3], dtype=torch.uint8)}, metadata={"k": "v"})
@@ -226,6 +229,31 @@ def test_only_what_is_asked_for_is_read(bucket: str, monkeypatch: pytest.MonkeyP
         storage.write_bytes(url, content)
         with pytest.raises(CheckpointError, match="is not a safetensors file"):
             RangedTensors(url)
+
+
+def test_parts_are_closed_and_their_buffers_bounded(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of 1,024 ranks has as many parts, and each rank opens them all."""
+    write(run, 1)
+    opened: list[Any] = []
+    original = storage.open_input
+
+    def noted(*args: Any, **named: Any) -> Any:
+        opened.append(original(*args, **named))
+        return opened[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "open_input", noted)
+        folder = newest_verified(run)
+        assert folder is not None
+        checkpoint.read_weights(folder)
+        place, _ = open_manifest(folder)
+        storage.write_bytes(storage.join(place, "rank-00000-of-00001.safetensors"), b"torn")
+        with pytest.raises(CheckpointError, match="is not a safetensors file"), SavedTensors(folder):
+            raise AssertionError("was opened")
+    assert len(opened) > 3
+    assert all(file.closed for file in opened)
+    assert checkpoint_ranges.read_ahead_of(1) == checkpoint_ranges.READ_AHEAD_BYTES
+    assert checkpoint_ranges.read_ahead_of(1024) * 1024 == 256 * 2**20
 
 
 # ---- a store that fails

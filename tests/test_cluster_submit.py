@@ -16,6 +16,7 @@ from cluster import local, notice, submit
 from pipeline.config import PipelineConfig
 from pipeline.settings import ConfigError, dump_yaml, validate
 from trainer.preflight import PATH_KEYS
+from trainer.ray_dashboard import has_token
 
 RAY_VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -83,14 +84,14 @@ def test_a_silent_head_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_a_token_is_found_wherever_ray_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not submit.has_token()
+    assert not has_token()
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("t")
-    assert submit.has_token()
+    assert has_token()
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "elsewhere"))
-    assert not submit.has_token()
+    assert not has_token()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "t")
-    assert submit.has_token()
+    assert has_token()
 
 
 def test_only_code_and_the_config_travel_and_not_too_much(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import ray
@@ -72,11 +74,53 @@ def test_the_rate_of_a_run_that_has_begun_is_used(
     assert "time: not known; give --tokens-per-second=N" in capsys.readouterr().out
 
 
-def test_a_dashboard_is_not_asked_for_its_machines(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes jobs alone; RAY_ADDRESS names one where jobs are submitted."""
-    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
-    config = make_config(data, tmp_path / "run", launcher="ray")
-    assert dry_run.describe_machines(config).startswith("machines: not looked at: RAY_ADDRESS=http://127.0.0.1:8265 ")
+class Dashboard(BaseHTTPRequestHandler):
+    """Two nodes, of which one may grow the cluster by GPUs; as Ray's own answers."""
+
+    asked: ClassVar[list[str]] = []
+    nodes: ClassVar[list[dict[str, float]]] = [
+        {"CPU": 1.0, "memory": 8e9, "grows_to_GPU": 16.0},
+        {"CPU": 1.0, "memory": 8e9},
+    ]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        told = {"node_id": "a", "node_ip": "b", "is_head_node": False, "state": "ALIVE", "state_message": None}
+        nodes = [{**told, "node_name": "c", "labels": {}, "resources_total": each} for each in self.nodes]
+        listed = {"total": 2, "num_after_truncation": 2, "num_filtered": 2, "result": nodes}
+        body = json.dumps({"result": True, "msg": "", "data": {"result": listed}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_a_dashboard_tells_the_machines_of_its_cluster(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RAY_ADDRESS names one where jobs are submitted."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Dashboard) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        config = make_config(data, tmp_path / "run", launcher="ray", cpus_per_worker=0.5)
+        assert dry_run.describe_machines(config) == f"machines: 2 workers on cpu fit the cluster {address}"
+        grown = config.model_copy(update={"device": "cuda", "workers": 16})
+        assert dry_run.describe_machines(grown) == f"machines: 16 workers on cuda fit the cluster {address}"
+        with pytest.raises(ConfigError, match="workers=17 need 17 GPUs, the Ray cluster has 16"):
+            dry_run.describe_machines(config.model_copy(update={"device": "cuda", "workers": 17}))
+        with pytest.raises(ConfigError, match=r"need 2.5 logical CPUs, the Ray cluster has 2"):
+            dry_run.describe_machines(config.model_copy(update={"workers": 3}))
+        server.shutdown()
+    assert all(path.startswith("/api/v0/nodes?") for path in Dashboard.asked)
+    assert not ray.is_initialized()
+    line = dry_run.describe_machines(config)
+    assert line.startswith(f"machines: not looked at: the dashboard at RAY_ADDRESS={address} does not tell its nodes (")
+    assert line.endswith("`ray job submit -- python trainer/run.py --dry-run ...` looks from inside the cluster")
 
 
 @pytest.mark.parametrize(
@@ -107,9 +151,9 @@ def test_a_full_disk_is_refused_and_a_short_one_is_told(
     config = make_config(data, tmp_path / "run")
     size = dry_run.count_parameters(config.model, vocabulary_size=256) * 12
     for free, text in ((size * 2, "WARNING: that is not enough"), (size * 9, "are free")):
-        monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        monkeypatch.setattr(dry_run, "free_bytes", lambda folder, free=free: free)
         assert text in dry_run.describe_room(config, vocabulary_size=256)
-    monkeypatch.setattr(dry_run.shutil, "disk_usage", lambda path: SimpleNamespace(free=size - 1))
+    monkeypatch.setattr(dry_run, "free_bytes", lambda folder: size - 1)
     with pytest.raises(ConfigError, match=r"run: a checkpoint needs \d.*; free space, or give another output"):
         dry_run.describe_room(config, vocabulary_size=256)
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
+import torch
 from small_runs import make_config, run
 from synthetic import write_data_set
 from test_batches import make_slot
 from worker_group import WorkerGroup
 
 from pipeline.manifest import read_manifest
-from trainer.evaluate import Evaluation, SourceLoss, SourceSums
+from trainer import evaluate
+from trainer.engine import Engine
+from trainer.evaluate import Evaluation, Evaluator, SourceLoss, SourceSums
+from trainer.ingest import SlotStream
 from trainer.metrics import read_json_lines
+from trainer.shapes import derive_shape
 
 
 def test_sums_by_hand() -> None:
@@ -38,6 +45,7 @@ def test_sources_are_said_and_recorded_by_name() -> None:
     assert record["mlm_loss/books-en"] == 3.25
     assert (record["pairs/books-en"], record["masked/books-en"], record["unigram_loss/books-en"]) == (4, 60, 6.0)
     assert "sources" not in record
+    assert Evaluation.of(record) == evaluation  # as a finished run is told again
 
 
 def test_losses_by_source_add_up_on_any_number_of_workers(
@@ -62,6 +70,30 @@ def test_losses_by_source_add_up_on_any_number_of_workers(
         assert len({record[f"mlm_loss/source-{number}"] for number in range(3)}) == 3
         records.append(record)
     assert records[1] == pytest.approx(records[0], rel=1e-4)
+
+
+def test_an_evaluation_that_fails_leaves_nothing_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data_set(tmp_path / "data", row_groups=1, rows=40, max_seq_length=32, vocabulary_size=256)
+    config = make_config(tmp_path / "data", tmp_path / "run", workers=1, evaluation={"max_pairs": None})
+    manifest = read_manifest(tmp_path / "data")
+    evaluator = Evaluator(config, manifest=manifest, shape=derive_shape(manifest, batch=config.batch))
+    closed: list[SlotStream] = []
+
+    def close(stream: SlotStream) -> None:
+        closed.append(stream)
+
+    monkeypatch.setattr(SlotStream, "close", close)
+    engine = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), evaluation=fail)
+    monkeypatch.setattr(evaluate, "sum_over_ranks", lambda counts: counts)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        evaluator.evaluate(cast(Engine, engine), step=1)
+    (stream,) = closed
+    monkeypatch.undo()
+    stream.close()
+
+
+def fail() -> None:
+    raise RuntimeError("out of memory")
 
 
 def test_a_single_source_is_not_said_twice(worker_group: Callable[[int], WorkerGroup], tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_stopped_job_is_continued_by_one_with_uploaded_code(
     write_small_set(data)
     settings = [
         *(f"data={data}", f"output={output}", f"max_steps={MAX_STEPS}", "batch.pairs=8", "batch.lanes=4"),
-        *("logging.tensorboard=false", "evaluation.max_pairs=16", "checkpoint.every_steps=1000"),
+        *("logging.tracker=none", "evaluation.max_pairs=16", "checkpoint.every_steps=1000"),
         *("threads_per_worker=1", "workers=1"),
     ]
     head.submit("--no-wait", "--submission-id=first", "--", sys.executable, "trainer/run.py", *settings)

@@ -214,6 +214,7 @@ def test_what_is_no_claim_is_passed_over(run: str) -> None:
     for content in (b"", b"{}", b"[1]", b'{"holder": {"token": 1}}'):
         storage.write_bytes(f"{run}/lease/00000007-x.json", content)
         release(run, token=acquire(run))
+        assert claims(run) == ["00000007-x.json"]
 
 
 def test_a_lost_lease_asks_the_run_to_stop_and_is_not_given_back(run: str) -> None:

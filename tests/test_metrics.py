@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import write_data_set
 
+from trainer import metrics
 from trainer.config import TrainerConfig
 from trainer.curve import MAX_POINTS, average_down, draw_curve, smooth
 from trainer.evaluate import Evaluation, unigram_log_probabilities
-from trainer.metrics import JsonLines, Progress, RunLog, StepMetrics, duration, read_json_lines
+from trainer.metrics import (
+    JsonLines,
+    Progress,
+    RunLog,
+    StepMetrics,
+    duration,
+    read_json_lines,
+    read_last_lines,
+    read_thinned,
+)
 
 CONFIG = TrainerConfig.model_validate({"data": "d", "output": "o", "batch": {"pairs": 8}, "max_steps": 100})
 
@@ -51,7 +62,7 @@ def make_step(*rows: tuple[int, int, int]) -> SimpleNamespace:
 
 
 def open_log(folder: Path, *, said: list[str], resume_step: int = 0, rank: int = 0, **logging: object) -> RunLog:
-    config = CONFIG.model_copy(update={"logging": CONFIG.logging.model_copy(update={"tensorboard": False, **logging})})
+    config = CONFIG.model_copy(update={"logging": CONFIG.logging.model_copy(update={"tracker": "none", **logging})})
     return RunLog(folder, config=config, rank=rank, world_size=2, resume_step=resume_step, say=said.append)
 
 
@@ -83,10 +94,49 @@ def test_lines_past_the_checkpoint_are_cut(tmp_path: Path) -> None:
     assert path.read_text() == kept + '{"step": 3, "again": true}\n'
 
 
-@pytest.mark.parametrize("tail", ['{"step": 3, "lo', "\0\0\0\0\0\n", '{"loss": 1}\n'])
+@pytest.mark.parametrize("tail", ["", '{"step": 9', "\0" * 200 + "\n", '{"step": 400}\n'])
+def test_a_long_file_is_cut_and_read_from_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tail: str) -> None:
+    """A run of 1,000,000 steps is resumed and rolled back as fast as a short one, in as little memory."""
+    monkeypatch.setattr(metrics, "BLOCK_BYTES", 100, raising=False)
+    parsed, loads = 0, json.loads
+
+    def counted(text: bytes) -> Any:
+        nonlocal parsed
+        parsed += 1
+        return loads(text)
+
+    monkeypatch.setattr(metrics.json, "loads", counted)
+    path = tmp_path / "m.jsonl"
+    lines = [f'{{"step": {step}}}\n' for step in range(1, 301)]
+    for keep in (0, 1, 2, 150, 298, 299, 300, 350):
+        path.write_text("".join(lines) + tail)
+        parsed = 0
+        JsonLines(path, keep_through=keep).close()
+        assert path.read_text() == "".join(lines[:keep])
+        assert parsed <= 60, keep
+    path.write_text("".join(lines) + tail)
+    parsed = 0
+    assert [read_last_lines(path, through=step)[-1:] for step in (0, 1, 150, 300)] == [
+        *([], [{"step": 1}], [{"step": 150}], [{"step": 300}])
+    ]
+    assert 5 < len(read_last_lines(path, through=300)) < 20
+    assert parsed <= 150
+    assert read_last_lines(tmp_path / "absent.jsonl") == []
+
+
+def test_a_long_file_is_thinned_out(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 301)) + '{"step": 301')
+    assert [record["step"] for record in read_thinned(path, most=4)] == [1, 76, 151, 226, 300]
+    assert read_thinned(path, most=300) == read_json_lines(path)
+    assert read_thinned(tmp_path / "absent.jsonl", most=4) == []
+
+
+@pytest.mark.parametrize("tail", ['{"step": 3, "lo', "\0\0\0\0\0\n", '{"loss": 1}\n', "3\n", '\0\0}\n{"step": 3}\n'])
 def test_a_torn_or_unwritten_end_is_cut(tmp_path: Path, tail: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n' + tail)
+    assert read_json_lines(path) == [{"step": 1}, {"step": 2}]  # so do those who read before the run goes on
     JsonLines(path, keep_through=9).close()
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
@@ -148,7 +198,7 @@ def test_tensorboard_has_the_scalars_and_forgets_what_is_done_again(tmp_path: Pa
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     for resume_step, steps in ((0, (1, 2, 3)), (1, (2,))):
-        log = open_log(tmp_path, said=[], resume_step=resume_step, tensorboard=True)
+        log = open_log(tmp_path, said=[], resume_step=resume_step, tracker="tensorboard")
         for step in steps:
             metrics = make_metrics(step, loss=float(10 * resume_step + step))
             log.write_step(metrics, data=make_step(), show=False)  # type: ignore[arg-type]

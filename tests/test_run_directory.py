@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from typing import cast
 
 import pytest
+from checkpoint_faults import flip_bit
 from small_runs import make_config, run, write_small_set
+from torch import nn
+from untrained_run import _StillEngine
 from worker_group import WorkerGroup
 
 from pipeline.settings import ConfigError, load_settings
 from trainer import preflight
-from trainer.checkpoint import list_checkpoints
+from trainer.checkpoint import CheckpointError, CheckpointWriter, list_checkpoints
 from trainer.config import TrainerConfig
+from trainer.engine import Engine
+from trainer.launch import StopRequest
+from trainer.lease import hold
 from trainer.run_directory import MAY_CHANGE, check_run_directory, write_config
 
 
@@ -33,6 +41,13 @@ def test_an_output_that_is_no_run_directory(tmp_path: Path, data: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]", b"logging: 1", b"a: ]"])
+def test_a_config_that_no_run_wrote_is_named(tmp_path: Path, data: Path, content: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}/config\.yaml(:| line)"):
+        check_run_directory(make_config(data, tmp_path))
+
+
 def test_an_output_that_may_not_be_written(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(ConfigError, match=f"no permission to write in {tmp_path}"):
@@ -43,6 +58,35 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot be written"):
         write_config(make_config(data, tmp_path / "file" / "run"))
+
+
+def test_every_name_above_a_checkpoint_is_on_disk(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut takes a name away whose folder was not synced after it, and all that lies below."""
+    synced: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def record(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def renamed(source: Path, target: Path) -> None:
+        replace(source, target)
+        synced.append(f"renamed to {target}")
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(os, "replace", renamed)
+    output = tmp_path / "runs" / "x"
+    config = make_config(data, output)
+    with hold(output, timeout_s=60, say=print, stop=StopRequest()):
+        assert {str(tmp_path), str(tmp_path / "runs")} <= set(synced)
+        assert synced[-2:] == [f"renamed to {output / 'lease.json'}", str(output)]
+        write_config(config)
+        assert synced[-2:] == [f"renamed to {output / 'config.yaml'}", str(output)]
+        synced.clear()
+        writer = CheckpointWriter(output, engine=cast(Engine, _StillEngine(nn.Linear(2, 3))), config=config)
+        writer.save(1, plan_state={})
+        writer.finish()
+        assert {str(output), str(output / "checkpoints")} <= set(synced)
 
 
 def test_a_run_that_never_began_leaves_its_output_free(
@@ -58,6 +102,7 @@ def test_a_run_that_never_began_leaves_its_output_free(
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml.partial").write_text("data:")  # killed while it wrote
+    (tmp_path / "run" / ".lease.json.0123abcd").write_text("{")  # and one that was killed before
     assert check_run_directory(config) == []
 
 
@@ -101,6 +146,34 @@ def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
         patch.setattr(preflight, "check_run_directory", lambda config: [])  # which refuses another seed before
         with pytest.raises(ValueError, match="the checkpoint at step 1 belongs to plan"):
             preflight.check(config.model_copy(update={"seed": 1}))
-    for content in ("{", "{}", "[1]"):
-        (list_checkpoints(tmp_path / "run")[0] / "state.json").write_text(content)
+    (folder,) = list_checkpoints(tmp_path / "run")
+    state = (folder / "state.json").read_text()
+    flipped = (
+        state.replace(known, changed) for known, changed in (("epoch", "epocj"), ('data_hash": "', 'data_hash": "0'))
+    )
+    for content in ("{", "{}", "[1]", *flipped):
+        (folder / "state.json").write_text(content)
         assert preflight.check(config).lines  # the workers pass over a checkpoint that is not whole, or refuse
+
+
+def test_a_finished_run_whose_last_checkpoint_is_damaged_is_not_done(
+    worker_group: object, tmp_path: Path, data: Path
+) -> None:
+    group = worker_group(2)  # type: ignore[operator]
+    assert isinstance(group, WorkerGroup)
+    config = make_config(data, tmp_path / "run", max_steps=2, checkpoint={"every_steps": 1})
+    run(group, config)
+    assert preflight.check(config).done
+    flip_bit(tmp_path / "run/checkpoints/step-00000002/rank-00000-of-00002.safetensors")
+    assert not preflight.check(config).done
+    again = run(group, config)
+    assert again.executed == [2]
+    assert preflight.check(config).done
+    (bare := tmp_path / "run/checkpoints/step-00000003").mkdir()
+    shutil.copy(tmp_path / "run/checkpoints/step-00000002/state.json", bare)  # alone
+    assert not preflight.check(config).done
+    shutil.rmtree(bare)
+    for folder in list_checkpoints(tmp_path / "run"):
+        flip_bit(folder / "rank-00000-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match="none of its 2 checkpoints verifies"):
+        preflight.check(config)

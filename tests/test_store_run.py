@@ -107,7 +107,7 @@ def test_logs_past_the_checkpoint_are_cut_and_what_a_disk_still_holds_does_not_c
     pair: WorkerGroup, bucket: str, s3_server: str, data: Path, tmp_path: Path
 ) -> None:
     """After a kill a host's disk holds steps that no checkpoint has, and another host knows nothing of them."""
-    output, changes = f"{bucket}/run", {"logging": {"row_ids": True, "tensorboard": False}}
+    output, changes = f"{bucket}/run", {"logging": {"row_ids": True, "tracker": "none"}}
     config = config_on(output, data, host=tmp_path / "a", **changes)
     run(pair, s3_server, config, stop_at=3)
     folder = RunFiles(output, working_folder=str(tmp_path / "a")).folder

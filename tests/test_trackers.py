@@ -13,19 +13,21 @@ from test_metrics import CONFIG, make_metrics, make_step
 
 from cluster import dashboard
 from pipeline import gauges
-from pipeline.settings import ConfigError
+from pipeline.settings import ConfigError, load_settings, to_tree
+from trainer import gauges as run_gauges
 from trainer import trackers
 from trainer.config import LoggingConfig, TrainerConfig
 from trainer.gauges import list_names
 from trainer.metrics import RunLog
+from trainer.run_directory import read_run_config
 
 
-def settings(output: Path, tracker: str | None) -> TrainerConfig:
+def settings(output: Path, tracker: str) -> TrainerConfig:
     logging = LoggingConfig.model_validate({"tracker": tracker})
     return CONFIG.model_copy(update={"logging": logging, "output": str(output)})
 
 
-def write_steps(output: Path, tracker: str | None, *, first: int, last: int, rank: int = 0) -> None:
+def write_steps(output: Path, tracker: str, *, first: int, last: int, rank: int = 0) -> None:
     """One start of a run: the steps after `first`, up to `last`."""
     output.mkdir(exist_ok=True)
     log = RunLog(
@@ -66,11 +68,33 @@ def test_wandb_has_one_id_over_restarts_and_needs_no_network(tmp_path: Path, mon
 
 
 def test_tensorboard_and_none_by_the_one_setting(tmp_path: Path) -> None:
-    for tracker, folders in ((None, ["tensorboard"]), ("tensorboard", ["tensorboard"]), ("none", [])):
-        output = tmp_path / str(tracker)
+    assert LoggingConfig().tracker == "tensorboard"
+    for tracker, folders in (("tensorboard", ["tensorboard"]), ("none", [])):
+        output = tmp_path / tracker
         write_steps(output, tracker, first=0, last=1)
         assert [path.name for path in output.iterdir() if path.is_dir()] == folders
-    assert LoggingConfig(tensorboard=False).tracked_by == "none"
+    for value in ("true", "false"):
+        with pytest.raises(
+            ConfigError, match=r"logging\.tensorboard is gone: set logging\.tracker=tensorboard or none"
+        ):
+            load_settings(TrainerConfig, overrides=["data=d", "output=o", f"logging.tensorboard={value}"])
+
+
+@pytest.mark.parametrize(
+    ("saved", "tracker"),
+    [
+        ({"tensorboard": True, "tracker": None}, "tensorboard"),
+        ({"tensorboard": False, "tracker": None}, "none"),
+        ({"tensorboard": False}, "none"),
+        ({"tensorboard": True, "tracker": "wandb"}, "wandb"),
+        ({"tracker": "mlflow"}, "mlflow"),
+    ],
+)
+def test_runs_of_before_are_still_read(tmp_path: Path, saved: dict[str, object], tracker: str) -> None:
+    tree = to_tree(CONFIG)
+    tree["logging"] = {**{key: value for key, value in tree["logging"].items() if key != "tracker"}, **saved}
+    (tmp_path / "config.yaml").write_text(json.dumps(tree), encoding="ascii")
+    assert read_run_config(tmp_path) == settings(Path(CONFIG.output), tracker)
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +117,29 @@ def test_a_tracker_that_fails_does_not_stop_the_run(
     write_steps(tmp_path, "tensorboard", first=0, last=3)
     assert caplog.text.count("the tracker fails (ConnectionError: nobody answers); this start goes on without it") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_runs_of_the_same_last_name_are_two_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, str]] = []
+
+    class Metric:
+        def __init__(self, name: str, *, description: str, tag_keys: tuple[str, ...]) -> None:
+            self._name, self._keys = name, tag_keys
+
+        def set(self, value: float, *, tags: dict[str, str]) -> None:
+            assert self._keys == tuple(tags) == ("run",)
+            taken.append((self._name, tags["run"]))
+
+        inc = set
+
+    monkeypatch.setattr(run_gauges, "Gauge", Metric)
+    monkeypatch.setattr(run_gauges, "Counter", Metric)
+    outputs = ["/runs/a/x", "/runs/b/x", "s3://bucket/runs/x"]
+    for output in outputs:
+        run_gauges.Gauges(output).write_checkpoint(0.5)
+        run_gauges.RestartCount(output).add()
+    for name in ("cloze_checkpoint_pause_s", "cloze_checkpoints", "cloze_restarts"):
+        assert [run for metric, run in taken if metric == name] == outputs
 
 
 def test_the_dashboard_is_what_is_shipped_and_asks_for_names_that_there_are() -> None:

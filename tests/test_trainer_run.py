@@ -19,9 +19,11 @@ from synthetic import write_data_set
 
 from pipeline.settings import ConfigError, Settings, load_settings, nested_settings, split_arguments
 from trainer import launch_processes, preflight
+from trainer import run as train_run
 from trainer.checkpoint import list_checkpoints
 from trainer.config import TrainerConfig
 from trainer.launch import Failure, StopRequest, WorkerError, raise_first, stop_on_signals
+from trainer.lease import hold
 from trainer.metrics import read_json_lines
 from trainer.run import PROGRAM, main
 from trainer.run_directory import write_config
@@ -253,6 +255,23 @@ def test_the_second_signal_interrupts() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_lease_is_waited_for_names_itself_in_the_status(
+    config_file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, tmp_path: Path
+) -> None:
+    def say(line: str) -> None:
+        print(line)
+        if "waiting 60 s for a sign of life" in line:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(train_run, "_print", say)
+    with hold(tmp_path / "run", timeout_s=60, say=print, stop=StopRequest()):
+        lease = tmp_path / "run" / "lease.json"
+        lease.write_text(json.dumps({**json.loads(lease.read_text()), "host": "elsewhere"}))
+        assert main(["--config", str(config_file)]) == 128 + number
+    assert "interrupted; the same command goes on" in capfd.readouterr().err
 
 
 def wait_for_steps(output: Path, count: int, *, process: subprocess.Popen[str]) -> None:

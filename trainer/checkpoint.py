@@ -23,8 +23,7 @@ from trainer.checkpoint_files import (
     library_versions,
     list_checkpoints,
     put_back,
-    read_json,
-    state_file,
+    read_state,
     step_name,
     step_of,
     verify,
@@ -89,10 +88,11 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
     """
     folder = locate(checkpoint)
     state = read_state(folder)
-    saved = SavedTensors(folder)
-    _check_model(folder, saved=saved.shapes, model=engine.parameter_shapes())
-    engine.restore(saved.read, steps_taken=state.steps_taken, loss_scale=LossScale(**state.loss_scale))
-    for name, generator in saved.read_generators(engine.rank, world_size=engine.world_size).items():
+    with SavedTensors(folder) as saved:
+        _check_model(folder, saved=saved.shapes, model=engine.parameter_shapes())
+        engine.restore(saved.read, steps_taken=state.steps_taken, loss_scale=LossScale(**state.loss_scale))
+        generators = saved.read_generators(engine.rank, world_size=engine.world_size)
+    for name, generator in generators.items():
         if name == "cpu":
             torch.set_rng_state(generator)
         elif engine.device.type == name:
@@ -164,24 +164,15 @@ def _none_verifies(run_dir: str | Path, complaints: Sequence[str]) -> Checkpoint
     )
 
 
-def read_state(checkpoint: str | Path) -> CheckpointState:
-    """The state of a checkpoint that is not a tensor. CheckpointError where state.json holds anything else."""
-    path = state_file(locate(checkpoint))
-    try:
-        return CheckpointState(**read_json(path))
-    except TypeError as error:
-        raise CheckpointError(f"{path}: does not hold the state of a checkpoint ({error})") from error
-
-
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
     """Parameter name -> fp32 tensor of its full shape, on the CPU. Verifies first; needs no DeepSpeed."""
     folder = locate(checkpoint)
     verify(folder)
-    saved = SavedTensors(folder)
     weights = {}
-    for name, shape in saved.shapes.items():
-        numel = int(torch.Size(shape).numel())
-        weights[name] = saved.read(name, 0, numel, kinds=("parameter",))["parameter"].view(shape)
+    with SavedTensors(folder) as saved:
+        for name, shape in saved.shapes.items():
+            numel = int(torch.Size(shape).numel())
+            weights[name] = saved.read(name, 0, numel, kinds=("parameter",))["parameter"].view(shape)
     return weights
 
 

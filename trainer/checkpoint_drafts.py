@@ -17,15 +17,15 @@ from pipeline import storage
 from trainer.checkpoint_files import (
     MANIFEST,
     CheckpointError,
+    draft_of,
     open_manifest,
-    put_in_place,
     read_json,
     step_name,
-    sync_folder,
     write_json,
     write_manifest,
 )
 from trainer.checkpoint_keep import remove
+from trainer.folders import make_folder, put_in_place, sync_folder
 from trainer.locations import Location
 
 NO_MESSAGE = "no space left for a message"
@@ -110,7 +110,8 @@ class _FolderDraft:
         self.files = root / self.name
 
     def begin(self) -> None:
-        self.files.mkdir(parents=True)
+        make_folder(self._root)
+        self.files.mkdir()
 
     def begin_part(self, rank: int) -> None:
         self._writing(rank).touch()
@@ -134,7 +135,7 @@ class _FolderDraft:
     def seal(self, entries: Mapping[str, Any]) -> None:
         for rank in range(self._world_size):
             self._done(rank).unlink()
-        write_manifest(self.files, step=self._step, files=entries)
+        write_manifest(self.files, step=self._step, files=entries, draft=self.name)
         sync_folder(self.files)
 
     def commit(self) -> None:
@@ -151,7 +152,12 @@ class _FolderDraft:
         shutil.rmtree(trash, ignore_errors=True)
 
     def is_committed(self) -> bool | None:
-        return None if self.files.exists() else self._final.exists()
+        """A checkpoint of that step may stand there from before: it is this one's where its manifest names it."""
+        if self.files.exists():
+            return None
+        with suppress(CheckpointError):
+            return draft_of(self._final) == self.name
+        return False
 
     def _writing(self, rank: int) -> Path:
         return self.files / f"rank-{rank}.writing"

@@ -7,13 +7,11 @@ manifest is the name: it says in which folder of the checkpoint's the files lie.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
 import platform
 import re
-import shutil
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,6 +24,7 @@ import torch
 from torch import Tensor
 
 from pipeline import storage
+from trainer.folders import ASIDE
 from trainer.locations import Location, locate
 
 MANIFEST = "manifest.json"
@@ -37,9 +36,6 @@ _LIBRARIES = ("torch", "deepspeed", "numpy", "safetensors", "pyarrow", "ray")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
 _CHUNK_BYTES = 16 * 2**20
-_ASIDE = ".aside-"
-_EXCHANGE = 2
-_HERE = -100
 
 
 class CheckpointError(ValueError):
@@ -138,22 +134,20 @@ def read_json(path: Location) -> Any:
         raise CheckpointError(f"{path}: is not valid JSON ({error})") from error
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names created in or renamed into `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_manifest(
-    folder: Location, *, step: int, files: Mapping[str, Mapping[str, Any]], attempt: str | None = None
+    folder: Location,
+    *,
+    step: int,
+    files: Mapping[str, Mapping[str, Any]],
+    attempt: str | None = None,
+    draft: str | None = None,
 ) -> None:
-    """Write the list of files; it carries a hash of itself. `attempt`: the folder in `folder` where the files lie."""
+    """Write the list of files; it carries a hash of itself.
+
+    `attempt`: the folder in `folder` where the files lie. `draft`: what the folder was called before the commit.
+    """
     body = {"format": FORMAT, "step": step, "files": {name: dict(entry) for name, entry in files.items()}}
-    if attempt is not None:
-        body["attempt"] = attempt
+    body |= {key: value for key, value in (("attempt", attempt), ("draft", draft)) if value is not None}
     write_json(locate(folder, MANIFEST), {**body, "sha256": _hash_of(body)})
 
 
@@ -168,6 +162,25 @@ def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
 
 def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]]:
     """Where the checkpoint's files lie, and what `read_manifest` returns of them."""
+    path, manifest = locate(folder, MANIFEST), _read_checked(folder)
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    attempt = manifest.get("attempt")
+    place = folder if attempt is None else _inside(folder, attempt, manifest=path)
+    for name in files:
+        _inside(place, name, manifest=path)
+    return place, files
+
+
+def draft_of(folder: Location) -> str | None:
+    """What a checkpoint's folder was called before it was committed; None for those of a store, and older ones.
+
+    Raises CheckpointError where there is no whole manifest.
+    """
+    draft: str | None = _read_checked(folder).get("draft")
+    return draft
+
+
+def _read_checked(folder: Location) -> dict[str, Any]:
     path = locate(folder, MANIFEST)
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -179,12 +192,7 @@ def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]
     if storage.base_name(folder) != step_name(manifest["step"]):
         name = storage.base_name(folder)
         raise CheckpointError(f"{path}: is of step {manifest['step']}, but stands in folder {name}")
-    files: dict[str, dict[str, Any]] = manifest["files"]
-    attempt = manifest.get("attempt")
-    place = folder if attempt is None else _inside(folder, attempt, manifest=path)
-    for name in files:
-        _inside(place, name, manifest=path)
-    return place, files
+    return manifest
 
 
 def _inside(folder: Location, name: str, *, manifest: Location) -> Location:
@@ -201,6 +209,23 @@ def state_file(folder: Location) -> Location:
     return locate(open_manifest(folder)[0], STATE)
 
 
+def read_state(checkpoint: str | Path) -> CheckpointState:
+    """The state of a checkpoint that is not a tensor, its bytes verified.
+
+    CheckpointError where state.json is not as it was written or holds anything else.
+    """
+    folder = locate(checkpoint)
+    place, files = open_manifest(folder)
+    path = locate(place, STATE)
+    if STATE not in files:
+        raise CheckpointError(f"{path}: {MANIFEST} does not list it")
+    _verify_file(path, entry=files[STATE])
+    try:
+        return CheckpointState(**read_json(path))
+    except TypeError as error:
+        raise CheckpointError(f"{path}: does not hold the state of a checkpoint ({error})") from error
+
+
 def is_checkpoint(folder: Location) -> bool:
     """Whether a folder looks like a checkpoint, whole or not; a run directory does not."""
     if isinstance(folder, Path) and (folder / STATE).is_file():
@@ -215,16 +240,19 @@ def verify(folder: Location, *, rank: int = 0, world_size: int = 1) -> None:
     """
     place, files = open_manifest(folder)
     for name, entry in list(files.items())[rank::world_size]:
-        path = locate(place, name)
-        found = storage.find_file(path)
-        if found is None:
-            raise CheckpointError(f"{path}: is missing (listed in {MANIFEST})")
-        if found.size != entry["bytes"]:
-            raise CheckpointError(f"{path}: has {found.size} bytes, {MANIFEST} says {entry['bytes']}")
-        with storage.open_input(path, read_ahead=_CHUNK_BYTES) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-        if digest != entry["sha256"]:
-            raise CheckpointError(f"{path}: sha256 is {digest}, {MANIFEST} says {entry['sha256']}")
+        _verify_file(locate(place, name), entry=entry)
+
+
+def _verify_file(path: Location, *, entry: Mapping[str, Any]) -> None:
+    found = storage.find_file(path)
+    if found is None:
+        raise CheckpointError(f"{path}: is missing (listed in {MANIFEST})")
+    if found.size != entry["bytes"]:
+        raise CheckpointError(f"{path}: has {found.size} bytes, {MANIFEST} says {entry['bytes']}")
+    with storage.open_input(path, read_ahead=_CHUNK_BYTES) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    if digest != entry["sha256"]:
+        raise CheckpointError(f"{path}: sha256 is {digest}, {MANIFEST} says {entry['sha256']}")
 
 
 def step_name(step: int) -> str:
@@ -257,29 +285,11 @@ def step_of(folder: Location) -> int:
     return int(match.group(1))
 
 
-def put_in_place(temporary: Path, *, final: Path) -> Path | None:
-    """Rename the folder `temporary` to `final`; returns where a folder that was there is now, to be removed.
-
-    At every moment `final`, or after a kill in between what `put_back` makes `final` again, is whole.
-    """
-    if not final.exists():
-        temporary.rename(final)
-        return None
-    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if exchange is not None and exchange(_HERE, bytes(temporary), _HERE, bytes(final), _EXCHANGE) == 0:
-        return temporary
-    aside = final.with_name(f"{_ASIDE}{final.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    final.rename(aside)
-    temporary.rename(final)
-    return aside
-
-
 def put_back(run_dir: str | Path) -> None:
     """Give a checkpoint that was put aside its name again, where a kill came before the new one had it."""
     root = checkpoints_folder(run_dir)
-    for aside in root.glob(f"{_ASIDE}*") if isinstance(root, Path) else ():
-        final = aside.with_name(aside.name.removeprefix(_ASIDE))
+    for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
+        final = aside.with_name(aside.name.removeprefix(ASIDE))
         if not final.exists():
             aside.rename(final)
 

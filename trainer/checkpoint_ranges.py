@@ -1,7 +1,7 @@
 """A safetensors file on an object store, read by ranges: of safe_open's interface what checkpoints need.
 
 Only the bytes asked for cross the network, in requests of READ_AHEAD_BYTES, since a rank asks for what it holds in the
-order in which it was written. Cost: that much memory a file.
+order in which it was written. Cost: that much memory a file, less where there are many: BUFFERED_BYTES in all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,23 +20,41 @@ from pipeline import storage
 from trainer.checkpoint_files import CheckpointError
 
 READ_AHEAD_BYTES = 8 * 2**20
+BUFFERED_BYTES = 256 * 2**20
+_LEAST_BYTES = 2**16
 _DTYPES = {"F32": torch.float32, "U8": torch.uint8}
 
 
-class RangedTensors:
-    """The tensors of one file, by name. CheckpointError where it is no safetensors file that the trainer writes."""
+def read_ahead_of(num_files: int) -> int:
+    """Bytes of a request where so many files are open."""
+    return min(READ_AHEAD_BYTES, max(_LEAST_BYTES, BUFFERED_BYTES // num_files))
 
-    def __init__(self, url: str) -> None:
+
+class RangedTensors:
+    """The tensors of one file of `num_files`, by name, inside a `with` block.
+
+    CheckpointError where it is no safetensors file that the trainer writes.
+    """
+
+    def __init__(self, url: str, *, num_files: int = 1) -> None:
         self.url = url
-        self._file = storage.open_input(url, read_ahead=READ_AHEAD_BYTES)
-        try:
-            (size,) = struct.unpack("<Q", self._file.read(8))
-            header: dict[str, Any] = dict(json.loads(self._file.read(min(size, 2**30))))
-        except (struct.error, ValueError, TypeError) as error:
-            raise CheckpointError(f"{url}: is not a safetensors file ({error})") from error
-        self._metadata: dict[str, str] = header.pop("__metadata__", {})
-        self._entries: Mapping[str, Any] = header
-        self._start = 8 + size
+        with ExitStack() as stack:
+            self._file = stack.enter_context(storage.open_input(url, read_ahead=read_ahead_of(num_files)))
+            try:
+                (size,) = struct.unpack("<Q", self._file.read(8))
+                header: dict[str, Any] = dict(json.loads(self._file.read(min(size, 2**30))))
+            except (struct.error, ValueError, TypeError) as error:
+                raise CheckpointError(f"{url}: is not a safetensors file ({error})") from error
+            self._metadata: dict[str, str] = header.pop("__metadata__", {})
+            self._entries: Mapping[str, Any] = header
+            self._start = 8 + size
+            stack.pop_all()
+
+    def __enter__(self) -> RangedTensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def metadata(self) -> dict[str, str]:
         """What stands beside the tensors."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,16 +53,31 @@ class _Piece:
 
 
 class SavedTensors:
-    """Open parts of a checkpoint. Raises CheckpointError unless they cover every parameter exactly once."""
+    """Parts of a checkpoint, open inside a `with` block.
+
+    Raises CheckpointError unless they cover every parameter exactly once.
+    """
 
     def __init__(self, folder: Location) -> None:
         self.folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
-        place, files = open_manifest(folder)
-        self._parts: dict[str, Any] = {
-            name: _open(locate(place, name)) for name in sorted(files) if name.endswith(".safetensors")
-        }
+        home, files = open_manifest(folder)
+        parts = [name for name in sorted(files) if name.endswith(".safetensors")]
+        with ExitStack() as stack:
+            self._parts: dict[str, Any] = {
+                name: stack.enter_context(_open(locate(home, name), num_files=len(parts))) for name in parts
+            }
+            self._index()
+            self._close = stack.pop_all().close
+
+    def __enter__(self) -> SavedTensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _index(self) -> None:
         for part in self._parts.values():
             for name, place in json.loads(part.metadata()["slices"]).items():
                 (numel,) = part.get_slice(f"parameter/{name}").get_shape()
@@ -108,5 +124,5 @@ class SavedTensors:
             raise CheckpointError(f"{self.folder}: elements {reached} to {total} of {name} are missing")
 
 
-def _open(path: Location) -> Any:
-    return safe_open(path, framework="pt") if isinstance(path, Path) else RangedTensors(path)
+def _open(path: Location, *, num_files: int) -> Any:
+    return safe_open(path, framework="pt") if isinstance(path, Path) else RangedTensors(path, num_files=num_files)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -41,6 +40,7 @@ from trainer.checkpoint_slices import KINDS, part_name, write_part
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.engine import Engine
 from trainer.engine_state import LocalSlice
+from trainer.folders import free_bytes
 from trainer.lease import LeaseError, held
 from trainer.locations import Location, locate
 from trainer.run_files import RunFiles
@@ -354,12 +354,6 @@ def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> N
         name = step_name(step_of(path))
         logger.warning("checkpoint %s is removed: the run went back behind it and is now at step %d", name, step)
         remove(path)
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that may be written where `folder` is, or will be."""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    return shutil.disk_usage(existing).free
 
 
 def _no_room(root: Location, *, needed: int, free: int) -> str:

@@ -181,8 +181,8 @@ class TrainerConfig(Settings):
     start_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 1800
     """Longest wait for Ray to start the workers; longer than a node takes to boot."""
     max_restarts: Count = 3
-    """Losses of a worker or node in a row, without a new checkpoint in between, after which the workers are started
-    again from the last checkpoint. Bad input is never tried again."""
+    """Losses of a worker or node in a row, without a new checkpoint in between, for which the workers are started again
+    from the last checkpoint; one more ends the run. Bad input is never tried again."""
     resize_interval_s: Positive = 60
     """Seconds between looks whether there is room for more workers, up to `workers`, where some are missing."""
     lease_timeout_s: Positive = 60

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -170,20 +171,20 @@ class LoggingConfig(Settings):
 
     every_steps: Positive = 10
     """Steps between progress lines; metrics.jsonl has every step."""
-    tensorboard: bool = True
-    """Write RUN/tensorboard, where `tracker` is null."""
-    tracker: Literal["tensorboard", "wandb", "mlflow", "none"] | None = None
-    """Where the run is followed beside its own files. wandb: offline in RUN/wandb unless WANDB_MODE says otherwise.
-    mlflow: in RUN/mlflow unless MLFLOW_TRACKING_URI says otherwise. null: as `tensorboard` says."""
+    tracker: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
+    """Where the run is followed beside its own files. tensorboard: in RUN/tensorboard. wandb: offline in RUN/wandb
+    unless WANDB_MODE says otherwise. mlflow: in RUN/mlflow unless MLFLOW_TRACKING_URI says otherwise."""
     peak_tflops: PositiveFloat | None = None
     """Dense bf16 peak of a GPU, 10^12 operations a second, for the share in the metrics; null: by the device's name."""
     row_ids: bool = False
     """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, epoch, [shard, row group, row] of each pair."""
 
-    @property
-    def tracked_by(self) -> Literal["tensorboard", "wandb", "mlflow", "none"]:
-        """`tracker`, derived where null."""
-        return self.tracker or ("tensorboard" if self.tensorboard else "none")
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_second_name(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and "tensorboard" in tree:
+            raise ValueError("logging.tensorboard is gone: set logging.tracker=tensorboard or none")
+        return tree
 
 
 class IngestConfig(Settings):

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
+from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_thinned
 
 CURVE_NAME = "curve.png"
+MAX_RECORDS = 20_000
+"""Steps that are read; of a longer run every so-manieth."""
 MAX_POINTS = 1000
 SMOOTHING_SHARE = 0.02
 """The smooth line is a mean over this share of the steps."""
@@ -32,10 +34,10 @@ def draw_curve(run_directory: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    records = read_json_lines(run_directory / METRICS_NAME)
+    records = read_thinned(run_directory / METRICS_NAME, most=MAX_RECORDS)
     if not records:
         raise ValueError(f"{run_directory / METRICS_NAME}: no step is recorded, so there is no curve to draw")
-    evaluations = read_json_lines(run_directory / EVALUATIONS_NAME)
+    evaluations = read_thinned(run_directory / EVALUATIONS_NAME, most=MAX_POINTS)
     panels = [("mlm_loss", "masked-LM loss, nats")]
     if any(record["nsp_loss"] is not None for record in records):
         panels.append(("nsp_loss", "next-sentence loss, nats"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ from pipeline.manifest import open_data_set
 from pipeline.settings import ConfigError
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import ModelConfig, TrainerConfig
+from trainer.folders import free_bytes
 from trainer.locations import locate
-from trainer.metrics import METRICS_NAME, duration, read_json_lines
+from trainer.metrics import METRICS_NAME, duration, read_last_lines
 from trainer.model.bert import VOCABULARY_MULTIPLE
 from trainer.phases import OpenPhase, open_phases, resolve_phases
 
@@ -87,7 +87,7 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float) -> 
     if options.tokens_per_second is not None:
         rate, origin = options.tokens_per_second * config.workers, "stated"
     else:
-        steps = read_json_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
+        steps = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
         if steps:
             rate, origin = median(step["tokens_per_second"] for step in steps), "measured in this run"
     if not rate:
@@ -109,8 +109,7 @@ def describe_room(config: TrainerConfig, *, vocabulary_size: int) -> str:
     if storage.is_url(config.output):
         return text
     folder = Path(config.output)
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
+    free = free_bytes(folder)
     if free < each:
         raise ConfigError(
             f"output={folder}: a checkpoint needs {each:,} bytes and {free:,} are free; free space, or give another "
@@ -132,8 +131,8 @@ def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
 
 
 def describe_machines(config: TrainerConfig) -> str:
-    """Where the workers would run; ConfigError where they do not fit. Connects to a Ray cluster that there is, and
-    starts none."""
+    """Where the workers would run; ConfigError where they do not fit. Asks a Ray cluster that there is, and starts
+    none."""
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     if config.launcher == "processes":
         from trainer.launch_processes import resolve_device
@@ -144,9 +143,7 @@ def describe_machines(config: TrainerConfig) -> str:
 
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith(("http://", "https://")):
-        return (
-            f"machines: not looked at: RAY_ADDRESS={address} takes jobs alone; submit the dry run as a job, or unset it"
-        )
+        return _describe_from_afar(config, address)
     if address:
         with launch_ray.ray_session(config) as settled:
             return f"machines: {config.workers} workers on {settled.device} fit the cluster {address}"
@@ -154,3 +151,19 @@ def describe_machines(config: TrainerConfig) -> str:
     resources = {"CPU": float(max(cores, needed)), "GPU": float(gpus)}
     device = launch_ray.check_resources(config, resources, cluster=False).device
     return f"machines: {config.workers} workers on {device}, this machine has {cores} cores and {gpus} GPUs"
+
+
+def _describe_from_afar(config: TrainerConfig, address: str) -> str:
+    """As the dashboard tells it, where jobs are submitted: nobody outside the cluster can join it."""
+    from trainer import launch_ray, ray_dashboard
+    from trainer.ray_watch import largest_resources
+
+    try:
+        present = ray_dashboard.list_resources(address)
+    except ConnectionError as error:
+        return (
+            f"machines: not looked at: the dashboard at RAY_ADDRESS={address} does not tell its nodes ({error}); "
+            f"`ray job submit -- python trainer/run.py {FLAG} ...` looks from inside the cluster"
+        )
+    device = launch_ray.check_resources(config, largest_resources(present, config=None), cluster=True).device
+    return f"machines: {config.workers} workers on {device} fit the cluster {address}"

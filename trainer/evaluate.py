@@ -7,9 +7,11 @@ batch shape compare; dropout is off. Sums are reduced once, at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,7 @@ from trainer.slots import Slot
 
 UNIGRAM_SMOOTHING = 1.0
 """Added to every token's count, so that tokens which training never saw have a probability too."""
+_SOURCE_KEYS = ("mlm_loss", "unigram_loss", "masked", "pairs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,21 @@ class Evaluation:
     sources: tuple[SourceLoss, ...] = ()
     """Of each source with a masked token among the pairs; none where the set has a single source."""
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Evaluation:
+        """What `record` made."""
+        sources = tuple(
+            SourceLoss(name, **{key: record[f"{key}/{name}"] for key in _SOURCE_KEYS})
+            for name in (key.partition("/")[2] for key in record if key.startswith(f"{_SOURCE_KEYS[0]}/"))
+        )
+        return cls(**{key: value for key, value in record.items() if "/" not in key}, sources=sources)
+
     def record(self) -> dict[str, float | int | None]:
         """The numbers by name; those of a source as `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and
         `pairs/NAME`."""
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
         for source in self.sources:
-            for key in ("mlm_loss", "unigram_loss", "masked", "pairs"):
+            for key in _SOURCE_KEYS:
                 numbers[f"{key}/{source.name}"] = getattr(source, key)
         return numbers
 
@@ -115,7 +127,7 @@ class Evaluator:
         sums = torch.zeros(4, dtype=torch.float64)
         by_source = SourceSums(len(self._sources))
         pairs = masked = labelled = 0
-        with engine.evaluation():
+        with closing(stream), engine.evaluation():
             for data in stream.one_epoch(max_pairs=self._config.evaluation.max_pairs):
                 pairs += data.num_pairs
                 masked += data.num_masked
@@ -133,7 +145,6 @@ class Evaluator:
                     if slot is not None:
                         losses = output.mlm_losses[: slot.num_masked].double().cpu().numpy()
                         by_source.add(slot, losses=losses, unigram=-self._unigram[slot.masked_labels])
-        stream.close()
         totals = torch.cat([sums, torch.from_numpy(by_source.table.ravel())])
         dist.all_reduce(totals)
         mlm, nsp, mlm_correct, nsp_correct = totals[:4].tolist()

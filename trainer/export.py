@@ -7,7 +7,6 @@ accelerator. Pre-LN models become `megatron-bert`, which is transformers' name f
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import shutil
@@ -22,22 +21,21 @@ from torch import Tensor
 
 from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, file_sha256, read_manifest, resolve_inside
-from pipeline.settings import fail, validate
+from pipeline.settings import fail
 from trainer.checkpoint import newest_verified, read_state, read_weights
 from trainer.checkpoint_files import STATE, is_checkpoint
-from trainer.config import TrainerConfig
+from trainer.folders import put_in_place, sync_folder
 from trainer.locations import Location, locate
-from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
+from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 from trainer.model_card import render_model_card
 from trainer.phases import resolve_phases
 from trainer.pretrained import CONFIG_FILE, WEIGHTS_FILE
+from trainer.run_directory import validate_saved
 from trainer.transformers_layout import MODEL_TYPES, to_transformers, transformers_config
 
 MARKER = "cloze_export.json"
 """Lists the export's files with their sha256; a folder with it may be replaced by a later export."""
 FORMAT = "cloze-export-1"
-_EXCHANGE = 2
-_HERE = -100
 
 
 class ExportError(ValueError):
@@ -67,7 +65,7 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     _check_target(target)
     checkpoint = _find_checkpoint(locate(source))
     state = read_state(checkpoint)
-    config = validate(TrainerConfig, state.config, origin=str(locate(checkpoint, STATE)))
+    config = validate_saved(state.config, origin=str(locate(checkpoint, STATE)))
     root = str(data if data is not None else resolve_phases(config)[-1].config.data)
     manifest, tokenizer_files = _open_tokenizer(root)
     if state.data_hash and state.data_hash != manifest.hash:
@@ -97,7 +95,10 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     try:
         _write_folder(partial, tensors=tensors, settings=settings, card=card, tokenizer_files=tokenizer_files)
         _write_marker(partial, step=state.step, manifest=manifest)
-        _put_in_place(partial, target=target)
+        replaced = put_in_place(partial, final=target)
+        sync_folder(target.parent)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise ExportError(f"{target}: cannot be written: {error}; free space or give another folder") from error
     finally:
@@ -182,8 +183,8 @@ def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
 
 def _last_record(checkpoint: Location, *, name: str, step: int) -> dict[str, Any] | None:
     run = storage.parent_of(storage.parent_of(checkpoint))
-    records = read_json_lines(locate(run, name))
-    return next((record for record in reversed(records) if record["step"] <= step), None)
+    records = read_last_lines(locate(run, name), through=step)
+    return records[-1] if records else None
 
 
 def _read_text(path: str) -> str:
@@ -213,26 +214,7 @@ def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:
     tree = {"format": FORMAT, "step": step, "vocabulary_hash": manifest.vocabulary_hash, "files": files}
     (folder / MARKER).write_text(json.dumps(tree, indent=1) + "\n", encoding="ascii")
     for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _put_in_place(partial: Path, *, target: Path) -> None:
-    """Rename `partial` to `target`; an earlier export there swaps places with it, in one step where Linux can."""
-    if not target.exists() or not any(target.iterdir()):
-        os.replace(partial, target)
-        return
-    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if exchange is not None and exchange(_HERE, bytes(partial), _HERE, bytes(target), _EXCHANGE) == 0:
-        return
-    old = target.with_name(f".{target.name}.previous")
-    shutil.rmtree(old, ignore_errors=True)
-    os.replace(target, old)
-    os.replace(partial, target)
-    shutil.rmtree(old)
+        sync_folder(path)
 
 
 if __name__ == "__main__":

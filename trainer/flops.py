@@ -7,21 +7,30 @@ the feed-forward layer four times as wide). Embeddings, LayerNorm, GELU and the 
 
 from __future__ import annotations
 
+import re
+
 from trainer.config import ModelConfig
 
 PEAK_TFLOPS = {
     "B200": 2250.0,
     "GH200": 989.0,
     "H200": 989.0,
-    "H100 PCIe": 756.0,
+    "H200 NVL": 835.0,
     "H100": 989.0,
+    "H100 NVL": 835.0,
+    "H100 PCIE": 756.0,
     "A100": 312.0,
+    "A100 SXM4": 312.0,
+    "A100 PCIE": 312.0,
     "L40S": 362.0,
+    "L40": 181.0,
     "L4": 121.0,
     "A10": 125.0,
     "RTX 4090": 165.0,
 }
-"""Dense bf16 products with fp32 sums, 10^12 a second, by a part of the device's name; the makers' figures."""
+"""Dense bf16 products with fp32 sums, 10^12 a second, by the device's model; the makers' figures."""
+_NO_MODEL = re.compile(r"NVIDIA|GEFORCE|\d+GB?|HBM\w+")
+"""Words of a device's name that are not of its model: maker and memory."""
 
 
 def count_flops(
@@ -34,5 +43,6 @@ def count_flops(
 
 
 def find_peak(device_name: str) -> float | None:
-    """PEAK_TFLOPS of a device, None where it is not known."""
-    return next((peak for name, peak in PEAK_TFLOPS.items() if name in device_name), None)
+    """PEAK_TFLOPS of a device, None where it is not known: a word more makes another model (or a part of a device)."""
+    words = re.split(r"[\s-]+", device_name.upper())
+    return PEAK_TFLOPS.get(" ".join(word for word in words if not _NO_MODEL.fullmatch(word)))

@@ -1,13 +1,13 @@
 """What Prometheus sees of a run, through Ray: each node's agent serves what the processes on it set (ray_cloze_...).
 
-Rank 0 sets the numbers of the steps, the driver counts restarts. All are named by the run; a set costs microseconds.
+Rank 0 sets the numbers of the steps, the driver counts restarts. All are named by the run's whole output, since folders
+of one name lie in many; a set costs microseconds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ray.util.metrics import Counter, Gauge
@@ -54,8 +54,8 @@ def list_names() -> list[str]:
 class Gauges:
     """The numbers of one run."""
 
-    def __init__(self, run_directory: str | Path) -> None:
-        self._tags = {TAG: Path(run_directory).name}
+    def __init__(self, output: str) -> None:
+        self._tags = {TAG: output}
         self._gauges = {
             **{name: _gauge(name, text) for name, text in STEP_GAUGES.items()},
             **{f"held_out_{name}": _gauge(f"held_out_{name}", text) for name, text in HELD_OUT_GAUGES.items()},
@@ -93,8 +93,8 @@ class Gauges:
 class RestartCount:
     """Counts, in the driver, the groups of workers that were started after the first."""
 
-    def __init__(self, run_directory: str | Path) -> None:
-        self._tags = {TAG: Path(run_directory).name}
+    def __init__(self, output: str) -> None:
+        self._tags = {TAG: output}
         self._counter = _counter("restarts", COUNTERS["restarts"])
 
     def add(self) -> None:

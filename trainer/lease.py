@@ -21,14 +21,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer import lease_store
+from trainer.folders import make_folder, sync_folder
 from trainer.launch import Say, StopRequest
 from trainer.lease_holder import BEATS, Holder, LeaseError, identify, refusal
 from trainer.locations import Location, locate
 
-__all__ = ["LEASE_NAME", "LOCK_NAME", "LeaseError", "beat_once", "held", "hold", "refuse_if_alive", "release", "take"]
+__all__ = [
+    "LEASE_NAME",
+    "LOCK_NAME",
+    "LeaseError",
+    "beat_once",
+    "belongs_to_lease",
+    "held",
+    "hold",
+    "refuse_if_alive",
+    "release",
+    "take",
+]
 
 LEASE_NAME = "lease.json"
 LOCK_NAME = ".lease.lock"
+_PARTIAL = f".{LEASE_NAME}."
 
 
 class _Sighting(NamedTuple):
@@ -46,7 +59,7 @@ def hold(folder: str | Path, *, timeout_s: int, say: Say, stop: StopRequest) -> 
     """
     folder = locate(folder)
     if isinstance(folder, Path):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     holder = take(folder, timeout_s=timeout_s, say=say, stop=stop)
     ended = threading.Event()
 
@@ -158,6 +171,11 @@ def beat_once(folder: Location, *, token: str) -> bool:
         return True
 
 
+def belongs_to_lease(name: str) -> bool:
+    """Whether a file of a run directory is of the lease, or of a job that was killed while it took it."""
+    return name in (LEASE_NAME, LOCK_NAME) or name.startswith(_PARTIAL)
+
+
 def release(folder: Location, *, token: str) -> None:
     """Give the lease back, if it is still ours."""
     if not isinstance(folder, Path):
@@ -179,13 +197,19 @@ def _look(folder: Path) -> _Sighting | None:
 
 
 def _write(folder: Path, holder: Holder) -> None:
-    temporary = folder / f".{LEASE_NAME}.{holder.token}"
-    with open(temporary, "w", encoding="utf-8") as stream:
-        json.dump(asdict(holder), stream, indent=1)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, folder / LEASE_NAME)
+    temporary = folder / f"{_PARTIAL}{holder.token}"
+    try:
+        with open(temporary, "w", encoding="utf-8") as stream:
+            json.dump(asdict(holder), stream, indent=1)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, folder / LEASE_NAME)
+        sync_folder(folder)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -9,10 +9,12 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,17 +71,22 @@ class StepMetrics:
     """From 0; the epochs are the phase's."""
 
 
+BLOCK_BYTES = 2**20
+"""In such steps a long file of lines is looked through from its end."""
+
+
 class JsonLines:
     """An append-only file of JSON objects with ascending `step`, flushed at every line.
 
-    Opening cuts the lines past `keep_through` (and a torn last one), in place.
+    Opening cuts the lines past `keep_through` (and a torn last one), in place. It reads from the end, at least
+    BLOCK_BYTES: what is damaged before them stays.
     """
 
     def __init__(self, path: Path, *, keep_through: int) -> None:
         self.path = path
         path.touch()
         with open(path, "r+b") as stream:
-            stream.truncate(_end_of_step(stream.read().splitlines(keepends=True), step=keep_through))
+            stream.truncate(_end_of_step(stream, step=keep_through))
         self._stream = open(path, "a", encoding="ascii")  # noqa: SIM115 (closed by close)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -94,12 +101,36 @@ class JsonLines:
 
 
 def read_json_lines(path: Location) -> list[dict[str, Any]]:
-    """All complete objects of a file that JsonLines writes; none where there is no file."""
+    """The objects of a file that JsonLines writes, up to what it would cut; none where there is no file."""
     try:
-        lines = storage.read_bytes(path).splitlines(keepends=True)
+        content = storage.read_bytes(path)
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return [record for _, record in _whole_lines(content.splitlines(keepends=True))]
+
+
+def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[str, Any]]:
+    """The last of these objects up to the step `through`: at least one, where there is any, and all of BLOCK_BYTES from
+    the end; of a long file no more than twice that."""
+    try:
+        with storage.open_input(path) as stream:
+            _seek_before(stream, step=through)
+            return [record for _, record in takewhile(lambda pair: pair[1]["step"] <= through, _whole_lines(stream))]
+    except FileNotFoundError:
+        return []
+
+
+def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
+    """These objects where they are at most `most`; of more every so-manieth, as many at most, and the last."""
+    try:
+        with storage.open_input(path) as stream:
+            count = sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
+            stream.seek(0)
+            every = max(1, -(-count // most))
+            lines = (line for number, line in enumerate(stream) if number % every == 0 or number == count - 1)
+            return [record for _, record in _whole_lines(lines)]
+    except FileNotFoundError:
+        return []
 
 
 class RunLog:
@@ -135,7 +166,7 @@ class RunLog:
             names.append(rows_name(rank))
         for name in names:
             self._files[name] = JsonLines(run_directory / name, keep_through=resume_step)
-        evaluations = read_json_lines(run_directory / EVALUATIONS_NAME) if rank == 0 else []
+        evaluations = read_last_lines(run_directory / EVALUATIONS_NAME) if rank == 0 else []
         self.evaluated_step: int = evaluations[-1]["step"] if evaluations else 0
         """Step of the last evaluation in the file when it was opened; known to rank 0."""
         if rank == 0:
@@ -263,20 +294,36 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400}d {whole % 86_400 // 3600:02d}h"
 
 
-def _end_of_step(lines: list[bytes], *, step: int) -> int:
-    end = 0
+def _end_of_step(stream: IO[bytes], *, step: int) -> int:
+    start = _seek_before(stream, step=step)
+    kept = takewhile(lambda pair: pair[1]["step"] <= step, _whole_lines(stream))
+    return start + sum(len(line) for line, _ in kept)
+
+
+def _seek_before(stream: IO[bytes], *, step: float) -> int:
+    """Go to a whole line of at most that step, BLOCK_BYTES or more before the end, or to the start; returns where."""
+    place = stream.seek(0, os.SEEK_END)
+    while place > BLOCK_BYTES:
+        place -= BLOCK_BYTES
+        stream.seek(place)
+        stream.readline()  # of which this may be the middle
+        start = stream.tell()
+        line = next(_whole_lines(stream), None)
+        if line is not None and line[1]["step"] <= step:
+            return stream.seek(start)
+    return stream.seek(0)
+
+
+def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Lines and their objects up to the first that is torn, or a block that a power cut left unwritten."""
     for line in lines:
-        if not line.endswith(b"\n") or _step_of(line) > step:
-            break
-        end += len(line)
-    return end
-
-
-def _step_of(line: bytes) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):  # a block that a power cut left unwritten: cut from here
-        return math.inf
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return
+        if not (line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)):
+            return
+        yield line, record
 
 
 def _non_finite(value: Any) -> bool:

@@ -15,11 +15,12 @@ from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, Manifest, open_data_set
 from pipeline.settings import Arguments, ConfigError, expand_path, load_settings, refuse_lost_path
 from trainer import pretrained
-from trainer.checkpoint import CheckpointError, list_checkpoints, read_state
+from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state
+from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
-from trainer.metrics import EVALUATIONS_NAME, read_json_lines
+from trainer.metrics import EVALUATIONS_NAME, read_last_lines
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
 from trainer.run_directory import check_run_directory
@@ -59,7 +60,7 @@ class Checked:
     lines: tuple[str, ...]
     """For the user: data set, batch, what changed since the run began."""
     done: bool
-    """All steps are done and evaluated: nothing to launch."""
+    """All steps are done and evaluated, and the last checkpoint verifies: nothing to launch."""
 
 
 def check(config: TrainerConfig) -> Checked:
@@ -83,13 +84,20 @@ def check(config: TrainerConfig) -> Checked:
     changes = check_run_directory(config)
     refuse_if_alive(config.output)
     step = check_checkpoints(config, phases=opened)
-    evaluations = read_json_lines(locate(config.output, EVALUATIONS_NAME))
+    evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
     lines = []
     for each in opened:
         lines += [each.describe_place(len(opened))] if config.phases else []
         lines += each.describe()
-    return Checked((*lines, *changes), done=step is not None and step >= config.max_steps and evaluated)
+    done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
+    return Checked((*lines, *changes), done=done)
+
+
+def _newest_is_whole(config: TrainerConfig) -> bool:
+    """Whether no worker would go on from an older checkpoint. CheckpointError where none verifies."""
+    newest = newest_verified(config.output)
+    return newest is not None and step_of(newest) == step_of(list_checkpoints(config.output)[-1])
 
 
 def check_model(config: TrainerConfig, *, manifest: Manifest) -> None:
@@ -108,7 +116,7 @@ def check_model(config: TrainerConfig, *, manifest: Manifest) -> None:
 def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> int | None:
     """Step of the newest checkpoint, None where there is none. ValueError where it is of other phases, data or plans.
 
-    Reads a few bytes; that every byte is as it was written is verified when the workers resume.
+    Reads manifest and state; that every other byte is as it was written is verified when the workers resume.
     """
     for folder in reversed(list_checkpoints(config.output)):
         try:

@@ -119,7 +119,7 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
         update={
             "output": str(scratch),
             "launcher": "processes",
-            "logging": config.logging.model_copy(update={"tensorboard": False, "row_ids": False}),
+            "logging": config.logging.model_copy(update={"tracker": "none", "row_ids": False}),
             "evaluation": config.evaluation.model_copy(update={"every_steps": None}),
             "checkpoint": config.checkpoint.model_copy(update={"every_steps": config.max_steps, "keep_best": 0}),
         }

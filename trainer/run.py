@@ -6,6 +6,7 @@ The same command continues an interrupted run, and says so when all is done.
 # ruff: noqa: E402  (a script has to mend the path before it imports)
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from trainer.curve import draw_curve
 from trainer.evaluate import Evaluation
 from trainer.launch import Outcome, Say, StopRequest, WorkerError, stop_on_signals
 from trainer.lease import hold
-from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
+from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 from trainer.preflight import SAMPLE_CONFIG, check, read_config
 from trainer.restarts import run_attempts
 from trainer.run_directory import check_fresh, write_config
@@ -68,15 +69,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _print(line)
             return 0
         with stop_on_signals() as stop:
-            return train(config, stop=stop, say=_print)
+            try:
+                return train(config, stop=stop, say=_print)
+            except KeyboardInterrupt:
+                return _fail_interrupted(stop.signal_number)
     except (ValueError, OSError) as error:
         return fail(error)
     except WorkerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-        return 130
+        return _fail_interrupted(signal.SIGINT)
 
 
 def train(config: TrainerConfig, *, stop: StopRequest, say: Say) -> int:
@@ -122,16 +125,22 @@ def show_results(config: TrainerConfig, *, say: Say, done_before: bool) -> None:
     """Draw the curve and say where everything is."""
     files = RunFiles(config.output, working_folder=config.working_folder)
     files.bring([METRICS_NAME, EVALUATIONS_NAME])
-    steps = read_json_lines(files.folder / METRICS_NAME)
-    evaluations = read_json_lines(files.folder / EVALUATIONS_NAME)
+    steps = read_last_lines(files.folder / METRICS_NAME)
+    evaluations = read_last_lines(files.folder / EVALUATIONS_NAME)
     if done_before:
         say(f"all {config.max_steps} steps are done; nothing to train")
-        for line in Evaluation(**evaluations[-1]).lines() if evaluations else ():
+        for line in Evaluation.of(evaluations[-1]).lines() if evaluations else ():
             say(line)
     if steps:
         say(f"loss curve: {files.send_file(draw_curve(files.folder).name)}")
     newest = list_checkpoints(files.run)[-1]
     say(f"run directory: {files.run} (metrics.jsonl, tensorboard/, config.yaml); newest checkpoint: {newest}")
+
+
+def _fail_interrupted(number: int | None) -> int:
+    """Say that a signal ended the run at once; returns the exit status."""
+    print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+    return 128 + (number or signal.SIGINT)
 
 
 def _print(line: str) -> None:

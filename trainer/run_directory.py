@@ -7,23 +7,23 @@ differs in such a setting is refused, not started from zero and not mixed in.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.settings import ConfigError, dump_yaml, load_settings, parse_yaml, to_tree, validate
+from pipeline.settings import ConfigError, dump_yaml, parse_yaml, to_tree, validate
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
-from trainer.lease import LEASE_NAME, LOCK_NAME
+from trainer.folders import find_existing, make_folder, sync_folder
+from trainer.lease import belongs_to_lease
 from trainer.lease_store import LEASE_FOLDER
 from trainer.locations import Location, locate
 
 CONFIG_NAME = "config.yaml"
 PARTIAL_NAME = f"{CONFIG_NAME}.partial"
-LEFTOVERS = (PARTIAL_NAME, LEASE_NAME, LOCK_NAME)
-"""All that a command killed at its very beginning leaves; the next one begins anew."""
 
 MAY_CHANGE = (
     "data",
@@ -70,12 +70,12 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
     """
     folder = locate(config.output)
     if isinstance(folder, Path):
-        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        existing = find_existing(folder)
         if not existing.is_dir():
             raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
-        if existing != folder or all(path.name in LEFTOVERS for path in folder.iterdir()):
+        if existing != folder or all(_is_leftover(path.name) for path in folder.iterdir()):
             return []
     saved = read_run_config(folder)
     if saved is None:
@@ -134,10 +134,23 @@ def read_run_config(run: Location) -> TrainerConfig | None:
     path = locate(run, CONFIG_NAME)
     if storage.find_file(path) is None:
         return None
-    if isinstance(path, Path):
-        return load_settings(TrainerConfig, file=path)
-    tree = parse_yaml(storage.read_bytes(path).decode("utf-8"), origin=path)
-    return validate(TrainerConfig, tree, origin=path)
+    try:
+        tree = parse_yaml(storage.read_bytes(path).decode("utf-8"), origin=str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: must hold a mapping of settings, found {type(tree).__name__}")
+    return validate_saved(tree, origin=str(path))
+
+
+def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
+    """The config that a run or a checkpoint holds; `logging.tensorboard` of earlier versions becomes the tracker."""
+    logging = tree.get("logging")
+    if isinstance(logging, Mapping) and "tensorboard" in logging:
+        tracker = logging.get("tracker") or ("tensorboard" if logging["tensorboard"] else "none")
+        others = {key: value for key, value in logging.items() if key != "tensorboard"}
+        tree = {**tree, "logging": {**others, "tracker": tracker}}
+    return validate(TrainerConfig, tree, origin=origin)
 
 
 def write_config(config: TrainerConfig) -> Location:
@@ -153,12 +166,13 @@ def write_config(config: TrainerConfig) -> Location:
     temporary = folder / PARTIAL_NAME
     made = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with open(temporary, "w", encoding="utf-8") as stream:
             stream.write(dump_yaml(config))
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
+        sync_folder(folder)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -166,6 +180,11 @@ def write_config(config: TrainerConfig) -> Location:
                 folder.rmdir()
         raise ConfigError(f"output={folder}: cannot be written: {error}; give another output") from error
     return path
+
+
+def _is_leftover(name: str) -> bool:
+    """Whether a command killed at its very beginning leaves such a file; the next one begins anew."""
+    return name == PARTIAL_NAME or belongs_to_lease(name)
 
 
 def _holds_only_claims(folder: str) -> bool:

@@ -49,11 +49,6 @@ class BatchShape:
         """Share of the lanes x T tokens that is real."""
         return self.tokens_mean / (self.lanes * self.slot.tokens)
 
-    @property
-    def greatest_workers(self) -> int:
-        """Workers beyond this have nothing to do."""
-        return self.lanes
-
     def describe(self) -> str:
         """Two lines for people."""
         exact = "exactly " if self.exact_pairs is not None else ""

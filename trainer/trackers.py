@@ -33,7 +33,7 @@ class Tracker(Protocol):
 
 def open_tracker(config: TrainerConfig, *, run_directory: Path, resume_step: int) -> Tracker | None:
     """The tracker of the config; ConfigError where its package is missing."""
-    name = config.logging.tracked_by
+    name = config.logging.tracker
     if name == "none":
         return None
     kinds: dict[str, type[TensorBoard] | type[WeightsAndBiases] | type[Mlflow]] = {

@@ -38,7 +38,7 @@ SETTINGS = (
     *(f"max_steps={MAX_STEPS}", f"checkpoint.every_steps={EVERY_STEPS}", "checkpoint.keep_last=4"),
     *("model.size=tiny", "batch.pairs=8", "batch.lanes=4", "workers=2", "precision=fp32", "device=cpu"),
     *("threads_per_worker=1", "optimizer.learning_rate=3e-3", "evaluation.max_pairs=16", "collective_timeout_s=60"),
-    *("logging.every_steps=1", "logging.row_ids=true", "logging.tensorboard=false"),
+    *("logging.every_steps=1", "logging.row_ids=true", "logging.tracker=none"),
 )
 
 
