@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,6 +93,42 @@ def test_files_of_another_kind_in_a_folder_are_named_in_a_warning(
         (tmp_path / name).write_text("x")
     assert len(list_splits([SourceConfig(kind="books", path=str(tmp_path))])) == 1
     assert "1 files are not of kind books and not read: cover.jpg" in caplog.text
+
+
+def test_links_below_a_folder_are_followed(tmp_path: Path) -> None:
+    """Path.rglob passes over a link to a folder: its books would be missing without a word."""
+    folder, other = tmp_path / "books", tmp_path / "other"
+    for place in (folder, other / "deep", other / ".hidden"):
+        place.mkdir(parents=True)
+        (place / "a.txt").write_text("x")
+    (folder / "linked").symlink_to(other)
+    (folder / "loop").symlink_to(folder)
+    (other / "back").symlink_to(other)
+    source = SourceConfig(kind="books", path=str(folder))
+    found = [split.path for split in list_splits([source])]
+    assert found == [str(folder / "a.txt"), str(folder / "linked/deep/a.txt")]
+    (folder / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    for path in (str(folder), str(folder / "*.txt")):
+        with pytest.raises(
+            ValueError, match=r"gone\.txt is a link to .*nowhere\.txt, where nothing is; mend or remove"
+        ):
+            list_splits([SourceConfig(kind="books", path=path)])
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    scandir, listdir = os.scandir, os.listdir
+
+    def refuse(path: str, *, call: Callable[[str], Any]) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return call(path)
+
+    monkeypatch.setattr(os, "scandir", partial(refuse, call=scandir))
+    monkeypatch.setattr(os, "listdir", partial(refuse, call=listdir))
+    with pytest.raises(PermissionError, match=r"Permission denied: '.*closed'"):
+        list_splits([SourceConfig(kind="books", path=str(tmp_path))])
 
 
 def test_a_source_without_documents_is_an_error_that_says_what_was_dropped() -> None:

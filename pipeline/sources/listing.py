@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -27,9 +28,9 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
 def list_files(source: SourceConfig, *, label: str) -> list[str]:
     """Every file of a source, each once, sorted by path.
 
-    A folder gives the files below it that have a suffix of the kind; others there are named in one warning. Raises
-    ValueError naming `label` (the source in the config), the path and the remedy for what is missing, matches nothing
-    or is empty.
+    A folder gives the files below it, links followed, that have a suffix of the kind; others there are named in one
+    warning. Raises ValueError naming `label` (the source in the config), the path and the remedy for what is missing,
+    matches nothing or is empty; OSError for a folder that cannot be listed.
     """
     files: dict[str, int] = {}
     for given in source.paths:
@@ -51,6 +52,9 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
                 )
         else:
             raise ValueError(f"{label}: no such file or folder: {given} (relative to {Path.cwd()}); check path")
+        gone = next((one for one in found if not one.exists()), None)
+        if gone is not None:
+            raise ValueError(f"{label}: {gone} is a link to {os.readlink(gone)}, where nothing is; mend or remove it")
         files.update({str(file): file.stat().st_size for file in found})
     for file, size in files.items():
         suffix = Path(file).suffix.lower()
@@ -135,9 +139,23 @@ def _is_hidden(name: str) -> bool:
 
 
 def _files_below(folder: Path, *, kind: str) -> list[Path]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    visible = [path for path in files if not _is_hidden(path.relative_to(folder).as_posix())]
-    return _choose_fitting(visible, folder=folder, kind=kind)
+    return _choose_fitting(sorted(filter(_is_file, _walk(folder, above=()))), folder=folder, kind=kind)
+
+
+def _walk(folder: Path, *, above: tuple[str, ...]) -> Iterator[Path]:
+    """What is not hidden below a folder, links followed but back to a folder that is being walked. Path.rglob follows
+    none, and passes over folders that it must not read."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    for path in folder.iterdir():
+        if not _is_hidden(path.name):
+            yield from _walk(path, above=(*above, real)) if path.is_dir() else (path,)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file, or a link to nothing, which is to be named."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _choose_fitting(paths: Iterable[Path], *, folder: str | Path, kind: str) -> list[Path]:
@@ -169,7 +187,7 @@ def _describe_no_file(folder: str, *, kind: str, label: str) -> str:
 
 def _matching(pattern: str, *, kind: str) -> list[Path]:
     paths: Iterable[str] = glob.glob(str(Path(pattern).expanduser()), recursive=True)
-    found = [Path(path) for path in paths if Path(path).is_file()]
+    found = list(filter(_is_file, map(Path, paths)))
     return [path for path in found if kind != "wikipedia" or not is_multistream_index(path)]
 
 

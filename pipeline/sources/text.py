@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.clean import normalize_line
 from pipeline.config import SourceConfig
 from pipeline.decoding import AUTO
-from pipeline.documents import Document, Drop, Split
+from pipeline.documents import Document, Drop, Split, shown_name
 from pipeline.sources.assembly import assemble
 from pipeline.sources.textlines import after_blank_line, next_line, read_lines, split_lines
 
@@ -28,13 +28,15 @@ def split_text(path: str | Path, *, source: int, config: SourceConfig, split_byt
 def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
     """Documents between blank lines; the end of the file ends one too, and so do rows_per_document lines.
 
-    Raises ValueError for a document of more than MOST_CHARACTERS.
+    Raises ValueError for a document of more than MOST_CHARACTERS, and for a file whose lines end with CR alone.
     """
     encoding = "utf-8" if source.encoding == AUTO else source.encoding
-    place = Path(split.path).name + (f" after byte {split.start}" if split.start else "")
+    place = shown_name(split.path) + (f" after byte {split.start}" if split.start else "")
     sentences: list[str] = []
     first = characters = documents = 0
+    is_one_line = False
     for number, text in read_lines(split, encoding=encoding):
+        is_one_line = number == 1 and split.start == 0 and "\r" in text
         # What another part takes is only counted; no letter or digit vanishes, so that such lines are not blank.
         line = text[:1] if not split.takes(documents) and text[:1].isalnum() else normalize_line(text)
         if line:
@@ -51,5 +53,10 @@ def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
                 yield from assemble(f"{place}, line {first}", sentences)
             sentences, characters = [], 0
             documents += 1
+    if is_one_line:
+        raise ValueError(
+            f"{split.path}: has no line break but CR, as files of old Macs, so that all of it is one line; convert it, "
+            f"for example with tr '\\r' '\\n'"
+        )
     if sentences and split.takes(documents):
         yield from assemble(f"{place}, line {first}", sentences)
