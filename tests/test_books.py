@@ -385,6 +385,12 @@ def test_a_damaged_member_and_an_empty_archive_are_refused(tmp_path: Path) -> No
     path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))
     with pytest.raises(ValueError, match=r"a\.zip: not a whole zip archive: 'utf-8' codec can't decode byte 0xff"):
         read(tmp_path)
+    pack(path, {f"{i}.txt": b"One book." for i in range(3)})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 32] = 46 + 5  # a comment as long as the next entry
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.zip: its index lists 2 of 3 members: it is damaged"):
+        read(tmp_path)
     pack(path, {})
     with pytest.raises(ValueError, match=r"a\.zip: the archive has no members"):
         read(tmp_path)

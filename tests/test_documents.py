@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import SourceConfig
+from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.documents import Document, Drop, Split
+from pipeline.settings import validate
 from pipeline.sources import deal_splits, list_splits, read_documents, refuse_empty_source
+from pipeline.sources.listing import refuse_own_files
 
 SENTENCES = st.lists(
     st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1), min_size=1
@@ -113,6 +116,41 @@ def test_links_below_a_folder_are_followed(tmp_path: Path) -> None:
             ValueError, match=r"gone\.txt is a link to .*nowhere\.txt, where nothing is; mend or remove"
         ):
             list_splits([SourceConfig(kind="books", path=path)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "settings", "key"),
+    [
+        (
+            "books",
+            "in",
+            {"output": "set", "vocabulary": {"path": "in/vocab.txt", "train": True}},
+            "vocabulary.path=in/vocab.txt",
+        ),
+        ("text", "in/*.txt", {"vocabulary": {"path": "in/vocab.txt"}}, "vocabulary.path=in/vocab.txt"),
+        ("text", "in/vocab.txt", {"vocabulary": {"path": "in/vocab.txt"}}, "vocabulary.path=in/vocab.txt"),
+        ("text", ".", {}, "output=in/out"),
+        ("jsonl", "in/*/*.json", {}, "output=in/out"),
+        ("parquet", "in/**", {}, "output=in/out"),
+        ("jsonl", "in/rejects", {"cleaning": {"keep_rejects": "in/rejects"}}, "cleaning.keep_rejects=in/rejects"),
+        ("books", "in/*.txt", {"vocabulary": {"path": "in/deep/vocab.txt"}}, None),
+        ("wikipedia", "in", {"vocabulary": {"path": "in/vocab.txt"}}, None),
+        ("books", "in/ou", {}, None),
+        ("books", "s3://bucket/in", {}, None),
+    ],
+)
+def test_what_a_build_writes_is_no_source(kind: str, path: str, settings: dict[str, object], key: str | None) -> None:
+    """A vocabulary trained beside the books would be a book of the next build."""
+    config = validate(
+        PipelineConfig, {"output": "in/out", "sources": [{"kind": kind, "path": path}], **settings}, origin="c"
+    )
+    if key is None:
+        refuse_own_files(config)
+        return
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(key)}: sources\.0 \({kind}\) reads {re.escape(path)}, .*another place"
+    ):
+        refuse_own_files(config)
 
 
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

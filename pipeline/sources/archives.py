@@ -29,7 +29,8 @@ _TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}
 _FREE_BYTES = 64 << 20
 _MOST_HEADER_BYTES = 1 << 20
 _LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
-_ZIP_MEMBER = b"PK\x03\x04"
+_ZIP_MEMBER, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
+_ZIP_COUNT, _ZIP_END_BYTES = 10, 22 + (1 << 16)  # of the record at the end, with the longest comment
 _SHOWN_NAME = 200
 _LOOK_BYTES = 1 << 14  # of a store, for the header of each member
 _ZIP_FAULTS = (
@@ -146,6 +147,11 @@ def _split_zip(path: str | Path, *, source: int, split_bytes: int | None) -> lis
         assert file is not None
         file.seek(0)
         follows = first > 0 and file.read(len(_ZIP_MEMBER)) == _ZIP_MEMBER
+        file.seek(max(0, file.seek(0, io.SEEK_END) - _ZIP_END_BYTES))
+        tail = file.read()
+        (stated,) = struct.unpack_from("<H", tail, tail.rfind(_ZIP_END) + _ZIP_COUNT)
+    if stated not in (len(members) & 0xFFFF, 0xFFFF):  # zipfile does not look at it; 0xFFFF: more than that
+        raise ValueError(f"{path}: its index lists {len(members)} of {stated} members: it is damaged; fetch it again")
     if not members:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     if follows:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pipeline import storage
 from pipeline.config import PipelineConfig, SourceConfig
+from pipeline.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
+from pipeline.rejects import REJECTS_NAME
 from pipeline.sources.bytestreams import COMPRESSED, REFUSED
 
 _LOGGER = logging.getLogger(__name__)
@@ -76,6 +78,36 @@ def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
             list_files(source, label=f"sources.{index} ({source.called})")
         except (ValueError, storage.AbsentError) as error:
             raise ValueError(f"{error}. {hint}") from error
+
+
+def refuse_own_files(config: PipelineConfig) -> None:
+    """ValueError where a source takes in the vocabulary or what a build writes: the next build, or this one when it
+    goes on after a stop, would read it as text."""
+    names = (f"{TOKENIZER_FOLDER}/vocab.txt", f"{TOKENIZER_FOLDER}/tokenizer.json", MANIFEST_NAME, "data/a.parquet")
+    own: list[tuple[str, str | None, str]] = [("output", config.output, name) for name in names]
+    own.append(("vocabulary.path", config.vocabulary.path, ""))
+    own.append(("cleaning.keep_rejects", config.cleaning.keep_rejects, REJECTS_NAME))
+    own += [(f"sources.{i}.clean_documents", one.clean_documents, "a.parquet") for i, one in enumerate(config.sources)]
+    for index, source in enumerate(config.sources):
+        for key, place, name in own:
+            for given in source.paths if place is not None else ():
+                if _takes(given, f"{place}/{name}" if name else str(place), kind=source.kind):
+                    raise ValueError(
+                        f"{key}={place}: sources.{index} ({source.kind}) reads {given}, so that a build would read it "
+                        f"as text; choose another place for one of them"
+                    )
+
+
+def _takes(given: str, file: str, *, kind: str) -> bool:
+    """Whether a path of a source would take a file in."""
+    if storage.is_url(given) != storage.is_url(file):
+        return False
+    if not storage.is_url(given):
+        given, file = os.path.realpath(os.path.expanduser(given)), os.path.realpath(os.path.expanduser(file))
+    if given == file or (glob.has_magic(given) and _matches(file.split("/"), patterns=given.split("/"))):
+        return True
+    below = file.removeprefix(given.rstrip("/") + "/")
+    return below != file and not _is_hidden(below) and _fits(Path(file), kind=kind)
 
 
 def is_archive(path: str | Path) -> bool:
