@@ -107,7 +107,7 @@ def _takes(given: str, file: str, *, kind: str) -> bool:
     if given == file or (glob.has_magic(given) and _matches(file.split("/"), patterns=given.split("/"))):
         return True
     below = file.removeprefix(given.rstrip("/") + "/")
-    return below != file and not _is_hidden(below) and _fits(Path(file), kind=kind)
+    return below != file and not os.path.isfile(given) and not _is_hidden(below) and _fits(Path(file), kind=kind)
 
 
 def is_archive(path: str | Path) -> bool:
