@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 ID_BYTES = 16
@@ -42,6 +43,11 @@ class Drop:
 @dataclass(frozen=True, slots=True)
 class Note(Drop):
     """One thing worth counting of which nothing was left out, such as a guessed encoding; `reason` as in Drop."""
+
+
+def shown_name(path: str | Path) -> str:
+    """The name of a file for people, and for files in UTF-8: a byte that is not of a UTF-8 name as \\xff."""
+    return Path(path).name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class Piece(NamedTuple):

@@ -8,7 +8,7 @@ store nothing is read: its size and entity tag count.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -44,6 +44,22 @@ def list_modified(paths: Iterable[str]) -> dict[str, str]:
         for path, status in found.items()
         if status.st_size > _WHOLE_BYTES
     }
+
+
+def list_versions(paths: Iterable[str]) -> dict[str, str]:
+    """Size and time of each file of this machine, for refuse_changed."""
+    return {path: storage.file_version(path) for path in sorted(set(paths)) if not storage.is_url(path)}
+
+
+def refuse_changed(versions: Mapping[str, str]) -> None:
+    """ValueError where a file was written since list_versions: what was read of it is neither the old nor the new. One
+    that was removed was read before."""
+    for path, version in versions.items():
+        if storage.find_file(path) is not None and (now := storage.file_version(path)) != version:
+            raise ValueError(
+                f"{path}: was written while the build read it ({version}; now {now}); run the same command again once "
+                f"nothing writes to it"
+            )
 
 
 def fingerprint_file(path: str) -> str:

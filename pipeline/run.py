@@ -29,7 +29,7 @@ from pipeline.clusters import DaskCluster, check_engine, open_cluster, watched
 from pipeline.config import PipelineConfig
 from pipeline.documents import Split
 from pipeline.engine_config import KEYS
-from pipeline.inputs import fingerprint_files, join_fingerprints, list_modified
+from pipeline.inputs import fingerprint_files, join_fingerprints, list_modified, list_versions, refuse_changed
 from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
 from pipeline.job import SHARDS, SPILLS, Job, local_notes, names_runner
 from pipeline.ledger import Kind
@@ -52,7 +52,7 @@ from pipeline.settings import (
     validate,
 )
 from pipeline.sources import list_read_warnings, list_splits, share_books
-from pipeline.sources.listing import check_brought
+from pipeline.sources.listing import check_brought, refuse_own_files
 from pipeline.store_output import StoredOutput, open_output_folder
 from pipeline.vocabulary import train_vocabulary
 from pipeline.wordpieces import WordTokenizer
@@ -91,6 +91,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     """
     started = time.time()
     check_engine(config, beam_options=beam_options)
+    refuse_own_files(config)
     splits = list_splits(config.sources)
     buckets = choose_buckets(
         text_bytes=sum(split.text_bytes for split in splits),
@@ -106,6 +107,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         name: {split.path for split in splits if config.sources[split.source].called == name}
         for name in config.source_names
     }
+    versions = list_versions(split.path for split in splits)
     fingerprints = fingerprint_files(split.path for split in splits)
     modified = list_modified(fingerprints)
     identity: dict[str, Any] = {
@@ -160,6 +162,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         with progress, watched(progress, config=config):
             result, read = run_graph(splits, job=job, workers=workers, beam_options=beam_options, cluster=cluster)
         stack.close()  # what was started for the build is not needed to publish it
+        refuse_changed(versions)
         say(progress.summary())
         for fault in job.ledger.take_damaged():
             say(f"damaged, so made again: {fault}")

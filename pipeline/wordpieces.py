@@ -35,6 +35,7 @@ _NAMES = {
     "sep": ("[SEP]", "</s>"),
     "mask": ("[MASK]", "<mask>"),
 }
+_RARE = "\u16a0\u2d4d\u13a0\ua999"  # of four scripts
 _MAX_CHUNKS = 400_000
 _MAX_CHARACTERS = 16_000_000
 _MAX_WORDS = 250_000
@@ -85,6 +86,7 @@ class WordTokenizer:
                 f"{origin}: {self.vocab_size} tokens, but the greatest id is {vocabulary[self.tokens[-1]]}; "
                 f"ids must run from 0 without gaps"
             )
+        _check_unknown(backend, origin=origin)
         self.special = SpecialIds(**{name: _find(vocabulary, name, origin=origin) for name in _NAMES})
         special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
         special |= {getattr(self.special, name) for name in _NAMES}
@@ -273,6 +275,17 @@ def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
     cuts = np.searchsorted(stops, np.arange(_BLOCK_CHARACTERS, stops[-1], _BLOCK_CHARACTERS)) + 1
     edges = sorted({0, *cuts.tolist(), len(sentences)})
     return [sentences[start:stop] for start, stop in pairwise(edges)]
+
+
+def _check_unknown(backend: Tokenizer, *, origin: str) -> None:
+    """ValueError where text that the vocabulary lacks cannot be tokenized: WordLevel and Unigram without [UNK]."""
+    try:
+        backend.encode(_RARE, add_special_tokens=False)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(
+            f"{origin}: text that is not in the vocabulary cannot be tokenized: {error}; set the model's unk_token "
+            f"to one that the vocabulary has"
+        ) from error
 
 
 def _find(vocabulary: dict[str, int], name: str, *, origin: str) -> int:

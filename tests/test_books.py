@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bz2
+import gzip
 import io
 import lzma
+import re
 import tarfile
 import zipfile
 from itertools import islice
@@ -305,11 +307,54 @@ def test_a_header_that_claims_gigabytes_is_refused(tmp_path: Path) -> None:
 def test_a_tar_that_ends_between_members_is_refused(tmp_path: Path) -> None:
     pack(tmp_path / "a.tar", {"1.txt": b"x" * 512, "2.txt": b"y" * 512})
     (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:2048])
-    with pytest.raises(ValueError, match=r"a\.tar: ends at byte 2048 without the mark of a tar's end"):
+    with pytest.raises(ValueError, match=r"a\.tar: ends at byte 2048 of its content without the mark of a tar's end"):
         read(tmp_path)
     pack(tmp_path / "a.tar", {})
     with pytest.raises(ValueError, match=r"a\.tar: the archive has no members"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+@pytest.mark.parametrize(
+    ("cut", "fault"),
+    [
+        (1024, r"ends at byte 1024 of its content without the mark of a tar's end"),
+        (1124, r"corrupt at byte 1024 of its content: truncated header"),
+        (1536, r"ends inside member 2\.txt|corrupt at byte 2048 of its content: unexpected end of data"),
+    ],
+)
+def test_a_tar_cut_off_before_it_was_packed_is_refused(tmp_path: Path, name: str, cut: int, fault: str) -> None:
+    """tarfile takes the first two for the end, and passes on its own error for the third."""
+    pack(tmp_path / "a.tar", {"1.txt": b"x" * 512, "2.txt": b"y" * 512})
+    data = (tmp_path / "a.tar").read_bytes()[:cut]
+    (tmp_path / "a.tar").unlink()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name == "a.tar.gz" else data)
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}: .*({fault})"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_a_tar_with_a_damaged_header_is_refused(tmp_path: Path, name: str) -> None:
+    """tarfile takes it for the end: the books after it would be lost."""
+    pack(tmp_path / "a.tar", {"1.txt": b"x" * 512, "2.txt": b"y" * 512})
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[1024 + 100] ^= 1
+    (tmp_path / "a.tar").unlink()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name == "a.tar.gz" else data)
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}: .* at byte 1024 of its content: bad checksum"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz"])
+def test_archives_joined_by_cat_are_refused(tmp_path: Path, name: str) -> None:
+    """Of a zip the last is read, of a tar the first."""
+    pack(tmp_path / name, {"1.txt": b"One book."})
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data + data)
+    with pytest.raises(ValueError, match=rf"{re.escape(name)}: another (zip|tar) archive .*; give each as a file"):
+        read(tmp_path)
+    (tmp_path / name).write_bytes(b"#!/bin/sh\n" + data if name == "a.zip" else data)
+    assert documents(read(tmp_path)) == {f"{name}!1.txt": ("One book.",)}
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.xz", "a.tar.gz"])
@@ -328,6 +373,23 @@ def test_a_damaged_member_and_an_empty_archive_are_refused(tmp_path: Path) -> No
     data[40] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(ValueError, match=r"a\.zip: member 1\.txt \(byte 0\) cannot be read"):
+        read(tmp_path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("1.txt", bytes(range(256)))
+    data = bytearray(path.read_bytes())
+    data[60:100] = bytes(40)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.zip: member 1\.txt \(byte 0\) cannot be read"):
+        read(tmp_path)
+    pack(path, {"\u00e9.txt": b"One book."})
+    path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xff"))
+    with pytest.raises(ValueError, match=r"a\.zip: not a whole zip archive: 'utf-8' codec can't decode byte 0xff"):
+        read(tmp_path)
+    pack(path, {f"{i}.txt": b"One book." for i in range(3)})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 32] = 46 + 5  # a comment as long as the next entry
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"a\.zip: its index lists 2 of 3 members: it is damaged"):
         read(tmp_path)
     pack(path, {})
     with pytest.raises(ValueError, match=r"a\.zip: the archive has no members"):

@@ -57,6 +57,21 @@ def test_only_what_the_manifest_lists_and_the_pages_are_left(tmp_path: Path) -> 
     assert "tokenizer/tokenizer.json" in manifest.files
 
 
+def test_a_file_written_during_the_build_is_refused(tmp_path: Path) -> None:
+    """Else the set holds a text that its manifest does not name."""
+    path = write_text(tmp_path / "a.txt", make_documents(10))
+    config = make_config(tmp_path, sources=[{"kind": "text", "path": str(path)}])
+
+    def rewrite(line: str) -> None:
+        if "of input" in line:
+            write_text(path, make_documents(11))
+
+    with pytest.raises(ValueError, match=r"a\.txt: was written while the build read it \(\d+ bytes, .*; now \d+ bytes"):
+        build(config, say=rewrite)
+    assert not (tmp_path / "out").exists()
+    build(config, say=lambda line: path.unlink() if line.startswith("read ") else None)  # all of it was read
+
+
 def test_one_huge_document_beside_small_ones(tmp_path: Path) -> None:
     """50 MB in one document: bounded memory and time, no negative from it to itself, every small one there.
 

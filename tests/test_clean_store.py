@@ -62,6 +62,12 @@ def test_kept_documents_are_read_instead_of_the_input(
         read(dump, None)
 
 
+def test_the_name_of_the_input_may_be_as_long_as_the_file_system_has(tmp_path: Path, dump: Path) -> None:
+    named = dump.with_name("\U0001f600" * 60 + dump.name[-8:])
+    dump.rename(named)
+    assert read(named, tmp_path / "clean") == read(named, tmp_path / "clean")
+
+
 def test_other_input_settings_or_code_make_another_file(
     tmp_path: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import SourceConfig
+from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.documents import Document, Drop, Split
+from pipeline.settings import validate
 from pipeline.sources import deal_splits, list_splits, read_documents, refuse_empty_source
+from pipeline.sources.listing import refuse_own_files
 
 SENTENCES = st.lists(
     st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1), min_size=1
@@ -88,6 +96,77 @@ def test_files_of_another_kind_in_a_folder_are_named_in_a_warning(
         (tmp_path / name).write_text("x")
     assert len(list_splits([SourceConfig(kind="books", path=str(tmp_path))])) == 1
     assert "1 files are not of kind books and not read: cover.jpg" in caplog.text
+
+
+def test_links_below_a_folder_are_followed(tmp_path: Path) -> None:
+    """Path.rglob passes over a link to a folder: its books would be missing without a word."""
+    folder, other = tmp_path / "books", tmp_path / "other"
+    for place in (folder, other / "deep", other / ".hidden"):
+        place.mkdir(parents=True)
+        (place / "a.txt").write_text("x")
+    (folder / "linked").symlink_to(other)
+    (folder / "loop").symlink_to(folder)
+    (other / "back").symlink_to(other)
+    source = SourceConfig(kind="books", path=str(folder))
+    found = [split.path for split in list_splits([source])]
+    assert found == [str(folder / "a.txt"), str(folder / "linked/deep/a.txt")]
+    (folder / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    for path in (str(folder), str(folder / "*.txt")):
+        with pytest.raises(
+            ValueError, match=r"gone\.txt is a link to .*nowhere\.txt, where nothing is; mend or remove"
+        ):
+            list_splits([SourceConfig(kind="books", path=path)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "settings", "key"),
+    [
+        (
+            "books",
+            "in",
+            {"output": "set", "vocabulary": {"path": "in/vocab.txt", "train": True}},
+            "vocabulary.path=in/vocab.txt",
+        ),
+        ("text", "in/*.txt", {"vocabulary": {"path": "in/vocab.txt"}}, "vocabulary.path=in/vocab.txt"),
+        ("text", "in/vocab.txt", {"vocabulary": {"path": "in/vocab.txt"}}, "vocabulary.path=in/vocab.txt"),
+        ("text", ".", {}, "output=in/out"),
+        ("jsonl", "in/*/*.json", {}, "output=in/out"),
+        ("parquet", "in/**", {}, "output=in/out"),
+        ("jsonl", "in/rejects", {"cleaning": {"keep_rejects": "in/rejects"}}, "cleaning.keep_rejects=in/rejects"),
+        ("books", "in/*.txt", {"vocabulary": {"path": "in/deep/vocab.txt"}}, None),
+        ("wikipedia", "in", {"vocabulary": {"path": "in/vocab.txt"}}, None),
+        ("books", "in/ou", {}, None),
+        ("books", "s3://bucket/in", {}, None),
+    ],
+)
+def test_what_a_build_writes_is_no_source(kind: str, path: str, settings: dict[str, object], key: str | None) -> None:
+    """A vocabulary trained beside the books would be a book of the next build."""
+    config = validate(
+        PipelineConfig, {"output": "in/out", "sources": [{"kind": kind, "path": path}], **settings}, origin="c"
+    )
+    if key is None:
+        refuse_own_files(config)
+        return
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(key)}: sources\.0 \({kind}\) reads {re.escape(path)}, .*another place"
+    ):
+        refuse_own_files(config)
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    scandir, listdir = os.scandir, os.listdir
+
+    def refuse(path: str, *, call: Callable[[str], Any]) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return call(path)
+
+    monkeypatch.setattr(os, "scandir", partial(refuse, call=scandir))
+    monkeypatch.setattr(os, "listdir", partial(refuse, call=listdir))
+    with pytest.raises(PermissionError, match=r"Permission denied: '.*closed'"):
+        list_splits([SourceConfig(kind="books", path=str(tmp_path))])
 
 
 def test_a_source_without_documents_is_an_error_that_says_what_was_dropped() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -88,6 +89,13 @@ def test_a_column_bounds_documents(path: Path) -> None:
     assert [item.reason for item in items if isinstance(item, Drop)] == ["empty_row"]
 
 
+def test_rows_without_a_number_in_the_column_are_one_document(path: Path) -> None:
+    write(
+        path, [{"text": name, "book": book} for name, book in zip("ABCD", [1.0, math.nan, math.nan, 2.0], strict=True)]
+    )
+    assert sentences(read(source_of(path, row="sentence", document_column="book"))) == [("A",), ("B", "C"), ("D",)]
+
+
 def test_a_blank_row_bounds_documents(path: Path) -> None:
     write(path, [{"text": text} for text in ["One.", "Two. Still two.", "", None, "Three.", " "]])
     items = read(source_of(path, row="sentence", blank_row_ends_document=True))
@@ -137,6 +145,7 @@ def test_documents_of_several_rows_are_never_split(path: Path) -> None:
         ('{"id": 1, "body": "x"}', r"a\.jsonl, line 2: has no field 'text' \(it has id, body\); set text_column"),
         ('{"text": 7}', r"a\.jsonl, line 2: 'text' holds 7, not text"),
         ("[" * 100_000, r"a\.jsonl, line 2: not JSON"),
+        ('{"text": "x", "n": ' + "9" * 5_000 + "}", r"a\.jsonl, line 2: not JSON: Exceeds the limit"),
     ],
 )
 def test_bad_json_is_named_with_file_and_line(tmp_path: Path, line: str, message: str) -> None:
@@ -161,9 +170,22 @@ def test_bad_parquet_is_refused(tmp_path: Path) -> None:
         read(source_of(path))
     with pytest.raises(ValueError, match=r"has no column 'body' \(it has text\); set text_column"):
         read(source_of(path, text_column="body"))
+    pq.write_table(pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["text", "text"]), path)
+    with pytest.raises(ValueError, match=r"a\.parquet: has 2 columns 'text'; rename all but one"):
+        read(source_of(path))
+    pq.write_table(pa.table({"text": ["x"], "at": pa.array([0], pa.timestamp("us", tz="Mars/Phobos"))}), path)
+    with pytest.raises(ValueError, match=r"a\.parquet: column 'at' holds what Python cannot, near row 0: .*; cast it"):
+        read(source_of(path, row="sentence", document_column="at"))
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
     with pytest.raises(ValueError, match=r"a\.parquet: has no rows"):
         read(source_of(path))
+
+
+@pytest.mark.parametrize("kind", [pa.dictionary(pa.int8(), pa.large_string()), pa.string_view(), pa.large_string()])
+def test_text_of_every_type_is_read(tmp_path: Path, kind: pa.DataType) -> None:
+    pq.write_table(pa.table({"text": pa.array(["One.", None, "Two.", "One."], kind)}), tmp_path / "a.parquet")
+    texts = [item.sentences for item in read(source_of(tmp_path / "a.parquet")) if isinstance(item, Document)]
+    assert texts == [("One.",), ("Two.",), ("One.",)]
 
 
 def test_a_flipped_byte_in_parquet_is_no_silent_change(tmp_path: Path) -> None:

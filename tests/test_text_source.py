@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,15 @@ def test_bad_utf8_is_refused_with_file_line_byte_and_remedy(tmp_path: Path) -> N
     (tmp_path / "a.txt").write_bytes(b"fine\ncaf\xe9 x\n")
     with pytest.raises(ValueError, match=r"a\.txt, line 2 \(byte 8 of the text\): not UTF-8 .*iconv"):
         read_all(source_of(tmp_path / "a.txt"))
+
+
+def test_names_that_are_not_utf8_are_shown_with_their_bytes(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
+    Path(path).write_text("One.\n")
+    Path(path).with_suffix(".jsonl").write_text('{"text": "One."}\n')
+    for kind, name in (("text", ".txt, line 1"), ("books", ".txt"), ("jsonl", ".jsonl, line 1")):
+        found = Path(path).with_suffix(name.split(",")[0])
+        assert [item.name for item in read_all(SourceConfig(kind=kind, path=str(found)))] == [rf"caf\xe9{name}"]
 
 
 def test_a_file_without_line_breaks_is_refused_in_flat_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

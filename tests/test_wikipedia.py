@@ -171,6 +171,14 @@ def test_fragments_without_a_root_are_read(tmp_path: Path) -> None:
             '<?xml version="1.0"?><!DOCTYPE m [<!ENTITY a "b">]><mediawiki/>',
             r"document type declaration \(<!DOCTYPE m>",
         ),
+        (
+            '<?xml version="1.0" encoding="x-none"?><mediawiki/>',
+            "declaration names the encoding x-none, which is not read",
+        ),
+        (
+            '<?xml version="1.0" encoding="gb2312"?><mediawiki/>',
+            "declaration names the encoding gb2312, which is not read",
+        ),
         (head() + page("A", "One."), "truncated: the </mediawiki> at the end is missing, after 1 pages"),
         (head() + page("A", "One.")[:-30], "truncated: it ends inside <mediawiki/page/revision"),
         (head() + page("A", "One.") + page("B", "a & b"), r"not well-formed at byte \d+ .*line 4.*page 'B'"),

@@ -210,6 +210,9 @@ def test_bad_tokenizer_files_are_refused(tmp_path):
     Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(path))
     with pytest.raises(ValueError, match="has none of"):
         WordTokenizer.from_path(path, lowercase=True)
+    Tokenizer(models.WordLevel({"a": 0, "b": 1})).save(str(path))
+    with pytest.raises(ValueError, match=r"tokenizer\.json: text that is not in the vocabulary cannot be .*unk_token"):
+        WordTokenizer.from_path(path, lowercase=True)
     Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a")).save(str(path))
     with pytest.raises(ValueError, match="greatest id is 7"):
         WordTokenizer.from_path(path, lowercase=True)

@@ -7,12 +7,14 @@ n-th book where it is one stream, which each part decompresses whole (xz: 60 MB/
 from __future__ import annotations
 
 import io
+import lzma
 import re
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -27,8 +29,14 @@ _TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}
 _FREE_BYTES = 64 << 20
 _MOST_HEADER_BYTES = 1 << 20
 _LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
+_ZIP_MEMBER, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
+_ZIP_COUNT, _ZIP_END_BYTES = 10, 22 + (1 << 16)  # of the record at the end, with the longest comment
 _SHOWN_NAME = 200
 _LOOK_BYTES = 1 << 14  # of a store, for the header of each member
+_ZIP_FAULTS = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(NotImplementedError, RuntimeError, EOFError, OSError, UnicodeError),
+)
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
@@ -98,7 +106,7 @@ def _judge(entry: _Entry, *, path: str, suffixes: tuple[str, ...]) -> Member:
             return Member(name, entry.archive.read(entry.handle))
         except storage.StorageError:
             raise
-        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+        except _ZIP_FAULTS as error:
             raise ValueError(
                 f"{path}: member {_shown(entry.name)} (byte {entry.place}) cannot be read: {error}; "
                 f"fetch the archive again, or pack it without a password"
@@ -106,13 +114,13 @@ def _judge(entry: _Entry, *, path: str, suffixes: tuple[str, ...]) -> Member:
     assert isinstance(entry.handle, tarfile.TarInfo)
     file = entry.archive.extractfile(entry.handle)
     assert file is not None
-    data = file.read()
-    if len(data) != entry.size:
+    try:
+        return Member(name, file.read())
+    except tarfile.TarError as error:
         raise ValueError(
             f"{path}: the archive ends inside member {_shown(entry.name)} (byte {entry.place}): it is truncated; "
             f"remove it and fetch it again"
-        )
-    return Member(name, data)
+        ) from error
 
 
 # ---- zip ----
@@ -125,7 +133,7 @@ def _open_zip(path: str | Path) -> Iterator[zipfile.ZipFile]:
             archive = zipfile.ZipFile(file)
         except storage.StorageError:
             raise
-        except (zipfile.BadZipFile, NotImplementedError, OSError) as error:
+        except _ZIP_FAULTS as error:
             raise ValueError(f"{path}: not a whole zip archive: {error}; remove it and fetch it again") from error
         with archive:
             yield archive
@@ -134,8 +142,25 @@ def _open_zip(path: str | Path) -> Iterator[zipfile.ZipFile]:
 def _split_zip(path: str | Path, *, source: int, split_bytes: int | None) -> list[Split]:
     with _open_zip(path) as archive:
         members = archive.infolist()
+        first = min((member.header_offset for member in members), default=0)
+        file = archive.fp
+        assert file is not None
+        file.seek(0)
+        follows = first > 0 and file.read(len(_ZIP_MEMBER)) == _ZIP_MEMBER
+        file.seek(max(0, file.seek(0, io.SEEK_END) - _ZIP_END_BYTES))
+        tail = file.read()
+        (stated,) = struct.unpack_from("<H", tail, tail.rfind(_ZIP_END) + _ZIP_COUNT)
+    if stated not in (len(members) & 0xFFFF, 0xFFFF):  # zipfile does not look at it; 0xFFFF: more than that
+        raise ValueError(
+            f"{path}: its index lists {len(members)} of {stated} members: it is damaged; remove it and fetch it again"
+        )
     if not members:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
+    if follows:
+        raise ValueError(
+            f"{path}: another zip archive stands before byte {first}, where the one that its index lists begins; give "
+            f"each as a file of its own"
+        )
     total = sum(member.file_size for member in members)
     if total > max(_FREE_BYTES, MOST_EXPANSION * storage.size_of(path)):
         raise ValueError(
@@ -156,13 +181,17 @@ def _read_zip(path: str, split: Split) -> Iterator[_Entry]:
 # ---- tar ----
 
 
-class _BoundedHeader(tarfile.TarInfo):
-    """Refuses a header that claims a name or records of more than a megabyte: tarfile would read it into memory."""
+class _CheckedHeader(tarfile.TarInfo):
+    """Refuses a damaged header, which tarfile takes for the end of the archive wherever it stands, and one that claims
+    a name or records of more than a megabyte, which tarfile would read into memory."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _BoundedHeader:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _CheckedHeader:
         """As in tarfile.TarInfo."""
-        header = super().frombuf(buf, encoding, errors)
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(str(error)) from error
         if header.type in (*_LONG_HEADERS, tarfile.GNUTYPE_LONGLINK) and header.size > _MOST_HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {header.size} bytes")
         return header
@@ -176,16 +205,11 @@ def _split_tar(path: str | Path, *, source: int, split_bytes: int | None) -> lis
         storage.open_input(path, read_ahead=_LOOK_BYTES) as file,
         _open_tar(path, file=file, mode="r:") as archive,
     ):
-        size = file.seek(0, io.SEEK_END)
-        file.seek(0)
         for member in _walk(archive, path=path):
             places.append(member.offset)
             sizes.append((member.size, member.size if member.isreg() else 0))
         end = archive.offset
-    if places and end >= size:
-        raise ValueError(
-            f"{path}: ends at byte {end} without the mark of a tar's end: it is truncated; remove it and fetch it again"
-        )
+        _check_end(archive, path=path)
     if not places:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     return _cut(path, source=source, sizes=sizes, places=[*places, end], split_bytes=split_bytes)
@@ -200,12 +224,38 @@ def _read_tar(path: str, split: Split, *, suffixes: tuple[str, ...]) -> Iterator
             if not member.isdir():
                 plain = member.isreg() and not member.issparse()
                 yield _Entry(member.name, member.size, plain, shift + member.offset, archive, member)
+        if whole:
+            _check_end(archive, path=path)
+
+
+def _check_end(archive: tarfile.TarFile, *, path: str | Path) -> None:
+    """ValueError where an archive that was walked through ends without its mark, or another one follows it."""
+    file, end = archive.fileobj, archive.offset
+    assert file is not None
+    if file.tell() == end:
+        raise ValueError(
+            f"{path}: ends at byte {end} of its content without the mark of a tar's end: it is truncated; fetch it "
+            f"again"
+        )
+    place = file.tell()
+    while block := file.read(PIECE_BYTES):
+        skipped = (len(block) - len(block.lstrip(b"\0"))) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+        if skipped == len(block):
+            place += skipped
+            continue
+        with suppress(tarfile.TarError):  # what else stands there means nothing
+            _CheckedHeader.frombuf(block[skipped : skipped + tarfile.BLOCKSIZE], tarfile.ENCODING, "surrogateescape")
+            raise ValueError(
+                f"{path}: another tar archive follows at byte {place + skipped} of its content, after the end of the "
+                f"first; give each as a file of its own"
+            )
+        return
 
 
 def _open_tar(path: str | Path, *, file: io.RawIOBase | IO[bytes], mode: str) -> tarfile.TarFile:
     try:
         return tarfile.open(  # type: ignore[call-overload,no-any-return]
-            fileobj=file, mode=mode, bufsize=PIECE_BYTES, tarinfo=_BoundedHeader, errorlevel=2
+            fileobj=file, mode=mode, bufsize=PIECE_BYTES, tarinfo=_CheckedHeader, errorlevel=2
         )
     except storage.StorageError:
         raise

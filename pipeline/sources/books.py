@@ -13,7 +13,7 @@ from pipeline.booktext import book_paragraphs
 from pipeline.chapters import split_chapters
 from pipeline.config import SourceConfig
 from pipeline.decoding import REPAIRED, WINDOWS, decode_text
-from pipeline.documents import Document, Drop, Note, Split
+from pipeline.documents import Document, Drop, Note, Split, shown_name
 from pipeline.sentences import split_sentences
 from pipeline.sources import archives
 from pipeline.sources.archives import Member, read_members, split_archive
@@ -75,7 +75,7 @@ def _split_paragraphs(paragraphs: list[str], *, language: str) -> Iterator[str]:
 
 
 def _read_file(split: Split) -> Iterator[Member]:
-    name = Path(split.path).name
+    name = shown_name(split.path)
     data = read_whole(split.path, most_bytes=archives.MOST_MEMBER_BYTES)
     if data is None:
         yield Member(name, None, "book_over_budget", f"more than {archives.MOST_MEMBER_BYTES} bytes")

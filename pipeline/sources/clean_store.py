@@ -28,6 +28,8 @@ from pipeline.settings import to_tree
 
 FORMAT = 2
 _GROUP_CHARACTERS = 8 << 20
+_NAME_BYTES = 160
+"""Of the input's name; a whole one may have 255."""
 _KEY, _HASH, _MADE_FROM = b"cloze.key", b"cloze.rows", b"cloze.made_from"
 
 SCHEMA = pa.schema(
@@ -54,7 +56,8 @@ def read_through(
     made_from = _describe(split, source=source)
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     place = f"{split.start}.{split.part}" if split.parts > 1 else str(split.start)
-    path = storage.join(folder, f"{Path(split.path).name[:60]}-{place}-{key[:16]}.parquet")
+    name = Path(split.path).name[:60].encode("utf-8", "ignore")[:_NAME_BYTES].decode("utf-8", "ignore")
+    path = storage.join(folder, f"{name}-{place}-{key[:16]}.parquet")
     if storage.find_file(path) is not None:
         yield from _read(path, key=key)
     else:

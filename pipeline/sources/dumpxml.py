@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
@@ -47,6 +48,8 @@ class SiteInfo:
 
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat reads it by its mark
+_OF_EXPAT = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASCII")
+_BYTES = bytes(range(256))
 _CAPTURED = frozenset(("title", "ns", "timestamp", "model", "text", "namespace", "dbname", "role", "contentmodel"))
 
 
@@ -83,6 +86,7 @@ class DumpReader:
         self._parser.EndElementHandler = self._end
         self._parser.CharacterDataHandler = self._characters
         self._parser.StartDoctypeDeclHandler = self._doctype
+        self._parser.XmlDeclHandler = self._declaration
 
     def read(self, pieces: Iterable[bytes]) -> Iterator[Page]:
         """Pages in order. Raises ValueError for what is not well-formed, ends early, or is no MediaWiki export."""
@@ -147,6 +151,20 @@ class DumpReader:
                 f"column {error.offset}; page {self._page.title!r}): {expat.ErrorString(error.code)}; remove it "
                 f"and fetch it again"
             ) from error
+
+    def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
+        """Encodings that expat lacks are Python's, where each byte is a character."""
+        with suppress(LookupError):
+            if (
+                encoding is None
+                or encoding.upper() in _OF_EXPAT
+                or len(_BYTES.decode(encoding, "replace")) == len(_BYTES)
+            ):
+                return
+        raise ValueError(
+            f"{self._name}: its XML declaration names the encoding {encoding}, which is not read; convert the file to "
+            f"UTF-8 and correct the declaration"
+        )
 
     def _doctype(self, name: str, *_: object) -> None:
         raise ValueError(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import fnmatch
 import glob
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pipeline import storage
 from pipeline.config import PipelineConfig, SourceConfig
+from pipeline.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
+from pipeline.rejects import REJECTS_NAME
 from pipeline.sources.bytestreams import COMPRESSED, REFUSED
 
 _LOGGER = logging.getLogger(__name__)
@@ -27,9 +30,9 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
 def list_files(source: SourceConfig, *, label: str) -> list[str]:
     """Every file of a source, each once, sorted by path.
 
-    A folder gives the files below it that have a suffix of the kind; others there are named in one warning. Raises
-    ValueError naming `label` (the source in the config), the path and the remedy for what is missing, matches nothing
-    or is empty.
+    A folder gives the files below it, links followed, that have a suffix of the kind; others there are named in one
+    warning. Raises ValueError naming `label` (the source in the config), the path and the remedy for what is missing,
+    matches nothing or is empty; OSError for a folder that cannot be listed.
     """
     files: dict[str, int] = {}
     for given in source.paths:
@@ -51,6 +54,9 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
                 )
         else:
             raise ValueError(f"{label}: no such file or folder: {given} (relative to {Path.cwd()}); check path")
+        gone = next((one for one in found if not one.exists()), None)
+        if gone is not None:
+            raise ValueError(f"{label}: {gone} is a link to {os.readlink(gone)}, where nothing is; mend or remove it")
         files.update({str(file): file.stat().st_size for file in found})
     for file, size in files.items():
         suffix = Path(file).suffix.lower()
@@ -72,6 +78,36 @@ def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
             list_files(source, label=f"sources.{index} ({source.called})")
         except (ValueError, storage.AbsentError) as error:
             raise ValueError(f"{error}. {hint}") from error
+
+
+def refuse_own_files(config: PipelineConfig) -> None:
+    """ValueError where a source takes in the vocabulary or what a build writes: the next build, or this one when it
+    goes on after a stop, would read it as text."""
+    names = (f"{TOKENIZER_FOLDER}/vocab.txt", f"{TOKENIZER_FOLDER}/tokenizer.json", MANIFEST_NAME, "data/a.parquet")
+    own: list[tuple[str, str | None, str]] = [("output", config.output, name) for name in names]
+    own.append(("vocabulary.path", config.vocabulary.path, ""))
+    own.append(("cleaning.keep_rejects", config.cleaning.keep_rejects, REJECTS_NAME))
+    own += [(f"sources.{i}.clean_documents", one.clean_documents, "a.parquet") for i, one in enumerate(config.sources)]
+    for index, source in enumerate(config.sources):
+        for key, place, name in own:
+            for given in source.paths if place is not None else ():
+                if _takes(given, f"{place}/{name}" if name else str(place), kind=source.kind):
+                    raise ValueError(
+                        f"{key}={place}: sources.{index} ({source.kind}) reads {given}, so that a build would read it "
+                        f"as text; choose another place for one of them"
+                    )
+
+
+def _takes(given: str, file: str, *, kind: str) -> bool:
+    """Whether a path of a source would take a file in."""
+    if storage.is_url(given) != storage.is_url(file):
+        return False
+    if not storage.is_url(given):
+        given, file = os.path.realpath(os.path.expanduser(given)), os.path.realpath(os.path.expanduser(file))
+    if given == file or (glob.has_magic(given) and _matches(file.split("/"), patterns=given.split("/"))):
+        return True
+    below = file.removeprefix(given.rstrip("/") + "/")
+    return below != file and not os.path.isfile(given) and not _is_hidden(below) and _fits(Path(file), kind=kind)
 
 
 def is_archive(path: str | Path) -> bool:
@@ -135,9 +171,23 @@ def _is_hidden(name: str) -> bool:
 
 
 def _files_below(folder: Path, *, kind: str) -> list[Path]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    visible = [path for path in files if not _is_hidden(path.relative_to(folder).as_posix())]
-    return _choose_fitting(visible, folder=folder, kind=kind)
+    return _choose_fitting(sorted(filter(_is_file, _walk(folder, above=()))), folder=folder, kind=kind)
+
+
+def _walk(folder: Path, *, above: tuple[str, ...]) -> Iterator[Path]:
+    """What is not hidden below a folder, links followed but back to a folder that is being walked. Path.rglob follows
+    none, and passes over folders that it must not read."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    for path in folder.iterdir():
+        if not _is_hidden(path.name):
+            yield from _walk(path, above=(*above, real)) if path.is_dir() else (path,)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file, or a link to nothing, which is to be named."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _choose_fitting(paths: Iterable[Path], *, folder: str | Path, kind: str) -> list[Path]:
@@ -169,7 +219,7 @@ def _describe_no_file(folder: str, *, kind: str, label: str) -> str:
 
 def _matching(pattern: str, *, kind: str) -> list[Path]:
     paths: Iterable[str] = glob.glob(str(Path(pattern).expanduser()), recursive=True)
-    found = [Path(path) for path in paths if Path(path).is_file()]
+    found = list(filter(_is_file, map(Path, paths)))
     return [path for path in found if kind != "wikipedia" or not is_multistream_index(path)]
 
 

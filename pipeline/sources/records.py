@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipeline import storage
 from pipeline.clean import normalize_line
 from pipeline.config import SourceConfig
-from pipeline.documents import Document, Drop, Split
+from pipeline.documents import Document, Drop, Split, shown_name
 from pipeline.sentences import split_sentences
 from pipeline.sources.assembly import assemble
 from pipeline.sources.textlines import next_line, read_lines, split_lines
@@ -78,9 +78,10 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
     place, num_rows, key = "", 0, object()
     number = 0
     for row in rows:
+        row_key = row.key if row.key == row.key else None  # NaN, where pandas has no value, differs from itself
         text = normalize_line(row.text or "")
         ends = (
-            (config.document_column is not None and num_rows > 0 and row.key != key)
+            (config.document_column is not None and num_rows > 0 and row_key != key)
             or (config.blank_row_ends_document and not text)
             or num_rows == config.rows_per_document
         )
@@ -90,7 +91,7 @@ def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> I
             sentences, num_rows = [], 0
             number += 1
         place = place if sentences else row.place
-        key = row.key
+        key = row_key
         if not text:
             if not config.blank_row_ends_document:
                 num_rows += 1
@@ -114,7 +115,7 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
             continue
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: a number of more than 4,300 digits
             raise ValueError(f"{place}: not JSON: {error}; a .jsonl file holds one object a line") from error
         if not isinstance(record, dict):
             raise ValueError(f"{place}: holds {type(record).__name__}, not an object with '{config.text_column}'")
@@ -124,7 +125,7 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
         key = None
         if config.document_column is not None:
             key = _field(record, config.document_column, place=place, setting="document_column")
-        yield _Row(f"{Path(split.path).name}, line {number}{where}", text, key)
+        yield _Row(f"{shown_name(split.path)}, line {number}{where}", text, key)
 
 
 def _field(record: dict[str, object], name: str, *, place: str, setting: str) -> object:
@@ -153,7 +154,10 @@ def _check_columns(path: str | Path, schema: pa.Schema, *, config: SourceConfig)
     for name, setting in ((config.text_column, "text_column"), (config.document_column, "document_column")):
         if name is not None and name not in schema.names:
             raise ValueError(f"{path}: has no column '{name}' (it has {', '.join(schema.names)}); set {setting}")
+        if schema.names.count(name) > 1:
+            raise ValueError(f"{path}: has {schema.names.count(name)} columns '{name}'; rename all but one of them")
     kind = schema.field(config.text_column).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
         raise ValueError(f"{path}: column '{config.text_column}' is {kind}, not text; set text_column")
 
@@ -164,19 +168,35 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
     columns = [config.text_column] + ([config.document_column] if config.document_column is not None else [])
     groups = list(range(split.start, file.num_row_groups if split.end < 0 else split.end))
     number = sum(file.metadata.row_group(index).num_rows for index in range(split.start))
-    name = Path(split.path).name
+    name = shown_name(split.path)
     try:
         with storage.name_errors(split.path, of_content=True):
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups, columns=columns):
                 texts = batch.column(config.text_column).to_pylist()
-                keys = batch.column(config.document_column).to_pylist() if config.document_column else None
+                keys = _list_keys(batch.column(config.document_column)) if config.document_column else None
                 for text, key in zip(texts, keys or [None] * len(texts), strict=True):
                     if config.row == "sentence" or split.takes(number):
                         yield _Row(f"{name}, row {number}", text, key)
                     number += 1
     except storage.StorageError:
         raise
+    except _KeyError as error:
+        raise ValueError(
+            f"{split.path}: column '{config.document_column}' holds what Python cannot, near row {number}: {error}; "
+            f"cast it to text, or set another document_column"
+        ) from error
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{split.path}: cannot be read near row {number}: {error}; remove it and fetch it again"
         ) from error
+
+
+class _KeyError(Exception):
+    """A document's key that Arrow has and Python has not: an unknown time zone, a year above 9999."""
+
+
+def _list_keys(column: pa.Array) -> list[object]:
+    try:
+        return list(column.to_pylist())
+    except (ValueError, LookupError, OverflowError) as error:
+        raise _KeyError(error) from error

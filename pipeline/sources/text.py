@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.clean import normalize_line
 from pipeline.config import SourceConfig
 from pipeline.decoding import AUTO
-from pipeline.documents import Document, Drop, Split
+from pipeline.documents import Document, Drop, Split, shown_name
 from pipeline.sources.assembly import assemble
 from pipeline.sources.textlines import after_blank_line, next_line, read_lines, split_lines
 
@@ -31,7 +31,7 @@ def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
     Raises ValueError for a document of more than MOST_CHARACTERS.
     """
     encoding = "utf-8" if source.encoding == AUTO else source.encoding
-    place = Path(split.path).name + (f" after byte {split.start}" if split.start else "")
+    place = shown_name(split.path) + (f" after byte {split.start}" if split.start else "")
     sentences: list[str] = []
     first = characters = documents = 0
     for number, text in read_lines(split, encoding=encoding):
