@@ -169,7 +169,7 @@ class TrainerConfig(Settings):
     """Progress and metrics."""
     ingest: IngestConfig = IngestConfig()
     """Reading of the data."""
-    threads_per_worker: Positive | None = None
+    threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of a worker; null: this machine's cores shared out. Recorded, since sums depend on it."""
     cpus_per_worker: PositiveFloat = 0.5
     """Ray's logical CPUs that a CPU worker asks for."""

@@ -126,10 +126,11 @@ def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> 
         plan_state = PlanState.from_tree(state.plan_state)
         opened = phases[min(plan_state.phase, len(phases) - 1)]
         if state.data_hash and state.data_hash != opened.manifest.hash:
+            place = f"phases.{opened.phase.index}." if config.phases else ""
             raise ConfigError(
-                f"data={opened.phase.config.data}: is data set {opened.manifest.hash[:12]}, the checkpoint at step "
-                f"{state.step} was trained on {state.data_hash[:12]}; give the data set of the run, or begin in a new "
-                f"output"
+                f"{place}data={opened.phase.config.data}: is data set {opened.manifest.hash[:12]}, the checkpoint at "
+                f"step {state.step} was trained on {state.data_hash[:12]}; give the data set of the run, or begin in a "
+                f"new output"
             )
         find_start(phases, plan_state)
         return state.step
