@@ -36,6 +36,7 @@ from trainer.transformers_layout import MODEL_TYPES, to_transformers, transforme
 MARKER = "cloze_export.json"
 """Lists the export's files with their sha256; a folder with it may be replaced by a later export."""
 FORMAT = "cloze-export-1"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 _EXCHANGE = 2
 _HERE = -100
 
@@ -59,7 +60,8 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     """Write the newest verified checkpoint of a run directory (or one checkpoint folder) to `out`.
 
     config.json, model.safetensors (fp32, transformers' names, tied decoder left out as save_pretrained does), the data
-    set's tokenizer files, README.md and MARKER. An earlier export in `out` is replaced in one rename.
+    set's tokenizer files with the model's greatest length, README.md and MARKER. An earlier export in `out` is replaced
+    in one rename.
     `data`: the data set, where it no longer lies where the run read it. Raises ValueError (ExportError,
     CheckpointError, DataSetError) naming what is wrong; `out` is then as it was.
     """
@@ -205,6 +207,15 @@ def _write_folder(
     (folder / "README.md").write_text(card, encoding="utf-8")
     for name, path in tokenizer_files.items():
         storage.fetch_file(path, folder / name)
+    _limit_length(folder / TOKENIZER_CONFIG, longest=settings["max_position_embeddings"])
+
+
+def _limit_length(path: Path, *, longest: int) -> None:
+    """Tell transformers' tokenizer where to cut: without, longer text runs past the positions, an IndexError there."""
+    if path.exists():
+        settings = {**json.loads(path.read_text(encoding="utf-8")), "model_max_length": longest}
+        text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:
