@@ -167,6 +167,15 @@ def test_missing_required_keys_are_all_named() -> None:
     [
         (b"- a\n", "must hold a mapping of settings, found list"),
         (b"a: [1\n", r"line 2, column 1: not valid YAML"),
+        (b"seed: 1\nseed: 2\n", r"line 2, column 1: not valid YAML: key 'seed' stands twice"),
+        (
+            b"a: &a {x: 1}\nb: {<<: *a}\n",
+            r"line 2, column 5: not valid YAML: '<<' merges no mapping here; write its keys",
+        ),
+        (b"? [1]\n: 2\n", r"line 1, column 3: not valid YAML: a key is a list or mapping"),
+        (b"seed: 2001-13-01\n", r"not valid YAML: month must be in 1\.\.12"),
+        (b"seed: " + b"9" * 5000, r"not valid YAML: Exceeds the limit"),
+        (b"seed: " + b"[" * 5000, r"not valid YAML: maximum recursion"),
         (b"\xff\xfe\x00", "cannot be read as UTF-8"),
     ],
 )
@@ -199,6 +208,9 @@ def test_unknown_flags_name_the_nearest() -> None:
         refuse_flags(["--conifg"], program="p")
     with pytest.raises(ConfigError, match="see p --help"):
         refuse_flags(["--zzz"], program="p")
+    refuse_flags(["--price=3"], program="p", known=["--dry-run", "--price="])
+    with pytest.raises(ConfigError, match=r"p: --dry-run=1: --dry-run takes no value; give --dry-run alone"):
+        refuse_flags(["--dry-run=1"], program="p", known=["--dry-run", "--price="])
 
 
 @pytest.mark.parametrize("cls", [PipelineConfig, TrainerConfig])
