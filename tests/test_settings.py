@@ -108,6 +108,8 @@ def test_reference_mode_knows_only_what_was_published() -> None:
         ("guard.max_rollbacks=9999999999", r"guard\.max_rollbacks=9999999999: Input should be less than"),
         ("threads_per_worker=99999", r"threads_per_worker=99999: Input should be less than"),
         ("model.max_positions=99999", r"model\.max_positions=99999: Input should be less than"),
+        ("deepspeed={fp16: {enabled: true}}", r"deepspeed\.fp16\.enabled: has a field of its own.*set precision"),
+        ("deepspeed={train_batch_size: 7}", r"deepspeed\.train_batch_size: has a field of its own.*set batch\.\*"),
         ("min_workers=2", r"min_workers=2 exceeds workers=1; lower it"),
         ("start_timeout_s=0", r"start_timeout_s=0: Input should be greater"),
         ("model={output_bias: unigram, initialize_from: x}", r"would be overwritten by model\.initialize_from"),
