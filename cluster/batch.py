@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from cluster.values import SkyValues, SlurmValues
@@ -15,6 +16,7 @@ NOTICE_S = 300
 def render_slurm(values: SlurmValues) -> str:
     """A batch script: Ray on every node, the command on the first, a checkpoint before the time is over."""
     group = values.gpu
+    driver = shlex.quote(f'echo $$ > "$0"; export RAY_ADDRESS="$1"; exec {values.command}')
     return f"""\
 #SBATCH --job-name={values.name}-train
 #SBATCH --account={values.account}
@@ -32,7 +34,7 @@ def render_slurm(values: SlurmValues) -> str:
 #SBATCH --signal=B:TERM@{NOTICE_S}
 set -euo pipefail
 
-cd {values.repository}
+cd "{values.repository}"
 export PATH="$PWD/.venv/bin:$PATH"
 export NCCL_SOCKET_IFNAME="{values.network_interface}" NCCL_DEBUG=WARN
 
@@ -60,7 +62,7 @@ trap tell_driver TERM
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it from sbatch
 srun ray symmetric-run --address "$head:$port" --min-nodes "$SLURM_JOB_NUM_NODES" \\
     --num-cpus={group.cpus} --num-gpus={group.gpus} --disable-usage-stats -- \\
-    bash -c 'echo $$ > "$0"; export RAY_ADDRESS="$1"; exec {values.command}' "$driver" "$head:$port" &
+    bash -c {driver} "$driver" "$head:$port" &
 work=$!
 status=0
 wait "$work" || status=$?

@@ -30,6 +30,12 @@ Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$")]
 """Small letters, digits, hyphens; at most 30, since what is made from it may have 47 (KubeRay's limit for jobs)."""
 
 
+Word = Annotated[str, Field(pattern=r"^[^\s\"'`$\\;&|<>()]+$")]
+"""Stands in a shell script as it is."""
+Line = Annotated[str, Field(pattern=r"^[^\n\"]+$")]
+"""One line, to be quoted."""
+
+
 class Group(Settings):
     """Nodes of one kind, that come when work asks for them and go when idle."""
 
@@ -87,6 +93,15 @@ class ClusterValues(Settings):
     boot_timeout_s: Positive = 1500
     """Longest that a node takes from being asked for to being ready, image included; the trainer's start_timeout_s must
     exceed it."""
+
+    @model_validator(mode="after")
+    def _check_gpus(self) -> ClusterValues:
+        for name in ("head", "cpu", "gpu"):
+            group: Group | None = getattr(self, name, None)
+            if group is not None and (group.gpus > 0) != (name == "gpu"):
+                remedy = "give those of a node" if name == "gpu" else "machines with GPUs belong to the group gpu alone"
+                raise ValueError(f"{name}.gpus={group.gpus}: {remedy}")
+        return self
 
 
 class Fsx(Settings):
@@ -249,18 +264,18 @@ class KubernetesValues(ClusterValues):
 class SlurmValues(ClusterValues):
     """Slurm, without containers."""
 
-    account: str
+    account: Word
     """Account."""
-    partition: str
+    partition: Word
     """Partition of the GPU nodes."""
     hours: Positive
     """Time limit; the job asks to be queued again before it ends."""
-    repository: str
+    repository: Line
     """Checkout of this repository on storage that all nodes mount, with `make setup` done there."""
-    network_interface: str
+    network_interface: Word
     """Network card between the nodes, for NCCL; ^lo,docker0 leaves the choice to NCCL."""
-    command: str
-    """What runs, from the repository."""
+    command: Annotated[str, Field(pattern=r"^[^\n]+$")]
+    """What runs, from the repository; one line."""
     gpu: Group
     """Nodes that train; all max_nodes are asked for."""
 

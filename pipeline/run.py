@@ -57,7 +57,7 @@ from pipeline.store_output import StoredOutput, open_output_folder
 from pipeline.vocabulary import train_vocabulary
 from pipeline.wordpieces import WordTokenizer
 
-FLAGS = ("--traceback", "--dry-run", "--price")
+FLAGS = ("--traceback", "--dry-run", "--price=")
 SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
 CLUSTER_WORKERS = 16
 """Workers of an engine whose number nobody gave."""

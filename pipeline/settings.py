@@ -52,6 +52,9 @@ class _NumberLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":  # PyYAML 6.0.4 gives merges of merges the older value
+                problem = "'<<' merges no mapping here; write its keys out"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, (list, dict)):
                 raise yaml.constructor.ConstructorError(None, None, "a key is a list or mapping", key_node.start_mark)
@@ -77,6 +80,8 @@ def parse_yaml(text: str, *, origin: str) -> Any:
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ConfigError(f"{origin}{place}: not valid YAML: {problem}") from error
+    except (ValueError, RecursionError) as error:  # a date that is none, a number without end, thousands of brackets
+        raise ConfigError(f"{origin}: not valid YAML: {error}") from error
 
 
 def load_settings(
@@ -215,13 +220,19 @@ class Arguments(NamedTuple):
 
 
 def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = ()) -> None:
-    """Raise ConfigError for a flag that `program` does not know, naming the nearest."""
+    """Raise ConfigError for a flag that `program` does not know, naming the nearest, or that takes no value.
+
+    `known`: those that take one end with `=`.
+    """
+    takes_value = {flag.removesuffix("="): flag.endswith("=") for flag in (*known, "--help")}
     for flag in flags:
-        name = flag.partition("=")[0]
-        if name not in known and name != "--help":
-            near = difflib.get_close_matches(name, [*known, "--config", "--help"], n=1)
+        name, separator, _ = flag.partition("=")
+        if name not in takes_value:
+            near = difflib.get_close_matches(name, [*takes_value, "--config"], n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; see {program} --help"
             raise ConfigError(f"{program}: unknown option {flag}{hint}")
+        if separator and not takes_value[name]:
+            raise ConfigError(f"{program}: {flag}: {name} takes no value; give {name} alone, or leave it out")
 
 
 def describe(cls: type[Settings], *, prefix: str = "") -> str:

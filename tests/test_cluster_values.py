@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from cluster import costs, render, try_images
 from cluster.values import KINDS, REPOSITORY, VALUES, read_values
-from pipeline.settings import ConfigError
+from pipeline.settings import ConfigError, load_settings
 
 SECTIONS = {
     "aws": "AWS",
@@ -97,6 +98,24 @@ def test_values_that_cannot_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "slurm.yaml").write_text("name: cloze\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="'account' is required"):
         read_values("slurm", folder=tmp_path)
+    for override, message in [
+        ("gpu.gpus=0", r"gpu\.gpus=0: give those of a node"),
+        ("cpu.gpus=1", r"cpu\.gpus=1: machines with GPUs belong to the group gpu alone"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            load_settings(KINDS["gcp"], file=VALUES / "gcp.yaml", overrides=[override])
+    for override in ("account='a b'", "partition='$(x)'", "network_interface=a;b", 'repository="a\\nb"', "command=''"):
+        with pytest.raises(ConfigError, match=f"{override.partition('=')[0]}=.*: String should match pattern"):
+            load_settings(KINDS["slurm"], file=VALUES / "slurm.yaml", overrides=[override])
+
+
+def test_a_command_keeps_its_quotes_in_a_batch_script() -> None:
+    values = read_values("slurm").model_copy(update={"command": "echo 'a  b' \"$((1 + 1))\""})
+    line = next(
+        line for line in render.render("slurm", values)["slurm/train.sbatch"].splitlines() if "exec echo" in line
+    )
+    script = line.replace('"$driver" "$head:$port" &', "/dev/null address")
+    assert subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout == "a  b 2\n"
 
 
 @pytest.mark.parametrize("image", try_images.TRIALS)

@@ -92,8 +92,11 @@ def test_transformers_loads_every_part(norm: str, activation: str, data: Path, t
 
 
 def test_the_tokenizer_is_the_data_sets(exported: tuple[Path, BertForPretraining], data: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+    for name in ("tokenizer.json", "vocab.txt"):
         assert (exported[0] / name).read_bytes() == (data / TOKENIZER_FOLDER / name).read_bytes()
+    name = "tokenizer_config.json"
+    before, after = (json.loads((folder / name).read_text()) for folder in (data / TOKENIZER_FOLDER, exported[0]))
+    assert after == {**before, "model_max_length": exported[1].config.max_positions}
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported[0])
     assert tokenizer("t104 T200", "t300")["input_ids"] == [101, 104, 200, 102, 300, 102]
     assert tokenizer("t104", "t300")["token_type_ids"] == [0, 0, 0, 1, 1]
@@ -101,6 +104,8 @@ def test_the_tokenizer_is_the_data_sets(exported: tuple[Path, BertForPretraining
     assert tokenizer.pad_token_id == 0
     fill = transformers.pipeline("fill-mask", model=str(exported[0]), tokenizer=tokenizer)
     assert len(fill("t104 [MASK] t300")) == 5
+    longest = tokenizer("t104 " * 2000, truncation=True, return_tensors="pt")
+    assert fill.model(**longest).logits.shape[1] == exported[1].config.max_positions
 
 
 def test_config_json(exported: tuple[Path, BertForPretraining]) -> None:

@@ -12,11 +12,13 @@ import pytest
 import torch
 from packed import random_batch
 from safetensors.torch import load_file, save_file
+from small_runs import make_config
 from untrained_run import VOCABULARY_SIZE, write_data, write_export, write_tokenizer
 
-from pipeline.manifest import TOKENIZER_FOLDER
+from pipeline.manifest import TOKENIZER_FOLDER, read_manifest
 from trainer.config import ModelConfig
 from trainer.model import BertForPretraining
+from trainer.preflight import check_model
 from trainer.pretrained import PretrainedError, initialize_from, load_model
 from trainer.vocabulary_check import check_same_vocabulary, read_vocabulary
 
@@ -193,6 +195,15 @@ def test_folders_that_are_no_model(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": 96}')
     with pytest.raises(PretrainedError, match="12 layers, 12 heads, width 96 is none of the sizes tiny, mini"):
         load_model(folder)
+
+
+def test_a_run_with_checkpoints_needs_its_first_weights_no_more(data: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(data)
+    config = make_config(data, tmp_path / "run", model={"size": "tiny", "initialize_from": str(tmp_path / "gone")})
+    with pytest.raises(PretrainedError, match=r"gone: has no config\.json"):
+        check_model(config, manifest=manifest)
+    (tmp_path / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
+    check_model(config, manifest=manifest)
 
 
 def test_another_vocabulary_is_refused_by_its_hash(folder: Path, data: Path, tmp_path: Path) -> None:

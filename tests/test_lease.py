@@ -24,7 +24,7 @@ from trainer import preflight
 from trainer.checkpoint import CheckpointError, CheckpointWriter, list_checkpoints
 from trainer.engine import Engine
 from trainer.launch import StopRequest
-from trainer.lease import LEASE_NAME, LeaseError, beat_once, held, hold, refuse_if_alive, release, take
+from trainer.lease import LEASE_NAME, LOCK_NAME, LeaseError, beat_once, held, hold, refuse_if_alive, release, take
 from trainer.run_directory import check_run_directory, write_config
 
 
@@ -208,6 +208,16 @@ def test_heartbeats_that_fail_are_told(tmp_path: Path, monkeypatch: pytest.Monke
             time.sleep(0.01)
     assert "no heartbeat of the lease" in said[0]
     assert "Input/output error" in said[0]
+
+
+def test_a_lease_that_cannot_be_written_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/\.lease\.json\..*'"):
+        acquire(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_NAME]
 
 
 def test_nothing_is_committed_without_the_lease(tmp_path: Path) -> None:

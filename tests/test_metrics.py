@@ -148,6 +148,15 @@ def test_what_json_cannot_say_is_null(tmp_path: Path) -> None:
     assert (tmp_path / "m.jsonl").read_text() == '{"step": 1, "grad_norm": null, "loss": null}\n'
 
 
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "m.jsonl", keep_through=0)
+    lines.close()
+    lines._stream = open("/dev/full", "a", encoding="ascii")  # noqa: SIM115
+    for act in (lambda: lines.write({"step": 1}), lines.close):
+        with pytest.raises(OSError, match=r"No space left on device: '.*/m\.jsonl'"):
+            act()
+
+
 def test_no_file_holds_no_lines(tmp_path: Path) -> None:
     assert read_json_lines(tmp_path / "absent.jsonl") == []
 

@@ -104,6 +104,12 @@ def test_reference_mode_knows_only_what_was_published() -> None:
         ("optimizer.learning_rate=.inf", r"optimizer\.learning_rate=inf: Input should be a finite number"),
         (f"optimizer.learning_rate={'9' * 400}", r"optimizer\.learning_rate=inf: Input should be a finite number"),
         ("collective_timeout_s=99999999999999", r"collective_timeout_s=99999999999999: Input should be less than"),
+        ("lease_timeout_s=9999999999", r"lease_timeout_s=9999999999: Input should be less than"),
+        ("guard.max_rollbacks=9999999999", r"guard\.max_rollbacks=9999999999: Input should be less than"),
+        ("threads_per_worker=99999", r"threads_per_worker=99999: Input should be less than"),
+        ("model.max_positions=99999", r"model\.max_positions=99999: Input should be less than"),
+        ("deepspeed={fp16: {enabled: true}}", r"deepspeed\.fp16\.enabled: has a field of its own.*set precision"),
+        ("deepspeed={train_batch_size: 7}", r"deepspeed\.train_batch_size: has a field of its own.*set batch\.\*"),
         ("min_workers=2", r"min_workers=2 exceeds workers=1; lower it"),
         ("start_timeout_s=0", r"start_timeout_s=0: Input should be greater"),
         ("model={output_bias: unigram, initialize_from: x}", r"would be overwritten by model\.initialize_from"),
@@ -163,6 +169,15 @@ def test_missing_required_keys_are_all_named() -> None:
     [
         (b"- a\n", "must hold a mapping of settings, found list"),
         (b"a: [1\n", r"line 2, column 1: not valid YAML"),
+        (b"seed: 1\nseed: 2\n", r"line 2, column 1: not valid YAML: key 'seed' stands twice"),
+        (
+            b"a: &a {x: 1}\nb: {<<: *a}\n",
+            r"line 2, column 5: not valid YAML: '<<' merges no mapping here; write its keys",
+        ),
+        (b"? [1]\n: 2\n", r"line 1, column 3: not valid YAML: a key is a list or mapping"),
+        (b"seed: 2001-13-01\n", r"not valid YAML: month must be in 1\.\.12"),
+        (b"seed: " + b"9" * 5000, r"not valid YAML: Exceeds the limit"),
+        (b"seed: " + b"[" * 5000, r"not valid YAML: maximum recursion"),
         (b"\xff\xfe\x00", "cannot be read as UTF-8"),
     ],
 )
@@ -195,6 +210,9 @@ def test_unknown_flags_name_the_nearest() -> None:
         refuse_flags(["--conifg"], program="p")
     with pytest.raises(ConfigError, match="see p --help"):
         refuse_flags(["--zzz"], program="p")
+    refuse_flags(["--price=3"], program="p", known=["--dry-run", "--price="])
+    with pytest.raises(ConfigError, match=r"p: --dry-run=1: --dry-run takes no value; give --dry-run alone"):
+        refuse_flags(["--dry-run=1"], program="p", known=["--dry-run", "--price="])
 
 
 @pytest.mark.parametrize("cls", [PipelineConfig, TrainerConfig])

@@ -73,6 +73,10 @@ def test_shapes_do_not_fill_short_of_the_data_set(data: tuple[Path, Manifest]) -
     assert shape.pairs_mean == 6000
     assert shape.steps_per_epoch == 1
     assert pairs_of_steps(data, shape) == [6000]
+    longest = derive_shape(data[1], batch=BatchConfig(pairs=8, lanes=1, tokens_per_slot=2**31 - 1))
+    assert pairs_of_steps(data, longest)[0] == 8
+    with pytest.raises(ValueError, match=r"slots of .* tokens exceed the 2,147,483,647 .* raise batch\.lanes"):
+        derive_shape(data[1], batch=BatchConfig(pairs=2**31 - 1, lanes=2))
 
 
 def test_description(data: tuple[Path, Manifest]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_origin
 
 import pytest
@@ -22,7 +25,7 @@ from trainer import launch_processes, preflight
 from trainer import run as train_run
 from trainer.checkpoint import list_checkpoints
 from trainer.config import TrainerConfig
-from trainer.launch import Failure, StopRequest, WorkerError, raise_first, stop_on_signals
+from trainer.launch import Failure, Outcome, StopRequest, WorkerError, raise_first, stop_on_signals
 from trainer.lease import hold
 from trainer.metrics import read_json_lines
 from trainer.run import PROGRAM, main
@@ -272,6 +275,37 @@ def test_a_signal_while_the_lease_is_waited_for_names_itself_in_the_status(
         lease.write_text(json.dumps({**json.loads(lease.read_text()), "host": "elsewhere"}))
         assert main(["--config", str(config_file)]) == 128 + number
     assert "interrupted; the same command goes on" in capfd.readouterr().err
+
+
+def test_children_are_born_with_signals_blocked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that comes while they import would end them: no checkpoint, and a loss in place of status 130."""
+    blocked: list[bool] = []
+
+    class Child:
+        def __init__(self, **_: object) -> None: ...
+
+        def start(self) -> None:
+            resource_tracker.getfd()  # type: ignore[attr-defined]  # as what starts a child does
+            blocked.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+        def is_alive(self) -> bool:
+            return False
+
+        def join(self) -> None: ...
+
+    tracker = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Child)
+    done = Outcome(first_step=0, last_step=9, finished=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(tracker, "_fd", None)
+        patch.setattr(tracker, "_pid", None)
+        patch.setattr(launch_processes.multiprocessing, "get_context", lambda _: context)
+        patch.setattr(launch_processes, "_listen", lambda *_, **__: done)
+        config = make_config(data, tmp_path / "run")
+        assert launch_processes.run_in_processes(config, say=print, stop=StopRequest()) == done
+        os.close(tracker._fd)
+    assert blocked == [True, True]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def wait_for_steps(output: Path, count: int, *, process: subprocess.Popen[str]) -> None:

@@ -5,6 +5,7 @@ The sections are in config_sections.py; what their fields cannot say alone is ch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -45,6 +46,20 @@ __all__ = [
     "ScheduleConfig",
     "TrainerConfig",
 ]
+
+
+_OWNED_KEYS = {
+    "train_batch_size": "batch.*",
+    "train_micro_batch_size_per_gpu": "batch.*",
+    "gradient_accumulation_steps": "batch.lanes",
+    "gradient_clipping": "optimizer.clip_norm",
+    "optimizer": "optimizer.*",
+    "scheduler": "schedule.*",
+    "zero_optimization.stage": "zero_stage",
+    "bf16.enabled": "precision",
+    "fp16.enabled": "precision",
+}
+"""DeepSpeed settings that have a field of their own here: setting them raw would say the same thing twice."""
 
 
 class PhaseBatchConfig(Settings):
@@ -172,7 +187,7 @@ class TrainerConfig(Settings):
     """Progress and metrics."""
     ingest: IngestConfig = IngestConfig()
     """Reading of the data."""
-    threads_per_worker: Positive | None = None
+    threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads of a worker; null: this machine's cores shared out. Recorded, since sums depend on it."""
     cpus_per_worker: PositiveFloat = 0.5
     """Ray's logical CPUs that a CPU worker asks for."""
@@ -239,6 +254,7 @@ class TrainerConfig(Settings):
                 f"checkpoint.keep_best={self.checkpoint.keep_best} needs held-out losses on the way; set "
                 f"evaluation.every_steps"
             )
+        _refuse_owned_keys(self.deepspeed)
         self._check_range()
         _check_lanes(self.batch, workers=self.workers, place="")
         _check_pace(self.ingest, self.batch, place="")
@@ -270,6 +286,15 @@ class TrainerConfig(Settings):
                 f"min_workers={self.min_workers} is for launcher=ray; launcher=processes always starts all "
                 f"workers={self.workers}: leave min_workers out"
             )
+
+
+def _refuse_owned_keys(raw: Mapping[str, Any]) -> None:
+    for dotted, field in _OWNED_KEYS.items():
+        node: Any = raw
+        for part in dotted.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        if node is not None:
+            raise ValueError(f"deepspeed.{dotted}: has a field of its own in the trainer's config; set {field}")
 
 
 def _check_warmup(schedule: ScheduleConfig, *, steps: int, place: str, whole: str) -> None:

@@ -12,8 +12,8 @@ from pipeline.settings import Settings
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 ModelSize: TypeAlias = Literal["tiny", "mini", "small", "medium", "base", "large"]
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 
@@ -34,7 +34,7 @@ class ModelConfig(Settings):
     size: ModelSize = "base"
     """Layers/heads/width: tiny 2/2/128, mini 4/4/256, small 4/8/512, medium 8/8/512, base 12/12/768,
     large 24/16/1024."""
-    max_positions: Annotated[int, Field(ge=8)] = 512
+    max_positions: Annotated[int, Field(ge=8, lt=2**16)] = 512
     """Learned positions; longer input is refused."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     """GELU exact, or its tanh approximation."""

@@ -153,7 +153,7 @@ def join_stretches(parts: list[Stretch]) -> Slot:
 
 def _fits(starts: NDArray[np.integer], start: int, most: int) -> int:
     """Last cut at or behind `start` with at most `most` between."""
-    return start + int(np.searchsorted(starts[start:], starts[start] + most, side="right")) - 1
+    return start + int(np.searchsorted(starts[start:], int(starts[start]) + most, side="right")) - 1
 
 
 def _joined(parts: list[Stretch], column: Callable[[Rows], NDArray[Any]], dtype: Any) -> NDArray[Any]:

@@ -27,7 +27,7 @@ from trainer.model.bert import VOCABULARY_MULTIPLE
 from trainer.phases import OpenPhase, open_phases, resolve_phases
 
 FLAG, RATE, PRICE = "--dry-run", "--tokens-per-second", "--price"
-FLAGS = (FLAG, RATE, PRICE)
+FLAGS = (FLAG, f"{RATE}=", f"{PRICE}=")
 BYTES_PER_PARAMETER = 12
 """Of a checkpoint: weight and two moments, fp32."""
 RECENT_STEPS = 100

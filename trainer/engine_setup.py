@@ -22,25 +22,11 @@ INITIAL_LOSS_SCALE = 2.0**16
 LARGEST_BUCKET = 2**25
 """Elements of gradients that are reduced together; holds BERT-Large's word table."""
 
-_OWNED_KEYS = {
-    "train_batch_size": "batch.*",
-    "train_micro_batch_size_per_gpu": "batch.*",
-    "gradient_accumulation_steps": "batch.lanes",
-    "gradient_clipping": "optimizer.clip_norm",
-    "optimizer": "optimizer.*",
-    "scheduler": "schedule.*",
-    "zero_optimization.stage": "zero_stage",
-    "bf16.enabled": "precision",
-    "fp16.enabled": "precision",
-}
-"""DeepSpeed settings that have a field of their own here: setting them raw would say the same thing twice."""
-
 
 def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_elements: int) -> dict[str, Any]:
     """DeepSpeed's settings for a model of `num_elements` trained as `micro_batches` a step and rank.
 
-    `config.deepspeed` is merged over the result, nested mappings key by key. Raises ConfigError for a
-    raw key that this config has a field for.
+    `config.deepspeed` is merged over the result, nested mappings key by key.
     """
     dictionary: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -60,7 +46,6 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
     if config.precision != "fp32" and micro_batches > 1 and not own_sums:
         # Sums over micro-batches lose the small ones in 8 or 11 bits of mantissa.
         dictionary["data_types"] = {"grad_accum_dtype": "fp32"}
-    _refuse_owned_keys(config.deepspeed)
     return _merge(dictionary, config.deepspeed)
 
 
@@ -80,15 +65,6 @@ def _zero_settings(stage: int, *, num_elements: int) -> dict[str, Any]:
         # Below this many elements (biases, LayerNorm) a parameter stays whole on every rank.
         settings["stage3_param_persistence_threshold"] = 8192
     return settings
-
-
-def _refuse_owned_keys(raw: Mapping[str, Any]) -> None:
-    for dotted, field in _OWNED_KEYS.items():
-        node: Any = raw
-        for part in dotted.split("."):
-            node = node.get(part) if isinstance(node, Mapping) else None
-        if node is not None:
-            raise ConfigError(f"deepspeed.{dotted}: has a field of its own in the trainer's config; set {field}")
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from trainer.config import GuardConfig
-from trainer.locations import Location, locate
+from trainer.locations import Location, locate, naming
 
 BAD_STEPS_NAME = "bad_steps.jsonl"
 
@@ -151,7 +151,8 @@ def note_bad_step(
             for (shard, row_group), members in sorted(groups.items())
         ],
     }
-    with open(run_directory / BAD_STEPS_NAME, "a", encoding="utf-8") as stream:
+    path = run_directory / BAD_STEPS_NAME
+    with naming(path), open(path, "a", encoding="utf-8") as stream:
         stream.write(json.dumps(record) + "\n")
         stream.flush()
         os.fsync(stream.fileno())

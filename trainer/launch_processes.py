@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -71,7 +71,9 @@ def run_in_processes(
     links: dict[Connection, int] = {}
     children: list[BaseProcess] = []
     try:
-        # Children inherit the mask and take signals only once they can answer them.
+        # Children inherit the mask and take signals only once they can answer them. Python starts a process of its own
+        # before the first child, and undoes the mask after that.
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for rank in range(config.workers):
             ours, theirs = context.Pipe(duplex=False)

@@ -24,7 +24,7 @@ from trainer import lease_store
 from trainer.folders import make_folder, sync_folder
 from trainer.launch import Say, StopRequest
 from trainer.lease_holder import BEATS, Holder, LeaseError, identify, refusal
-from trainer.locations import Location, locate
+from trainer.locations import Location, locate, naming
 
 __all__ = [
     "LEASE_NAME",
@@ -199,7 +199,7 @@ def _look(folder: Path) -> _Sighting | None:
 def _write(folder: Path, holder: Holder) -> None:
     temporary = folder / f"{_PARTIAL}{holder.token}"
     try:
-        with open(temporary, "w", encoding="utf-8") as stream:
+        with naming(temporary), open(temporary, "w", encoding="utf-8") as stream:
             json.dump(asdict(holder), stream, indent=1)
             stream.write("\n")
             stream.flush()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,3 +18,12 @@ def locate(path: str | Path, *names: str) -> Location:
     if storage.is_url(path):
         return storage.join(path, *names).rstrip("/")
     return storage.local_path(path).joinpath(*names)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the block name `path`: those of a write or flush, such as a full disk's, name no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error

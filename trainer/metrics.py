@@ -21,7 +21,7 @@ import numpy as np
 from pipeline import storage
 from trainer.config import TrainerConfig
 from trainer.launch import Say
-from trainer.locations import Location
+from trainer.locations import Location, naming
 from trainer.trackers import Tracker, open_tracker
 
 if TYPE_CHECKING:
@@ -92,12 +92,14 @@ class JsonLines:
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one object; floats in full precision, non-finite ones as null (JSON has none)."""
         finite = {key: None if _non_finite(value) else value for key, value in record.items()}
-        self._stream.write(json.dumps(finite, allow_nan=False) + "\n")
-        self._stream.flush()
+        with naming(self.path):
+            self._stream.write(json.dumps(finite, allow_nan=False) + "\n")
+            self._stream.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._stream.close()
+        with naming(self.path):
+            self._stream.close()
 
 
 def read_json_lines(path: Location) -> list[dict[str, Any]]:

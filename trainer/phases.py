@@ -92,16 +92,25 @@ def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tu
     check_vocabularies(phases, manifests=manifests)
     opened = []
     for phase, manifest in zip(phases, manifests, strict=True):
-        shape = derive_shape(manifest, batch=phase.config.batch)
-        plan = Plan.from_manifest(
-            manifest,
-            lanes=shape.lanes,
-            shape=shape.slot,
-            seed=order_seed(phase.config.seed, phase=phase.index),
-            exact_pairs=shape.exact_pairs,
-        )
-        opened.append(OpenPhase(phase, manifest, shape, plan))
+        try:
+            opened.append(_open_phase(phase, manifest=manifest))
+        except ValueError as error:
+            if len(phases) == 1:
+                raise
+            raise PlanError(f"phases.{phase.index}: {error}") from error
     return tuple(opened)
+
+
+def _open_phase(phase: Phase, *, manifest: Manifest) -> OpenPhase:
+    shape = derive_shape(manifest, batch=phase.config.batch)
+    plan = Plan.from_manifest(
+        manifest,
+        lanes=shape.lanes,
+        shape=shape.slot,
+        seed=order_seed(phase.config.seed, phase=phase.index),
+        exact_pairs=shape.exact_pairs,
+    )
+    return OpenPhase(phase, manifest, shape, plan)
 
 
 def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> None:

@@ -101,13 +101,16 @@ def _newest_is_whole(config: TrainerConfig) -> bool:
 
 
 def check_model(config: TrainerConfig, *, manifest: Manifest) -> None:
-    """Refuse a model that the data set's rows do not fit, or whose given weights or vocabulary do not fit it."""
+    """Refuse a model that the data set's rows do not fit, or whose given weights or vocabulary do not fit it.
+
+    A run with checkpoints reads no given weights any more: where they lay may be gone.
+    """
     if manifest.max_seq_length > config.model.max_positions:
         raise ConfigError(
             f"data={config.data}: max_seq_length={manifest.max_seq_length} exceeds model.max_positions="
             f"{config.model.max_positions}; raise model.max_positions, or build the data set with shorter rows"
         )
-    if config.model.initialize_from is not None:
+    if config.model.initialize_from is not None and not list_checkpoints(config.output):
         folder = locate(config.model.initialize_from)
         pretrained.check_config(config.model, settings=pretrained.read_config(folder), folder=folder)
         check_same_vocabulary(folder, data_tokenizer=storage.join(config.data, TOKENIZER_FOLDER))
@@ -126,10 +129,11 @@ def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> 
         plan_state = PlanState.from_tree(state.plan_state)
         opened = phases[min(plan_state.phase, len(phases) - 1)]
         if state.data_hash and state.data_hash != opened.manifest.hash:
+            place = f"phases.{opened.phase.index}." if config.phases else ""
             raise ConfigError(
-                f"data={opened.phase.config.data}: is data set {opened.manifest.hash[:12]}, the checkpoint at step "
-                f"{state.step} was trained on {state.data_hash[:12]}; give the data set of the run, or begin in a new "
-                f"output"
+                f"{place}data={opened.phase.config.data}: is data set {opened.manifest.hash[:12]}, the checkpoint at "
+                f"step {state.step} was trained on {state.data_hash[:12]}; give the data set of the run, or begin in a "
+                f"new output"
             )
         find_start(phases, plan_state)
         return state.step

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 NO_LABEL = -1
 """Stands in the labels where there is nothing to predict; the weight there is zero."""
+MOST_TOKENS = 2**31 - 1
+"""Places in a slot are int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class SlotShape:
             value = getattr(self, field.name)
             if value < 1:
                 raise ValueError(f"slot shape: {field.name}={value} must be at least 1")
+        if self.tokens > MOST_TOKENS:
+            raise ValueError(
+                f"slots of {self.tokens:,} tokens exceed the {MOST_TOKENS:,} that can be numbered; lower the batch or "
+                f"batch.tokens_per_slot, or raise batch.lanes"
+            )
         if self.tokens < self.max_seq_length:
             raise ValueError(
                 f"batch.tokens_per_slot={self.tokens} is below the data set's max_seq_length={self.max_seq_length}: a "
