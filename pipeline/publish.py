@@ -41,7 +41,7 @@ from pipeline.tally import BuildResult, ReadTally, RowTally, merge_reads, summar
 from pipeline.tokenizer_files import describe_text
 from pipeline.wordpieces import WordTokenizer
 
-CODE_VERSION = "3"
+CODE_VERSION = "4"
 """Version of our own cleaning, pairing and masking; raised whenever the same input gives other bytes."""
 _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
 _NEAR_DUPLICATE_LIBRARIES = ("datasketch",)
