@@ -33,7 +33,8 @@ def split_sentences(text: str, *, language: str, keep_reserved: bool = False) ->
         if not line or line.isspace():
             continue
         for piece in _pieces(line):
-            for sentence in _mend_ends(sentencex.segment(language, piece), language=language.partition("-")[0]):
+            cut = _cut_before_digits(sentencex.segment(language, piece))
+            for sentence in _mend_ends(cut, language=language.partition("-")[0]):
                 words = " ".join(sentence.split())
                 if words:
                     sentences.append(words)
@@ -58,6 +59,26 @@ _JAPANESE_GOES_ON = re.compile(
     "|\u3082(?![\u3057\u3061\u3063])|\u3067(?![\u306f\u3082\u304d])|\u3084(?![\u304c\u306f])|\u306a(?![\u304a\u305c\u304b\u3093])"
     "|\u304b(?![\u3064\u308c])"
 )
+
+
+_BEFORE_DIGIT = re.compile("[\u3002\uff01\uff1f\uff61](?=\\d)")
+_BRACKETS = re.compile(
+    "([(\uff08\u300c\u300e\u300a\u3008\u3010\u3014\u201c])|[)\uff09\u300d\u300f\u300b\u3009\u3011\u3015\u201d]"
+)
+
+
+def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
+    """Full stops of Chinese and Japanese end a sentence before a digit too, where no bracket is open. Linear."""
+    for sentence in sentences:
+        start = looked = depth = 0
+        for found in _BEFORE_DIGIT.finditer(sentence):
+            for bracket in _BRACKETS.finditer(sentence, looked, found.start()):
+                depth += 1 if bracket.group(1) else -1 if depth else 0
+            looked = found.end()
+            if not depth:
+                yield sentence[start:looked]
+                start = looked
+        yield sentence[start:]
 
 
 def _mend_ends(sentences: Iterable[str], *, language: str) -> Iterator[str]:

@@ -60,18 +60,34 @@ def test_sentences_of_several_languages() -> None:
                 "\u3068\u3053\u308d\u304c",
             ],
         ),
+        (
+            "zh",
+            [
+                "\u7532\u53bb\u4e86\u3002",
+                "1936\u5e74\u6765\u4e86\uff01",
+                "3\u4eba\uff08\u662f\u30022\u4eba\u3002\uff09\u8d70\u4e86\u3002",
+                "\u201c\u53bb\u30021\u4eba\u3002\u201d",
+                "\u4ed6\u8bf4\u3002",
+            ],
+        ),
+        (
+            "ja",
+            [
+                "\u7532\u3002",
+                "\u300c\u4e59\u30023\u4eba\u3002\u300d\u3068\u8a00\u3063\u305f\u3002",
+                "\uff15\u4eba\u3060\u3002",
+            ],
+        ),
         ("en", ["1. The first item.", "2. The second, of 1998.", "It ended."]),
     ],
 )
-def test_words_go_on_behind_quotations_and_numbers_belong_to_what_they_count(
-    language: str, sentences: list[str]
-) -> None:
-    text = ("" if language == "ja" else " ").join(sentences)
+def test_ends_that_sentencex_sees_wrong(language: str, sentences: list[str]) -> None:
+    text = (" " if language in ("en", "ko") else "").join(sentences)
     assert split_sentences(text, language=language) == sentences
 
 
 @pytest.mark.parametrize("language", ["en", "ja", "ko"])
-@given(st.text(alphabet='a1. \n"()\u300d\u300e\uac00\ub77c\uace0\u3068\u3002'))
+@given(st.text(alphabet='a1. \n"()\u300d\u300e\uac00\ub77c\uace0\u3068\u3002\uff01\uff08\uff09'))
 def test_mended_sentences_lose_no_letter(language: str, text: str) -> None:
     sentences = split_sentences(text, language=language)
     assert all(sentence == " ".join(sentence.split()) for sentence in sentences)
