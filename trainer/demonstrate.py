@@ -89,7 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.demonstrate", description="Fill in masked tokens.")
     parser.add_argument("export", help="folder that `python -m trainer.export` wrote")
-    parser.add_argument("texts", nargs="*", help=f"texts with {MASK}; without any, a few English examples")
+    parser.add_argument(
+        "texts", nargs="*", help=f"texts with {MASK}; without any, examples in the sample's English, Spanish and French"
+    )
     options = parser.parse_args(arguments)
     try:
         fill = FillMask(options.export)
