@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 from small_runs import make_config, run
 from synthetic import write_data_set
 from test_batches import make_slot
+from untrained_run import write_data, write_run
 from worker_group import WorkerGroup
 
 from pipeline.manifest import read_manifest
 from trainer.evaluate import Evaluation, SourceLoss, SourceSums
-from trainer.metrics import read_json_lines
+from trainer.metrics import EVALUATIONS_NAME, read_json_lines
+from trainer.run import show_results
 
 
 def test_sums_by_hand() -> None:
@@ -38,6 +41,19 @@ def test_sources_are_said_and_recorded_by_name() -> None:
     assert record["mlm_loss/books-en"] == 3.25
     assert (record["pairs/books-en"], record["masked/books-en"], record["unigram_loss/books-en"]) == (4, 60, 6.0)
     assert "sources" not in record
+
+
+def test_a_finished_run_of_several_sources_says_its_last_evaluation(tmp_path: Path) -> None:
+    """The same command again, after the end: the evaluation is read back from evaluations.jsonl."""
+    source = SourceLoss("books-en", pairs=4, masked=60, mlm_loss=3.25, unigram_loss=6.0)
+    evaluation = Evaluation(20, 100, 1500, 5.0, 0.25, None, None, 6.25, sources=(source,))
+    write_data(tmp_path / "set")
+    write_run(tmp_path / "run", data=tmp_path / "set")
+    (tmp_path / "run" / EVALUATIONS_NAME).write_text(json.dumps(evaluation.record()) + "\n")
+    said: list[str] = []
+    config = make_config(tmp_path / "set", tmp_path / "run", max_steps=20)
+    show_results(config, say=said.append, done_before=True)
+    assert said[:4] == ["all 20 steps are done; nothing to train", *evaluation.lines()]
 
 
 def test_losses_by_source_add_up_on_any_number_of_workers(

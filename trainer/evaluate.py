@@ -7,9 +7,10 @@ batch shape compare; dropout is off. Sums are reduced once, at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from trainer.slots import Slot
 
 UNIGRAM_SMOOTHING = 1.0
 """Added to every token's count, so that tokens which training never saw have a probability too."""
+_OF_SOURCES = ("mlm_loss", "unigram_loss", "masked", "pairs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,17 @@ class Evaluation:
         `pairs/NAME`."""
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
         for source in self.sources:
-            for key in ("mlm_loss", "unigram_loss", "masked", "pairs"):
+            for key in _OF_SOURCES:
                 numbers[f"{key}/{source.name}"] = getattr(source, key)
         return numbers
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Evaluation:
+        """The evaluation that `record` tells of; numbers that it does not know are passed over."""
+        names = [key.partition("/")[2] for key in record if key.startswith(f"{_OF_SOURCES[0]}/")]
+        sources = [SourceLoss(name, **{key: record[f"{key}/{name}"] for key in _OF_SOURCES}) for name in names]
+        own = {field.name: record[field.name] for field in fields(cls) if field.name in record}
+        return cls(**own, sources=tuple(sources))
 
     def lines(self) -> list[str]:
         """The result in words."""

@@ -126,7 +126,7 @@ def show_results(config: TrainerConfig, *, say: Say, done_before: bool) -> None:
     evaluations = read_json_lines(files.folder / EVALUATIONS_NAME)
     if done_before:
         say(f"all {config.max_steps} steps are done; nothing to train")
-        for line in Evaluation(**evaluations[-1]).lines() if evaluations else ():
+        for line in Evaluation.from_record(evaluations[-1]).lines() if evaluations else ():
             say(line)
     if steps:
         say(f"loss curve: {files.send_file(draw_curve(files.folder).name)}")
