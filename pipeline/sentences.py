@@ -53,6 +53,11 @@ _KOREAN_NUMBER = re.compile(
 # No space stands before what belongs to a word, but often one before irago, iraneun, iramyeo (said).
 _KOREAN_GOES_ON = re.compile(r"[\uac00-\ud7a3]")
 _KOREAN_SAID = re.compile(r"\uc774?\ub77c(?:\uace0|\ub294|\uba70|\uba74\uc11c)(?!\w)")
+# Ordinals of Croatian, Estonian, Danish, Polish: 1990. godine. Georgian letters all count as small ones.
+_ORDINAL = re.compile(r"\d\.\s+\Z")
+_WITHOUT_CASE = ("ka", "xmf")
+# Thai ends sentences with a space; its points stand in abbreviations (kho so, the year of our era).
+_THAI_POINT = re.compile(r"[\u0e01-\u0e4e]\.\s*\Z")
 # Particles, but none of the words that begin alike: toki, tokoro, nochi, hajime, nimo, moshi, deha, yagate, nao ...
 _JAPANESE_GOES_ON = re.compile(
     "\u3063\u3066|\u3068(?![\u304d\u3053\u3066\u308a])|\u306e(?!\u3061)|[\u3092\u304c]|\u306f(?!\u3058)|\u306b(?!\u3082)"
@@ -100,9 +105,13 @@ def _goes_on(before: str, after: str, *, language: str) -> bool:
     """Whether `after` belongs to the sentence whose last part is `before`."""
     if len(before) <= _LOOK_BACK and _NUMBER.fullmatch(before) is not None:
         return True
-    if language not in ("ko", "ja"):
-        return False
     last = max(0, len(before) - _LOOK_BACK)
+    if after[0].islower() and language not in _WITHOUT_CASE and _ORDINAL.search(before, last) is not None:
+        return True
+    if language not in ("ko", "ja", "th"):
+        return False
+    if language == "th":
+        return _THAI_POINT.search(before, last) is not None
     if language == "ko" and _KOREAN_NUMBER.search(before, last) is not None:
         return True
     if _QUOTED.search(before, last) is None:
