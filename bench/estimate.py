@@ -79,7 +79,7 @@ def format_case(found: Estimate, *, truth: dict[str, float], words: Sequence[str
     lines = [
         " ".join(words),
         "",
-        f"Read for it: {found.sample_text_bytes / 1e6:.1f} MB of text, {found.sample_units} of "
+        f"Read for it: {found.sample_characters / 1e6:.1f} M characters, {found.sample_units} of "
         f"{found.sample_of_units} parts, in {found.sample_s:.0f} s.",
         "",
         "| | estimate | +- | build | estimate is off by | goal |",

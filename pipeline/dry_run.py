@@ -13,9 +13,10 @@ from pathlib import Path
 from pipeline import storage
 from pipeline.build_mark import MARK_NAME
 from pipeline.config import PipelineConfig
+from pipeline.doubts import list_doubts
 from pipeline.estimate import describe_bytes, estimate, format_estimate
 from pipeline.manifest import MANIFEST_NAME
-from pipeline.run import choose_workers, count_readers, say_at_once
+from pipeline.run import choose_workers, count_readers, given_vocabulary, say_at_once
 from pipeline.settings import ConfigError
 from pipeline.sources import list_splits, share_books
 
@@ -30,6 +31,8 @@ def describe_build(config: PipelineConfig, *, price: float | None = None) -> Ite
     yield describe_output(config.output)
     if is_finished(config.output):
         return
+    for doubt in list_doubts(config, tokenizer=given_vocabulary(config)):
+        yield f"warning: {doubt}"
     found = estimate(config, workers=workers)
     yield from format_estimate(found)
     yield describe_room(config.output, needed=found.bytes.value + found.temporary_bytes.value)

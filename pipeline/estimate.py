@@ -66,7 +66,7 @@ class Estimate:
     shards: int
     sample_units: int
     sample_of_units: int
-    sample_text_bytes: int
+    sample_characters: int
     sample_s: float
     whole: bool
     vocabulary: str
@@ -206,7 +206,7 @@ def combine(
         shards=buckets.total,
         sample_units=units,
         sample_of_units=sum(len(source.frame.units) for source in measured),
-        sample_text_bytes=round(sum(unit["characters"] for source in measured for unit in source.units)),
+        sample_characters=round(sum(unit["characters"] for source in measured for unit in source.units)),
         sample_s=sample_s,
         whole=all(source.whole for source in measured),
         vocabulary=vocabulary,
@@ -225,7 +225,7 @@ def format_estimate(found: Estimate) -> list[str]:
     """Lines for people."""
     how = "all of the input, which is small" if found.whole else f"{found.sample_of_units:,}, spread evenly"
     lines = [
-        f"sample: {found.sample_units:,} parts of {how}: {found.sample_text_bytes / 1e6:,.1f} MB of text in "
+        f"sample: {found.sample_units:,} parts of {how}: {found.sample_characters / 1e6:,.1f} M characters in "
         f"{describe_seconds(found.sample_s)}",
         f"vocabulary: {found.vocabulary}",
         "",

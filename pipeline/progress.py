@@ -140,10 +140,10 @@ class ProgressPrinter:
         """Everything that was done, in one line."""
         elapsed = time.monotonic() - self._started
         read, shards = self.count("read"), self.count("shard")
-        megabytes = read["characters"] / _UNIT
+        millions = read["characters"] / _UNIT
         return (
-            f"{elapsed:.0f} s: read {read['documents']:,} documents, {megabytes:,.1f} MB of text"
-            f"{_rate(megabytes, elapsed)}; wrote {shards['rows']:,} rows in {shards['done']:,} shards"
+            f"{elapsed:.0f} s: read {read['documents']:,} documents, {millions:,.1f} M characters"
+            f"{_rate(millions, elapsed, unit='M')}; wrote {shards['rows']:,} rows in {shards['done']:,} shards"
         )
 
     def stage(self) -> Stage:
@@ -176,8 +176,8 @@ class ProgressPrinter:
             share = f", {100 * done_bytes / self._num_bytes:.0f}% of {self._num_bytes / _UNIT:,.1f} MB of input"
         left = _left(done_bytes - kept_bytes, self._num_bytes - done_bytes, seconds)
         return (
-            f"read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} MB of text"
-            f"{_rate(made['characters'] / _UNIT, seconds)}, {read['done']:,} of {self._num_splits:,} splits"
+            f"read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} M characters"
+            f"{_rate(made['characters'] / _UNIT, seconds, unit='M')}, {read['done']:,} of {self._num_splits:,} splits"
             f"{share}{_kept(read)}{left}"
         )
 
@@ -284,8 +284,8 @@ def _kept(counts: Counter[str]) -> str:
     return f" ({counts['kept']:,} kept)" if counts["kept"] else ""
 
 
-def _rate(megabytes: float, seconds: float) -> str:
-    return f" ({megabytes / max(seconds, 1e-3):.1f} MB/s)"
+def _rate(millions: float, seconds: float, *, unit: str = "MB") -> str:
+    return f" ({millions / max(seconds, 1e-3):.1f} {unit}/s)"
 
 
 def describe_seconds(seconds: float) -> str:

@@ -41,7 +41,7 @@ from pipeline.tally import BuildResult, ReadTally, RowTally, merge_reads, summar
 from pipeline.tokenizer_files import describe_text
 from pipeline.wordpieces import WordTokenizer
 
-CODE_VERSION = "3"
+CODE_VERSION = "4"
 """Version of our own cleaning, pairing and masking; raised whenever the same input gives other bytes."""
 _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
 _NEAR_DUPLICATE_LIBRARIES = ("datasketch",)
@@ -51,6 +51,9 @@ _ENOUGH_ROWS = 400
 """Below this many labels the share may leave the bounds by chance (four standard deviations)."""
 _ENOUGH_TO_WARN = 1600
 """The same for the narrower range of the warning."""
+
+MOST_UNKNOWN = 0.01
+"""Share of [UNK] in the text beyond which a build warns; a vocabulary trained on the text leaves below 0.001."""
 
 
 def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -91,6 +94,13 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
         found.append(
             f"masking: {config.masking} masks single tokens here, because each of the {words:,} words is one piece (as "
             "Chinese characters are); segment the text into words, use a smaller vocabulary, or set masking=token"
+        )
+    unknown = sum(tally.unknown for tally in tallies)
+    if unknown > MOST_UNKNOWN * tokens:
+        found.append(
+            f"{unknown:,} of the {tokens:,} tokens of the text are [UNK] ({100 * unknown / tokens:.1f}%): the "
+            "vocabulary lacks characters of it (is it of another language, script or case?); give another "
+            "vocabulary.path, or train one on this text"
         )
     if config.next_sentence != "none" and sentences < 1.1 * documents:
         found.append(

@@ -28,6 +28,7 @@ from pipeline.buckets import choose_buckets
 from pipeline.clusters import DaskCluster, check_engine, open_cluster, watched
 from pipeline.config import PipelineConfig
 from pipeline.documents import Split
+from pipeline.doubts import list_doubts
 from pipeline.engine_config import KEYS
 from pipeline.inputs import fingerprint_files, join_fingerprints, list_modified, list_versions, refuse_changed
 from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
@@ -134,6 +135,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         total = sum(split.num_bytes for split in splits)
         where = f"{workers} worker(s)" if config.engine == "local" else f"engine {config.engine}"
         say(f"{len(splits)} splits, {total / 1e6:,.1f} MB of input, {where}")
+        for doubt in list_doubts(config, tokenizer=tokenizer):
+            say(f"warning: {doubt}")
         cluster = stack.enter_context(open_cluster(config, most=most, say=say))
         workers = workers if cluster is None else cluster.workers
         if tokenizer is None:

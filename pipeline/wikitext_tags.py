@@ -25,12 +25,12 @@ _INERT = str.maketrans({mark: f"&#{ord(mark)};" for mark in "[]{}<>&'|=_*#:;!~\n
 _VANISH = words(
     "ref references indicator section templatestyles templatedata categorytree gallery imagemap timeline "
     "graph mapframe maplink inputbox pagelist score syntaxhighlight source pre style script includeonly "
-    "table figure noinclude_ listing rss youtube video audio "
+    "table figure noinclude_ listing rss youtube video audio rt rp rtc "
 )
 # Of these, the ones that are blocks by themselves: what follows is a new paragraph.
 _BLOCKS = words("gallery imagemap timeline syntaxhighlight source pre table graph mapframe figure categorytree ")
 # Content goes and leaves a hole: the sentence cannot be read without it.
-_HOLES = words("math chem ce hiero phonos rb ")
+_HOLES = words("math chem ce hiero phonos ")
 # The tag ends a line.
 _LINES = words("br p div blockquote center poem ul ol li dl dt dd hr h1 h2 h3 h4 h5 h6 tr td th tbody caption thead ")
 _SUPERSCRIPTS = str.maketrans(

@@ -17,7 +17,7 @@ _BEGINNINGS = (
     "arxiv|imdb|google|official|allmusic|discogs|gutenberg|webarchive|wayback|internet archive|ref-|refe|"
     "unref|link fa|link ga|r/|\u0431\u0430\u0439\u0440\u0430\u043a/|\u0623\u064a\u0642\u0648\u0646\u0629 "
 )
-_ENDINGS = "-stub| stub|box|list of refs|footer|sidebar|needed|-inline| inline| icon| ikon"
+_ENDINGS = "-stub| stub|box|list of refs|footer|sidebar|needed|-inline| inline| icon| ikon| \uc778\uc6a9"
 _FAMILIES = re.compile(rf"(?:{_BEGINNINGS}).*|.*(?:{_ENDINGS})", re.DOTALL)
 
 

@@ -77,8 +77,8 @@ def take_calls(dask: DaskProcesses) -> list[str]:
 
 
 def count(lines: str) -> tuple[str, ...]:
-    """Documents, megabytes, rows and shards of the summary line."""
-    found = re.search(r"read (.*) documents, (.*) MB of text .*; wrote (.*) rows in (.*) shards", lines)
+    """Documents, millions of characters, rows and shards of the summary line."""
+    found = re.search(r"read (.*) documents, (.*) M characters .*; wrote (.*) rows in (.*) shards", lines)
     assert found is not None, lines
     return found.groups()
 

@@ -98,6 +98,7 @@ def test_the_tokenizer_is_the_data_sets(exported: tuple[Path, BertForPretraining
     before, after = (json.loads((folder / name).read_text()) for folder in (data / TOKENIZER_FOLDER, exported[0]))
     assert after == {**before, "model_max_length": exported[1].config.max_positions}
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported[0])
+    assert len(tokenizer("t104 " * 600, truncation=True)["input_ids"]) == 512
     assert tokenizer("t104 T200", "t300")["input_ids"] == [101, 104, 200, 102, 300, 102]
     assert tokenizer("t104", "t300")["token_type_ids"] == [0, 0, 0, 1, 1]
     assert tokenizer.mask_token_id == 103
@@ -133,6 +134,7 @@ def test_config_json(exported: tuple[Path, BertForPretraining]) -> None:
 def test_files_are_listed_with_their_hashes(exported: tuple[Path, BertForPretraining]) -> None:
     marker = json.loads((exported[0] / MARKER).read_text())
     assert marker["step"] == 7
+    assert len({file.stat().st_mode for file in exported[0].iterdir()}) == 1
     assert marker["files"] == {name: file_sha256(exported[0] / name) for name in sorted(FILES - {MARKER})}
     assert load_file(exported[0] / "model.safetensors")["bert.embeddings.word_embeddings.weight"].shape == (512, 128)
 
@@ -173,6 +175,7 @@ def test_model_card(exported: tuple[Path, BertForPretraining], data: Path, tmp_p
         "| held-out | 5 | 7.5000 | 0.2000 |  |  |",
         "9.2500 nats",
         "- wikipedia (en)",
+        "- novels: books (en)",
         "learning_rate: 0.0001",
         "The texts keep the licences of their sources.",
     ):

@@ -348,7 +348,7 @@ def test_progress_sums_what_workers_report(tmp_path: Path) -> None:
     printer = ProgressPrinter(tmp_path, num_splits=2)
     with WorkReport(tmp_path, stage="read") as report:
         report.add(documents=3, characters=2_000_000)
-    assert "read 3 documents, 2.0 MB of text" in printer.line()
+    assert "read 3 documents, 2.0 M characters" in printer.line()
     assert "1 of 2 splits" in printer.line()
     with suppress(RuntimeError), WorkReport(tmp_path, stage="read") as report:
         report.add(documents=100, characters=5)
@@ -357,7 +357,7 @@ def test_progress_sums_what_workers_report(tmp_path: Path) -> None:
     with WorkReport(tmp_path, stage="read") as report, WorkReport(tmp_path, stage="shard") as shard:
         report.add(documents=1, characters=0)
         shard.add(rows=50)
-    assert "read 4 documents, 2.0 MB of text" in printer.summary()
+    assert "read 4 documents, 2.0 M characters" in printer.summary()
     assert "wrote 50 rows in 1 shards" in printer.summary()
 
 

@@ -29,6 +29,80 @@ def test_sentences_of_several_languages() -> None:
     assert split_sentences("One. Two is more.", language="no-such-language") == ["One.", "Two is more."]
 
 
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        (
+            "ko",
+            [
+                '"\uac14\ub2e4."\ub77c\uace0 \ud588\ub2e4.',
+                '"\uc654\ub2e4." \ub77c\uba70 \uc6c3\uc5c8\ub2e4.',
+                '"\uc815\ub9d0?"',
+                "\uadf8\uac00 \ubb3c\uc5c8\ub2e4.",
+            ],
+        ),
+        (
+            "ko",
+            [
+                "\u300e\uac14\ub2e4.\u300f\ub294 \ucc45\uc774\ub2e4.",
+                "(\uadf8\ub294 \uac14\ub2e4.) \uadf8\ub140\ub294 \uc654\ub2e4.",
+            ],
+        ),
+        ("ko", ["2010. 11. 12. \uc654\ub2e4.", "1. \uc870\ud56d\uc774\ub2e4.", "\uac00. \ud558\ub098"]),
+        (
+            "ja",
+            [
+                "\u300c\u884c\u3063\u305f\u3002\u300d\u3068\u8a00\u3063\u305f\u3002",
+                "\u300e\u306f\u3044\u3002\u300f\u3068\u3044\u3046\u672c\u3002",
+                "\u300c\u306f\u3044\u3002\u300d",
+                "\u5f7c\u306f\u6765\u305f\u3002",
+                "\u300c\u306f\u3044\u3002\u300d",
+                "\u3068\u3053\u308d\u304c",
+            ],
+        ),
+        (
+            "zh",
+            [
+                "\u7532\u53bb\u4e86\u3002",
+                "1936\u5e74\u6765\u4e86\uff01",
+                "3\u4eba\uff08\u662f\u30022\u4eba\u3002\uff09\u8d70\u4e86\u3002",
+                "\u201c\u53bb\u30021\u4eba\u3002\u201d",
+                "\u4ed6\u8bf4\u3002",
+            ],
+        ),
+        (
+            "ja",
+            [
+                "\u7532\u3002",
+                "\u300c\u4e59\u30023\u4eba\u3002\u300d\u3068\u8a00\u3063\u305f\u3002",
+                "\uff15\u4eba\u3060\u3002",
+            ],
+        ),
+        (
+            "th",
+            [
+                "\u0e43\u0e19 \u0e1e.\u0e28. 2549 \u0e21\u0e35 70 \u0e15\u0e23.\u0e01\u0e21. \u0e43\u0e19 UN.",
+                "\u0e40\u0e02\u0e32\u0e21\u0e32!",
+            ],
+        ),
+        ("hr", ["Od 3. listopada 1990. godine.", "Bilo je 1991.", "On je."]),
+        ("ka", ["\u10d0 3.", "\u10d1 4."]),
+        ("en", ["1. The first item.", "2. The second, of 1998.", "It ended."]),
+    ],
+)
+def test_ends_that_sentencex_sees_wrong(language: str, sentences: list[str]) -> None:
+    text = (" " if language not in ("ja", "zh") else "").join(sentences)
+    assert split_sentences(text, language=language) == sentences
+
+
+@pytest.mark.parametrize("language", ["en", "ja", "ko"])
+@given(st.text(alphabet='a1. \n"()\u300d\u300e\uac00\ub77c\uace0\u3068\u3002\uff01\uff08\uff09'))
+def test_mended_sentences_lose_no_letter(language: str, text: str) -> None:
+    sentences = split_sentences(text, language=language)
+    assert all(sentence == " ".join(sentence.split()) for sentence in sentences)
+    assert "".join("".join(sentences).split()) == "".join(normalize_text(text).split())
+
+
 @given(st.text())
 def test_sentences_are_clean_and_lose_no_letter(text: str) -> None:
     sentences = split_sentences(text, language="en")

@@ -127,7 +127,13 @@ def test_a_document_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_bad_utf8_is_refused_with_file_line_byte_and_remedy(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"fine\ncaf\xe9 x\n")
-    with pytest.raises(ValueError, match=r"a\.txt, line 2 \(byte 8 of the text\): not UTF-8 .*iconv"):
+    with pytest.raises(
+        ValueError,
+        match=r"a\.txt, line 2 \(byte 8 of the text\): not UTF-8 .*iconv -f ENC.*set the source.*cp949",
+    ):
+        read_all(source_of(tmp_path / "a.txt"))
+    (tmp_path / "a.txt").write_bytes("\ufefffine".encode("utf-16"))
+    with pytest.raises(ValueError, match=r"a\.txt, line 1 .*: not UTF-8 .*iconv -f utf-16 -t utf-8$"):
         read_all(source_of(tmp_path / "a.txt"))
 
 

@@ -1,11 +1,15 @@
-"""Warnings at the end of a build: legal, but hardly meant."""
+"""Warnings before and at the end of a build: legal, but hardly meant."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from tiny_text import make_config
+from tiny_text import make_config, make_tokenizer
 
+from pipeline.config import SourceConfig
+from pipeline.doubts import list_doubts
 from pipeline.publish import list_warnings
 from pipeline.tally import BuildResult, RowTally
 
@@ -31,3 +35,49 @@ def test_documents_of_one_sentence_are_named():
     assert "100 documents have 105 sentences" in found
     assert not list_warnings(result(**counts), config=make_config(next_sentence="none"))
     assert not list_warnings(result(**counts | {"sentences": 200}), config=make_config())
+
+
+def test_a_vocabulary_of_another_script_is_named() -> None:
+    """Korean by an English vocabulary: the build ends well, and the model learns nothing."""
+    counts = {"documents": 10, "sentences": 105, "words": 500, "document_tokens": 700}
+    (found,) = list_warnings(result(**counts, unknown=8), config=make_config())
+    assert "8 of the 700 tokens of the text are [UNK] (1.1%)" in found
+    assert "vocabulary.path" in found
+    assert not list_warnings(result(**counts, unknown=7), config=make_config())
+
+
+@pytest.mark.parametrize(
+    ("language", "doubt"),
+    [
+        ("kr", "sources.0.language='kr': a country's code; its language is 'ko'"),
+        ("korean", "sources.0.language='korean': no Wikipedia has this code"),
+        ("ko", ""),
+        ("zh-yue", ""),
+        ("pt-br", ""),
+    ],
+)
+def test_codes_that_are_no_languages_are_doubted(language: str, doubt: str) -> None:
+    source = SourceConfig(kind="text", path="x", language=language)
+    found = list_doubts(make_config(sources=(source,)), tokenizer=None)
+    assert len(found) == bool(doubt)
+    assert doubt in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lowercase", "doubt"),
+    [
+        (["a", "B", "##c"], True, "1 of 3 entries have capital letters"),
+        (["a", "##c"], False, "no entry has a capital letter"),
+        (["a", "##c"], True, ""),
+        (["a", "B"], False, ""),
+        (["\uac00", "##\ub098"], False, ""),
+    ],
+)
+def test_the_other_case_than_the_vocabularys_is_doubted(
+    tmp_path: Path, pieces: list[str], lowercase: bool, doubt: str
+) -> None:
+    tokenizer = make_tokenizer(tmp_path, pieces, lowercase=lowercase)
+    config = make_config(vocabulary={"path": str(tmp_path / "vocab.txt"), "lowercase": lowercase})
+    found = list_doubts(config, tokenizer=tokenizer)
+    assert len(found) == bool(doubt)
+    assert doubt in "".join(found)

@@ -71,6 +71,7 @@ def text_of(markup: str, *, language: str = "en") -> str:
         ("a\n<gallery>\nFile:x.jpg|y\n</gallery>\nb", "a\nb"),
         ("a\n<table><tr><td><table>x</table></td></tr></table>b", "a\nb"),
         ("a <br< b </small c", "a b c"),
+        ("<ruby><rb>a</rb><rp>(</rp><rt>b</rt><rp>)</rp></ruby>c <ruby>d<rt>e</rt></ruby>", "ac d"),
         ("a <includeonly>b</includeonly>c <noinclude>d</noinclude>", "a c d"),
         # tables, headings, lists
         ("a\n{| class=x\n! h\n|-\n| b || {{c|d}} [[e]]\n{|\n|nested\n|}\n|}\nf", "a\nf"),
@@ -156,7 +157,19 @@ def test_inline_templates_are_rendered(markup: str, text: str) -> None:
             "au XIXe si\xe8cle, 1 500 km\xb2, 1 janvier 1900",
         ),
         ("de", "{{formatnum:1234567}} [[Datei:x|mini|y]]", "1.234.567"),
-        ("ko", "{{llang|en|Korea}} [[\ud30c\uc77c:x.jpg]]{{\ubcf8\ubb38|\ud55c\uad6d}}", "Korea \ud55c\uad6d"),
+        ("ko", "{{llang|en|Korea}} [[\ud30c\uc77c:x.jpg]]{{\ud55c\uc790|\u97d3}}", "Korea \u97d3"),
+        ("ko", "{{\ubcf8\ubb38|Seq2seq#\uc5ed\uc0ac}}\n\ub458\uc9f8.", "\ub458\uc9f8."),
+        (
+            "ko",
+            "'''\ubca0\ub97c\ub9b0'''({{llang|de|Berlin}} {{\uc18c\ub9ac|x.ogg}})\uc740",
+            "\ubca0\ub97c\ub9b0(Berlin)\uc740",
+        ),
+        (
+            "ko",
+            "{{\uad6d\uae30\ub098\ub77c|\ub3c5\uc77c}} \uc0ac\ub78c. {{\uc11c\uc801 \uc778\uc6a9|\uc81c\ubaa9=x}}",
+            "\ub3c5\uc77c \uc0ac\ub78c.",
+        ),
+        ("ja", "{{ruby|\u6f22|\u304b\u3093}}\u5b57", "\u6f22\u5b57"),
         ("zh", "-{zh-hans:\u8ba1;zh-hant:\u8a08}- -{T|x}- -{y}-", "\u8ba1 y"),
         ("fr", "du {{XXe si\u00e8cle}} {{colore|red|x}}", "du XXe si\u00e8cle x"),
         ("sk", "zhruba {{km|70|m}}, v\u00fd\u0161ka {{mnm|115}}", "zhruba 70 km, v\u00fd\u0161ka 115 m n. m."),

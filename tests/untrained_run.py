@@ -50,7 +50,12 @@ def write_data(root: Path, *, size: int = VOCABULARY_SIZE) -> Manifest:
         update={
             "files": {**made.files, **files},
             "vocabulary_hash": vocabulary_hash,
-            "config": {"sources": [{"kind": "wikipedia", "language": "en"}, {"kind": "books", "language": "en"}]},
+            "config": {
+                "sources": [
+                    {"kind": "wikipedia", "language": "en"},
+                    {"kind": "books", "language": "en", "name": "novels"},
+                ]
+            },
         }
     )
     write_manifest(root, manifest, run={})

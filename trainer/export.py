@@ -33,6 +33,7 @@ from trainer.pretrained import CONFIG_FILE, WEIGHTS_FILE
 from trainer.run_directory import validate_saved
 from trainer.transformers_layout import MODEL_TYPES, to_transformers, transformers_config
 
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 MARKER = "cloze_export.json"
 """Lists the export's files with their sha256; a folder with it may be replaced by a later export."""
 FORMAT = "cloze-export-1"
@@ -57,7 +58,8 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     """Write the newest verified checkpoint of a run directory (or one checkpoint folder) to `out`.
 
     config.json, model.safetensors (fp32, transformers' names, tied decoder left out as save_pretrained does), the data
-    set's tokenizer files, README.md and MARKER. An earlier export in `out` is replaced in one rename.
+    set's tokenizer files (and the model's length in tokenizer_config.json), README.md and MARKER. An earlier export in
+    `out` is replaced in one rename.
     `data`: the data set, where it no longer lies where the run read it. Raises ValueError (ExportError,
     CheckpointError, DataSetError) naming what is wrong; `out` is then as it was.
     """
@@ -203,9 +205,19 @@ def _write_folder(
     folder.mkdir(parents=True)
     save_file(dict(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="ascii")
+    # save_file lets the owner alone read, whatever the umask says.
+    (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
     (folder / "README.md").write_text(card, encoding="utf-8")
     for name, path in tokenizer_files.items():
         storage.fetch_file(path, folder / name)
+    _write_longest(folder / TOKENIZER_CONFIG_FILE, length=settings["max_position_embeddings"])
+
+
+def _write_longest(file: Path, *, length: int) -> None:
+    """What `truncation=True` cuts to: a data set's tokenizer does not know how many positions the model has."""
+    tree = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    text = json.dumps({**tree, "model_max_length": length}, indent=2, sort_keys=True, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
 
 
 def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:

@@ -126,7 +126,8 @@ def _data(manifest: Manifest) -> list[str]:
         "",
     ]
     for source in manifest.config.get("sources", ()):
-        lines.append(f"- {source['kind']} ({source['language']})")
+        name = f"{source['name']}: " if source.get("name") else ""
+        lines.append(f"- {name}{source['kind']} ({source['language']})")
     return lines
 
 

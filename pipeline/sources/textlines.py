@@ -8,6 +8,7 @@ bytes; the line that starts in a range belongs to it. A compressed file, or one 
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,10 +86,12 @@ def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, 
         try:
             text = data.decode(encoding)
         except UnicodeDecodeError as error:
+            marked = number == 1 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            remedy = "utf-16 -t utf-8" if marked else "ENCODING -t utf-8, or for kind text set the source's encoding"
             raise ValueError(
                 f"{split.path}, line {number}{where} (byte {offset + error.start} of the text): not "
-                f"{encoding.upper()} ({data[error.start : error.start + 4]!r}); convert it, for example with "
-                f"iconv -f latin1 -t utf-8"
+                f"{encoding.upper()} ({data[error.start : error.start + 4]!r}); convert it with iconv -f {remedy}"
+                f"{'' if marked else ' (such as cp949, shift_jis, gb18030, windows-1252)'}"
             ) from error
         yield number, text.rstrip("\r\n")
         offset += len(line)
