@@ -140,10 +140,11 @@ class ProgressPrinter:
         """Everything that was done, in one line."""
         elapsed = time.monotonic() - self._started
         read, shards = self.count("read"), self.count("shard")
-        millions = read["characters"] / _UNIT
+        made = sum(report["bytes"] for report in self._load("read") if not report["kept"])
         return (
-            f"{elapsed:.0f} s: read {read['documents']:,} documents, {millions:,.1f} M characters"
-            f"{_rate(millions, elapsed, unit='M')}; wrote {shards['rows']:,} rows in {shards['done']:,} shards"
+            f"{elapsed:.0f} s: read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} M characters of "
+            f"{read['bytes'] / _UNIT:,.1f} MB of input{_rate(made / _UNIT, elapsed)}; wrote {shards['rows']:,} rows in "
+            f"{shards['done']:,} shards"
         )
 
     def stage(self) -> Stage:
@@ -169,16 +170,18 @@ class ProgressPrinter:
     def _describe_read(self, seconds: float) -> str:
         reports = self._load("read")
         read = sum_counts(reports)
-        made = sum_counts(report for report in reports if not report["kept"])
         done_bytes, kept_bytes = _bytes_read(reports), sum(report["bytes"] for report in reports if report["kept"])
+        made_bytes = done_bytes - kept_bytes
         share = ""
         if self._num_bytes:
-            share = f", {100 * done_bytes / self._num_bytes:.0f}% of {self._num_bytes / _UNIT:,.1f} MB of input"
-        left = _left(done_bytes - kept_bytes, self._num_bytes - done_bytes, seconds)
+            share = (
+                f", {100 * done_bytes / self._num_bytes:.0f}% of {self._num_bytes / _UNIT:,.1f} MB of input"
+                f"{_rate(made_bytes / _UNIT, seconds)}"
+            )
         return (
-            f"read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} M characters"
-            f"{_rate(made['characters'] / _UNIT, seconds, unit='M')}, {read['done']:,} of {self._num_splits:,} splits"
-            f"{share}{_kept(read)}{left}"
+            f"read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} M characters, "
+            f"{read['done']:,} of {self._num_splits:,} splits{share}{_kept(read)}"
+            f"{_left(made_bytes, self._num_bytes - done_bytes, seconds)}"
         )
 
     def _describe_shards(self, seconds: float) -> str:
@@ -284,8 +287,8 @@ def _kept(counts: Counter[str]) -> str:
     return f" ({counts['kept']:,} kept)" if counts["kept"] else ""
 
 
-def _rate(millions: float, seconds: float, *, unit: str = "MB") -> str:
-    return f" ({millions / max(seconds, 1e-3):.1f} {unit}/s)"
+def _rate(megabytes: float, seconds: float) -> str:
+    return f" ({megabytes / max(seconds, 1e-3):.1f} MB/s)"
 
 
 def describe_seconds(seconds: float) -> str:

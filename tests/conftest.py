@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from ray_head import AS_OTHERS
 from worker_group import WorkerGroup
@@ -22,6 +23,8 @@ FIRST = (*RAY, "test_chaos", "test_trainer_run", "test_dask_engine", "test_inter
 """Files that take longest: first, since they would else run alone at the end."""
 
 os.environ.update(AS_OTHERS)
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")  # a busy machine fails no test
 
 
 @pytest.hookimpl(optionalhook=True)

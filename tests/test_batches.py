@@ -94,7 +94,7 @@ def test_a_slot_without_masks_or_labels_still_runs_both_heads() -> None:
     assert (batch.num_pairs, batch.num_masked, batch.num_labelled) == (1, 0, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(3, 20), min_size=1, max_size=30), extra=st.integers(0, 90))
 def test_constant_shapes_hold_every_pair_and_cover_every_token(lengths: list[int], extra: int) -> None:
     slot = make_slot(lengths)

@@ -41,7 +41,7 @@ def write_parts(folder: Path, *, state: dict[str, dict[str, Tensor]], cuts: dict
     write_manifest(folder, step=1, files=files)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), world=st.integers(1, 5))
 def test_any_cut_reads_back_any_range(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, world: int

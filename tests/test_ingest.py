@@ -93,7 +93,7 @@ def test_exact_steps_all_hold_the_stated_pairs_across_epochs(data: tuple[Path, M
     assert any(max(step.state.cursors) > 0 == min(step.state.cursors) for step, _ in steps)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stop=st.integers(1, 60),
     first=st.sampled_from([1, 3, 4]),

@@ -55,7 +55,7 @@ def take_words(words: list[range], *, budget: int, most: int) -> set[int]:
     return taken
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(corpora, st.integers(8, 80), st.integers(1, 20), st.sampled_from(["whole_word", "token"]), st.integers(0, 3))
 def test_masks_follow_the_rule_word_by_word(tokenizer, documents, length, most, kind, mask_set):
     most = min(most, length - 2)
@@ -205,7 +205,7 @@ def test_budget_rounds_as_published():
     assert found.tolist() == [1, 2, 4, 8, 19, 20]  # 1.5 -> 2, 4.5 -> 4, 7.5 -> 8: halves to even
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(corpora, st.integers(8, 80), st.sampled_from(["random_document", "sentence_order", "none"]))
 def test_rows_are_cls_a_sep_b_sep(tokenizer, documents, length, mode):
     config = make_config(max_seq_length=length, max_predictions=2, next_sentence=mode)

@@ -291,7 +291,7 @@ def layout_of(lengths: list[int]) -> SequenceLayout:
     return SequenceLayout(torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), max(lengths))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(lengths=st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(any), seed=st.integers(0, 99))
 def test_every_backend_is_attention(lengths: list[int], seed: int) -> None:
     torch.manual_seed(seed)

@@ -115,7 +115,7 @@ def found(findings: Findings) -> dict[str, object]:
     return {name: finding.first_fault for name, finding in findings.by_check.items() if finding.faults}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(odd_documents, odd_settings, st.sampled_from([1, 3, 60]))
 def test_odd_documents_make_sound_rows(tokenizer, documents, values, spread):
     unknown = tokenizer.special.unk
@@ -129,7 +129,7 @@ def test_odd_documents_make_sound_rows(tokenizer, documents, values, spread):
     assert count >= len(made) * config.passes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(odd_documents, st.sampled_from([8, 16, 64]), st.sampled_from(["whole_word", "token"]), st.sampled_from([1, 3]))
 def test_odd_documents_in_reference_mode(tokenizer, documents, length, masking, passes):
     unknown = tokenizer.special.unk

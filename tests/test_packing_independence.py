@@ -25,7 +25,7 @@ lengths_lists = st.lists(st.integers(2, 40), min_size=2, max_size=6)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(lengths=lengths_lists, data=st.data())
 def test_changing_one_pair_leaves_the_others_bit_equal(norm: str, lengths: list[int], data: st.DataObject) -> None:
     model = MODELS[norm]

@@ -41,7 +41,7 @@ def named(documents: list[TokenizedDocument], table: PairTable) -> list[tuple[ob
     return [(names[row[0]], *row[1:3], names[row[3]], *row[4:]) for row in rows]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(corpora, st.integers(8, 80), st.sampled_from(MODES), st.sampled_from([0.0, 0.1, 0.9]), st.integers(0, 3))
 def test_pairs_keep_every_rule(documents, length, mode, short, number):
     config = make_config(max_seq_length=length, max_predictions=2, next_sentence=mode, short_sequence_probability=short)
@@ -79,7 +79,7 @@ def test_pairs_keep_every_rule(documents, length, mode, short, number):
             assert in_order or table.second_stop[row] <= table.first_start[row]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(corpora, st.randoms(use_true_random=False), st.sampled_from(MODES))
 def test_pairs_do_not_depend_on_the_order_of_documents(documents, rng, mode):
     config = make_config(max_seq_length=32, max_predictions=2, next_sentence=mode)

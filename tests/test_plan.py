@@ -80,7 +80,7 @@ class Fake:
         return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     groups=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=30), min_size=1, max_size=8),
     lanes=st.integers(1, 12),
@@ -123,7 +123,7 @@ def test_only_row_groups_at_the_cuts_are_read() -> None:
     assert 7 <= len(data.reads) <= 14
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     groups=st.integers(1, 6),
     rows=st.integers(3, 30),

@@ -58,7 +58,7 @@ def test_the_time_left_follows_from_bytes_read_of_bytes_in_all(tmp_path: Path) -
     wait(printer, stage="read", seconds=20)
     line = printer.line()
     assert line == (
-        "20 s: read 6 documents, 120.0 M characters (6.0 M/s), 1 of 3 splits, 50% of 80.0 MB of input, 20 s left"
+        "20 s: read 6 documents, 120.0 M characters, 1 of 3 splits, 50% of 80.0 MB of input (2.0 MB/s), 20 s left"
     )
 
 
@@ -69,8 +69,9 @@ def test_what_was_kept_counts_as_done_but_not_as_fast(tmp_path: Path) -> None:
     leave(tmp_path, stage="read", done=True, documents=1, characters=10_000_000, bytes=10_000_000)
     wait(printer, stage="read", seconds=10)
     line = printer.line()
-    assert "read 6 documents, 40.0 M characters (1.0 M/s), 2 of 3 splits, 50% of" in line
+    assert "read 6 documents, 40.0 M characters, 2 of 3 splits, 50% of 80.0 MB of input (1.0 MB/s)" in line
     assert line.endswith("(1 kept), 40 s left")
+    assert "40.0 M characters of 40.0 MB of input (1.0 MB/s); wrote 0 rows" in printer.summary()
     assert printer.count_kept() == {"read": 1, "shard": 0}
 
 

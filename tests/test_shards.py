@@ -45,7 +45,7 @@ def test_number_of_buckets_follows_from_the_text() -> None:
     assert choose_buckets(text_bytes=10, shards=40, validation_fraction=0.05) == Buckets(40, 3, 0.05)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(train=st.integers(1, 50), validation=st.integers(1, 5), fraction=st.floats(0.01, 0.5))
 def test_every_document_has_one_bucket_of_its_part(train: int, validation: int, fraction: float) -> None:
     """By hash, so that it ends whatever the lengths (DeepLearningExamples#1083)."""
@@ -73,7 +73,7 @@ def test_small_buckets_join_their_neighbours() -> None:
     assert plan.num_shards == {"train": 3, "validation": 0}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10_000)), min_size=1, max_size=40).filter(
         lambda sizes: sum(documents for documents, _ in sizes) >= 2

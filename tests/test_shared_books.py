@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from corpora import make_config, make_documents, write_vocabulary
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, normalizers
 
@@ -180,7 +180,6 @@ items_of_books = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(items_of_books, st.integers(1, 5))
 def test_pieces_together_are_the_whole(found: list[Any], of: int) -> None:
     """Great documents once, in order; small ones by one piece each, in turn; what is left out by the first."""

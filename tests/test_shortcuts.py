@@ -25,7 +25,7 @@ def plainly_normalized(text: str, *, keep_reserved: bool) -> str:
     return removed.sub("", clean._LINE_BREAKS.sub("\n", clean.unicodedata.normalize("NFC", text)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(alphabet=ODD, max_size=40) | st.text(max_size=20), st.booleans(), st.sampled_from([1, 7, 1_000]))
 def test_text_without_anything_odd_is_passed_on(text: str, keep_reserved: bool, at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

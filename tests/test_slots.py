@@ -87,7 +87,7 @@ def test_sliced_and_chunked_tables_read_alike() -> None:
         assert slot.input_ids.tolist() == [1010, 7, 7, 1013, 1020, 1021, 1030, 7, 1032, 1033, 1034]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     rows=st.lists(st.tuples(st.integers(2, 9), st.integers(0, 3)), min_size=1, max_size=40),
     cuts=st.lists(st.integers(0, 40), max_size=4),

@@ -43,7 +43,7 @@ def spill(
     return writer.extents
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=5), min_size=1, max_size=30),
     buckets=st.integers(1, 5),

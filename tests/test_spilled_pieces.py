@@ -51,7 +51,7 @@ def spill_rows(folder: Path, rows: Sequence[Row], *, flush: int) -> list[Extent]
     return extents
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     copies=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=12),
     flush=st.integers(1, 60),

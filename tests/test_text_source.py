@@ -66,7 +66,6 @@ def test_a_carriage_return_too_many_is_no_blank_line(tmp_path: Path) -> None:
     assert read_all(source_of(tmp_path / "a.txt")) == [Document("a.txt, line 1", ("One.", "Two."))]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([b"\r", b"\n", b"a", b"bb"]), max_size=12), st.integers(1, 5))
 def test_line_breaks_on_the_border_of_two_pieces_are_one(parts: list[bytes], size: int) -> None:
     data = b"".join(parts)

@@ -128,7 +128,7 @@ def slow_merge(symbols: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ..
     return tuple(result)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(counted_words(), st.sampled_from(["likelihood", "frequency"]), st.integers(1, 3))
 def test_incremental_counts_equal_counting_again(words, criterion, least):
     spelled = {(word[0], *(f"##{letter}" for letter in word[1:])): count for word, count in words.items()}
@@ -279,7 +279,7 @@ def test_korean_corpus_has_no_unknown_words(shared_data):
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.sampled_from(["a", "b,c", "", "D", "d"]), max_size=6), max_size=8), st.integers(1, 4))
 def test_counts_are_exact_in_any_memory(tmp_path_factory, corpus, most):
     """Training on 60 GB is killed (huggingface/tokenizers#499): counted in bounded memory, trained from the counts."""

@@ -87,7 +87,7 @@ def trained():
     return made
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.text(alphabet=ODD, max_size=30) | st.text(max_size=20), min_size=1, max_size=4))
 def test_any_text_is_tokenized_as_by_the_library(trained, sentences):
     """Words come from the tokenizer, for every algorithm (transformers#11768, #9866, #12998)."""
