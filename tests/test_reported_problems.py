@@ -69,7 +69,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     """A corpus held in memory times the duplication factor; killed without a word.
 
     Reported as google-research/bert#117, #784, #1270; albert#204; NVIDIA/DeepLearningExamples#820. Four times the
-    text in four times the buckets takes the same memory; as lists of tokens the rest of it alone would take 50 MB.
+    text in four times the buckets takes the same memory; as lists of tokens the rest of it alone would take 100 MB.
     """
     code = (
         "import sys; from pipeline.run import main; code = main(sys.argv[1:]);"
@@ -80,7 +80,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     rng = random.Random(0)
     words = ["".join(rng.choices(SYLLABLES, k=3)) for _ in range(2000)]  # few, so that no cache of words grows
     megabytes = []
-    for times in (1, 4):
+    for times in (2, 8):
         folder = tmp_path / f"text{times}"
         for number in range(times):
             documents = [[" ".join(rng.choices(words, k=12)) for _ in range(30)] for _ in range(700)]
@@ -95,7 +95,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         megabytes.append(int(done.stdout.splitlines()[-1]))
-    assert megabytes[1] - megabytes[0] < 40, megabytes
+    assert megabytes[1] - megabytes[0] < 75, megabytes
 
 
 def test_more_mask_sets_cost_their_positions_alone(tmp_path: Path) -> None:

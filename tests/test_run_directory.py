@@ -60,7 +60,9 @@ def test_an_output_that_cannot_be_written(tmp_path: Path, data: Path) -> None:
         write_config(make_config(data, tmp_path / "file" / "run"))
 
 
-def test_every_name_above_a_checkpoint_is_on_disk(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_name_above_a_checkpoint_and_its_logs_are_on_disk(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A power cut takes a name away whose folder was not synced after it, and all that lies below."""
     synced: list[str] = []
     fsync, replace = os.fsync, os.replace
@@ -83,10 +85,12 @@ def test_every_name_above_a_checkpoint_is_on_disk(tmp_path: Path, data: Path, mo
         write_config(config)
         assert synced[-2:] == [f"renamed to {output / 'config.yaml'}", str(output)]
         synced.clear()
+        (output / "metrics.jsonl").write_text("{}\n")
         writer = CheckpointWriter(output, engine=cast(Engine, _StillEngine(nn.Linear(2, 3))), config=config)
         writer.save(1, plan_state={})
         writer.finish()
-        assert {str(output), str(output / "checkpoints")} <= set(synced)
+        assert {str(output), str(output / "checkpoints"), str(output / "metrics.jsonl")} <= set(synced)
+        assert synced.index(str(output / "metrics.jsonl")) < synced.index(str(output / "checkpoints"))
 
 
 def test_a_run_that_never_began_leaves_its_output_free(

@@ -21,12 +21,12 @@ def make_folder(folder: Path) -> None:
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in made:
-        sync_folder(path.parent)
+        sync_path(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names created in or renamed into `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Make a file's content durable, or the names created in or renamed into a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

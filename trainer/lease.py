@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer import lease_store
-from trainer.folders import make_folder, sync_folder
+from trainer.folders import make_folder, sync_path
 from trainer.launch import Say, StopRequest
 from trainer.lease_holder import BEATS, Holder, LeaseError, identify, refusal
 from trainer.locations import Location, locate, naming
@@ -205,7 +205,7 @@ def _write(folder: Path, holder: Holder) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, folder / LEASE_NAME)
-        sync_folder(folder)
+        sync_path(folder)
     except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -123,7 +123,7 @@ def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[s
 
 
 def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
-    """These objects where they are at most `most`; of more every so-manieth, as many at most, and the last."""
+    """These objects where they are at most `most`; of more every n-th, as many at most, and the last."""
     try:
         with storage.open_input(path) as stream:
             count = sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))

@@ -134,7 +134,8 @@ def show_results(config: TrainerConfig, *, say: Say, done_before: bool) -> None:
     if steps:
         say(f"loss curve: {files.send_file(draw_curve(files.folder).name)}")
     newest = list_checkpoints(files.run)[-1]
-    say(f"run directory: {files.run} (metrics.jsonl, tensorboard/, config.yaml); newest checkpoint: {newest}")
+    tracker = "" if config.logging.tracker == "none" else f", {config.logging.tracker}/"
+    say(f"run directory: {files.run} (metrics.jsonl{tracker}, config.yaml); newest checkpoint: {newest}")
 
 
 def _fail_interrupted(number: int | None) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pipeline import storage
 from pipeline.settings import ConfigError
+from trainer.folders import sync_path
 from trainer.lease import held
 from trainer.locations import locate
 
@@ -95,9 +96,13 @@ class RunFiles:
             self._sent[name] = _state_of(self.folder / name)
 
     def send(self) -> None:
-        """Put the rank's logs that have changed since on the store; StorageError where that fails, LeaseError where
-        another job trains in the run."""
+        """Put the rank's logs where a checkpoint counts on them: on the disk, or those that have changed on the store.
+
+        OSError where that fails (on a store StorageError), LeaseError where another job trains in a run there.
+        """
         if isinstance(self.run, Path):
+            for path in (*self._own_logs(), self.run):
+                sync_path(path)
             return
         with self._lock, held(self.run, token=self._lease_token):
             for path in self._own_logs():
