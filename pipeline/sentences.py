@@ -18,6 +18,8 @@ MAX_LINE_CHARACTERS = 100_000
 # sentencex takes time by the square of the quotation marks in a line (3 s for 100,000); a line full of them is cut
 # finer.
 MAX_QUOTATION_MARKS = 2_000
+# And by the square of the sentences in a line without spaces, such as Chinese (1 to 6 s for 100,000 characters).
+_LONGEST_WORDS = 200
 _FINE_CHARACTERS = 5_000
 _QUOTATION_MARKS = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d\u300e\u300f()[]"
 
@@ -73,6 +75,10 @@ _BEFORE_DIGIT = re.compile("[\u3002\uff01\uff1f\uff61](?=\\d)")
 _BRACKETS = re.compile(
     "([(\uff08\u300c\u300e\u300a\u3008\u3010\u3014\u201c])|[)\uff09\u300d\u300f\u300b\u3009\u3011\u3015\u201d]"
 )
+# Of scripts that are written without spaces, but ASCII's, which end sentences only before one.
+_STOP = re.compile(
+    f"[\u3002\uff01\uff1f\uff61\u0589\u104b\u17d4\u17d5\u0f0d\u0f0e\u0964\u0965\u1362](?![{re.escape(_QUOTATION_MARKS)}{_CLOSING}])"
+)
 
 
 def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
@@ -125,17 +131,34 @@ def _goes_on(before: str, after: str, *, language: str) -> bool:
     return goes_on.match(after) is not None
 
 
-def _pieces(line: str) -> list[str]:
-    """The line, cut at white space (or in the middle of a word longer than the cap) into pieces below the cap."""
+def _pieces(line: str) -> Iterator[str]:
+    """The line in pieces below the cap, cut at white space, or in the middle of a word longer than it."""
     if len(line) <= _FINE_CHARACTERS:
-        return [line]
+        yield line
+        return
     many = sum(map(line.count, _QUOTATION_MARKS)) > MAX_QUOTATION_MARKS
     cap = _FINE_CHARACTERS if many else MAX_LINE_CHARACTERS
-    pieces, start = [], 0
-    while len(line) - start > cap:
-        space = line.rfind(" ", start, start + cap)
-        end = space if space > start else start + cap
-        pieces.append(line[start:end])
-        start = end
-    pieces.append(line[start:])
-    return pieces
+    for part in _cut_at_stops(line) if line.count(" ") < len(line) // _LONGEST_WORDS else (line,):
+        start = 0
+        while len(part) - start > cap:
+            space = part.rfind(" ", start, start + cap)
+            end = space if space > start else start + cap
+            yield part[start:end]
+            start = end
+        yield part[start:]
+
+
+def _cut_at_stops(line: str) -> Iterator[str]:
+    """A line without spaces, cut every _FINE_CHARACTERS behind the next full stop outside brackets; after twice as many
+    behind any. Linear."""
+    start = looked = depth = 0
+    for found in _STOP.finditer(line):
+        if found.end() - start < _FINE_CHARACTERS:
+            continue
+        for bracket in _BRACKETS.finditer(line, looked, found.start()):
+            depth += 1 if bracket.group(1) else -1 if depth else 0
+        looked = found.end()
+        if not depth or looked - start > 2 * _FINE_CHARACTERS:
+            yield line[start:looked]
+            start, depth = looked, 0
+    yield line[start:]

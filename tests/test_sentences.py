@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline import sentences
 from pipeline.clean import has_words, normalize_line, normalize_text
 from pipeline.sentences import MAX_LINE_CHARACTERS, split_sentences
 
@@ -144,3 +145,19 @@ def test_a_million_characters_in_one_line_take_seconds_and_lose_nothing(unit: st
     assert time.process_time() - start < 10
     assert "".join(sentences).replace(" ", "") == line.replace(" ", "")
     assert max(map(len, sentences)) <= MAX_LINE_CHARACTERS
+
+
+@pytest.mark.parametrize(("language", "stop"), [("zh", "\u3002"), ("ja", "\uff1f"), ("hy", "\u0589"), ("my", "\u104b")])
+def test_a_long_line_without_spaces_is_cut_between_its_sentences(language: str, stop: str) -> None:
+    """pySBD#79, #58: hours on one line. sentencex takes the square of such a line's sentences: its pieces are short."""
+    letter = {"hy": 0x561, "my": 0x1000}.get(language, 0x4E00)
+    expected = [chr(letter + number % 20) * (5 + number % 30) + stop for number in range(6_000)]
+    expected[3::7] = [f"\uff08{sentence}\uff09{sentence}" for sentence in expected[3::7]]
+    line = "".join(expected)
+    assert len(line) > MAX_LINE_CHARACTERS
+    assert max(map(len, sentences._pieces(line))) < 11_000
+    assert "".join(sentences._pieces(line)) == line
+    found = split_sentences(line, language=language)
+    assert "".join(found) == line
+    if language in ("zh", "ja"):
+        assert found == expected
