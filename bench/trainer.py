@@ -175,6 +175,7 @@ def run_product(
         "places_per_second": len(timed) * micro_batches * TOKENS / seconds,
         "tflops": statistics.mean(step["tflops"] for step in timed),
         "step_ms": 1e3 * seconds / len(timed),
+        "memory_gb": max(step["peak_memory_gb"] for step in timed),
         "waiting": sum(step["data_wait_s"] for step in timed) / seconds,
         "first_step_s": starts[0],
         "resumed_step_s": starts[-1] if resumed else None,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline import storage
+from pipeline.durable import sync
 from trainer.checkpoint_files import (
     MANIFEST,
     CheckpointError,
@@ -25,7 +26,7 @@ from trainer.checkpoint_files import (
     write_manifest,
 )
 from trainer.checkpoint_keep import remove
-from trainer.folders import make_folder, put_in_place, sync_path
+from trainer.folders import make_folder, put_in_place
 from trainer.locations import Location
 
 NO_MESSAGE = "no space left for a message"
@@ -136,11 +137,11 @@ class _FolderDraft:
         for rank in range(self._world_size):
             self._done(rank).unlink()
         write_manifest(self.files, step=self._step, files=entries, draft=self.name)
-        sync_path(self.files)
+        sync(self.files)
 
     def commit(self) -> None:
         replaced = put_in_place(self.files, final=self._final)
-        sync_path(self._root)
+        sync(self._root)
         if replaced is not None:
             remove(replaced)  # the others wait for its name to go
 

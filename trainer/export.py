@@ -20,11 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline import storage
+from pipeline.durable import sync
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, file_sha256, read_manifest, resolve_inside
 from pipeline.settings import fail
 from trainer.checkpoint import newest_verified, read_state, read_weights
 from trainer.checkpoint_files import STATE, is_checkpoint
-from trainer.folders import put_in_place, sync_path
+from trainer.folders import put_in_place
 from trainer.locations import Location, locate
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 from trainer.model_card import render_model_card
@@ -98,7 +99,7 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
         _write_folder(partial, tensors=tensors, settings=settings, card=card, tokenizer_files=tokenizer_files)
         _write_marker(partial, step=state.step, manifest=manifest)
         replaced = put_in_place(partial, final=target)
-        sync_path(target.parent)
+        sync(target.parent)
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
@@ -226,7 +227,7 @@ def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:
     tree = {"format": FORMAT, "step": step, "vocabulary_hash": manifest.vocabulary_hash, "files": files}
     (folder / MARKER).write_text(json.dumps(tree, indent=1) + "\n", encoding="ascii")
     for path in [*folder.iterdir(), folder]:
-        sync_path(path)
+        sync(path)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ Invariant: a name is durable once the folder that it stands in is synced; what m
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 from pathlib import Path
+
+from pipeline.durable import sync
 
 ASIDE = ".aside-"
 """Before the name of a folder that could not swap places with the one that replaces it."""
@@ -21,16 +22,7 @@ def make_folder(folder: Path) -> None:
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in made:
-        sync_path(path.parent)
-
-
-def sync_path(path: Path) -> None:
-    """Make a file's content durable, or the names created in or renamed into a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path.parent)
 
 
 def put_in_place(temporary: Path, *, final: Path) -> Path | None:

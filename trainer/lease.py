@@ -20,8 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.durable import sync
 from trainer import lease_store
-from trainer.folders import make_folder, sync_path
+from trainer.folders import make_folder
 from trainer.launch import Say, StopRequest
 from trainer.lease_holder import BEATS, Holder, LeaseError, identify, refusal
 from trainer.locations import Location, locate, naming
@@ -205,7 +206,7 @@ def _write(folder: Path, holder: Holder) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, folder / LEASE_NAME)
-        sync_path(folder)
+        sync(folder)
     except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

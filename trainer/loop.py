@@ -180,6 +180,7 @@ def train_step(job: Job, step: int, *, began: float) -> tuple[Step, StepMetrics,
         skipped=update.skipped,
         lost_rows=data.num_lost,
         phase=data.state.phase,
+        peak_memory_gb=torch.cuda.max_memory_allocated() / 1e9 if engine.device.type == "cuda" else None,
     )
     fault = job.guard.judge(step, loss=metrics.loss, grad_norm=metrics.grad_norm, norm_is_bad=bad_norms > 0)
     return data, metrics, fault, stops > 0

@@ -69,6 +69,8 @@ class StepMetrics:
     """Rows of row groups that cannot be read, passed over in this step."""
     phase: int = 0
     """From 0; the epochs are the phase's."""
+    peak_memory_gb: float | None = None
+    """Most that tensors have taken of the first worker's GPU since its start, 10^9 bytes; None on a CPU."""
 
 
 BLOCK_BYTES = 2**20

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import storage
+from pipeline.durable import sync
 from pipeline.settings import ConfigError, dump_yaml, parse_yaml, to_tree, validate
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
-from trainer.folders import find_existing, make_folder, sync_path
+from trainer.folders import find_existing, make_folder
 from trainer.lease import belongs_to_lease
 from trainer.lease_store import LEASE_FOLDER
 from trainer.locations import Location, locate
@@ -172,7 +173,7 @@ def write_config(config: TrainerConfig) -> Location:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
-        sync_path(folder)
+        sync(folder)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from pipeline import storage
+from pipeline.durable import sync
 from pipeline.settings import ConfigError
-from trainer.folders import sync_path
 from trainer.lease import held
 from trainer.locations import locate
 
@@ -102,7 +102,7 @@ class RunFiles:
         """
         if isinstance(self.run, Path):
             for path in (*self._own_logs(), self.run):
-                sync_path(path)
+                sync(path)
             return
         with self._lock, held(self.run, token=self._lease_token):
             for path in self._own_logs():
