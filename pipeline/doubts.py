@@ -32,7 +32,10 @@ def list_doubts(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> l
     """A line each; `tokenizer`: the given vocabulary, None where one is to be trained."""
     found = list(_doubt_languages(config.sources))
     path = config.vocabulary.path
-    if tokenizer is not None and path is not None and not path.endswith(".json"):
+    if path is not None and path.endswith(".json"):
+        given = [key for key in ("lowercase", "strip_accents") if key in config.vocabulary.model_fields_set]
+        found += [f"vocabulary.{key}: not looked at, since {path} says so itself; leave it out" for key in given]
+    elif tokenizer is not None and path is not None:
         found += _doubt_case(tokenizer.tokens, path=path, lowercase=config.vocabulary.lowercase)
     return found
 

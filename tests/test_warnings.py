@@ -81,3 +81,11 @@ def test_the_other_case_than_the_vocabularys_is_doubted(
     found = list_doubts(config, tokenizer=tokenizer)
     assert len(found) == bool(doubt)
     assert doubt in "".join(found)
+
+
+def test_settings_of_text_that_a_tokenizer_json_overrules_are_named() -> None:
+    config = make_config(vocabulary={"path": "t.json", "lowercase": False})
+    assert list_doubts(config, tokenizer=None) == [
+        "vocabulary.lowercase: not looked at, since t.json says so itself; leave it out"
+    ]
+    assert not list_doubts(make_config(vocabulary={"path": "t.json"}), tokenizer=None)

@@ -16,7 +16,7 @@ from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_thinned
 
 CURVE_NAME = "curve.png"
 MAX_RECORDS = 20_000
-"""Steps that are read; of a longer run every so-manieth."""
+"""Steps that are read; of a longer run every n-th."""
 MAX_POINTS = 1000
 SMOOTHING_SHARE = 0.02
 """The smooth line is a mean over this share of the steps."""
