@@ -5,7 +5,6 @@ A sample goes through the build's own code in a temporary folder (pipeline/estim
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pipeline.config import PipelineConfig
 from pipeline.doubts import list_doubts
 from pipeline.estimate import describe_bytes, estimate, format_estimate
 from pipeline.manifest import MANIFEST_NAME
+from pipeline.output import check_writable, existing_part
 from pipeline.run import choose_workers, count_readers, given_vocabulary, say_at_once
 from pipeline.settings import ConfigError
 from pipeline.sources import list_splits, share_books
@@ -46,7 +46,7 @@ def describe_output(output: str) -> str:
     if is_finished(output):
         return f"output: {output}: holds a finished set; the same settings and input leave it as it is"
     if not storage.is_url(output):
-        check_writable(Path(output))
+        check_writable(Path(output), key="output")
     names = storage.list_names(output)
     if not names:
         return f"output: {output}: new"
@@ -60,15 +60,6 @@ def is_finished(output: str) -> bool:
     return storage.find_file(storage.join(output, MANIFEST_NAME)) is not None
 
 
-def check_writable(folder: Path) -> None:
-    """ConfigError where a folder cannot be made or written in."""
-    existing = existing_part(folder)
-    if not existing.is_dir():
-        raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
-
-
 def describe_room(output: str, *, needed: float) -> str:
     """Bytes that the build needs at its most beside those that are free; ConfigError where they do not fit."""
     if storage.is_url(output):
@@ -80,8 +71,3 @@ def describe_room(output: str, *, needed: float) -> str:
             f"free space, or choose another output"
         )
     return f"room: {describe_bytes(needed)} at most, {describe_bytes(free)} are free"
-
-
-def existing_part(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next(parent for parent in (folder, *folder.parents) if parent.exists())

@@ -240,7 +240,11 @@ def format_estimate(found: Estimate) -> list[str]:
         (f"wall time, {found.workers:,} workers", describe_seconds(found.wall_s.value), found.wall_s),
         ("peak memory of a worker", describe_bytes(found.worker_bytes.value), found.worker_bytes),
     ]
-    lines += [f"{name:<28} {value:>12}   {_describe_band(quantity)}" for name, value, quantity in rows]
+    near = "of all of the input" if found.whole else "exact"
+    lines += [
+        f"{name:<28} {value:>12}   {_describe_band(quantity, known='exact' if name == 'documents' else near)}"
+        for name, value, quantity in rows
+    ]
     pairs, masks, sets = found.pair_bytes.value, found.mask_set_bytes.value, found.mask_sets
     copies = max(10, sets)
     further = "" if copies == sets else f", {describe_bytes(pairs + copies * masks)} with {copies}"
@@ -263,11 +267,11 @@ def describe_bytes(count: float) -> str:
     return f"{count:,.4g} TB"
 
 
-def _describe_band(quantity: Quantity) -> str:
+def _describe_band(quantity: Quantity, *, known: str) -> str:
     if quantity.band is None:
         return "+- unknown: a single part was read"
     if not quantity.value or quantity.band / quantity.value < 5e-4:
-        return "exact"
+        return known
     return f"+- {100 * quantity.band / quantity.value:.2g}%"
 
 

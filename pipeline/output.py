@@ -23,6 +23,7 @@ from pipeline.failures import Keeps, choose_kept, describe_error, leave_failure
 from pipeline.job import EXCHANGE, PROGRESS, SHARDS, SPILLS
 from pipeline.ledger import list_records
 from pipeline.manifest import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER
+from pipeline.settings import ConfigError
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -244,3 +245,17 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, *, key: str) -> None:
+    """ConfigError where the folder that setting `key` names cannot be made or written in."""
+    existing = existing_part(folder)
+    if not existing.is_dir():
+        raise ConfigError(f"{key}={folder}: {existing} is a file; give a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{key}={folder}: no permission to write in {existing}; give another folder")
+
+
+def existing_part(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())

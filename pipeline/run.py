@@ -35,7 +35,7 @@ from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
 from pipeline.job import SHARDS, SPILLS, Job, local_notes, names_runner
 from pipeline.ledger import Kind
 from pipeline.manifest import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
-from pipeline.output import REPORT_NAME, OutputFolder
+from pipeline.output import REPORT_NAME, OutputFolder, check_writable
 from pipeline.progress import ProgressPrinter
 from pipeline.publish import check_labels, hash_build, hash_code, library_versions, list_warnings, write_set
 from pipeline.reading import split_key
@@ -93,6 +93,9 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     started = time.time()
     check_engine(config, beam_options=beam_options)
     refuse_own_files(config)
+    rejects = config.cleaning.keep_rejects
+    if rejects is not None and not storage.is_url(rejects):
+        check_writable(Path(rejects), key="cleaning.keep_rejects")  # else it would be noticed at the end
     splits = list_splits(config.sources)
     buckets = choose_buckets(
         text_bytes=sum(split.text_bytes for split in splits),

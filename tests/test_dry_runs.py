@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -210,7 +211,7 @@ def test_of_a_finished_set_no_room_is_asked(
     (folder / "set").mkdir()
     (folder / "set" / "manifest.json").write_text("{}")
     monkeypatch.setattr(pipeline_dry_run.shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
-    monkeypatch.setattr(pipeline_dry_run.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     words = ["--config", str(folder / "c.yaml"), "--dry-run"]
     assert build_main([*words, f"output={folder / 'set'}", "--price=1"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -230,7 +231,7 @@ def test_what_is_in_the_output_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         pipeline_dry_run.describe_output(str(tmp_path / "mine"))
     with pytest.raises(ConfigError, match=r"a\.txt is a file; give a folder"):
         pipeline_dry_run.describe_output(str(tmp_path / "mine" / "a.txt" / "b"))
-    monkeypatch.setattr(pipeline_dry_run.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match="no permission to write in"):
         pipeline_dry_run.describe_output(str(tmp_path / "new"))
     monkeypatch.setattr(pipeline_dry_run.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import random
+import re
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -297,6 +298,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     text = capsys.readouterr().out
     assert "all of the input, which is small" in text
     assert "\ndocuments                              40   exact\n" in text
+    assert re.search(r"^rows +\d+   of all of the input$", text, re.MULTILINE)
     assert "wall time, 3 workers" in text
     assert "with masks_per_pair=2" in text
     assert "10 masked copies of every row would take" in text

@@ -7,11 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from corpora import make_config, make_documents, write_text
 
 from pipeline.manifest import Manifest
 from pipeline.rejects import REJECTS_NAME, RejectWriter, write_rejects
 from pipeline.run import absolute_paths, build
+from pipeline.settings import ConfigError
 
 DOCUMENTS = make_documents(30, sentences=(6, 9))
 PARTS = [
@@ -28,6 +30,13 @@ def build_parts(folder: Path, *, workers: int, rejects: str | None) -> Manifest:
     cleaning: dict[str, Any] = {"min_words": 4, "near_duplicates": {}, "keep_rejects": rejects}
     config = make_config(folder, sources=sources, cleaning=cleaning, shards=3, workers=workers)
     return build(config, say=lambda line: None)
+
+
+def test_a_place_for_rejects_that_cannot_be_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("x")
+    with pytest.raises(ConfigError, match=r"cleaning\.keep_rejects=.*kept is a file; give a folder"):
+        build_parts(tmp_path, workers=1, rejects=str(tmp_path / "kept" / "rejects"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_document_left_out_is_kept_with_its_reason(tmp_path: Path) -> None:
