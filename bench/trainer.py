@@ -43,6 +43,7 @@ NAMES = {
     "plain": "ours, plain torch",
     "zero-1": "ours, engine, ZeRO-1",
     "zero-2": "ours, engine, ZeRO-2",
+    "zero-3": "ours, engine, ZeRO-3, not compiled",
 }
 MODULES = {"attention": ("bench.attention",)}
 """Parts that are modules of their own."""

@@ -265,6 +265,7 @@ PARTS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     "plain": measure_plain,
     "zero-1": lambda data, size: measure_engine(data, size, zero_stage=1),
     "zero-2": lambda data, size: measure_engine(data, size, zero_stage=2),
+    "zero-3": lambda data, size: measure_engine(data, size, zero_stage=3),
 }
 
 
