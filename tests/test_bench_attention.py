@@ -16,6 +16,7 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "time_way", lambda attend, qkv: {"forward": 1.0, "both": 3.0})
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_ways_are_compared_with_our_output() -> None:
     layouts = {
         "all 32": attention.evenly(32, tokens=96, device="cpu"),

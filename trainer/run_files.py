@@ -101,8 +101,9 @@ class RunFiles:
         OSError where that fails (on a store StorageError), LeaseError where another job trains in a run there.
         """
         if isinstance(self.run, Path):
-            for path in (*self._own_logs(), self.run):
+            for path in self._own_logs():
                 sync(path)
+                sync(path.parent)
             return
         with self._lock, held(self.run, token=self._lease_token):
             for path in self._own_logs():
