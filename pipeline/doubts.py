@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tokenizers import Tokenizer
+
 from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.wikitext_names import language_codes
-from pipeline.wordpieces import WordTokenizer
+from pipeline.wordpieces import RARE_LETTERS, WordTokenizer
 
 _OF_COUNTRIES = {
     "cn": "zh",
@@ -35,6 +37,7 @@ def list_doubts(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> l
     if path is not None and path.endswith(".json"):
         given = [key for key in ("lowercase", "strip_accents") if key in config.vocabulary.model_fields_set]
         found += [f"vocabulary.{key}: not looked at, since {path} says so itself; leave it out" for key in given]
+        found += [] if tokenizer is None else _doubt_unknown(tokenizer.backend, path=path)
     elif tokenizer is not None and path is not None:
         found += _doubt_case(tokenizer.tokens, path=path, lowercase=config.vocabulary.lowercase)
     return found
@@ -51,6 +54,16 @@ def _doubt_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
                 f"sources.{index}.language={code!r}: no Wikipedia has this code, so sentences may end by English "
                 "rules; give one such as ko, ja, zh, de"
             )
+
+
+def _doubt_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:
+    """BPE without unk_token and without bytes leaves out what it does not know."""
+    gone = [letter for letter in RARE_LETTERS if not backend.encode(letter, add_special_tokens=False).ids]
+    if gone:
+        yield (
+            f"{path}: leaves out characters that its vocabulary lacks, such as {gone[0]}; set the model's unk_token or "
+            "byte_fallback, or make sure that it has all characters of the text"
+        )
 
 
 def _doubt_case(tokens: Sequence[str], *, path: str, lowercase: bool) -> Iterator[str]:

@@ -35,7 +35,8 @@ _NAMES = {
     "sep": ("[SEP]", "</s>"),
     "mask": ("[MASK]", "<mask>"),
 }
-_RARE = "\u16a0\u2d4d\u13a0\ua999"  # of four scripts
+RARE_LETTERS = "\u16a0\u2d4d\u13a0\ua999"
+"""Of four scripts; few vocabularies have them, and no normalizer takes them away."""
 _MAX_CHUNKS = 400_000
 _MAX_CHARACTERS = 16_000_000
 _MAX_WORDS = 250_000
@@ -280,7 +281,7 @@ def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
 def _check_unknown(backend: Tokenizer, *, origin: str) -> None:
     """ValueError where text that the vocabulary lacks cannot be tokenized: WordLevel and Unigram without [UNK]."""
     try:
-        backend.encode(_RARE, add_special_tokens=False)
+        backend.encode(RARE_LETTERS, add_special_tokens=False)
     except Exception as error:  # the library raises plain Exception
         raise ValueError(
             f"{origin}: text that is not in the vocabulary cannot be tokenized: {error}; set the model's unk_token "

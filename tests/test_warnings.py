@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny_text import make_config, make_tokenizer
+from tokenizers import Tokenizer, models
 
 from pipeline.config import SourceConfig
 from pipeline.doubts import list_doubts
 from pipeline.publish import list_warnings
 from pipeline.tally import BuildResult, RowTally
+from pipeline.wordpieces import WordTokenizer
 
 
 def result(**counts: int) -> BuildResult:
@@ -89,3 +91,13 @@ def test_settings_of_text_that_a_tokenizer_json_overrules_are_named() -> None:
         "vocabulary.lowercase: not looked at, since t.json says so itself; leave it out"
     ]
     assert not list_doubts(make_config(vocabulary={"path": "t.json"}), tokenizer=None)
+
+
+@pytest.mark.parametrize("unknown", [None, "[UNK]"])
+def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_doubted(unknown: str | None) -> None:
+    special = {name: number for number, name in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])}
+    backend = Tokenizer(models.BPE({**special, "a": 5}, [], unk_token=unknown))
+    backend.add_special_tokens(list(special))
+    config = make_config(vocabulary={"path": "t.json"})
+    found = list_doubts(config, tokenizer=WordTokenizer(backend, origin="t.json"))
+    assert ["leaves out characters" in line for line in found] == ([] if unknown else [True])
