@@ -19,7 +19,7 @@ RAY = ("test_jobs", "test_autoscaling", "test_local_cluster", "test_ray", "test_
 """Files that start Ray: one after another, since two Rays on two cores take more than twice the time of one."""
 STEP_BACK = 5
 """By this much a process is nicer (nice(2)) once it runs anything else than RAY."""
-FIRST = (*RAY, "test_chaos", "test_trainer_run", "test_dask_engine", "test_interrupts", "test_resume_build")
+FIRST = (*RAY, "test_chaos", "test_trainer_signals", "test_dask_engine", "test_interrupts", "test_resume_build")
 """Files that take longest: first, since they would else run alone at the end."""
 
 os.environ.update(AS_OTHERS)

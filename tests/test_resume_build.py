@@ -9,108 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from corpora import make_documents, write_text, write_vocabulary
+from stopped_builds import SPLITS, base, check_same, folder, go_on, refuse, stop_before_publishing, stopped
 
 from pipeline import inputs, run
-from pipeline.config import SourceConfig
-from pipeline.documents import Document, Drop, Split
 from pipeline.engines import WorkerError
 from pipeline.failures import choose_kept
 from pipeline.inputs import fingerprint_inputs
-from pipeline.manifest import open_data_set
 from pipeline.output import OutputFolder
 from pipeline.run import main
-from pipeline.sources import read_documents
 from pipeline.spill import SpillWriter
 
-SPLITS = 4
+__all__ = ["base", "folder", "stopped"]
 KILLED = Path(__file__).parent / "killed_build.py"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """c.yaml for two shards of training documents and one held out, from four files; whole/ is the set of it, and
-    stopped/ what a build leaves that fails when all splits and shards are finished."""
-    folder = tmp_path_factory.mktemp("resume")
-    documents = make_documents(200)
-    for number in range(SPLITS):
-        write_text(folder / "text" / f"{number}.txt", documents[number::SPLITS])
-    write_vocabulary(folder / "vocab.txt")
-    (folder / "c.yaml").write_text(
-        "sources: [{kind: text, path: text}]\nvocabulary: {path: vocab.txt}\noutput: out\n"
-        "max_seq_length: 32\nvalidation_fraction: 0.1\nshards: 2\nworkers: 1\n"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["--config", "c.yaml", "output=whole"]) == 0
-        stop_before_publishing(patch)
-    (folder / "out").rename(folder / "stopped")
-    shutil.copytree(folder / "text", folder / "pristine")
-    return folder
-
-
-@pytest.fixture
-def folder(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, without an output."""
-    monkeypatch.chdir(base)
-    for name in ("out", "text"):
-        shutil.rmtree(base / name, ignore_errors=True)
-    shutil.copytree(base / "pristine", base / "text")
-    return base
-
-
-@pytest.fixture
-def stopped(folder: Path) -> Path:
-    """The same, with an output of which only the publishing is missing."""
-    shutil.copytree(folder / "stopped", folder / "out")
-    return folder
-
-
-def check_same(*words: str) -> None:
-    """out/ holds the files of an uninterrupted build, byte for byte, and nothing else."""
-    if words:
-        shutil.rmtree("other", ignore_errors=True)
-        assert main(["--config", "c.yaml", "output=other", *words]) == 0
-    root = "other" if words else "whole"
-    found, whole = open_data_set("out", full=True), open_data_set(root, full=True)
-    assert found == whole
-    assert [shard.sha256 for shard in found.shards] == [shard.sha256 for shard in whole.shards]
-    listed = [sorted(path.relative_to(folder) for path in Path(folder).rglob("*")) for folder in ("out", root)]
-    assert listed[0] == listed[1]
-
-
-def stop_before_publishing(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    """All splits and shards are finished when the disk is full."""
-
-    def full_disk(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("pipeline.run.write_set", full_disk)
-        assert main(["--config", "c.yaml", *words]) == 2
-
-
-def go_on(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
-    """Run the same command again; the lines that it prints."""
-    capsys.readouterr()
-    assert main(["--config", "c.yaml", *words]) == 0
-    return capsys.readouterr().out.splitlines()
-
-
-def refuse(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The error of a start that is refused, which changes nothing."""
-    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
-    capsys.readouterr()
-    assert main(["--config", "c.yaml", *words]) == 2
-    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert re.search("holds (an unfinished build|a finished data set) made otherwise: ", error)
-    assert re.search("or delete the folder to (begin anew|build it again)", error)
-    return error
 
 
 def test_a_build_killed_at_every_stage_ends_with_the_same_bytes(
@@ -278,84 +191,6 @@ def test_settings_that_are_to_blame_leave_nothing(folder: Path, capsys: pytest.C
     assert main(["--config", "c.yaml", "validation_fraction=0.0001"]) == 2
     assert "the smallest value that works here" in capsys.readouterr().err
     assert not (folder / "out").exists()
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def test_damaged_pieces_are_made_again_and_named(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is trusted: neither spills, nor shards, nor the records of either."""
-    work = stopped / "out" / "_tmp"
-    damages = [
-        ("spills/0.txt-*.arrow", flip, "changed since it was written"),
-        ("spills/1.txt-*.arrow", Path.unlink, "cannot be read (No such file or directory)"),
-        ("data/train-00001-*.parquet", flip, "changed since it was written"),
-        ("data/validation-*.parquet", cut, " were written"),
-    ]
-    expected = []
-    for pattern, damage, said in damages:
-        (path,) = work.glob(pattern)
-        damage(path)
-        expected.append((str(path), said))
-    (record,) = [path for path in work.glob("finished/split-*.json") if "3.txt-" in path.read_text()]
-    flip(record)
-    expected.append((str(record), "its content has not the hash that it had"))
-    lines = go_on(capsys)
-    said = [line for line in lines if line.startswith("damaged, so made again: ")]
-    assert len(said) == len(expected)
-    assert all(any(path in line and fault in line for line in said) for path, fault in expected), said
-    assert "resumed: 1 of 4 splits and 1 of 3 shards kept" in lines
-    check_same()
-
-
-def test_a_shard_falls_with_the_documents_it_was_made_of(
-    stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A split read again may have one page less, which took too long this time: no shard may still hold it."""
-
-    def read_less(split: Split, source: SourceConfig) -> Iterator[Document | Drop]:
-        items = read_documents(split, source)
-        if split.path.endswith("0.txt"):
-            next(items)
-        yield from items
-
-    monkeypatch.setattr("pipeline.reading.read_documents", read_less)
-    for path in (stopped / "out/_tmp/spills").glob("0.txt-*"):
-        path.unlink()
-    assert "resumed: 3 of 4 splits and 2 of 3 shards kept" in go_on(capsys)
-    check_same("workers=1")
-
-
-def test_after_a_damaged_input_file_is_mended_the_others_are_kept(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = folder / "text" / "3.txt"
-    text = path.read_bytes()
-    path.write_bytes(text[:-3] + b"\xff\xff\n")
-    assert main(["--config", "c.yaml"]) == 2
-    error = capsys.readouterr().err
-    assert "3.txt, line" in error.splitlines()[-1]
-    finished = len(list((folder / "out/_tmp/finished").iterdir()))
-    path.write_bytes(text)
-    assert finished > 0
-    assert "config.seed" in refuse(capsys, "seed=1")
-    assert f"resumed: {finished} of 4 splits and 0 of 3 shards kept" in go_on(capsys)
-    check_same()
-
-
-@pytest.mark.parametrize("mark", ["", "[]", "{}"])
-def test_a_mark_that_says_nothing_keeps_nothing(stopped: Path, mark: str) -> None:
-    (stopped / "out" / "_build.json").write_text(mark)
-    with OutputFolder("out", identity={"config": {}, "inputs": {}}) as output:
-        assert not output.resumes
-        assert not list((stopped / "out/_tmp/spills").iterdir())
 
 
 @pytest.mark.parametrize(("found", "kept"), [("same", "hash of the vocabulary"), ("mended", None)])

@@ -142,27 +142,6 @@ def test_logs_of_ranks_that_are_no_more_are_cut_by_the_first(bucket: str, tmp_pa
     )
 
 
-def test_only_what_changed_is_sent(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = RunFiles(f"{bucket}/run", working_folder=str(tmp_path))
-    files.bring()
-    sent: list[str] = []
-    write = storage.write_bytes
-    monkeypatch.setattr(storage, "write_bytes", lambda path, data: (sent.append(Path(path).name), write(path, data)))
-    (files.folder / "tensorboard").mkdir()
-    for name in ("metrics.jsonl", "evaluations.jsonl", "tensorboard/events", "notes.txt"):
-        (files.folder / name).write_text("1\n")
-    files.send()
-    assert sorted(sent) == ["evaluations.jsonl", "events", "metrics.jsonl"]
-    (files.folder / "metrics.jsonl").write_text("1\n2\n")
-    files.send()
-    assert sent[3:] == ["metrics.jsonl"]
-    on_disk = RunFiles(tmp_path / "run")
-    assert (on_disk.folder, on_disk.stands_in) == (tmp_path / "run", False)
-    on_disk.bring()
-    on_disk.send()
-    assert not (tmp_path / "run").exists()
-
-
 def test_nothing_is_sent_without_the_lease(bucket: str, tmp_path: Path) -> None:
     """A job that was thought dead and wakes up leaves the successor's logs alone."""
     run = f"{bucket}/run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -162,7 +163,8 @@ def test_builds_into_folders_of_one_name_are_told_apart(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(gauges.metrics, "Counter", Counter)
     progress = SimpleNamespace(count=lambda stage: collections.Counter(rows=3 * (stage == "shard")))
-    for output in ("/runs/a/x", "/runs/b/x", "s3://sets/x"):
-        with gauges.serve_progress(progress, output=output):  # type: ignore[arg-type]
-            pass
-    assert told == [("cloze_build_rows", 3, output) for output in ("/runs/a/x", "/runs/b/x", "s3://sets/x")]
+    outputs = ("/runs/a/x", "/runs/b/x", "s3://sets/x")
+    with ExitStack() as stack:
+        for output in outputs:
+            stack.enter_context(gauges.serve_progress(progress, output=output))  # type: ignore[arg-type]
+    assert sorted(told) == [("cloze_build_rows", 3, output) for output in outputs]
