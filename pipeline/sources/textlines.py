@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +22,7 @@ from pipeline.sources.bytestreams import compression_of, read_pieces
 SPLIT_BYTES = 32 << 20
 MOST_PARTS = {"": 8, "zstd": 16, "gzip": 8, "xz": 4, "bz2": 2}
 LONGEST_LINE = 64 << 20
-_LINE_BREAK = re.compile(rb"\r{0,2}\n|\r")
+_LINE = re.compile(rb"[^\r\n]*(?:\r{0,2}\n|\r)|[^\r\n]+")
 _LOOK_BYTES = 1 << 16  # more than enough for the end of a line
 _TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
 
@@ -108,16 +109,22 @@ def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
     for piece in pieces:
         data = begun + piece
         length = max(len(data.rstrip(b"\r")), len(data) - 2)
-        data, begun = data[:length], data[length:]
-        start = 0
-        for found in _LINE_BREAK.finditer(data):
-            yield b"".join(rest) + data[start : found.end()]
+        lines, begun = _split(data[:length]), data[length:]
+        end = lines.pop() if lines and not lines[-1].endswith((b"\n", b"\r")) else b""
+        if lines:
+            yield b"".join((*rest, lines[0]))
+            yield from islice(lines, 1, None)
             rest.clear()
-            held, start = 0, found.end()
-        rest.append(data[start:])
-        held += length - start
+            held = 0
+        rest.append(end)
+        held += len(end)
         if held > LONGEST_LINE:
             raise ValueError(
                 f"{name}: a line is longer than {LONGEST_LINE} bytes; is this a text file with line breaks?"
             )
-    yield from (b"".join(rest) + begun).splitlines(keepends=True)
+    yield from _split(b"".join(rest) + begun)
+
+
+def _split(data: bytes) -> list[bytes]:
+    """Its lines. splitlines is eight times as fast, but ends two lines at \\r\\r\\n."""
+    return _LINE.findall(data) if b"\r\r\n" in data else data.splitlines(keepends=True)
