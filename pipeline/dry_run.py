@@ -5,17 +5,17 @@ A sample goes through the build's own code in a temporary folder (pipeline/estim
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import storage
 from pipeline.build_mark import MARK_NAME
 from pipeline.config import PipelineConfig
+from pipeline.disks import free_bytes
 from pipeline.doubts import list_doubts
 from pipeline.estimate import describe_bytes, estimate, format_estimate
 from pipeline.manifest import MANIFEST_NAME
-from pipeline.output import check_writable, existing_part
+from pipeline.output import check_writable
 from pipeline.run import choose_workers, count_readers, given_vocabulary, say_at_once
 from pipeline.settings import ConfigError
 from pipeline.sources import list_splits, share_books
@@ -64,7 +64,7 @@ def describe_room(output: str, *, needed: float) -> str:
     """Bytes that the build needs at its most beside those that are free; ConfigError where they do not fit."""
     if storage.is_url(output):
         return f"room: {describe_bytes(needed)} at most"
-    free = shutil.disk_usage(existing_part(Path(output))).free
+    free = free_bytes(Path(output))
     if free < needed:
         raise ConfigError(
             f"output={output}: the build needs {describe_bytes(needed)} at most and {describe_bytes(free)} are free; "

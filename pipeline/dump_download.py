@@ -25,9 +25,8 @@ from typing import NoReturn
 
 from pipeline import storage
 from pipeline.config import DownloadConfig, PipelineConfig, is_web_address
-from pipeline.durable import sync
-from pipeline.engine_config import KEYS
-from pipeline.run import FLAGS
+from pipeline.disks import sync
+from pipeline.engine_config import FLAGS, KEYS
 from pipeline.settings import load_settings, refuse_flags, split_arguments
 from pipeline.sources.listing import check_brought
 

@@ -12,6 +12,8 @@ EngineName: TypeAlias = Literal["local", "dask", "ray"]
 
 KEYS = ("engine",)
 """Settings that commands also take as --KEY VALUE."""
+FLAGS = ("--traceback", "--dry-run", "--price=")
+"""Of a build's command line; with `=` where one takes a value."""
 
 Seconds = Annotated[float, Field(gt=0.0)]
 

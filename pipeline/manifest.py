@@ -18,7 +18,7 @@ from typing import IO, Any, Literal, TypeAlias
 from pydantic import ValidationError
 
 from pipeline import storage
-from pipeline.durable import sync
+from pipeline.disks import sync
 from pipeline.schema import SCHEMA_VERSION
 from pipeline.settings import Settings
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from pipeline.build_mark import MARK_NAME, BuildMark
-from pipeline.durable import sync, sync_below
+from pipeline.disks import find_existing, sync, sync_below
 from pipeline.failures import Keeps, choose_kept, describe_error, leave_failure
 from pipeline.job import EXCHANGE, PROGRESS, SHARDS, SPILLS
 from pipeline.ledger import list_records
@@ -249,13 +249,8 @@ def _remove(path: Path) -> None:
 
 def check_writable(folder: Path, *, key: str) -> None:
     """ConfigError where the folder that setting `key` names cannot be made or written in."""
-    existing = existing_part(folder)
+    existing = find_existing(folder)
     if not existing.is_dir():
         raise ConfigError(f"{key}={folder}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={folder}: no permission to write in {existing}; give another folder")
-
-
-def existing_part(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next(parent for parent in (folder, *folder.parents) if parent.exists())

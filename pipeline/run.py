@@ -29,7 +29,7 @@ from pipeline.clusters import DaskCluster, check_engine, open_cluster, watched
 from pipeline.config import PipelineConfig
 from pipeline.documents import Split
 from pipeline.doubts import list_doubts
-from pipeline.engine_config import KEYS
+from pipeline.engine_config import FLAGS, KEYS
 from pipeline.inputs import fingerprint_files, join_fingerprints, list_modified, list_versions, refuse_changed
 from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
 from pipeline.job import SHARDS, SPILLS, Job, local_notes, names_runner
@@ -58,7 +58,6 @@ from pipeline.store_output import StoredOutput, open_output_folder
 from pipeline.vocabulary import train_vocabulary
 from pipeline.wordpieces import WordTokenizer
 
-FLAGS = ("--traceback", "--dry-run", "--price=")
 SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
 CLUSTER_WORKERS = 16
 """Workers of an engine whose number nobody gave."""

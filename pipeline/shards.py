@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from pipeline import draws, schema, storage
 from pipeline.config import PipelineConfig
+from pipeline.disks import sync
 from pipeline.documents import ID_BYTES
 from pipeline.doubles import count_doubles
-from pipeline.durable import sync
 from pipeline.failures import PassingError
 from pipeline.instances import Instances
 from pipeline.manifest import Shard, SplitName, file_sha256, footer_sha256

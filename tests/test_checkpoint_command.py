@@ -13,7 +13,8 @@ from small_runs import make_config
 from torch import nn
 from untrained_run import _StillEngine
 
-from trainer import checkpoint_command, checkpoint_writer, folders
+from pipeline import disks
+from trainer import checkpoint_command, checkpoint_writer
 from trainer.checkpoint import CheckpointError, CheckpointWriter, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import put_back, read_manifest, step_of, write_json, write_manifest
 from trainer.checkpoint_keep import choose_kept, held_out_losses
@@ -185,7 +186,7 @@ def test_a_save_without_room_is_refused_with_both_numbers(
 
 
 def test_room_is_that_of_the_folder_or_its_first_parent(tmp_path: Path) -> None:
-    assert folders.free_bytes(tmp_path / "a" / "b") > 0
+    assert disks.free_bytes(tmp_path / "a" / "b") > 0
 
 
 # ---- the command

@@ -7,7 +7,6 @@ import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -210,7 +209,7 @@ def test_of_a_finished_set_no_room_is_asked(
     monkeypatch.chdir(folder)
     (folder / "set").mkdir()
     (folder / "set" / "manifest.json").write_text("{}")
-    monkeypatch.setattr(pipeline_dry_run.shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
+    monkeypatch.setattr(pipeline_dry_run, "free_bytes", lambda path: 1)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     words = ["--config", str(folder / "c.yaml"), "--dry-run"]
     assert build_main([*words, f"output={folder / 'set'}", "--price=1"]) == 0
@@ -234,6 +233,6 @@ def test_what_is_in_the_output_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match="no permission to write in"):
         pipeline_dry_run.describe_output(str(tmp_path / "new"))
-    monkeypatch.setattr(pipeline_dry_run.shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    monkeypatch.setattr(pipeline_dry_run, "free_bytes", lambda path: 10)
     with pytest.raises(ConfigError, match=r"the build needs 1 kB at most and 10 B are free"):
         pipeline_dry_run.describe_room(str(tmp_path), needed=1000)

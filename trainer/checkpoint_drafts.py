@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline import storage
-from pipeline.durable import sync
+from pipeline.disks import sync
 from trainer.checkpoint_files import (
     MANIFEST,
     CheckpointError,

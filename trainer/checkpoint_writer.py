@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pipeline.disks import free_bytes
 from pipeline.storage import AbsentError, DeniedError, StorageError, parent_of
 from trainer.checkpoint_drafts import Draft, open_draft, remove_leftovers
 from trainer.checkpoint_files import (
@@ -40,7 +41,6 @@ from trainer.checkpoint_slices import KINDS, part_name, write_part
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.engine import Engine
 from trainer.engine_state import LocalSlice
-from trainer.folders import free_bytes
 from trainer.lease import LeaseError, held
 from trainer.locations import Location, locate
 from trainer.run_files import RunFiles

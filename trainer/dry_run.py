@@ -16,11 +16,11 @@ from statistics import median
 import torch
 
 from pipeline import storage
+from pipeline.disks import free_bytes
 from pipeline.manifest import open_data_set
 from pipeline.settings import ConfigError
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import ModelConfig, TrainerConfig
-from trainer.folders import free_bytes
 from trainer.locations import locate
 from trainer.metrics import METRICS_NAME, duration, read_last_lines
 from trainer.model.bert import VOCABULARY_MULTIPLE

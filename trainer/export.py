@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline import storage
-from pipeline.durable import sync
+from pipeline.disks import sync
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, file_sha256, read_manifest, resolve_inside
 from pipeline.settings import fail
 from trainer.checkpoint import newest_verified, read_state, read_weights

@@ -9,7 +9,7 @@ import ctypes
 import shutil
 from pathlib import Path
 
-from pipeline.durable import sync
+from pipeline.disks import sync
 
 ASIDE = ".aside-"
 """Before the name of a folder that could not swap places with the one that replaces it."""
@@ -41,13 +41,3 @@ def put_in_place(temporary: Path, *, final: Path) -> Path | None:
     final.rename(aside)
     temporary.rename(final)
     return aside
-
-
-def find_existing(path: Path) -> Path:
-    """The path, or the nearest above it that exists."""
-    return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that may be written where `folder` is, or will be."""
-    return shutil.disk_usage(find_existing(folder)).free

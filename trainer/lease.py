@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.durable import sync
+from pipeline.disks import sync
 from trainer import lease_store
 from trainer.folders import make_folder
 from trainer.launch import Say, StopRequest

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.durable import sync
+from pipeline.disks import find_existing, sync
 from pipeline.settings import ConfigError, dump_yaml, parse_yaml, to_tree, validate
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
-from trainer.folders import find_existing, make_folder
+from trainer.folders import make_folder
 from trainer.lease import belongs_to_lease
 from trainer.lease_store import LEASE_FOLDER
 from trainer.locations import Location, locate

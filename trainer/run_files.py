@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.durable import sync
+from pipeline.disks import sync
 from pipeline.settings import ConfigError
 from trainer.lease import held
 from trainer.locations import locate
