@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from http.client import HTTPException
 from pathlib import Path
 
 AWS = "http://169.254.169.254"
@@ -54,7 +55,11 @@ def ask_aws(address: str) -> int | None:
     if token is None:
         return None
     action = _fetch(f"{address}/latest/meta-data/spot/instance-action", headers={"X-aws-ec2-metadata-token": token})
-    return None if action is None or "action" not in json.loads(action) else 110
+    try:
+        told = json.loads(action or "{}")
+    except ValueError:  # it is asked again soon
+        return None
+    return 110 if isinstance(told, dict) and "action" in told else None
 
 
 def ask_gcp(address: str) -> int | None:
@@ -68,7 +73,7 @@ def _fetch(url: str, *, headers: dict[str, str], method: str = "GET") -> str | N
         request = urllib.request.Request(url, method=method, headers=headers)
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
             return str(answer.read().decode())
-    except OSError:  # no such service, nothing to say, no answer in time: urllib's errors are OSErrors
+    except (OSError, HTTPException, UnicodeDecodeError):  # no such service, nothing to say, no whole answer in time
         return None
 
 

@@ -81,16 +81,16 @@ def choose_buckets(*, text_bytes: int, shards: int | None, validation_fraction: 
     return Buckets(train, validation=max(1, validation) if held_out else 0, validation_fraction=held_out)
 
 
-def plan_shards(counts: Sequence[BucketCount], *, buckets: Buckets) -> ShardPlan:
+def plan_shards(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int = 2) -> ShardPlan:
     """Join buckets that are too small and number the shards.
 
     Buckets are walked in order; neighbours are joined until the group has MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of
     the mean bucket's tokens; what is left at the end joins the last group. A bucket without documents (all were near
     duplicates) goes with the first shard, which counts what was left out. ValueError where a part of the set would
-    have fewer than two documents: a document has no other to take a wrong next sentence from.
+    have fewer than `fewest` documents: alone, a document has no other to take a wrong next sentence from.
     """
     ordered = sorted((count for count in counts if count.documents), key=lambda count: count.bucket)
-    _check_documents(ordered, buckets=buckets)
+    _check_documents(ordered, buckets=buckets, fewest=fewest)
     shard_of: dict[int, tuple[SplitName, int]] = {}
     num_shards: dict[SplitName, int] = {}
     splits: tuple[SplitName, ...] = ("train", "validation")
@@ -121,30 +121,35 @@ def _join_small(counts: Sequence[BucketCount], *, num_buckets: int) -> list[list
     return groups
 
 
-def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets) -> None:
+def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int) -> None:
     documents = sum(count.documents for count in counts)
-    if documents < 2:
+    if documents < fewest:
         raise ValueError(
             f"the sources hold {documents} distinct document(s) with text; at least 2 are needed, because a wrong next "
-            "sentence comes from another document; add documents or check where the sources end a document"
+            "sentence comes from another document; add documents, check where the sources end a document, or set "
+            "next_sentence=sentence_order or none"
         )
     held_out = sum(count.documents for count in counts if buckets.split_of(count.bucket) == "validation")
     fraction = buckets.validation_fraction
-    if fraction and held_out < 2:
-        lowest = sorted(number for count in counts for number in count.lowest)[:2]
-        needed = _round_up(lowest[1] / _HASH_RANGE)
+    if fraction and held_out < fewest:
+        lowest = sorted(number for count in counts for number in count.lowest)[:fewest]
+        needed = _round_up(lowest[-1] / _HASH_RANGE)
         remedy = "set validation_fraction=0 or add documents"
-        if documents >= 4 and needed <= 0.5:
+        if documents >= 2 * fewest and needed <= 0.5:
             remedy = f"the smallest value that works here is {needed}; set it, or 0 for no held-out documents"
         raise ValueError(
-            f"validation_fraction={fraction} holds out {held_out} of {documents} documents; at least 2 are needed: "
-            f"{remedy}"
+            f"validation_fraction={fraction} holds out {held_out} of {documents} documents; at least {fewest} "
+            f"{_are(fewest)} needed: {remedy}"
         )
-    if documents - held_out < 2:
+    if documents - held_out < fewest:
         raise ValueError(
             f"validation_fraction={fraction} leaves {documents - held_out} of {documents} documents for training; "
-            "at least 2 are needed: lower it, or add documents"
+            f"at least {fewest} {_are(fewest)} needed: lower it, or add documents"
         )
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _round_up(value: float) -> float:

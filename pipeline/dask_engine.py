@@ -205,6 +205,8 @@ def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
     with connect(cluster) as client:
         await_worker(client, cluster=cluster, waiting_for=lambda: "start some with `dask worker`", say=say)
         threads = client.nthreads()
+    if not threads:
+        raise PassingError(f"{cluster.name}: its last worker has just left; start some with `dask worker`")
     say(f"Dask at {address}: {len(threads)} worker(s)")
     if max(threads.values()) > 1:
         say(

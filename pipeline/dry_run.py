@@ -16,7 +16,7 @@ from pipeline.doubts import list_doubts
 from pipeline.estimate import describe_bytes, estimate, format_estimate
 from pipeline.manifest import MANIFEST_NAME
 from pipeline.output import check_writable
-from pipeline.run import choose_workers, count_readers, given_vocabulary, say_at_once
+from pipeline.run import check_paths, choose_workers, count_readers, given_vocabulary, say_at_once
 from pipeline.settings import ConfigError
 from pipeline.sources import list_splits, share_books
 
@@ -24,6 +24,7 @@ from pipeline.sources import list_splits, share_books
 def describe_build(config: PipelineConfig, *, price: float | None = None) -> Iterator[str]:
     """Lines of the plan; `price`: of a CPU's hour. Raises ValueError for what would stop the build at its start."""
     workers = choose_workers(config, say=say_at_once)
+    check_paths(config)
     splits = list_splits(config.sources)
     shared = share_books(splits, sources=config.sources, workers=count_readers(config, workers=workers))
     total = sum(split.num_bytes for split in splits)

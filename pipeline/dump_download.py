@@ -15,6 +15,7 @@ import http.client
 import os
 import re
 import shutil
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -46,6 +47,7 @@ _LICENCE = (
     "The texts of Wikipedia are licensed CC BY-SA 4.0; name their authors (the history of each article) where you pass "
     "them on"
 )
+_BROKEN = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError)
 _LINE = re.compile(r"([0-9a-f]{40})\s+\*?([\w.-]+)")
 
 Say = Callable[[str], None]
@@ -208,7 +210,7 @@ def _continue(url: str, *, part: Path) -> None:
         if error.code in (408, 429) or error.code >= 500:
             raise _InterruptedError(f"answered {error.code} {error.reason}") from error
         raise ValueError(f"{url}: answered {error.code} {error.reason}; check --language, --date, --mirror") from error
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+    except _BROKEN as error:
         raise _InterruptedError(
             f"broke off ({getattr(error, 'reason', None) or error or type(error).__name__})"
         ) from error
@@ -222,7 +224,7 @@ def _fetch_list(url: str, *, folder: str) -> str:
         raise ValueError(
             f"{url}: answered {error.code} {error.reason}; the dates that exist are listed at {folder}"
         ) from error
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+    except _BROKEN as error:
         reason = getattr(error, "reason", None) or error
         raise ValueError(
             f"{url}: cannot be reached ({reason}); check the network, or choose another --mirror"

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline import storage
+from pipeline.failures import Keeps
 
 _WHOLE_BYTES = 64 << 20
 _PLACES = 64
@@ -47,19 +48,21 @@ def list_modified(paths: Iterable[str]) -> dict[str, str]:
 
 
 def list_versions(paths: Iterable[str]) -> dict[str, str]:
-    """Size and time of each file of this machine, for refuse_changed."""
+    """Size and time of each file of this machine, for list_changed."""
     return {path: storage.file_version(path) for path in sorted(set(paths)) if not storage.is_url(path)}
 
 
-def refuse_changed(versions: Mapping[str, str]) -> None:
-    """ValueError where a file was written since list_versions: what was read of it is neither the old nor the new. One
-    that was removed was read before."""
-    for path, version in versions.items():
-        if storage.find_file(path) is not None and (now := storage.file_version(path)) != version:
-            raise ValueError(
-                f"{path}: was written while the build read it ({version}; now {now}); run the same command again once "
-                f"nothing writes to it"
-            )
+class ChangedInputError(ValueError):
+    """A file was written while the build read it; what was read of the others is good."""
+
+    keeps: Keeps = "unchanged_input"
+
+
+def list_changed(versions: Mapping[str, str]) -> dict[str, str]:
+    """What the files are now that were written since list_versions: what was read of one is neither the old nor the
+    new. One that was removed was read before."""
+    present = {path: storage.file_version(path) for path in versions if storage.find_file(path) is not None}
+    return {path: now for path, now in present.items() if now != versions[path]}
 
 
 def fingerprint_file(path: str) -> str:

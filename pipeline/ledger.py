@@ -76,9 +76,10 @@ class Ledger:
         path = storage.join(self._folder, self.record_name(kind, key))
         storage.write_bytes(path, text.encode("ascii"), make_folders=False)
 
-    def sweep(self, *, folders: Iterable[str], splits: Collection[str]) -> Counter[Kind]:
+    def sweep(self, *, folders: Iterable[str], splits: Collection[str], keep_shards: bool = True) -> Counter[Kind]:
         """Remove every file directly in `folders` (names below root) for which no record of this build stands, and
-        every record of another build or of a split whose record is not named in `splits`; count the records left.
+        every record of another build, of a split whose record is not named in `splits`, and of shards without
+        `keep_shards`; count the records left.
 
         Reads the first line of each record: no hash is checked here.
         """
@@ -90,7 +91,11 @@ class Ledger:
         for path, head in zip(records, storage.map_paths(_read_head, records), strict=True):
             name = storage.base_name(path)
             kind: Kind = "split" if name.startswith("split-") else "shard"
-            if head is None or head["build"] != self.build or (kind == "split" and name not in splits):
+            if (
+                head is None
+                or head["build"] != self.build
+                or (name not in splits if kind == "split" else not keep_shards)
+            ):
                 gone.append(path)
                 continue
             kept[kind] += 1

@@ -225,6 +225,11 @@ def pair_document(
             begin = end
 
 
+def fewest_documents(next_sentence: NextSentence) -> int:
+    """How many documents a part of a set needs: a wrong next sentence may have to come from another."""
+    return 2 if next_sentence == "random_document" else 1
+
+
 def check_documents(documents: Sequence[Tokens], *, next_sentence: NextSentence) -> None:
     """Raise ValueError for what pairing cannot work with: too few documents, one without tokens, one given twice."""
     if next_sentence == "random_document" and len(documents) < 2:

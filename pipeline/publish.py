@@ -69,11 +69,23 @@ def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
     total = labels[NEXT] + labels[NOT_NEXT]
     _, (low, high) = label_bounds(config)
     if total >= _ENOUGH_ROWS and not low <= labels[NOT_NEXT] / total <= high:
+        found = f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% were expected)"
+        if labels[NOT_NEXT] / total < low:
+            raise ValueError(
+                f"{found}: what follows in other documents reads the same, since the text repeats itself or "
+                f"{100 * _unknown_rate(result):.1f}% of it are [UNK]; check the vocabulary's language and the sources, "
+                "or set next_sentence=none; not_next_bounds=[0,1] builds it all the same"
+            )
         raise ValueError(
-            f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% were expected): the "
-            "documents are too short to have a next sentence; check what ends a document in the sources (a blank line "
-            "after every sentence?), or set next_sentence=none; not_next_bounds=[0,1] builds it all the same"
+            f"{found}: the documents are too short to have a next sentence; check what ends a document in the sources "
+            "(a blank line after every sentence?), or set next_sentence=none; not_next_bounds=[0,1] builds it all the "
+            "same"
         )
+
+
+def _unknown_rate(result: BuildResult) -> float:
+    tallies = result.tallies.values()
+    return sum(tally.unknown for tally in tallies) / max(1, sum(tally.document_tokens for tally in tallies))
 
 
 def _describe_labels(labels: Counter[int]) -> str:

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from traceback import format_exc
 from typing import Any
@@ -30,7 +30,14 @@ from pipeline.config import PipelineConfig
 from pipeline.documents import Split
 from pipeline.doubts import list_doubts
 from pipeline.engine_config import FLAGS, KEYS
-from pipeline.inputs import fingerprint_files, join_fingerprints, list_modified, list_versions, refuse_changed
+from pipeline.inputs import (
+    ChangedInputError,
+    fingerprint_files,
+    join_fingerprints,
+    list_changed,
+    list_modified,
+    list_versions,
+)
 from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
 from pipeline.job import SHARDS, SPILLS, Job, local_notes, names_runner
 from pipeline.ledger import Kind
@@ -55,7 +62,7 @@ from pipeline.settings import (
 from pipeline.sources import list_read_warnings, list_splits, share_books
 from pipeline.sources.listing import check_brought, refuse_own_files
 from pipeline.store_output import StoredOutput, open_output_folder
-from pipeline.vocabulary import train_vocabulary
+from pipeline.vocabulary import check_name, train_vocabulary
 from pipeline.wordpieces import WordTokenizer
 
 SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
@@ -91,10 +98,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     """
     started = time.time()
     check_engine(config, beam_options=beam_options)
-    refuse_own_files(config)
-    rejects = config.cleaning.keep_rejects
-    if rejects is not None and not storage.is_url(rejects):
-        check_writable(Path(rejects), key="cleaning.keep_rejects")  # else it would be noticed at the end
+    check_paths(config)
     splits = list_splits(config.sources)
     buckets = choose_buckets(
         text_bytes=sum(split.text_bytes for split in splits),
@@ -167,7 +171,13 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         with progress, watched(progress, config=config):
             result, read = run_graph(splits, job=job, workers=workers, beam_options=beam_options, cluster=cluster)
         stack.close()  # what was started for the build is not needed to publish it
-        refuse_changed(versions)
+        if changed := list_changed(versions):
+            forget(changed, job=job, splits=splits)
+            path = min(changed)
+            raise ChangedInputError(
+                f"{path}: was written while the build read it ({versions[path]}; now {changed[path]}); run the same "
+                f"command again once nothing writes to it"
+            )
         say(progress.summary())
         for fault in job.ledger.take_damaged():
             say(f"damaged, so made again: {fault}")
@@ -206,6 +216,25 @@ def sweep_work(job: Job, *, splits: Sequence[Split]) -> Counter[Kind]:
     """Remove what an earlier start left half-made; count the splits and shards that it had finished."""
     names = {job.ledger.record_name("split", split_key(split, job=job)) for split in splits}
     return job.ledger.sweep(folders=(SPILLS, SHARDS), splits=names)
+
+
+def check_paths(config: PipelineConfig) -> None:
+    """ValueError for what would be noticed late: files of ours where a source reads, rejects that cannot be written, a
+    name that no vocabulary can have."""
+    refuse_own_files(config)
+    rejects = config.cleaning.keep_rejects
+    if rejects is not None and not storage.is_url(rejects):
+        check_writable(Path(rejects), key="cleaning.keep_rejects")
+    given = config.vocabulary.path
+    if given is not None and config.vocabulary.train and not storage.exists(given):
+        check_name(Path(given), settings=config.vocabulary)
+
+
+def forget(changed: Collection[str], *, job: Job, splits: Sequence[Split]) -> None:
+    """Remove what was read of the files `changed`, and all shards: any may hold some of it."""
+    good = [split for split in splits if split.path not in changed]
+    names = {job.ledger.record_name("split", split_key(split, job=job)) for split in good}
+    job.ledger.sweep(folders=(SPILLS, SHARDS), splits=names, keep_shards=False)
 
 
 def kept_vocabulary(config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say) -> WordTokenizer | None:

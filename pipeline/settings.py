@@ -47,7 +47,7 @@ class Settings(BaseModel):
 
 
 class _NumberLoader(yaml.SafeLoader):
-    """SafeLoader that reads `1e-4` as a number (YAML 1.1 as PyYAML has it wants `1.0e-4`) and refuses repeated keys."""
+    """SafeLoader that reads numbers by _NUMBERS (`1e-4`, which PyYAML wants as `1.0e-4`) and refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -64,11 +64,23 @@ class _NumberLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_NumberLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+class _NumberDumper(yaml.SafeDumper):
+    """SafeDumper that quotes a text which _NumberLoader would read as a number."""
+
+
+_NUMBERS = {
+    "int": r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$",
+    "float": r"[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9_]+|[0-9][0-9_]*\.|\.inf|\.Inf|\.INF)(?:[eE][-+]?[0-9]+)?$"
+    r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$|\.nan$|\.NaN$|\.NAN$",
+}
+"""Numbers as YAML 1.2 has them: 010 is no 8 and 1:30 no 90, as they are in YAML 1.1, but texts."""
+_NumberLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":int", ":float"))]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in _NUMBERS.items():
+    for _side in (_NumberLoader, _NumberDumper):
+        _side.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list("-+.0123456789"))
 
 
 def parse_yaml(text: str, *, origin: str) -> Any:
@@ -129,7 +141,7 @@ def to_tree(settings: Settings) -> dict[str, Any]:
 
 def dump_yaml(settings: Settings) -> str:
     """YAML text that load_settings reads back as the same settings."""
-    return yaml.safe_dump(to_tree(settings), sort_keys=False, allow_unicode=True)
+    return yaml.dump(to_tree(settings), Dumper=_NumberDumper, sort_keys=False, allow_unicode=True)
 
 
 def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
@@ -267,13 +279,13 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     key, separator, raw = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"override '{override}': write key.sub=value")
-    value = parse_yaml(raw, origin=f"override '{override}'")
+    value = _parse_value(raw, origin=f"override '{override}'")
     node: Any = tree
     parts = key.split(".")
     for depth, part in enumerate(parts):
         last = depth == len(parts) - 1
         if isinstance(node, list):
-            if not part.isdigit() or int(part) >= len(node):
+            if not part.isdecimal() or int(part) >= len(node):
                 raise ConfigError(f"override '{override}': '{part}' is not an index into a list of {len(node)} entries")
             index: Any = int(part)
         elif isinstance(node, dict):
@@ -286,6 +298,15 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
             if isinstance(node, dict) and (index not in node or node[index] is None):
                 node[index] = {}
             node = node[index]
+
+
+def _parse_value(raw: str, *, origin: str) -> Any:
+    """The value of an override: YAML, but for a plain text that YAML cuts at ` #` or takes for an alias."""
+    plain = raw.strip()
+    if plain[:1] in ("*", "&", "@", "%", "`"):
+        return plain
+    value = parse_yaml(raw, origin=origin)
+    return plain if isinstance(value, str) and " #" in plain and plain[0] not in "'\"|>" else value
 
 
 def _widen_numbers(cls: type[Settings], tree: Any) -> Any:

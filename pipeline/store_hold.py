@@ -95,12 +95,23 @@ class StoreHold:
         storage.write_bytes(self._url, json.dumps(tree).encode("ascii"))
 
     def _renew(self) -> None:
+        renewed = time.monotonic()
         while not self._stop.wait(BEAT_S):
             with suppress(OSError):  # the store may answer again before DEAD_S are over
                 if not self.is_held():  # written again it would hide that another has the folder
                     self._note_loss()
                     return
+                begun = time.monotonic()
                 self._write()
+                if time.monotonic() - renewed > DEAD_S and self._has_others():
+                    storage.delete(self._url)  # it came so late that it was back after another had removed it
+                    self._note_loss()
+                    return
+                renewed = begun
+
+    def _has_others(self) -> bool:
+        files = storage.list_files(self._folder, below=False)
+        return any(storage.join(self._folder, file.name) != self._url for file in files)
 
 
 def describe_loss(root: str) -> str:

@@ -28,16 +28,18 @@ def read_vocabulary(path: str | Path) -> list[str]:
     if storage.find_file(path) is None:
         raise ValueError(f"{path}: no such vocabulary file; give a vocab.txt or tokenizer.json, or train one")
     try:
-        text = storage.read_bytes(path).decode("utf-8")
+        text = storage.read_bytes(path).decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8; a vocab.txt is UTF-8, one token a line") from error
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    lines = [line.removesuffix("\r") for line in text.split("\n" if "\n" in text else "\r")]
     if lines[-1] == "":
         lines.pop()
     seen: dict[str, int] = {}
     for number, token in enumerate(lines, start=1):
         if token in seen:
             raise ValueError(f"{path}, line {number}: token {token!r} stands in line {seen[token]} too; remove one")
+        if not token:
+            raise ValueError(f"{path}, line {number}: empty; a token a line is expected, remove it")
         seen[token] = number
     if not lines:
         raise ValueError(f"{path}: the vocabulary is empty; one token a line is expected")

@@ -21,6 +21,7 @@ from pipeline.documents import Split
 from pipeline.failures import raise_if_abandoned, report_failure
 from pipeline.job import Job
 from pipeline.manifest import SplitName, file_sha256, shard_name
+from pipeline.pairs import fewest_documents
 from pipeline.progress import PLAN_NAME, Stage, WorkReport
 from pipeline.reading import SplitResult, spill_split, split_key
 from pipeline.shards import build_shard
@@ -166,7 +167,8 @@ class PlanShards(beam.DoFn):
                 drops = tally.drops.get(index, Counter())
                 others = tally.documents.total()
                 refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
-            plan = plan_shards(counts, buckets=self.job.buckets)
+            fewest = fewest_documents(self.job.config.next_sentence)
+            plan = plan_shards(counts, buckets=self.job.buckets, fewest=fewest)
             size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
             _leave(size, path=storage.join(self.job.progress, PLAN_NAME))
             yield plan

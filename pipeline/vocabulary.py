@@ -87,7 +87,7 @@ def train_vocabulary(
     Raises ValueError for a file name that does not go with the algorithm, and for sources without a word.
     """
     settings = config.vocabulary
-    _check_name(Path(path), settings=settings)
+    check_name(Path(path), settings=settings)
     parent = storage.parent_of(path)
     storage.make_folder(parent)
     started = time.monotonic()
@@ -165,7 +165,8 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
     return pieces / max(1, total), unknown / max(1, total)
 
 
-def _check_name(path: Path, *, settings: VocabularyConfig) -> None:
+def check_name(path: Path, *, settings: VocabularyConfig) -> None:
+    """ConfigError where a vocabulary of this algorithm cannot be written to `path`."""
     if path.suffix not in (".txt", ".json"):
         raise ConfigError(f"vocabulary.path={path}: must end in .txt (WordPiece) or .json (tokenizer.json)")
     if settings.algorithm != "wordpiece" and path.suffix != ".json":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,14 +81,21 @@ def describe_shard(root: Path, shard: Shard) -> Shard:
 
 
 def mend(root: Path, **changes: Any) -> Manifest:
-    """Make manifest, token counts and label rate true of the files; `changes` go into the manifest as they are."""
+    """Make manifest, token counts and statistics true of the files; `changes` go into the manifest as they are."""
     manifest = read_manifest(root)
     shards = tuple(describe_shard(root, shard) for shard in changes.pop("shards", manifest.shards))
     files, statistics = dict(manifest.files), dict(manifest.statistics)
     counts = [0] * manifest.vocabulary_size
     labels: dict[str, list[int]] = {"train": [0, 0], "validation": [0, 0]}
+    lengths: dict[str, Counter[int]] = {"train": Counter(), "validation": Counter()}
+    sources = [{**source, "rows": 0, "tokens": 0} for source in statistics["sources"]]
     for shard in shards:
-        for row in pq.read_table(root / shard.path, columns=["input_ids", "next_sentence_label"]).to_pylist():
+        columns = ["input_ids", "next_sentence_label", "source"]
+        for row in pq.read_table(root / shard.path, columns=columns).to_pylist():
+            lengths[shard.split][len(row["input_ids"])] += 1
+            if shard.split == "train" and row["source"] in range(len(sources)):
+                sources[row["source"]]["rows"] += 1
+                sources[row["source"]]["tokens"] += len(row["input_ids"])
             if shard.split == "train":
                 for token in row["input_ids"]:
                     if token < len(counts):
@@ -101,9 +109,16 @@ def mend(root: Path, **changes: Any) -> Manifest:
     pq.write_table(pa.table(table, schema=token_counts_schema()), root / TOKEN_COUNTS_NAME)
     files[TOKEN_COUNTS_NAME] = file_sha256(root / TOKEN_COUNTS_NAME)
     statistics["splits"] = {
-        split: {**part, "not_next_rate": labels[split][1] / sum(labels[split]) if sum(labels[split]) else None}
+        split: {
+            **part,
+            "not_next_rate": labels[split][1] / sum(labels[split]) if sum(labels[split]) else None,
+            "rows": lengths[split].total(),
+            "tokens": sum(length * count for length, count in lengths[split].items()),
+            "lengths": [lengths[split][length] for length in range(len(part["lengths"]))],
+        }
         for split, part in statistics["splits"].items()
     }
+    statistics["sources"] = sources
     update = {"shards": shards, "files": files, "statistics": statistics, **changes}
     changed = manifest.model_copy(update=update)
     write_manifest(root, changed, run={"made_by": "tests"})

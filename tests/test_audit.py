@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,7 @@ from planting import Rows, copy_set, edit_rows, mend, read_shard
 from pipeline.audit.__main__ import main
 from pipeline.audit.findings import CHECKS, Findings, Place
 from pipeline.audit.run import audit
-from pipeline.manifest import read_manifest
+from pipeline.manifest import file_sha256, read_manifest, write_manifest
 from pipeline.schema import METADATA_SCHEMA_VERSION, METADATA_VOCABULARY_HASH
 from pipeline.wordpieces import WordTokenizer
 
@@ -224,14 +225,45 @@ def test_token_counts_are_those_of_the_rows(copied: Path) -> None:
     path = copied / "token_counts.parquet"
     pq.write_table(pa.table(counts, schema=pq.read_schema(path)), path)
     changed = read_manifest(copied)
-    from pipeline.manifest import file_sha256, write_manifest
-
     files = {**changed.files, "token_counts.parquet": file_sha256(path)}
     write_manifest(copied, changed.model_copy(update={"files": files}), run={})
     found = audit(copied, workers=1)
     assert faults(found)["vocabulary"] == 1
     assert first(found, "vocabulary")[1].startswith("id 70:")
     assert manifest.files != files
+
+
+def test_rows_of_no_source_and_of_passes_that_are_not_given(copied: Path) -> None:
+    def plant(rows: Rows) -> None:
+        rows[2]["source"] = 3
+        rows[5]["pass_number"] = 1
+
+    edit_rows(copied, plant)
+    found = audit(copied, workers=1)
+    assert faults(found) == {"sources": 2}
+    assert first(found, "sources") == (Place(shard_name(copied, 0), 0, 2), "source 3, the manifest has 1")
+    edit_rows(copied, lambda rows: rows[2].update(source=0))
+    assert first(audit(copied, workers=1), "sources")[1] == "pass 1 is more than source 0 has"
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "text"),
+    [
+        ("train", "rows", r"train: rows \d+, counted \d+"),
+        ("validation", "tokens", r"validation: tokens \d+, counted \d+"),
+        ("sources", "rows", r"source \S+: rows \d+, counted \d+"),
+        ("sources", "tokens", r"source \S+: tokens \d+, counted \d+"),
+    ],
+)
+def test_numbers_of_the_manifest_are_counted_again(copied: Path, part: str, key: str, text: str) -> None:
+    manifest = read_manifest(copied)
+    statistics = json.loads(json.dumps(manifest.statistics))
+    place = statistics["sources"][0] if part == "sources" else statistics["splits"][part]
+    place[key] += 1
+    write_manifest(copied, manifest.model_copy(update={"statistics": statistics}), run={})
+    found = audit(copied, workers=1)
+    assert faults(found) == {"counts": 1}
+    assert re.fullmatch(text, first(found, "counts")[1])
 
 
 # Over shards

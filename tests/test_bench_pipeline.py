@@ -75,7 +75,7 @@ def test_a_corpus_that_is_not_there_is_named() -> None:
 
 
 def test_the_tree_of_a_command_is_watched() -> None:
-    child = "import time; held = bytearray(120_000_000); held[::4096] = b'1' * len(held[::4096]); time.sleep(0.5)"
+    child = "import time; held = bytearray(120_000_000); held[::4096] = b'1' * len(held[::4096]); time.sleep(3)"
     work = "import time; began = time.process_time()\nwhile time.process_time() - began < 0.5: pass"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)\n{work}"
     cost = watch([sys.executable, "-c", code])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import build_text, make_config, make_documents, read_rows, write_text, write_vocabulary
 
+from pipeline.audit.run import audit
 from pipeline.documents import Document
 from pipeline.manifest import open_data_set, read_manifest
 from pipeline.run import build
@@ -70,6 +72,36 @@ def test_a_file_written_during_the_build_is_refused(tmp_path: Path) -> None:
         build(config, say=rewrite)
     assert not (tmp_path / "out").exists()
     build(config, say=lambda line: path.unlink() if line.startswith("read ") else None)  # all of it was read
+
+
+def test_what_was_read_of_other_files_is_kept_where_one_was_written(tmp_path: Path) -> None:
+    """Of the one nothing is, though its content is what it was."""
+    paths = [write_text(tmp_path / f"{name}.txt", make_documents(10, seed=seed)) for seed, name in enumerate("ab")]
+    config = make_config(tmp_path, sources=[{"kind": "text", "path": [str(path) for path in paths]}])
+    with pytest.raises(ValueError, match=r"b\.txt: was written while the build read it"):
+        build(config, say=lambda line: os.utime(paths[1], (1, 1)) if "of input" in line else None)
+    records = tmp_path / "out" / "_tmp" / "finished"
+    assert [path.name.split("-")[0] for path in records.glob("*.json")] == ["split"]
+    said: list[str] = []
+    manifest = build(config, say=said.append)
+    assert "resumed: 1 of 2 splits and 0 of 1 shards kept" in said
+    fresh = build(config.model_copy(update={"output": str(tmp_path / "fresh")}))
+    assert manifest.statistics["splits"] == fresh.statistics["splits"]
+
+
+@pytest.mark.parametrize("next_sentence", ["sentence_order", "none"])
+def test_one_document_alone(tmp_path: Path, next_sentence: str) -> None:
+    documents = make_documents(1, sentences=(20, 30))
+    manifest = build_text(tmp_path, documents, next_sentence=next_sentence)
+    assert manifest.statistics["splits"]["train"]["documents"] == 1
+    assert audit(tmp_path / "out", workers=1).findings.by_check["layout"].looked_at > 1
+
+
+def test_a_text_that_the_vocabulary_does_not_know_is_refused_for_that(tmp_path: Path) -> None:
+    """All of it is [UNK], so that what follows in other documents reads the same as what follows here."""
+    documents = [[f"{name} {name} {line}" for line in range(60)] for name in range(1_000, 1_300)]
+    with pytest.raises(ValueError, match=r"the text repeats itself or 100\.0% of it are \[UNK\]; check the vocabulary"):
+        build_text(tmp_path, documents)
 
 
 def test_one_huge_document_beside_small_ones(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def metadata() -> Iterator[tuple[str, dict[str, str]]]:
             text = answers.get(self.path)
             self.send_response(404 if text is None else 200)
             self.end_headers()
-            self.wfile.write((text or "").encode())
+            self.wfile.write((text or "").encode("utf-8", "surrogateescape"))
 
         do_PUT = do_GET  # noqa: N815 (the library's name)
 
@@ -173,6 +173,9 @@ def test_the_clouds_notices_are_heard(metadata: tuple[str, dict[str, str]]) -> N
     assert notice.ask_aws(address) is None
     answers["/latest/meta-data/spot/instance-action"] = json.dumps({"action": "terminate", "time": "soon"})
     assert notice.ask_aws(address) == 110
+    for half in ('{"action": "term', "", '"action"', "\udcff"):
+        answers["/latest/meta-data/spot/instance-action"] = half
+        assert notice.ask_aws(address) is None
     assert notice.ask_gcp(address) is None
     answers["/computeMetadata/v1/instance/preempted"] = "FALSE"
     assert notice.ask_gcp(address) is None

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -101,11 +102,11 @@ def test_a_worker_killed_during_the_job_changes_no_byte(
     whole = count(capsys.readouterr().out)
     rejects = (folder / "rejects" / "rejects.jsonl").read_bytes()
     doomed = dask.start_worker(
-        {CALLS: str(dask.folder / "calls"), KILLS: "pipeline.spill SpillWriter._flush 2 self"},
+        {CALLS: str(dask.folder / "calls"), KILLS: "pipeline.spill SpillWriter._flush 1 self"},
     )
     assert on_dask(dask, CLEANING, TRAINED) == 0
     printed = capsys.readouterr()
-    assert doomed.wait(10) == -signal.SIGKILL
+    assert doomed.wait(60) == -signal.SIGKILL
     assert "2 worker(s)" in printed.out
     assert len(take_calls(dask)) > SPLITS
     assert count(printed.out) == whole
@@ -114,6 +115,15 @@ def test_a_worker_killed_during_the_job_changes_no_byte(
     assert rejects
     assert open_data_set("out").drops["near_duplicate"]
     assert "Traceback" not in printed.err
+
+
+def test_a_cluster_whose_last_worker_has_just_left_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PassingError: what a build has finished stays."""
+    client = SimpleNamespace(nthreads=dict)
+    monkeypatch.setattr(dask_engine, "connect", lambda cluster: nullcontext(client))
+    monkeypatch.setattr(dask_engine, "await_worker", lambda *_, **__: None)
+    with pytest.raises(PassingError, match=r"dask\.address=tcp://a:1: its last worker has just left"):
+        dask_engine.find_workers("tcp://a:1", wait_s=1, say=print)
 
 
 def test_a_failed_build_goes_on_and_reads_each_split_once(

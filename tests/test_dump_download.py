@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dump_mirror import Mirror, serve_mirror
@@ -60,6 +63,21 @@ def test_breaks_are_continued_by_range(mirror: Mirror, tmp_path: Path) -> None:
     assert (tmp_path / NAME).read_bytes() == DUMP
     ranges = [wanted for name, wanted in mirror.requests if name == NAME]
     assert ranges == [None, *(f"bytes={have}-" for have in (300_000, 300_000, 300_001, 400_001))]
+
+
+def test_a_broken_encryption_is_a_break(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, broken = shutil.copyfileobj, [ssl.SSLError(1, "bad record mac")]
+
+    def copy(source: Any, target: Any, length: int) -> None:
+        if broken:
+            target.write(source.read(1_000))
+            raise broken.pop()
+        original(source, target, length)
+
+    monkeypatch.setattr(shutil, "copyfileobj", copy)
+    assert fetch(mirror, tmp_path) == 2
+    assert (tmp_path / NAME).read_bytes() == DUMP
+    assert [wanted for name, wanted in mirror.requests if name == NAME] == [None, "bytes=1000-"]
 
 
 def test_a_later_run_continues_and_a_whole_part_needs_no_byte(mirror: Mirror, tmp_path: Path) -> None:

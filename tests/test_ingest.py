@@ -156,6 +156,10 @@ def test_reading_ahead_is_bounded_and_ends_with_the_stream(data: tuple[Path, Man
     root, manifest = data
     stream = SlotStream(make_plan(manifest), root, read_ahead_blocks=2)
     stream.next_step()
+    deadline = time.monotonic() + 300
+    while stream._blocks._queue.qsize() < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     time.sleep(0.2)
     assert stream._blocks._queue.qsize() == 2
     stream.close()

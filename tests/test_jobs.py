@@ -18,7 +18,8 @@ from trainer.checkpoint import list_checkpoints
 from trainer.config import TrainerConfig
 from trainer.metrics import read_json_lines
 
-MAX_STEPS = 60
+MAX_STEPS = 150
+"""Far more than are taken while a request to stop is on its way."""
 
 
 @pytest.fixture

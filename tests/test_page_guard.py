@@ -23,7 +23,7 @@ from pipeline.tally import ReadTally
 @pytest.fixture
 def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageGuard]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where the child finds `convert`
-    guard = PageGuard(convert, page_time_s=0.5, memory_bytes=2 << 30)
+    guard = PageGuard(convert, page_time_s=5, memory_bytes=2 << 30)
     yield guard
     guard.close()
 
@@ -31,7 +31,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageGuard]:
 @pytest.mark.parametrize(
     ("title", "reason"),
     [
-        ("endless", "more than 0.5 s, twice; 9 characters of markup"),
+        ("endless", "more than 5 s, twice; 9 characters of markup"),
         ("greedy", "more than 2048 MB of memory, twice; 9 characters of markup"),
         ("fatal", "its process ended with status 7, twice; 9 characters of markup"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pipeline.settings import (
     dump_yaml,
     expand_path,
     load_settings,
+    parse_yaml,
     refuse_flags,
     split_arguments,
 )
@@ -44,6 +46,38 @@ def test_settings_survive_yaml(tmp_path: Path) -> None:
         assert load_settings(type(config), file=file) == config
 
 
+@pytest.mark.parametrize(
+    "name", ["1e5", "7E10", "1.5", "010", "1:30", "0x1f", "yes", "null", "2020-01-01", "*a", "a #b"]
+)
+def test_a_text_that_looks_like_something_else_survives_yaml(tmp_path: Path, name: str) -> None:
+    config = load_pipeline("sources.0.kind=jsonl", "sources.0.path=a.jsonl", f"sources.0.text_column='{name}'")
+    (tmp_path / "c.yaml").write_text(dump_yaml(config))
+    assert load_settings(PipelineConfig, file=tmp_path / "c.yaml").sources[0].text_column == name
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("1_000", 1_000),
+        (".5", 0.5),
+        ("-.inf", -math.inf),
+        ("010", "010"),
+        ("1:30", "1:30"),
+        ("0x1F", 31),
+    ],
+)
+def test_numbers_are_those_of_yaml_1_2(text: str, value: float | str) -> None:
+    """PyYAML takes 010 for 8 and 1:30 for 90."""
+    assert parse_yaml(text, origin="test") == value
+
+
+@pytest.mark.parametrize("path", ["run #2", "*.xml", "@a", "a b"])
+def test_an_override_is_no_place_for_comments_and_aliases(path: str) -> None:
+    assert load_pipeline(f"output={path}").output == path
+    assert load_pipeline(f"output='{path}'").output == path
+
+
 def test_a_whole_number_stands_for_a_float_but_not_the_reverse() -> None:
     assert load_trainer("optimizer.weight_decay=0").optimizer.weight_decay == 0.0
     with pytest.raises(ConfigError, match=r"max_steps=1\.5: Input should be a valid integer"):
@@ -55,6 +89,7 @@ def test_a_whole_number_stands_for_a_float_but_not_the_reverse() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("sources.\N{SUPERSCRIPT TWO}=5", "is not an index into a list of 1 entries"),
         ("max_seq_len=5", r"unknown key 'max_seq_len' \(value 5\); did you mean 'max_seq_length'\?"),
         ("vocabulary.siz=5", r"unknown key 'vocabulary\.siz' \(value 5\); did you mean 'size'\?"),
         ("qqqqqqqq=5", r"unknown key 'qqqqqqqq' \(value 5\); known: sources, vocabulary"),

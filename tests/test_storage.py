@@ -252,7 +252,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FaultyStore]]:
         for name, value in environment_of(f"http://127.0.0.1:{server.server_port}").items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(stores, "MAX_ATTEMPTS", 3)
-        monkeypatch.setattr(stores, "STALL_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(stores, "STALL_TIMEOUT_S", 4.0)
         yield handler
         server.shutdown()
 

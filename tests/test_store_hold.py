@@ -62,6 +62,34 @@ def test_a_hold_that_was_taken_over_stays_lost(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.glob("*.json")) == []
 
 
+def test_a_renewal_that_comes_late_gives_way_to_who_took_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its object is there again, and both hold the folder."""
+    monkeypatch.setattr(store_hold, "BEAT_S", 0.01)
+    monkeypatch.setattr(store_hold, "DEAD_S", 0.5)
+    asked, answer, lost = threading.Event(), threading.Event(), threading.Event()
+    hold = StoreHold(str(tmp_path), note_loss=lost.set)
+    hold.take(root="OUT")
+    original = storage.write_bytes
+
+    def stall(url: str, data: bytes, **keywords: Any) -> None:
+        asked.set()
+        assert answer.wait(300)
+        original(url, data, **keywords)
+
+    monkeypatch.setattr(storage, "write_bytes", stall)
+    assert asked.wait(300)
+    time.sleep(0.6)
+    (own,) = tmp_path.glob("*.json")
+    own.unlink()
+    (tmp_path / OTHERS).write_text("{}")
+    answer.set()
+    assert lost.wait(300)
+    assert [path.name for path in tmp_path.glob("*.json")] == [OTHERS]
+    with pytest.raises(PassingError, match=TAKEN_OVER):
+        hold.check(root="OUT")
+    hold.release()
+
+
 def spoil(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, first: Callable[..., None]) -> None:
     """Let `first` be called before OWNER.NAME, with the same arguments."""
     original = getattr(owner, name)

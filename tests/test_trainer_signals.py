@@ -13,6 +13,7 @@ import time
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from small_runs import curve, make_config, run
@@ -226,6 +227,38 @@ def test_a_worker_that_is_lost_is_named(data: Path, tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"worker 1 was lost: ended by signal 9 \(SIGKILL\); out of memory\?"):
         launch_processes.run_in_processes(config, say=say, stop=StopRequest())
     assert multiprocessing_children() == []
+
+
+def test_a_worker_that_is_lost_is_named_before_those_that_miss_it() -> None:
+    """Their words may lie there before its end is looked at."""
+    for _ in range(20):
+        pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
+        pipes[0][1].send(Failure(0, "Connection closed by peer", by_input=False, traceback="", time=1.0))
+        for _, theirs in pipes:
+            theirs.close()
+        links = {ours: rank for rank, (ours, _) in enumerate(pipes)}
+        ended: Any = SimpleNamespace(join=lambda timeout: None, exitcode=-signal.SIGKILL)
+        with pytest.raises(WorkerError, match=r"worker 1 was lost: ended by signal 9"):
+            launch_processes._listen(links, children=[ended, ended], say=print, stop=StopRequest())
+
+
+@pytest.mark.parametrize("by_input", [True, False])
+def test_a_worker_that_fails_is_named_where_none_is_lost(by_input: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other still waits for it."""
+    monkeypatch.setattr(launch_processes, "LAST_WORDS_S", 0.1)
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
+    pipes[0][1].send(Failure(0, "no more", by_input=by_input, traceback="", time=1.0))
+    pipes[0][1].close()
+    links = {ours: rank for rank, (ours, _) in enumerate(pipes)}
+    with pytest.raises(ConfigError if by_input else WorkerError, match="no more"):
+        launch_processes._listen(links, children=[], say=print, stop=StopRequest())
+
+
+def test_a_message_that_breaks_off_is_the_end_of_its_worker() -> None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    os.write(theirs.fileno(), b"\0\0\1\0abc")
+    theirs.close()
+    assert launch_processes._receive(ours) is None
 
 
 def multiprocessing_children() -> list[object]:

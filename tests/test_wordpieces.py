@@ -187,6 +187,7 @@ def test_korean_survives_uncased_training(tmp_path):
         (b"", "is empty"),
         (b"[PAD]\nb\xff\n", "byte 7 is not UTF-8"),
         (b"a\nb\na\n", "line 3: token 'a' stands in line 1"),
+        (b"[PAD]\n\na\n", "line 2: empty; a token a line is expected"),
         (b"[PAD]\n[UNK]\n[CLS]\na\n", r"lacks \[SEP\], \[MASK\]"),
         ("".join(f"{token}\n" for token in SPECIAL_TOKENS).encode(), "special and unused tokens only"),
     ],
@@ -198,6 +199,14 @@ def test_bad_vocabularies_are_refused(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as error:
         WordTokenizer.from_path(path, lowercase=True)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(("first", "end"), [("\ufeff", "\n"), ("", "\r\n"), ("", "\r")])
+def test_a_vocabulary_of_another_editor_is_read(tmp_path, first, end):
+    tokens = [*SPECIAL_TOKENS, "a", "##b"]
+    path = tmp_path / "vocab.txt"
+    path.write_bytes((first + "".join(token + end for token in tokens)).encode())
+    assert WordTokenizer.from_path(path, lowercase=True).tokens == tokens
 
 
 def test_bad_tokenizer_files_are_refused(tmp_path):

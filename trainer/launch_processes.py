@@ -5,10 +5,12 @@ Every child ends with its parent, however that ends, and the parent ends every c
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -40,6 +42,8 @@ Watch = Callable[[Link, Place], AbstractContextManager[Link]]
 
 POLL_S = 0.2
 """Longest delay between a signal to this process and its arrival at the workers."""
+LAST_WORDS_S = 1.0
+"""After a worker has failed, seconds in which the end of another that was lost before may still be seen."""
 GRACE_S = 5.0
 """Seconds that children get to end by themselves once the run is lost."""
 
@@ -96,6 +100,8 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
     open_links = set(links)
     outcomes: dict[int, Outcome] = {}
     failures: list[Failure] = []
+    gone: set[int] = set()
+    patience = math.inf
     told = False
     while open_links:
         if stop and not told:
@@ -107,15 +113,21 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
             message = _receive(ready)
             if message is None:
                 open_links.discard(ready)
-                if links[ready] not in outcomes:
-                    raise_first(failures)
-                    raise _lost(children[links[ready]], rank=links[ready])
+                gone.add(links[ready])
             elif isinstance(message, str):
                 say(message)
             elif isinstance(message, Failure):
                 failures.append(message)
             else:
                 outcomes[links[ready]] = message
+        if unfinished := gone - outcomes.keys():
+            raise_first([failure for failure in failures if failure.by_input])
+            # Of a lost worker the others say that it does not answer; their words may be read before its end is seen.
+            if lost := unfinished - {failure.rank for failure in failures}:
+                raise _lost(children[min(lost)], rank=min(lost))
+            patience = min(patience, time.monotonic() + LAST_WORDS_S)
+            if not open_links or time.monotonic() >= patience:
+                raise_first(failures)
     return outcomes[0]
 
 
@@ -124,7 +136,7 @@ def _receive(link: Connection) -> str | Failure | Outcome | None:
     try:
         message: str | Failure | Outcome = link.recv()
         return message
-    except (EOFError, ConnectionResetError):
+    except (EOFError, OSError):  # OSError: in the middle of a message
         return None
 
 

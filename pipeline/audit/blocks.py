@@ -18,7 +18,17 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Bytes16: TypeAlias = npt.NDArray[np.uint8]
 
 ANY_LENGTH = 1 << 30
-_BY_ROW = ("num_tokens", "first_length", "label", "document", "second", "has_second", "pass_number", "numbers")
+_BY_ROW = (
+    "num_tokens",
+    "first_length",
+    "label",
+    "document",
+    "second",
+    "has_second",
+    "source",
+    "pass_number",
+    "numbers",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,8 @@ class Facts:
     """What is known of a set before it is read.
 
     published: made by the published algorithm, whose known quirks are notes. masking: whole_word, token or span.
-    draw: word or piece. mask_sets: K, 0 where masks are not stored. next_sentence: as in the config.
+    draw: word or piece. mask_sets: K, 0 where masks are not stored. next_sentence: as in the config. most_passes: over
+    a document of each source; empty where that is not known.
     """
 
     kind: str
@@ -63,6 +74,7 @@ class Facts:
     draw: str
     masked_probability: float
     has_documents: bool
+    most_passes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,7 @@ class Block:
     document: Bytes16
     second: Bytes16
     has_second: Bools
+    source: Int64s
     pass_number: Int64s
     list_rows: Int64s
     list_offsets: Int64s

@@ -19,6 +19,7 @@ CHECKS: Mapping[str, str] = {
     "layout": "rows: [CLS] A [SEP] B [SEP], num_tokens, first_length, columns that belong together",
     "token ids": "ids in rows and mask sets: inside the vocabulary",
     "lengths": "rows: at most max_seq_length tokens",
+    "sources": "rows: a source of the manifest, a pass that its weight gives",
     "label balance": "next-sentence labels: share of not next",
     "negatives' documents": "labels against the documents of both segments",
     "true next": "negatives: not what another row shows to follow",

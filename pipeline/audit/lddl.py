@@ -213,6 +213,7 @@ def read_block(file: pq.ParquetFile, group: int, *, name: str, pieces: Pieces, s
         document=absent,
         second=absent,
         has_second=np.ones(count, np.bool_),
+        source=np.zeros(count, np.int64),
         pass_number=np.zeros(count, np.int64),
         list_rows=rows,
         list_offsets=offsets_of(sizes),

@@ -5,6 +5,7 @@ Reads one row group at a time, page checksums verified.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from pipeline import schema, storage
 from pipeline.audit.blocks import Block, Bools, Facts, Int64s, Vocabulary, offsets_of
 from pipeline.audit.findings import Findings, Place
+from pipeline.audit.rows import Counts
 from pipeline.audit.words import describe_tokens
 from pipeline.manifest import (
     MANIFEST_NAME,
@@ -49,6 +51,10 @@ def describe_set(manifest: Manifest) -> Facts:
         draw=config.get("replacement_draw") or ("piece" if published else "word"),
         masked_probability=config.get("masked_probability", 0.15),
         has_documents=True,
+        most_passes=tuple(
+            max(1, math.ceil(source.get("weight", 1.0) * config.get("passes", 1)))
+            for source in manifest.statistics.get("sources", [])
+        ),
     )
 
 
@@ -185,6 +191,7 @@ def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Finding
         document=document,
         second=second,
         has_second=~has_no_second,
+        source=_numbers(column[schema.SOURCE]),
         pass_number=_numbers(column[schema.PASS_NUMBER]),
         list_rows=rows[keep],
         list_offsets=offsets_of(sizes[keep]),
@@ -230,21 +237,35 @@ def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
 
 
 def check_counts(
-    root: str, manifest: Manifest, *, labels: dict[str, dict[int, int]], token_counts: Int64s | None, findings: Findings
+    root: str, manifest: Manifest, *, counts: dict[str, Counts], token_counts: Int64s | None, findings: Findings
 ) -> None:
-    """Label counts and token counts as the manifest and token_counts.parquet have them.
+    """Rows, tokens, lengths and labels of each split, rows and tokens of each source, and the counts of tokens, as the
+    manifest and token_counts.parquet have them.
 
     token_counts: int64[vocabulary], found in the training rows; None where some rows could not be read.
     """
-    for split, found in labels.items():
+
+    def compare(what: str, stated: Any, found: Any) -> None:
+        findings.looked("counts")
+        if not np.array_equal(stated, found) and not np.allclose(stated, found, rtol=0, atol=1e-9):
+            findings.add("counts", Place(MANIFEST_NAME), f"{what} {stated}, counted {found}")
+
+    for split, found in counts.items():
         stated = manifest.statistics.get("splits", {}).get(split, {})
-        rate = stated.get("not_next_rate")
-        total = found.get(0, 0) + found.get(1, 0)
-        if rate is not None and total:
-            findings.looked("counts")
-            if not np.isclose(rate, found.get(1, 0) / total, rtol=0, atol=1e-9):
-                text = f"{split}: not_next_rate {rate}, counted {found.get(1, 0) / total}"
-                findings.add("counts", Place(MANIFEST_NAME), text)
+        for name, number in (("rows", found.rows), ("tokens", found.tokens)):
+            if name in stated:
+                compare(f"{split}: {name}", stated[name], number)
+        for length, count in enumerate(stated.get("lengths", ())):
+            if count != found.lengths.get(length, 0):
+                compare(f"{split}: rows of {length} tokens", count, found.lengths.get(length, 0))
+        total = found.labels.get(0, 0) + found.labels.get(1, 0)
+        if stated.get("not_next_rate") is not None and total:
+            compare(f"{split}: not_next_rate", stated["not_next_rate"], found.labels.get(1, 0) / total)
+    of_training = counts["train"]
+    for index, source in enumerate(manifest.statistics.get("sources", [])):
+        name = f"source {source.get('name', index)}:"
+        compare(f"{name} rows", source.get("rows", 0), of_training.source_rows.get(index, 0))
+        compare(f"{name} tokens", source.get("tokens", 0), of_training.source_tokens.get(index, 0))
     if token_counts is None or TOKEN_COUNTS_NAME not in manifest.files:
         return
     findings.looked("vocabulary")

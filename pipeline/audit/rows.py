@@ -30,12 +30,14 @@ class Counts:
     """Positions that the budgets ask for, summed over the mask sets judged by it."""
     taken: int = 0
     lengths: dict[int, int] = field(default_factory=dict)
+    source_rows: dict[int, int] = field(default_factory=dict)
+    source_tokens: dict[int, int] = field(default_factory=dict)
 
     def merge(self, other: Counts) -> None:
         """Add other sums to these."""
         for name in ("rows", "tokens", "short_negatives", "entries", "run_squares", "wanted", "taken"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("labels", "shown", "lengths"):
+        for name in ("labels", "shown", "lengths", "source_rows", "source_tokens"):
             own = getattr(self, name)
             for key, count in getattr(other, name).items():
                 own[key] = own.get(key, 0) + count
@@ -54,6 +56,8 @@ def _words(block: Block, row: int) -> dict[str, int]:
     return {
         "length": int(block.lengths[row]),
         "num_tokens": int(block.num_tokens[row]),
+        "source": int(block.source[row]),
+        "pass_number": int(block.pass_number[row]),
         "first_length": int(block.first_length[row]),
         "label": int(block.label[row]),
     }
@@ -67,6 +71,13 @@ def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: 
         counts.labels[int(label)] = counts.labels.get(int(label), 0) + int(count)
     for length, count in zip(*np.unique(block.lengths, return_counts=True), strict=True):
         counts.lengths[int(length)] = counts.lengths.get(int(length), 0) + int(count)
+
+    for source in np.unique(block.source).tolist():
+        own = block.source == source
+        counts.source_rows[source] = counts.source_rows.get(source, 0) + int(np.count_nonzero(own))
+        counts.source_tokens[source] = counts.source_tokens.get(source, 0) + int(block.lengths[own].sum())
+    if facts.most_passes:
+        _check_passes(block, facts=facts, findings=findings)
 
     findings.looked("lengths", len(block))
     report(
@@ -90,6 +101,15 @@ def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: 
     if facts.has_documents and facts.next_sentence != "none":
         _check_documents(block, facts=facts, findings=findings)
     return sound & ~bad_inputs
+
+
+def _check_passes(block: Block, *, facts: Facts, findings: Findings) -> None:
+    findings.looked("sources", len(block))
+    most = np.asarray(facts.most_passes)
+    unknown = (block.source < 0) | (block.source >= most.size)
+    report(findings, "sources", block, unknown, f"source {{source}}, the manifest has {most.size}")
+    late = (block.pass_number < 0) | (block.pass_number >= most[np.where(unknown, 0, block.source)])
+    report(findings, "sources", block, late & ~unknown, "pass {pass_number} is more than source {source} has")
 
 
 def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabulary, findings: Findings) -> Bools:

@@ -231,20 +231,19 @@ def _check_balanced(results: Sequence[Result], names: Sequence[str], *, findings
 def _check_numbers(
     root: str, manifest: Manifest, results: Sequence[Result], held_out: Sequence[bool], *, findings: Findings
 ) -> None:
-    labels: dict[str, dict[int, int]] = {"train": {}, "validation": {}}
+    counts = {"train": Counts(), "validation": Counts()}
     found: Any = 0
     for result, held in zip(results, held_out, strict=True):
-        own = labels["validation" if held else "train"]
-        for label, count in result.counts.labels.items():
-            own[label] = own.get(label, 0) + count
+        counts["validation" if held else "train"].merge(result.counts)
         if not held and found is not None:
             found = None if result.token_counts is None else found + result.token_counts
-    ours.check_counts(root, manifest, labels=labels, token_counts=found if np.ndim(found) else None, findings=findings)
+    ours.check_counts(root, manifest, counts=counts, token_counts=found if np.ndim(found) else None, findings=findings)
 
 
 def _explain_lddl(facts: Facts, *, findings: Findings) -> None:
     for check in ("files", "unlisted files", "vocabulary"):
         findings.remark(check, "an LDDL set has no manifest and no vocabulary")
+    findings.remark("sources", "an LDDL set does not say which source a row is from")
     for check in ("negatives' documents", "documents", "leakage"):
         findings.remark(check, "an LDDL set does not say which document a segment is from")
     findings.remark("lengths", f"taken as the limit: {facts.max_seq_length}")
