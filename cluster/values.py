@@ -54,7 +54,7 @@ class Group(Settings):
     disk_gib: Positive = 200
     """Local disk of a node."""
     price_per_hour: Price | None = None
-    """What a node costs an hour; for the cost table of cluster/README.md and `--dry-run`."""
+    """What a node costs an hour; for the cost table of cluster/README.md ."""
     spot_price_per_hour: Price | None = None
     """The same where the provider may take it back."""
 
@@ -192,7 +192,7 @@ class HostsValues(ClusterValues):
     """User on all hosts, who may run docker; with user id 1000, as in the images."""
     ssh_private_key: str
     """Key file on your machine."""
-    head_host: str
+    head_host: str = Field(min_length=1)
     """Address of the head."""
     cpu_hosts: tuple[str, ...] = ()
     """Addresses of hosts that preprocess."""

@@ -17,6 +17,7 @@ from untrained_run import VOCABULARY_SIZE, write_data, write_export, write_run
 
 from pipeline.manifest import TOKENIZER_FOLDER, file_sha256, read_manifest
 from trainer import demonstrate, export
+from trainer.config import PhaseConfig
 from trainer.export import MARKER, ExportError
 from trainer.model import BertForPretraining
 from trainer.pretrained import load_model
@@ -281,6 +282,17 @@ def test_another_data_set_than_the_runs_is_refused_by_its_hash(data: Path, tmp_p
     ):
         export.export(tmp_path / "other", out=tmp_path / "out2")
     assert not (tmp_path / "out2").exists()
+
+
+def test_the_data_set_is_that_of_the_checkpoints_phase(data: Path, tmp_path: Path) -> None:
+    phases = (PhaseConfig(max_steps=10), PhaseConfig(data=str(tmp_path / "nowhere")))
+    for step in (7, 10):
+        write_run(tmp_path / "run", data=data, data_hash=read_manifest(data).hash, steps=(step,), phases=phases)
+        assert export.export(tmp_path / "run", out=tmp_path / "out").step == step
+        assert "the data set of phase 1 of 2 (see Training)" in (tmp_path / "out" / "README.md").read_text()
+    write_run(tmp_path / "run", data=data, data_hash=read_manifest(data).hash, steps=(11,), phases=phases)
+    with pytest.raises(ValueError, match="nowhere"):
+        export.export(tmp_path / "run", out=tmp_path / "other")
 
 
 def test_a_data_set_without_tokenizer_json_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pipeline.manifest import TOKENIZER_FOLDER, Manifest, file_sha256, write_man
 from pipeline.wordpieces import WordTokenizer
 from trainer import export
 from trainer.checkpoint import save
-from trainer.config import BatchConfig, ModelConfig, TrainerConfig
+from trainer.config import BatchConfig, ModelConfig, PhaseConfig, TrainerConfig
 from trainer.engine import Engine, LossScale
 from trainer.engine_state import LocalSlice
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, JsonLines
@@ -97,7 +97,13 @@ class _StillEngine:
 
 
 def write_run(
-    run: Path, *, data: Path, steps: tuple[int, ...] = (7,), data_hash: str = "", **changes: Any
+    run: Path,
+    *,
+    data: Path,
+    steps: tuple[int, ...] = (7,),
+    data_hash: str = "",
+    phases: tuple[PhaseConfig, ...] = (),
+    **changes: Any,
 ) -> BertForPretraining:
     """Checkpoints at `steps`, metrics up to 20 and an evaluation at 5; returns the model of the last checkpoint."""
     config = TrainerConfig(
@@ -106,6 +112,7 @@ def write_run(
         model=ModelConfig(**{"size": "tiny", **changes}),
         batch=BatchConfig(pairs=8),
         max_steps=20,
+        phases=phases,
     )
     for step in steps:
         model = BertForPretraining(config.model, vocabulary_size=VOCABULARY_SIZE, seed=step)

@@ -291,9 +291,15 @@ class TrainerConfig(Settings):
 def _refuse_owned_keys(raw: Mapping[str, Any]) -> None:
     for dotted, field in _OWNED_KEYS.items():
         node: Any = raw
-        for part in dotted.split("."):
-            node = node.get(part) if isinstance(node, Mapping) else None
-        if node is not None:
+        *folders, last = dotted.split(".")
+        for depth, part in enumerate(folders):
+            node = node.get(part, {})
+            if not isinstance(node, Mapping):
+                place = ".".join(folders[: depth + 1])
+                raise ValueError(
+                    f"deepspeed.{place}={node!r}: is a mapping in DeepSpeed's config; give one, or leave it out"
+                )
+        if last in node:
             raise ValueError(f"deepspeed.{dotted}: has a field of its own in the trainer's config; set {field}")
 
 

@@ -68,7 +68,7 @@ def describe_run(config: TrainerConfig, options: Options) -> Iterator[str]:
     checkpoints = list_checkpoints(config.output)
     done = step_of(checkpoints[-1]) if checkpoints else 0
     tokens = tokens_left(opened, done=done)
-    yield f"steps: {config.max_steps - done:,} of {config.max_steps:,} to do, {tokens / 1e6:,.1f} M tokens"
+    yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {tokens / 1e6:,.1f} M tokens"
     yield from describe_time(config, options, tokens=tokens)
     yield describe_room(config, vocabulary_size=opened[0].manifest.vocabulary_size)
     yield describe_machines(config)

@@ -69,7 +69,8 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
     checkpoint = _find_checkpoint(locate(source))
     state = read_state(checkpoint)
     config = validate_saved(state.config, origin=str(locate(checkpoint, STATE)))
-    root = str(data if data is not None else resolve_phases(config)[-1].config.data)
+    phase = max(phase.index for phase in resolve_phases(config) if phase.first_step < max(1, state.step))
+    root = str(data if data is not None else resolve_phases(config)[phase].config.data)
     manifest, tokenizer_files = _open_tokenizer(root)
     if state.data_hash and state.data_hash != manifest.hash:
         raise ExportError(
@@ -89,6 +90,7 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
         manifest=manifest,
         data_card=_read_text(storage.join(root, "README.md")),
         step=state.step,
+        phase=phase,
         num_parameters=num_parameters,
         training=_last_record(checkpoint, name=METRICS_NAME, step=state.step),
         evaluation=_last_record(checkpoint, name=EVALUATIONS_NAME, step=state.step),

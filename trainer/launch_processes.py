@@ -49,7 +49,7 @@ GRACE_S = 5.0
 
 
 def resolve_device(config: TrainerConfig) -> TrainerConfig:
-    """Settle `device: auto`. ConfigError where cuda is asked for and this machine has fewer GPUs than workers."""
+    """Settle `device: auto`. ConfigError where this machine has fewer GPUs than workers, or lacks the precision."""
     count = torch.cuda.device_count()
     device = config.device
     if device == "auto":
@@ -59,6 +59,8 @@ def resolve_device(config: TrainerConfig) -> TrainerConfig:
             f"workers={config.workers} on device={device} need {config.workers} GPUs, this machine shows {count}; "
             f"lower workers or set device=cpu"
         )
+    if device == "cpu" and config.precision == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        raise ConfigError("precision=fp16: this machine's cpu cannot; set precision=bf16 or fp32")
     return config.model_copy(update={"device": device})
 
 

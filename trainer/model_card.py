@@ -20,14 +20,15 @@ def render_model_card(
     manifest: Manifest,
     data_card: str,
     step: int,
+    phase: int = 0,
     num_parameters: int,
     training: Mapping[str, Any] | None,
     evaluation: Mapping[str, Any] | None,
 ) -> str:
     """The card's text; the same for the same arguments.
 
-    data_card: README.md of the data set. training, evaluation: last lines of the run's metrics and evaluations up to
-    `step`, None where there are none.
+    manifest, data_card (README.md): of the data set of phase number `phase`. training, evaluation: last lines of the
+    run's metrics and evaluations up to `step`, None where there are none.
     """
     licence = _front_matter(data_card).get("license")
     front: dict[str, Any] = {
@@ -38,6 +39,7 @@ def render_model_card(
         "tags": ["bert", "fill-mask", "pretraining"],
     }
     architecture = ARCHITECTURES[config.model.norm]
+    begun = "from scratch" if config.model.initialize_from is None else "from given weights (see Training)"
     lines = [
         "---",
         yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
@@ -47,7 +49,7 @@ def render_model_card(
         "",
         f"{num_parameters:,} parameters: {config.model.num_layers} layers, {config.model.num_heads} heads, width "
         f"{config.model.width}, {config.model.max_positions} positions, vocabulary {manifest.vocabulary_size:,}, "
-        f"{config.model.norm}-LayerNorm. Pretrained from scratch on masked words"
+        f"{config.model.norm}-LayerNorm. Pretrained {begun} on masked words"
         + ("" if manifest.next_sentence == "none" else f" and next sentences ({manifest.next_sentence})")
         + f", {step:,} steps.",
         "",
@@ -67,7 +69,7 @@ def render_model_card(
         "",
         "## Data",
         "",
-        *_phases(config),
+        *_phases(config, phase=phase),
         *_data(manifest),
         "",
         "## Training",
@@ -111,10 +113,11 @@ def _results(training: Mapping[str, Any] | None, evaluation: Mapping[str, Any] |
     return lines
 
 
-def _phases(config: TrainerConfig) -> list[str]:
+def _phases(config: TrainerConfig, *, phase: int) -> list[str]:
     if len(config.phases) < 2:
         return []
-    return [f"The run had {len(config.phases)} phases (see Training); this is the data set of the last.", ""]
+    number = f"phase {phase + 1} of {len(config.phases)}"
+    return [f"This is the data set of {number} (see Training), in which the checkpoint was written.", ""]
 
 
 def _data(manifest: Manifest) -> list[str]:

@@ -7,6 +7,7 @@ workers, follows the same rates (DeepSpeed#5788: rates that jump on resume).
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from trainer.config import ScheduleConfig, TrainerConfig
 
@@ -15,7 +16,7 @@ def warmup_steps(schedule: ScheduleConfig, *, steps: int) -> int:
     """Steps of linear warm-up of `steps` steps: as given, or warmup_fraction of them, rounded up."""
     if schedule.warmup_steps is not None:
         return schedule.warmup_steps
-    return math.ceil(schedule.warmup_fraction * steps)
+    return math.ceil(Fraction(str(schedule.warmup_fraction)) * steps)  # 0.07 * 100 is above 7 in binary
 
 
 def learning_rate(step: int, config: TrainerConfig) -> float:
