@@ -12,6 +12,7 @@ class NumberLoader(yaml.SafeLoader):
     """SafeLoader that reads numbers by _NUMBERS (`1e-4`, which PyYAML wants as `1.0e-4`) and refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping; ConstructorError for a key that stands twice, is none, or merges another mapping."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":  # PyYAML 6.0.4 gives merges of merges the older value
