@@ -21,6 +21,17 @@ def write_build(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def write_build_of_files(folder: Path, documents: list[list[str]], *, files: int) -> None:
+    """Documents dealt to text/0.txt and so on, vocab.txt, and c.yaml: two shards, one held out, one worker."""
+    for number in range(files):
+        write_text(folder / "text" / f"{number}.txt", documents[number::files])
+    write_vocabulary(folder / "vocab.txt")
+    (folder / "c.yaml").write_text(
+        "sources: [{kind: text, path: text}]\nvocabulary: {path: vocab.txt}\noutput: out\n"
+        "max_seq_length: 32\nvalidation_fraction: 0.1\nshards: 2\nworkers: 1\n"
+    )
+
+
 def refused(folder: Path, *words: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Run with c.yaml; the one line of the error. Nothing may be left behind."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

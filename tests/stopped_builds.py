@@ -10,7 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from corpora import make_documents, write_text, write_vocabulary
+from corpora import make_documents
+from small_builds import write_build_of_files
 
 from pipeline.manifest import open_data_set
 from pipeline.run import main
@@ -23,14 +24,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """c.yaml for two shards of training documents and one held out, from four files; whole/ is the set of it, and
     stopped/ what a build leaves that fails when all splits and shards are finished."""
     folder = tmp_path_factory.mktemp("resume")
-    documents = make_documents(200)
-    for number in range(SPLITS):
-        write_text(folder / "text" / f"{number}.txt", documents[number::SPLITS])
-    write_vocabulary(folder / "vocab.txt")
-    (folder / "c.yaml").write_text(
-        "sources: [{kind: text, path: text}]\nvocabulary: {path: vocab.txt}\noutput: out\n"
-        "max_seq_length: 32\nvalidation_fraction: 0.1\nshards: 2\nworkers: 1\n"
-    )
+    write_build_of_files(folder, make_documents(200), files=SPLITS)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["--config", "c.yaml", "output=whole"]) == 0

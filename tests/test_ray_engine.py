@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from corpora import make_documents, write_text, write_vocabulary
+from corpora import make_documents
+from small_builds import write_build_of_files
 from watched_worker import CALLS, KILLS
 
 from pipeline import ray_workers
@@ -30,14 +31,7 @@ SPLITS = 6
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    documents = make_documents(120)
-    for number in range(SPLITS):
-        write_text(tmp_path / "text" / f"{number}.txt", documents[number::SPLITS])
-    write_vocabulary(tmp_path / "vocab.txt")
-    (tmp_path / "c.yaml").write_text(
-        "sources: [{kind: text, path: text}]\nvocabulary: {path: vocab.txt}\noutput: out\n"
-        "max_seq_length: 32\nvalidation_fraction: 0.1\nshards: 2\nworkers: 1\n"
-    )
+    write_build_of_files(tmp_path, make_documents(120), files=SPLITS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
