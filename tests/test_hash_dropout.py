@@ -51,9 +51,11 @@ def test_another_seed_gives_another_mask(draw: Callable[[int], Tensor]) -> None:
 def test_dropout_scales_what_it_keeps_and_masks_the_gradient_alike(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     x = torch.rand(shape).add_(0.5).requires_grad_()
-    y = hash_dropout(x, PROBABILITY)
+    seeds = torch.tensor([5, 6], dtype=torch.int32)
+    y = hash_dropout(x, PROBABILITY, seeds=seeds)
     (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
     kept = y != 0
     torch.testing.assert_close(y[kept], x[kept] / (1 - PROBABILITY))
     torch.testing.assert_close(gradient, kept / (1 - PROBABILITY))
-    assert not torch.equal(hash_dropout(x, PROBABILITY), y)
+    assert torch.equal(hash_dropout(x, PROBABILITY, seeds=seeds), y)
+    assert not torch.equal(hash_dropout(x, PROBABILITY, seeds=seeds + 1), y)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from trainer.batches import Batch
 from trainer.config import ModelConfig
-from trainer.model import BertForPretraining
+from trainer.model import BertForPretraining, cross_entropy
 from trainer.model.attention import SequenceLayout, attend_flash, attend_padded, attend_short
 from trainer.model.attention_cpu import attend_each
 from trainer.model.attention_gpu import keep_mask, short_attention, threshold_of
-from trainer.model.dropout import keep_hash
+from trainer.model.cross_entropy import linear_cross_entropy_sum
+from trainer.model.dropout import draw_seeds, keep_hash
 from trainer.model.gelu_gpu import gelu_of_biased
 from trainer.model.residual_norm import ResidualNorm
 
@@ -57,7 +59,11 @@ def test_attention_against_float64(backend: str, seed: int) -> None:
     upstream = torch.randn(sum(lengths), 4, 64, device="cuda", dtype=torch.bfloat16)
     half, exact = values.clone().requires_grad_(), values.double().cpu().requires_grad_()
     wanted = attend_each(exact, lengths=lengths, dropout=0.0)
-    attend = {"short": attend_short, "flash": attend_flash, "padded": attend_padded}[backend]
+    attend = {
+        "short": partial(attend_short, seed=torch.zeros(1, device="cuda", dtype=torch.int32)),
+        "flash": attend_flash,
+        "padded": attend_padded,
+    }[backend]
     found = attend(half, layout=layout_of(lengths), dropout=0.0)
     assert relative(found.cpu(), wanted) < 5e-3
     (gradient,) = torch.autograd.grad(found, half, upstream)
@@ -69,7 +75,7 @@ def test_attention_against_float64(backend: str, seed: int) -> None:
 def test_dropout_inside_attention_against_float64(head_width: int) -> None:
     """The kept weights are those that keep_mask names, forward and backward, and twice gives the same bits."""
     torch.manual_seed(0)
-    heads, dropout, seed = 3, 0.1, torch.tensor([12_345], device="cuda")
+    heads, dropout, seed = 3, 0.1, torch.tensor([12_345], device="cuda", dtype=torch.int32)
     threshold, layout = threshold_of(dropout), layout_of(LENGTHS)
     values = torch.randn(sum(LENGTHS), 3, heads, head_width, device="cuda", dtype=torch.bfloat16)
     upstream = torch.randn(sum(LENGTHS), heads, head_width, device="cuda", dtype=torch.bfloat16)
@@ -146,7 +152,7 @@ def test_gelu_and_its_bias_against_float64(tanh: bool, dtype: torch.dtype, shape
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 128), (777, 768), (300, 1024)])
 def test_residual_norm_against_float64(dropout: float, dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    """Both uses of the norm give it a gradient; what is dropped is keep_hash's; twice gives the same bits."""
+    """The norm and its carrier both bring a gradient; what is dropped is keep_hash's; twice gives the same bits."""
     torch.manual_seed(0)
     branch, residual, upstream, beside = (torch.randn(shape, device="cuda").to(dtype) for _ in range(4))
     norm = ResidualNorm(shape[1], dropout=dropout).cuda().to(dtype)
@@ -154,8 +160,7 @@ def test_residual_norm_against_float64(dropout: float, dtype: torch.dtype, shape
     with torch.no_grad():
         norm.weight.normal_()
         norm.bias.normal_()
-    torch.manual_seed(1)
-    seeds = torch.randint(-(2**31), 2**31, (2,), device="cuda", dtype=torch.int32)
+    seeds = draw_seeds(1, device=branch.device)[0]
     kept = keep_hash(*shape, seeds=seeds, probability=dropout) if dropout else torch.ones(shape, device="cuda").bool()
     exact = [value.detach().double().requires_grad_() for value in (branch, residual, norm.weight, norm.bias)]
     total = exact[1] + torch.where(kept, exact[0] / (1 - dropout), 0.0)
@@ -164,15 +169,62 @@ def test_residual_norm_against_float64(dropout: float, dtype: torch.dtype, shape
     wanted_gradients.append(wanted_gradients[0].sum(0))
     runs = []
     for _ in range(2):
-        torch.manual_seed(1)
-        leaves = [branch.clone().requires_grad_(), residual.clone().requires_grad_()]
-        found = norm(*leaves, branch_bias=branch_bias)
+        leaves = [branch.clone().requires_grad_(), torch.zeros_like(residual).requires_grad_()]
+        found = norm(leaves[0], residual, leaves[1], seeds=seeds, branch_bias=branch_bias)
         of = (*leaves, norm.weight, norm.bias, branch_bias)
         runs.append((found[0].detach(), *torch.autograd.grad(found, of, (upstream, beside))))
-        assert torch.equal(found[0], found[1])
+        assert found[1].untyped_storage().nbytes() <= 512  # the carrier holds nothing
     tolerance = 2 * torch.finfo(dtype).eps
     for here, there in zip(runs[0], (wanted, *wanted_gradients), strict=True):
         assert relative(here, there) < tolerance
+    assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("chunk_rows", [100, 10_000])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_loss_and_its_gradients_against_float64(
+    dtype: torch.dtype, compiled: bool, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sure rows, unsure ones and some without weight; padded words get no probability; twice gives the same bits."""
+    torch.manual_seed(0)
+    words, padded, width, rows = 5_003, 5_056, 128, 333
+    monkeypatch.setattr(cross_entropy, "GPU_CHUNK_BYTES", chunk_rows * padded * dtype.itemsize)
+    hidden = torch.randn(rows, width, device="cuda").mul(torch.linspace(0.1, 3, rows, device="cuda")[:, None]).to(dtype)
+    weight = torch.randn(padded, width, device="cuda").mul(0.2).to(dtype)
+    bias = torch.randn(padded, device="cuda").to(dtype)
+    weight[words:], bias[words:] = 0.0, -30_000.0
+    labels = torch.randint(0, words, (rows,), device="cuda")
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight, bias)]
+    logits = F.linear(*exact)
+    labels[::3] = logits[::3].argmax(1)
+    labels[::50] = -1
+    weights = torch.rand(rows, device="cuda")
+    each = F.cross_entropy(logits, labels, reduction="none", ignore_index=-1)
+    scale = 65_536.0 / rows if dtype == torch.float16 else 1.0 / rows
+    wanted = torch.autograd.grad((each * weights).sum() * scale, exact)
+
+    def loss(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return linear_cross_entropy_sum(*tensors, labels=labels, weights=weights)
+
+    torch._dynamo.reset()
+    run = torch.compile(loss, fullgraph=True) if compiled else loss
+    runs = []
+    for _ in range(2):
+        leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+        total, correct, losses = run(*leaves)
+        runs.append((total.detach(), correct, losses, *torch.autograd.grad(total * scale, leaves)))
+    total, correct, losses, *gradients = runs[0]
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+    assert relative(losses, each.detach() * weights) < tolerance
+    assert relative(total, (each * weights).sum()) < tolerance
+    hits = (logits.argmax(1) == labels) * weights
+    assert abs(correct.item() - hits.sum().item()) < (1e-3 if dtype == torch.float32 else 8.0)
+    assert correct.item() > 60.0
+    for name, found, right in zip(("hidden", "weight", "bias"), gradients, wanted, strict=True):
+        assert found.dtype == dtype
+        assert relative(found, right) < tolerance, name
+    assert torch.equal(gradients[1][words:], torch.zeros_like(gradients[1][words:]))
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 

@@ -166,6 +166,9 @@ class TrainerConfig(Settings):
     """Numbers the model computes in; optimizer state is always fp32."""
     compile: bool | None = None
     """torch.compile of the model: by default on GPUs with ZeRO 0 to 2; costs a minute at the start."""
+    self_check: bool = True
+    """Before the first step of a compiled run compare losses and gradients with the model not compiled, and stop if
+    they disagree; takes seconds."""
     deterministic: bool = False
     """On GPUs, deterministic kernels alone, so that a resumed run has the bits of an uninterrupted one; slower. torch
     warns of an operation that has none. On a CPU it is always so."""

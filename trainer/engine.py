@@ -78,6 +78,7 @@ class Engine:
         self._dynamic_scale = config.precision == "fp16"
         self._clip_norm = config.optimizer.clip_norm
         model.to(device)
+        drawn = {} if config.precision == "fp32" else _copy_parameters(model)
         num_elements = sum(parameter.numel() for _, parameter in engine_state.trainable_parameters(model))
         optimizer = build_optimizer(model, config=config.optimizer)
         self._engine: Any = deepspeed.initialize(
@@ -89,10 +90,13 @@ class Engine:
         if self.stage == 3:
             for module in self.module.modules():
                 module.parameters_stay = False
-        compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
-        if compiled:
-            self.module.compile(dynamic=False)
+        self.compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
+        if self.compiled:
+            # Random numbers as eager code draws them: the same seed gives the same dropout in both.
+            self.module.compile(dynamic=False, options={"fallback_random": True})
         engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=0)
+        if drawn:  # DeepSpeed made its fp32 weights from ones that were rounded to `precision`
+            self._write_slices(lambda name, start, stop: {"parameter": drawn[name].view(-1)[start:stop]})
         self._gradients: PartitionedGradients | None = None
         if self.stage in (1, 2) and not config.deepspeed:
             self._gradients = PartitionedGradients(
@@ -161,10 +165,7 @@ class Engine:
         `loss_scale`: of the checkpoint, used where both it and this engine are fp16.
         """
         engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=steps_taken)
-        for piece in engine_state.list_slices(self._engine, stage=self.stage, rank=self.rank):
-            for kind, values in read(piece.name, piece.start, piece.stop).items():
-                piece.tensors[kind].copy_(values)
-        engine_state.refresh_working_copies(self._engine, stage=self.stage)
+        self._write_slices(read)
         self.steps_taken = steps_taken
         if self._dynamic_scale and loss_scale is not None and loss_scale.value > 1.0:
             self.loss_scale = loss_scale
@@ -196,6 +197,12 @@ class Engine:
     @property
     def _base_optimizer(self) -> torch.optim.Optimizer:
         return engine_state.base_optimizer(self._engine, stage=self.stage)
+
+    def _write_slices(self, read: SliceReader) -> None:
+        for piece in engine_state.list_slices(self._engine, stage=self.stage, rank=self.rank):
+            for kind, values in read(piece.name, piece.start, piece.stop).items():
+                piece.tensors[kind].copy_(values)
+        engine_state.refresh_working_copies(self._engine, stage=self.stage)
 
     def _step_replicated(self) -> StepResult:
         parameters = [p for _, p in engine_state.trainable_parameters(self.module)]
@@ -236,3 +243,8 @@ class Engine:
         stop = numel * (self.rank + 1) // self.world_size
         tensors = {kind: values[first:stop] for kind, values in piece.tensors.items()}
         return LocalSlice(name=piece.name, start=piece.start + first, shape=piece.shape, tensors=tensors)
+
+
+def _copy_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """fp32 copies of the trainable parameters by name."""
+    return {name: p.detach().float().clone() for name, p in engine_state.trainable_parameters(model)}

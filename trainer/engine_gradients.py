@@ -54,10 +54,9 @@ class _Bucket:
     def fill(self) -> None:
         """Copy the gradients in, zeros where there are none."""
         found = [(piece.place, piece.gradient()) for piece in self.pieces]
-        torch._foreach_copy_(
-            [place for place, gradient in found if gradient is not None],
-            [gradient for _, gradient in found if gradient is not None],
-        )
+        there = [(place, gradient) for place, gradient in found if gradient is not None]
+        if there:
+            torch._foreach_copy_(*map(list, zip(*there, strict=True)))
         for gap in (*self.gaps, *(place for place, gradient in found if gradient is None)):
             gap.zero_()
 

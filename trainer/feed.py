@@ -56,6 +56,12 @@ class Feed:
             first = self._stream.cut_slots[0]
             self._first = first, self._lay_out(first)
 
+    def first_batch(self) -> Batch:
+        """The next step's first micro-batch, which next_step gives all the same. Collective."""
+        self.look_ahead()
+        assert self._first is not None
+        return self._first[1]
+
     def to_batch(self, slot: Slot | None) -> Batch:
         """The slot on the device; with constant shapes on GPUs, as it is on CPUs."""
         first, self._first = self._first, None
@@ -114,6 +120,11 @@ class RunFeed:
             if start.phase != self._done.phase:
                 self._next = self._open_feed(start)
         (self._feed if self._next is None else self._next).look_ahead()
+
+    def first_batch(self) -> Batch:
+        """The next step's first micro-batch, which next_step gives all the same. Collective."""
+        self.look_ahead()
+        return (self._feed if self._next is None else self._next).first_batch()
 
     def to_batch(self, slot: Slot | None) -> Batch:
         """A slot of the step that next_step gave last, on the device."""

@@ -32,6 +32,10 @@ from trainer.phases import OpenPhase
 from trainer.plan import PlanState
 from trainer.run_files import RunFiles
 from trainer.schedules import learning_rate
+from trainer.self_check import check_compiled_model
+
+LEAST_JUDGED_STEPS = 100
+"""A shorter run is not evaluated after a tenth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ def train(job: Job, *, first_step: int) -> int:
     Raises RollBack, on all ranks, after as many bad steps in a row as guard.max_bad_steps says.
     """
     config, step, stopping = job.config, first_step, False
+    checks = config.self_check and job.engine.compiled
+    checked_phase = -1
     evaluate_if_missed(job, first_step)
     began = time.perf_counter()  # of a step: where the one before ended, so that what lies between is counted too
     while step < config.max_steps and not stopping:
@@ -69,6 +75,9 @@ def train(job: Job, *, first_step: int) -> int:
             data = pass_over(job, step)
             last = step == config.max_steps
         else:
+            if checks and phase_of(job, step) != checked_phase:
+                checked_phase = phase_of(job, step)
+                check_compiled(job, step)
             data, metrics, fault, stopping = train_step(job, step, began=began)
             began = time.perf_counter()
             last = stopping or step == config.max_steps
@@ -82,14 +91,45 @@ def train(job: Job, *, first_step: int) -> int:
             save(job, step, state=data.state)
         evaluator = None if last else due_evaluator(job, step)
         if evaluator is not None:
-            job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
+            evaluate(job, evaluator, step=step)
         if due or evaluator is not None:
             began = time.perf_counter()
     job.checkpoints.finish()
     evaluator = job.evaluators[-1]
     if evaluator is not None and step >= config.max_steps:
-        job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
+        evaluate(job, evaluator, step=step)
     return step
+
+
+def phase_of(job: Job, step: int) -> int:
+    """The phase that `step` belongs to, counted from 0."""
+    ends = [opened.phase.last_step for opened in job.phases]
+    return min(bisect_left(ends, step), len(ends) - 1)
+
+
+def check_compiled(job: Job, step: int) -> None:
+    """Compare the compiled model with itself not compiled on the first micro-batch of `step`. Collective."""
+    config = job.config
+    seed = dropout_seed(config.seed, step=step, lane=0)
+    check_compiled_model(job.engine, job.feed.first_batch(), precision=config.precision, seed=seed)
+
+
+def evaluate(job: Job, evaluator: Evaluator, *, step: int) -> None:
+    """Evaluate after `step`; say so if the model is worse than word frequencies when it should be better. Collective."""
+    evaluation = evaluator.evaluate(job.engine, step=step)
+    job.log.write_evaluation(evaluation)
+    if step >= first_judged_step(job.config) and evaluation.mlm_loss > evaluation.unigram_loss:
+        job.log.say(
+            f"WARNING: after {step:,} of {job.config.max_steps:,} steps the held-out masked-LM loss "
+            f"({evaluation.mlm_loss:.2f} nats) is above what the frequencies of words alone give "
+            f"({evaluation.unigram_loss:.2f}): the model has not learnt from context yet. If the next evaluation says "
+            f"so too, try another optimizer.learning_rate or a longer warm-up"
+        )
+
+
+def first_judged_step(config: TrainerConfig) -> int:
+    """A tenth of the run: from then on a model should be better than the frequencies of words."""
+    return -(-config.max_steps // 10)
 
 
 def save(job: Job, step: int, *, state: PlanState) -> None:
@@ -108,18 +148,19 @@ def pass_over(job: Job, step: int) -> Step:
 
 
 def due_evaluator(job: Job, step: int) -> Evaluator | None:
-    """Who evaluates after `step`, if it is evaluated: as configured, and at the end of each phase."""
-    ends = [opened.phase.last_step for opened in job.phases]
-    index = min(bisect_left(ends, step), len(ends) - 1)
-    evaluator = job.evaluators[index]
-    return evaluator if evaluator is not None and (evaluator.is_due(step) or step >= ends[index]) else None
+    """Who evaluates after `step`: as configured, after a tenth of the run, and at the end of each phase; or None."""
+    phase = phase_of(job, step)
+    evaluator = job.evaluators[phase]
+    judged = job.config.max_steps >= LEAST_JUDGED_STEPS and step == first_judged_step(job.config)
+    due = judged or step >= job.phases[phase].phase.last_step
+    return evaluator if evaluator is not None and (due or evaluator.is_due(step)) else None
 
 
 def evaluate_if_missed(job: Job, step: int) -> None:
     """Evaluate the weights that a run resumes with where it was ended between that step and its evaluation."""
     evaluator = due_evaluator(job, step) if 0 < step < job.config.max_steps else None
     if evaluator is not None and job.engine.broadcast_int(job.log.evaluated_step < step):
-        job.log.write_evaluation(evaluator.evaluate(job.engine, step=step))
+        evaluate(job, evaluator, step=step)
 
 
 def train_step(job: Job, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:

@@ -1,4 +1,4 @@
-"""The optimizer that DeepSpeed wraps: AdamW in two groups, decayed matrices and everything else.
+"""The optimizer that DeepSpeed wraps: AdamW in groups, decayed matrices and everything else.
 
 Invariant: the groups are a function of the model alone, so that every rank, stage and run sees the same
 order. torch's fused AdamW everywhere: DeepSpeed's FusedAdam is compiled on first use (52 s), and on a CPU
@@ -17,21 +17,34 @@ from trainer.config import OptimizerConfig
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's state of an element: mean and uncentred variance of its gradient, fp32, shaped as the parameter."""
 
+ALIGNED = 8
+"""Elements, 16 bytes in bf16 and fp16: the alignment that compiled code relies on where it once saw it."""
+
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
-    """Two parameter groups: matrices with `weight_decay`; biases and LayerNorm without.
+    """Matrices with `weight_decay`; biases and LayerNorm without; both in as few groups as keep parameters aligned.
 
     google-research/bert (optimization.py) leaves out "LayerNorm", "layer_norm" and "bias": exactly the
     parameters with one dimension. Tied parameters are listed once. Raises ValueError where nothing trains.
+    DeepSpeed lays a group's parameters one behind another in a flat buffer and gives the model views of it: one of odd
+    size stands last in its group, so that every view begins at a multiple of ALIGNED elements.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ValueError(f"{type(model).__name__} has no trainable parameter; set requires_grad on some")
-    groups = [
-        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
+    decayed, plain = [p for p in trainable if p.dim() > 1], [p for p in trainable if p.dim() <= 1]
+    return [
+        {"params": parameters, "weight_decay": decay}
+        for whole, decay in ((decayed, weight_decay), (plain, 0.0))
+        for parameters in _keep_aligned(whole)
     ]
-    return [group for group in groups if group["params"]]
+
+
+def _keep_aligned(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    even = [parameter for parameter in parameters if parameter.numel() % ALIGNED == 0]
+    odd = [[parameter] for parameter in parameters if parameter.numel() % ALIGNED != 0]
+    first = even + (odd.pop(0) if odd else [])
+    return [group for group in (first, *odd) if group]
 
 
 def build_optimizer(model: nn.Module, *, config: OptimizerConfig) -> torch.optim.AdamW:

@@ -35,6 +35,7 @@ MAY_CHANGE = (
     "min_workers",
     "device",
     "compile",
+    "self_check",
     "deterministic",
     "launcher",
     "zero_stage",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainer.config import ModelConfig
 from trainer.model import attention_gpu
-from trainer.model.attention_cpu import attend_each
+from trainer.model.attention_cpu import attend_each, keep_weights
 from trainer.model.layers import Linear
 
 
@@ -29,22 +29,28 @@ class SequenceLayout(NamedTuple):
     """No sequence is longer."""
 
 
-def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
+def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d)) v inside each sequence: qkv [T, 3, heads, d] -> [T, heads, d].
 
-    q, k and v come as one tensor, so that their gradients are written into one. `dropout` is the probability
-    of dropping an attention weight; give 0 outside training. Nothing here waits for a GPU.
+    q, k and v come as one tensor, so that their gradients are written into one. `dropout` is the probability of
+    dropping an attention weight; give 0 outside training. `seed`: int32 on the same device, of which the first is used;
+    flash attention and, on GPUs, padded rows draw from torch's global generator instead. Nothing here waits for a GPU.
     """
     if qkv.is_cpu and not torch.compiler.is_compiling():
-        return attend_each(qkv, lengths=layout.offsets.diff().tolist(), dropout=dropout)
+        return attend_each(qkv, lengths=layout.offsets.diff().tolist(), dropout=dropout, seed=seed)
     if qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16):
         short = layout.max_length <= attention_gpu.MAX_LENGTH and qkv.shape[-1] in attention_gpu.HEAD_WIDTHS
-        return (attend_short if short else attend_flash)(qkv, layout=layout, dropout=dropout)
-    return attend_padded(qkv, layout=layout, dropout=dropout)
+        if short:
+            return attend_short(qkv, layout=layout, dropout=dropout, seed=seed)
+        return attend_flash(qkv, layout=layout, dropout=dropout)
+    return attend_padded(qkv, layout=layout, dropout=dropout, seed=seed)
 
 
-def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
-    """The reference backend: every sequence in a row of its own, padded to the longest."""
+def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor | None = None) -> Tensor:
+    """The reference backend: every sequence in a row of its own, padded to the longest.
+
+    `seed`: where dropout's draws are the other backends'; on GPUs, where that would keep all weights, torch's.
+    """
     num_tokens, _, heads, head_width = qkv.shape
     offsets, max_length = layout
     tokens = torch.arange(num_tokens, device=qkv.device)
@@ -55,7 +61,16 @@ def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Ten
     num_sequences = lengths.shape[0]
     rows = qkv.new_zeros(num_sequences * max_length, 3, heads, head_width).index_copy(0, index, qkv)
     query, key, value = rows.view(num_sequences, max_length, 3, heads, head_width).permute(2, 0, 3, 1, 4).unbind(0)
-    output = F.scaled_dot_product_attention(query, key, value, attn_mask=key_mask[:, None, None, :], dropout_p=dropout)
+    if dropout > 0.0 and seed is not None and qkv.is_cpu:
+        scores = query @ key.transpose(2, 3) * head_width**-0.5
+        weights = torch.softmax(scores.masked_fill(~key_mask[:, None, None, :], -torch.inf), -1)
+        places = offsets[:-1, None] + torch.arange(max_length, dtype=torch.int32)
+        kept = keep_weights(places, max_length, heads=heads, dropout=dropout, seed=seed).transpose(0, 1)
+        output = torch.where(kept, weights * (1.0 / (1.0 - dropout)), 0.0) @ value
+    else:
+        output = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=key_mask[:, None, None, :], dropout_p=dropout
+        )
     return output.transpose(1, 2).reshape(-1, heads, head_width).index_select(0, index)
 
 
@@ -73,13 +88,12 @@ def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tens
     return output
 
 
-def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
+def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
     """The GPU backend for short sequences, bf16 or fp16: deterministic, and dropout costs next to nothing.
 
     BERT-Large, 32,768 tokens of Wikipedia's lengths, dropout 0.1, H100: 0.91 ms a layer forward and backward, where
     attend_flash takes 1.45.
     """
-    seed = torch.randint(2**31, (1,), device=qkv.device)
     threshold = attention_gpu.threshold_of(dropout)
     output, _ = attention_gpu.short_attention(qkv, layout.offsets, seed, layout.max_length, threshold)
     return output  # type: ignore[no-any-return]
@@ -95,9 +109,9 @@ class SelfAttention(nn.Module):
         self.qkv = Linear(config.width, 3 * config.width)
         self.output = Linear(config.width, config.width)
 
-    def forward(self, hidden: Tensor, *, layout: SequenceLayout, bias_gradient: bool = True) -> Tensor:
-        """[T, width] -> [T, width]. bias_gradient: of the last bias, see layers.Linear."""
+    def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor, bias_gradient: bool = True) -> Tensor:
+        """[T, width] -> [T, width]. seeds: a row of draw_seeds. bias_gradient: of the last bias, see layers.Linear."""
         num_tokens, width = hidden.shape
         qkv = self.qkv(hidden).view(num_tokens, 3, self.num_heads, width // self.num_heads)
-        context = attention(qkv, layout=layout, dropout=self.dropout if self.training else 0.0)
+        context = attention(qkv, layout=layout, dropout=self.dropout if self.training else 0.0, seed=seeds)
         return self.output(context.reshape(num_tokens, width), bias_gradient=bias_gradient)  # type: ignore[no-any-return]

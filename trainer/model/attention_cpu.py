@@ -11,71 +11,102 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.model.dropout import keep_mask, round_probability
+from trainer.model.attention_gpu import attention_column_keys, attention_row_keys, keep_products, threshold_of
 
 
-def attend_each(qkv: Tensor, *, lengths: list[int], dropout: float) -> Tensor:
+def attend_each(qkv: Tensor, *, lengths: list[int], dropout: float, seed: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(d)) v inside each sequence, dropout on the softmax: [T, 3, heads, d] -> [T, heads, d].
 
     `lengths` sum to T; zeros are allowed. A sequence's result depends on nothing outside it, to the last bit
-    (dropout's draws too depend on the lengths before it alone).
+    (dropout's draws too depend on the lengths before it alone). `seed`: int32, of which the first is used.
     """
-    return _AttendEach.apply(qkv, lengths, dropout)  # type: ignore[no-any-return, no-untyped-call]
+    if seed is None:
+        assert dropout == 0.0
+        seed = torch.zeros(1, dtype=torch.int32)
+    return each_attention(qkv, lengths, seed, dropout)[0]  # type: ignore[no-any-return]
 
 
-class _AttendEach(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, lengths: list[int], dropout: float) -> Tensor:
-        _, _, heads, width = qkv.shape
-        output = torch.empty_like(qkv[:, 0])
-        scale = 1.0 / (1.0 - round_probability(dropout))
-        probabilities: list[Tensor] = []
-        keeps: list[Tensor] = []
-        for part, target in zip(qkv.split_with_sizes(lengths), output.split_with_sizes(lengths), strict=True):
-            query, key, value = part.permute(1, 2, 0, 3).unbind(0)
-            scores = qkv.new_empty(heads, len(part), len(part))
-            torch.baddbmm(scores, query, key.transpose(1, 2), beta=0, alpha=width**-0.5, out=scores)
-            probability = torch.softmax(scores, -1)
-            probabilities.append(probability)
-            if dropout > 0.0:
-                keeps.append(keep_mask(tuple(probability.shape), probability=dropout))
-                kept = keeps[-1].to(qkv.dtype).mul_(probability)
-                target.copy_(torch.bmm(kept, value).mul_(scale).transpose(0, 1))
-            else:
-                target.copy_(torch.bmm(probability, value).transpose(0, 1))
-        ctx.save_for_backward(qkv, *probabilities, *keeps)
-        ctx.lengths, ctx.scale = lengths, scale
-        return output
+def keep_weights(places: Tensor, num_columns: int, *, heads: int, dropout: float, seed: Tensor) -> Tensor:
+    """What is kept of the weights of tokens at `places` of the packed batch: bool [heads, *places.shape, num_columns].
 
-    @staticmethod
-    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, None, None]:
-        qkv, *saved = ctx.saved_tensors
-        probabilities = saved[: len(ctx.lengths)]
-        keeps = saved[len(ctx.lengths) :] or [None] * len(ctx.lengths)
-        factor = qkv.shape[-1] ** -0.5
-        gradient = torch.empty_like(qkv)
-        parts = zip(
-            qkv.split_with_sizes(ctx.lengths),
-            gradient.split_with_sizes(ctx.lengths),
-            output_gradient.split_with_sizes(ctx.lengths),
-            probabilities,
-            keeps,
-            strict=True,
+    The same as the kernels keep on a GPU. places: int32; seed: int32, of which the first is used.
+    """
+    rows = torch.stack([attention_row_keys(places, head=head, seed=seed[0]) for head in range(heads)])
+    columns = attention_column_keys(torch.arange(num_columns, dtype=torch.int32))
+    return keep_products(rows, columns, threshold=threshold_of(dropout))
+
+
+@torch.library.custom_op("cloze::each_attention", mutates_args=())
+def each_attention(qkv: Tensor, lengths: list[int], seed: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+    """[T, heads, d]; the softmax of all sequences [sum of heads l l]; which of them are kept, bool (none: all)."""
+    num_tokens, _, heads, width = qkv.shape
+    output = torch.empty_like(qkv[:, 0], memory_format=torch.contiguous_format)
+    squares = [heads * length * length for length in lengths]
+    probabilities = qkv.new_empty(sum(squares))
+    keeps = torch.empty(sum(squares) if dropout > 0.0 else 0, dtype=torch.bool)
+    if dropout > 0.0:
+        places = torch.arange(num_tokens, dtype=torch.int32)
+        row_keys = torch.stack([attention_row_keys(places, head=head, seed=seed[0]) for head in range(heads)])
+        column_keys = attention_column_keys(torch.arange(max(lengths, default=0), dtype=torch.int32))
+    start = first = 0
+    for length, square in zip(lengths, squares, strict=True):
+        query, key, value = qkv[start : start + length].permute(1, 2, 0, 3).unbind(0)
+        probability = probabilities[first : first + square].view(heads, length, length)
+        scores = torch.baddbmm(probability, query, key.transpose(1, 2), beta=0, alpha=width**-0.5)
+        torch.softmax(scores, -1, out=probability)
+        kept = probability
+        if dropout > 0.0:
+            keep = keeps[first : first + square].view(heads, length, length)
+            rows = row_keys[:, start : start + length]
+            keep.copy_(keep_products(rows, column_keys[:length], threshold=threshold_of(dropout)))
+            kept = keep.to(qkv.dtype).mul_(probability).mul_(1.0 / (1.0 - dropout))
+        output[start : start + length] = torch.bmm(kept, value).transpose(0, 1)
+        start, first = start + length, first + square
+    return output, probabilities, keeps
+
+
+@torch.library.custom_op("cloze::each_attention_backward", mutates_args=())
+def each_attention_backward(
+    qkv: Tensor, probabilities: Tensor, keeps: Tensor, upstream: Tensor, lengths: list[int], dropout: float
+) -> Tensor:
+    """Gradient of qkv, in its shape."""
+    _, _, heads, width = qkv.shape
+    gradient = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    start = first = 0
+    for length in lengths:
+        stop, square = start + length, heads * length * length
+        query, key, value = qkv[start:stop].permute(1, 2, 0, 3).unbind(0)
+        query_gradient, key_gradient, value_gradient = gradient[start:stop].permute(1, 2, 0, 3).unbind(0)
+        probability = probabilities[first : first + square].view(heads, length, length)
+        received = upstream[start:stop].transpose(0, 1)
+        kept = probability
+        if dropout > 0.0:
+            received = received * (1.0 / (1.0 - dropout))
+            keep = keeps[first : first + square].view(heads, length, length).to(qkv.dtype)
+            score_gradient = torch.bmm(received, value.transpose(1, 2)).mul_(keep)
+            kept = keep.mul_(probability)
+        else:
+            score_gradient = torch.bmm(received, value.transpose(1, 2))
+        value_gradient.copy_(torch.bmm(kept.transpose(1, 2), received))
+        score_gradient = torch.ops.aten._softmax_backward_data(score_gradient, probability, -1, qkv.dtype).mul_(
+            width**-0.5
         )
-        for part, target, received, probability, keep in parts:
-            query, key, value = part.permute(1, 2, 0, 3).unbind(0)
-            query_gradient, key_gradient, value_gradient = target.permute(1, 2, 0, 3).unbind(0)
-            if keep is None:
-                upstream, kept = received.transpose(0, 1), probability
-                score_gradient = torch.bmm(upstream, value.transpose(1, 2))
-            else:
-                upstream, mask = received.transpose(0, 1) * ctx.scale, keep.to(qkv.dtype)
-                score_gradient = torch.bmm(upstream, value.transpose(1, 2)).mul_(mask)
-                kept = mask.mul_(probability)
-            value_gradient.copy_(torch.bmm(kept.transpose(1, 2), upstream))
-            score_gradient = torch.ops.aten._softmax_backward_data(score_gradient, probability, -1, qkv.dtype).mul_(
-                factor
-            )
-            query_gradient.copy_(torch.bmm(score_gradient, key))
-            key_gradient.copy_(torch.bmm(score_gradient.transpose(1, 2), query))
-        return gradient, None, None
+        query_gradient.copy_(torch.bmm(score_gradient, key))
+        key_gradient.copy_(torch.bmm(score_gradient.transpose(1, 2), query))
+        start, first = stop, first + square
+    return gradient
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    qkv, ctx.lengths, _, ctx.dropout = inputs
+    ctx.save_for_backward(qkv, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if upstream is None:
+        return (None,) * 4
+    return each_attention_backward(*ctx.saved_tensors, upstream, ctx.lengths, ctx.dropout), None, None, None
+
+
+each_attention.register_autograd(_backward, setup_context=_setup_context)

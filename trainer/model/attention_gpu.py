@@ -84,8 +84,23 @@ def _backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...
 short_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
-def keep_mask(seed: int, *, head: int, tokens: Tensor, columns: Tensor, threshold: int) -> Tensor:
-    """What the kernels keep, bool [tokens, columns]: `tokens` are places in the packed batch, int32 like `columns`."""
-    rows = mix(mix(tokens + seed) + wrap(head * GOLDEN)) | 1
-    draws = rows[:, None] * mix(columns * wrap(GOLDEN) + COLUMN_SALT)[None, :]
+def attention_row_keys(places: Tensor, *, head: int, seed: Tensor | int) -> Tensor:
+    """The kernels' keys of tokens at `places` of the packed batch, int32 like them."""
+    return mix(mix(places + seed) + wrap(head * GOLDEN)) | 1
+
+
+def attention_column_keys(columns: Tensor) -> Tensor:
+    """The kernels' keys of places in a sequence, int32 like them."""
+    return mix(columns * wrap(GOLDEN) + COLUMN_SALT)
+
+
+def keep_products(row_keys: Tensor, column_keys: Tensor, *, threshold: int) -> Tensor:
+    """What the kernels keep by its keys: bool [..., rows, columns] of int32 [..., rows] and [columns]."""
+    draws = row_keys[..., :, None] * column_keys
     return draws + wrap(LEVELS // 2) >= threshold - LEVELS // 2  # unsigned, as the kernels compare
+
+
+def keep_mask(seed: Tensor | int, *, head: int, tokens: Tensor, columns: Tensor, threshold: int) -> Tensor:
+    """What the kernels keep, bool [tokens, columns]: `tokens` are places in the packed batch, int32 like `columns`."""
+    rows = attention_row_keys(tokens, head=head, seed=seed)
+    return keep_products(rows, attention_column_keys(columns), threshold=threshold)

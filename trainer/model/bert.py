@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from trainer.config import ModelConfig
 from trainer.model.attention import SequenceLayout
+from trainer.model.dropout import draw_seeds
 from trainer.model.embeddings import Embeddings
-from trainer.model.encoder import PostNormEncoder, PreNormEncoder
+from trainer.model.encoder import SITES_A_LAYER, PostNormEncoder, PreNormEncoder
 from trainer.model.heads import MaskedLanguageHead, NextSentenceHead, Pooler, cross_entropy_sum
 
 if TYPE_CHECKING:
@@ -102,8 +103,11 @@ class BertForPretraining(nn.Module):
                 f"positions; build the data with a smaller max_seq_length or raise model.max_positions"
             )
         layout = SequenceLayout(batch.offsets, batch.max_length)
-        hidden = self.embeddings(batch.input_ids, segment_ids=batch.segment_ids, position_ids=batch.position_ids)
-        return self.encoder(hidden, layout=layout)  # type: ignore[no-any-return]
+        seeds = draw_seeds(1 + SITES_A_LAYER * self.config.num_layers, device=batch.input_ids.device)
+        hidden = self.embeddings(
+            batch.input_ids, segment_ids=batch.segment_ids, position_ids=batch.position_ids, seeds=seeds[0]
+        )
+        return self.encoder(hidden, layout=layout, seeds=seeds[1:])  # type: ignore[no-any-return]
 
     def num_parameters(self, *, heads: bool = True) -> int:
         """Parameters as transformers counts them: tied weight once, without the rows that pad the vocabulary.

@@ -1,22 +1,27 @@
-"""Product with the vocabulary and cross-entropy in one step, a few rows at a time.
+"""Product with the vocabulary and cross-entropy in one step, some rows at a time.
 
-The logits of all masked positions (1.2 GB in fp32 for BERT-Large at 10,000 of them) never exist: each chunk's
-softmax turns into its gradients at once. Cost: the weight's gradient is computed in forward, and scaled in backward.
+The logits of a chunk turn into its gradients where they stand, so that those of all masked positions (1.2 GB in fp32
+for BERT-Large at 10,000 of them) never exist. Cost: gradients are made in forward, and scaled in backward. One
+operator with a registered gradient, which torch.compile keeps whole.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+_Results: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 NO_LABEL = -1
 """Label of a row that predicts nothing."""
 CPU_CHUNK_BYTES = 4 * 2**20
 """Of fp32 logits: what a core's caches hold."""
-GPU_CHUNK_BYTES = 256 * 2**20
-"""Of fp32 logits: large enough for full matrix products."""
+GPU_CHUNK_BYTES = 512 * 2**20
+"""Of logits: all rows of BERT-Large at 32,768 tokens, for full matrix products."""
+FP16_UNIT = 1024.0
+"""What stands for a gradient of 1 in fp16, whose least normal number is twice the probability of one word in 30,000."""
 
 
 def linear_cross_entropy_sum(
@@ -30,67 +35,131 @@ def linear_cross_entropy_sum(
     run in float32, the weight's gradient is summed over chunks in float32 (all in float64 for float64).
     """
     weights = weights * (labels != NO_LABEL)
-    labels = labels.clamp(min=0)
-    chunk_bytes = CPU_CHUNK_BYTES if hidden.is_cpu else GPU_CHUNK_BYTES
-    rows = max(1, chunk_bytes // (4 * weight.shape[0]))
-    result: tuple[Tensor, Tensor, Tensor] = _LinearCrossEntropySum.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, labels, weights, rows, torch.is_grad_enabled()
+    loss_sum, correct, losses, *_ = linear_cross_entropy(
+        hidden, weight, bias, labels.clamp(min=0), weights, torch.is_grad_enabled()
     )
-    return result
+    return loss_sum, correct.detach(), losses.detach()
 
 
-class _LinearCrossEntropySum(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        rows: int,
-        with_gradients: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        loss_sum = torch.zeros((), dtype=wide, device=hidden.device)
-        correct = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        losses = torch.empty(hidden.shape[0], dtype=wide, device=hidden.device)
+@torch.library.custom_op("cloze::linear_cross_entropy", mutates_args=())
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, weights: Tensor, with_gradients: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Loss sum, correct, losses, and the sum's gradients to hidden, weight (fp32) and bias (fp32), times `_unit`.
+
+    Labels in 0..V-1. Without `with_gradients` the gradients have no elements.
+    """
+    if hidden.is_cuda and hidden.dtype != torch.float64:
+        return _on_gpu(hidden, weight, bias, labels, weights, with_gradients)
+    return _on_cpu(hidden, weight, bias, labels, weights, with_gradients)
+
+
+@linear_cross_entropy.register_fake
+def _(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, weights: Tensor, with_gradients: bool) -> _Results:
+    return _empty_results(hidden, weight, bias, with_gradients)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[3:])
+    ctx.dtypes = [tensor.dtype for tensor in inputs[:3]]
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if upstream is None:
+        return (None,) * 6
+    factor = upstream / _unit(ctx.dtypes[0])
+    scaled = [(saved * factor).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
+    return *scaled, None, None, None
+
+
+linear_cross_entropy.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _unit(dtype: torch.dtype) -> float:
+    return FP16_UNIT if dtype == torch.float16 else 1.0
+
+
+def _empty_results(hidden: Tensor, weight: Tensor, bias: Tensor, with_gradients: bool) -> _Results:
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    losses = torch.empty(hidden.shape[0], dtype=wide, device=hidden.device)
+    shapes = [tensor.shape if with_gradients else (0,) for tensor in (hidden, weight, bias)]
+    return (
+        losses.new_empty(()),
+        torch.empty((), dtype=torch.float32, device=hidden.device),
+        losses,
+        hidden.new_empty(shapes[0]),
+        losses.new_empty(shapes[1]),
+        losses.new_empty(shapes[2]),
+    )
+
+
+def _on_gpu(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, weights: Tensor, with_gradients: bool
+) -> _Results:
+    from trainer.model.kernels import cross_entropy as kernels
+
+    _, _, losses, hidden_gradient, weight_gradient, bias_gradient = _empty_results(hidden, weight, bias, with_gradients)
+    correct = torch.empty_like(weights)
+    rows = max(1, GPU_CHUNK_BYTES // (hidden.element_size() * weight.shape[0]))
+    for start in range(0, hidden.shape[0], rows):
+        chunk = slice(start, start + rows)
+        logits = hidden[chunk] @ weight.t()
+        kernels.forward_and_gradient(
+            logits, bias, labels[chunk], weights[chunk], losses=losses[chunk], correct=correct[chunk],
+            unit=_unit(hidden.dtype) if with_gradients else None,
+        )  # fmt: skip
         if with_gradients:
-            hidden_gradient = torch.empty_like(hidden)
-            weight_gradient = torch.zeros_like(weight, dtype=wide)
-            bias_gradient = torch.zeros_like(bias, dtype=wide)
-        for start in range(0, hidden.shape[0], rows):
-            part = hidden[start : start + rows]
-            part_labels = labels[start : start + rows, None]
-            part_weights = weights[start : start + rows]
-            logits = torch.addmm(bias, part, weight.t()).to(wide)
-            label_logits = logits.gather(1, part_labels).squeeze(1)
-            largest, predicted = logits.max(1)
-            correct += ((predicted == part_labels.squeeze(1)) * part_weights).sum()
-            exponentials = logits.sub_(largest[:, None]).exp_()
-            denominator = exponentials.sum(1)
-            part_losses = (denominator.log() + largest - label_logits) * part_weights
-            losses[start : start + rows] = part_losses
-            loss_sum += part_losses.sum()
-            if not with_gradients:
-                continue
-            wide_weights = part_weights.to(wide)
-            gradient = exponentials.mul_((wide_weights / denominator)[:, None])
-            gradient.scatter_add_(1, part_labels, -wide_weights[:, None])
-            bias_gradient += gradient.sum(0)
-            gradient = gradient.to(hidden.dtype)
-            hidden_gradient[start : start + rows] = gradient @ weight
-            if wide == hidden.dtype:
-                weight_gradient.addmm_(gradient.t(), part)
-            else:
-                weight_gradient += gradient.t() @ part
-        if with_gradients:
-            ctx.save_for_backward(hidden_gradient, weight_gradient, bias_gradient)
-            ctx.dtypes = (hidden.dtype, weight.dtype, bias.dtype)
-        ctx.mark_non_differentiable(correct, losses)
-        return loss_sum, correct, losses
+            torch.mm(logits, weight, out=hidden_gradient[chunk])
+            _add_product(weight_gradient, logits.t(), hidden[chunk], first=start == 0)
+            column_sums = logits.sum(0, dtype=torch.float32)
+            _ = bias_gradient.copy_(column_sums) if start == 0 else bias_gradient.add_(column_sums)
+    return losses.sum(), correct.sum(), losses, hidden_gradient, weight_gradient, bias_gradient
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [(saved * gradient).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
-        return (*scaled, None, None, None, None)
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
+    """into (fp32) = or += left @ right, summed in fp32 whatever their type."""
+    if left.dtype == into.dtype:
+        torch.addmm(into, left, right, beta=0.0 if first else 1.0, out=into)
+    elif first:
+        torch.mm(left, right, out_dtype=into.dtype, out=into)
+    else:
+        into.add_(torch.mm(left, right, out_dtype=into.dtype))
+
+
+def _on_cpu(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, weights: Tensor, with_gradients: bool
+) -> _Results:
+    loss_sum, correct, losses, hidden_gradient, weight_gradient, bias_gradient = _empty_results(
+        hidden, weight, bias, with_gradients
+    )
+    for total in (loss_sum, correct, weight_gradient, bias_gradient):
+        total.zero_()
+    wide, unit = losses.dtype, _unit(hidden.dtype)
+    rows = max(1, CPU_CHUNK_BYTES // (4 * weight.shape[0]))
+    for start in range(0, hidden.shape[0], rows):
+        part = hidden[start : start + rows]
+        part_labels = labels[start : start + rows, None]
+        part_weights = weights[start : start + rows]
+        logits = torch.addmm(bias, part, weight.t()).to(wide)
+        label_logits = logits.gather(1, part_labels).squeeze(1)
+        largest, predicted = logits.max(1)
+        correct += ((predicted == part_labels.squeeze(1)) * part_weights).sum()
+        exponentials = logits.sub_(largest[:, None]).exp_()
+        denominator = exponentials.sum(1)
+        part_losses = (denominator.log() + largest - label_logits) * part_weights
+        losses[start : start + rows] = part_losses
+        loss_sum += part_losses.sum()
+        if not with_gradients:
+            continue
+        wide_weights = part_weights.to(wide) * unit
+        gradient = exponentials.mul_((wide_weights / denominator)[:, None])
+        gradient.scatter_add_(1, part_labels, -wide_weights[:, None])
+        bias_gradient += gradient.sum(0)
+        gradient = gradient.to(hidden.dtype)
+        hidden_gradient[start : start + rows] = gradient @ weight
+        if wide == hidden.dtype:
+            weight_gradient.addmm_(gradient.t(), part)
+        else:
+            weight_gradient += gradient.t() @ part
+    return loss_sum, correct, losses, hidden_gradient, weight_gradient, bias_gradient

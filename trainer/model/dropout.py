@@ -1,41 +1,27 @@
-"""Dropout whose mask is cheap on a CPU: four 16-bit draws from each 64-bit number of torch's global generator.
+"""Dropout whose mask is a hash of (row, column, seed): the same for eager and compiled code, on CPUs and GPUs.
 
-F.dropout draws one number an element there, 14 ns; this takes 2.7 ns, and an encoder layer has millions of
-them. The probability is rounded to a multiple of 1/65,536 and the scale follows it, so the mean is kept.
-On a GPU, inside torch.compile, the mask is a hash of (row, column, seed): one 32-bit product an element, which fuses
-with what stands around it, and which backward computes again. Philox, F.dropout's generator, costs more there than all
-the memory traffic of dropout + residual + LayerNorm. Elsewhere it is F.dropout.
+One 32-bit product an element, which fuses with what stands around it, and which backward computes again. Philox,
+F.dropout's generator, costs more on a GPU than all the memory traffic of dropout + residual + LayerNorm.
+All seeds of a forward pass are drawn at once, so that a mask depends on the generator's state and on its site alone.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-_LEVELS = 65_536
+SEED_WIDTH = 4
+"""Elements between two sites' seeds: 16 bytes, the alignment that kernels are compiled for."""
 
 
-def round_probability(probability: float) -> float:
-    """The nearest probability that keep_mask can draw."""
-    return round(probability * _LEVELS) / _LEVELS
+def draw_seeds(num_sites: int, *, device: torch.device) -> Tensor:
+    """int32 [num_sites, SEED_WIDTH] from torch's global generator of `device`: a row for each use of dropout."""
+    return torch.randint(-(2**31), 2**31, (num_sites, SEED_WIDTH), device=device, dtype=torch.int32)
 
 
-def keep_mask(shape: tuple[int, ...], *, probability: float) -> Tensor:
-    """Bool CPU tensor of `shape`, each element false with round_probability(probability), independently."""
-    count = math.prod(shape)
-    words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
-    draws = words.view(torch.int16)[:count].view(shape)
-    return draws >= round(probability * _LEVELS) - _LEVELS // 2
-
-
-def hash_dropout(x: Tensor, probability: float) -> Tensor:
-    """Dropout by keep_hash, with a seed from torch's global generator of x's device. Any shape and float type, kept."""
+def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
+    """Dropout by keep_hash: any shape and float type, kept. seeds: int32, of which the first two are used."""
     rows = x.numel() // x.shape[-1]
-    seeds = torch.randint(-(2**31), 2**31, (2,), device=x.device, dtype=torch.int32)
     keep = keep_hash(rows, x.shape[-1], seeds=seeds, probability=probability).view(x.shape)
     return torch.where(keep, x * (1.0 / (1.0 - probability)), 0.0)
 
@@ -62,20 +48,6 @@ def wrap(number: int) -> int:
     return (number + 2**31) % 2**32 - 2**31
 
 
-class _CpuDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, probability: float) -> Tensor:
-        keep = keep_mask(tuple(x.shape), probability=probability)
-        ctx.save_for_backward(keep)
-        ctx.scale = 1.0 / (1.0 - round_probability(probability))
-        return keep.to(x.dtype).mul_(x).mul_(ctx.scale)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (keep,) = ctx.saved_tensors
-        return keep.to(gradient.dtype).mul_(gradient).mul_(ctx.scale), None
-
-
 class Dropout(nn.Module):
     """Zero each element with `probability` in training and scale the rest by its inverse; identity in evaluation."""
 
@@ -83,12 +55,8 @@ class Dropout(nn.Module):
         super().__init__()
         self.probability = probability
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape and float type, kept."""
+    def forward(self, x: Tensor, *, seeds: Tensor) -> Tensor:
+        """Any shape and float type, kept. seeds: a row of draw_seeds, of this use alone."""
         if not self.training or self.probability == 0.0:
             return x
-        if x.is_cpu and not torch.compiler.is_compiling():
-            return _CpuDropout.apply(x, self.probability)  # type: ignore[no-any-return, no-untyped-call]
-        if x.is_cuda and torch.compiler.is_compiling():
-            return hash_dropout(x, self.probability)
-        return F.dropout(x, self.probability)
+        return hash_dropout(x, self.probability, seeds=seeds)

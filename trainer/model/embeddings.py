@@ -22,9 +22,9 @@ class Embeddings(nn.Module):
         self.norm = layer_norm(config.width) if config.norm == "post" else None
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, input_ids: Tensor, *, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """int64 [T] each -> [T, width]."""
+    def forward(self, input_ids: Tensor, *, segment_ids: Tensor, position_ids: Tensor, seeds: Tensor) -> Tensor:
+        """int64 [T] each -> [T, width]. seeds: a row of draw_seeds."""
         hidden: Tensor = self.word(input_ids) + self.segment(segment_ids) + self.position(position_ids)
         if self.norm is not None:
             hidden = self.norm(hidden)
-        return self.dropout(hidden)  # type: ignore[no-any-return]
+        return self.dropout(hidden, seeds=seeds)  # type: ignore[no-any-return]

@@ -7,12 +7,14 @@ from torch import Tensor, nn
 
 from trainer.config import ModelConfig
 from trainer.model.attention import SelfAttention, SequenceLayout
-from trainer.model.dropout import Dropout
+from trainer.model.dropout import SEED_WIDTH, Dropout
 from trainer.model.gelu_gpu import linear_gelu
 from trainer.model.layers import Linear, activation_function, layer_norm
 from trainer.model.residual_norm import ResidualNorm, is_fused
 
 FEED_FORWARD_FACTOR = 4
+SITES_A_LAYER = 3
+"""Uses of dropout in a layer: on attention weights and after each half."""
 
 
 class ActivatedLinear(Linear):
@@ -53,16 +55,22 @@ class PostNormLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = ResidualNorm(config.width, dropout=config.dropout)
 
-    def forward(self, hidden: Tensor, residual: Tensor, *, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-        """Both [T, width] and equal -> the same; see ResidualNorm for why there are two."""
+    def forward(
+        self, hidden: Tensor, carrier: Tensor, *, layout: SequenceLayout, seeds: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[T, width] and its carrier -> the same, see ResidualNorm. seeds: [SITES_A_LAYER, 4]."""
         last = self.attention.output
         fused = is_fused(hidden, last=last)
-        branch = self.attention(hidden, layout=layout, bias_gradient=not fused)
-        hidden, residual = self.attention_norm(branch, residual, branch_bias=last.bias if fused else None)
+        branch = self.attention(hidden, layout=layout, seeds=seeds[0], bias_gradient=not fused)
+        hidden, carrier = self.attention_norm(
+            branch, hidden, carrier, seeds=seeds[1], branch_bias=last.bias if fused else None
+        )
         last = self.feed_forward.down
         fused = is_fused(hidden, last=last)
         branch = self.feed_forward(hidden, bias_gradient=not fused)
-        return self.feed_forward_norm(branch, residual, branch_bias=last.bias if fused else None)  # type: ignore[no-any-return]
+        return self.feed_forward_norm(  # type: ignore[no-any-return]
+            branch, hidden, carrier, seeds=seeds[2], branch_bias=last.bias if fused else None
+        )
 
 
 class PreNormLayer(nn.Module):
@@ -76,10 +84,11 @@ class PreNormLayer(nn.Module):
         self.feed_forward_norm = layer_norm(config.width)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, hidden: Tensor, *, layout: SequenceLayout) -> Tensor:
-        """[T, width] -> [T, width]."""
-        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), layout=layout))
-        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))  # type: ignore[no-any-return]
+    def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
+        """[T, width] -> [T, width]. seeds: [SITES_A_LAYER, 4]."""
+        branch = self.attention(self.attention_norm(hidden), layout=layout, seeds=seeds[0])
+        hidden = hidden + self.dropout(branch, seeds=seeds[1])
+        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)), seeds=seeds[2])  # type: ignore[no-any-return]
 
 
 class PostNormEncoder(nn.Module):
@@ -89,11 +98,11 @@ class PostNormEncoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(PostNormLayer(config) for _ in range(config.num_layers))
 
-    def forward(self, hidden: Tensor, *, layout: SequenceLayout) -> Tensor:
-        """[T, width] -> [T, width]."""
-        residual = hidden
-        for layer in self.layers:
-            hidden, residual = layer(hidden, residual, layout=layout)
+    def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
+        """[T, width] -> [T, width]. seeds: [SITES_A_LAYER x layers, 4]."""
+        carrier = hidden
+        for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
+            hidden, carrier = layer(hidden, carrier, layout=layout, seeds=own)
         return hidden
 
 
@@ -105,8 +114,8 @@ class PreNormEncoder(nn.Module):
         self.layers = nn.ModuleList(PreNormLayer(config) for _ in range(config.num_layers))
         self.norm = layer_norm(config.width)
 
-    def forward(self, hidden: Tensor, *, layout: SequenceLayout) -> Tensor:
-        """[T, width] -> [T, width]."""
-        for layer in self.layers:
-            hidden = layer(hidden, layout=layout)
+    def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
+        """[T, width] -> [T, width]. seeds: [SITES_A_LAYER x layers, 4]."""
+        for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
+            hidden = layer(hidden, layout=layout, seeds=own)
         return self.norm(hidden)  # type: ignore[no-any-return]

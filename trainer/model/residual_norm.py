@@ -24,10 +24,11 @@ def is_fused(hidden: Tensor, *, last: Linear) -> bool:
 
 
 class ResidualNorm(nn.LayerNorm):
-    """LayerNorm of residual + dropout(branch), given out twice.
+    """LayerNorm of residual + dropout(branch), and a carrier for the gradient that its use as a residual gets.
 
-    Once for what comes next and once as its residual, so that the two gradients meet inside the kernel
-    instead of in a pass over memory of their own.
+    The next residual norm reads the values of the norm itself and gives its gradient to the carrier, which holds one
+    element however large it looks: so the two gradients of the norm meet inside the kernel instead of in a pass over
+    memory of their own. Where the kernels do not run the carrier is the norm.
     """
 
     def __init__(self, width: int, *, dropout: float) -> None:
@@ -35,74 +36,57 @@ class ResidualNorm(nn.LayerNorm):
         self.dropout = Dropout(dropout)
 
     def forward(  # type: ignore[override]
-        self, branch: Tensor, residual: Tensor, *, branch_bias: Tensor | None
+        self, branch: Tensor, residual: Tensor, carrier: Tensor, *, seeds: Tensor, branch_bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """[T, width] each -> the norm, twice.
+        """[T, width] each -> the norm and its carrier.
 
-        branch_bias: what `branch` was made with, where is_fused and the gradient is to be made here; otherwise None.
+        carrier: of `residual`. seeds: a row of draw_seeds. branch_bias: what `branch` was made with, where is_fused and
+        the gradient is to be made here; otherwise None, and `residual` itself gets its gradient.
         """
         if branch_bias is None:
-            hidden: Tensor = super().forward(residual + self.dropout(branch))
+            hidden: Tensor = super().forward(residual + self.dropout(branch, seeds=seeds))
             return hidden, hidden
         dropout = self.dropout.probability if self.training else 0.0
-        seeds = torch.randint(-(2**31), 2**31, (2,), device=branch.device, dtype=torch.int32)
-        pair: tuple[Tensor, Tensor] = _ResidualNorm.apply(  # type: ignore[no-untyped-call]
-            branch, residual, self.weight, self.bias, branch_bias, seeds, dropout, self.eps
+        out, carrier, _, _ = residual_norm(
+            branch, residual.detach(), carrier, self.weight, self.bias, branch_bias, seeds, dropout, self.eps
         )
-        return pair
+        return out, carrier
 
 
 def _kernels_take(hidden: Tensor) -> bool:
     return hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16) and hidden.shape[-1] <= MAX_WIDTH
 
 
-class _ResidualNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        branch: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        branch_bias: Tensor,
-        seeds: Tensor,
-        dropout: float,
-        epsilon: float,
-    ) -> tuple[Tensor, Tensor]:
-        out, mean, rstd = norm_forward(branch, residual, weight, bias, seeds, dropout, epsilon)
-        ctx.save_for_backward(branch, residual, weight, seeds, mean, rstd)
-        ctx.dropout = dropout
-        return out, out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor, beside: Tensor) -> tuple[Tensor | None, ...]:
-        branch_gradient, residual_gradient, sums = norm_backward(*ctx.saved_tensors, upstream, beside, ctx.dropout)
-        weight_gradient, bias_gradient, branch_bias_gradient = sums.unbind(0)
-        return (
-            branch_gradient, residual_gradient, weight_gradient, bias_gradient, branch_bias_gradient, None, None, None,
-        )  # fmt: skip
-
-
 @torch.library.custom_op("cloze::residual_norm", mutates_args=())
-def norm_forward(
-    branch: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, seeds: Tensor, dropout: float, epsilon: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See kernels.residual_norm.forward."""
+def residual_norm(
+    branch: Tensor,
+    residual: Tensor,
+    carrier: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    branch_bias: Tensor,
+    seeds: Tensor,
+    dropout: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The norm, its carrier, and mean and inverse deviation of each row: see kernels.residual_norm.forward."""
     from trainer.model.kernels import residual_norm as kernels
 
-    return kernels.forward(
+    out, mean, rstd = kernels.forward(
         branch.contiguous(), residual.contiguous(), weight, bias, seeds, dropout=dropout, epsilon=epsilon
     )
+    return out, branch.new_empty(1).expand(branch.shape), mean, rstd
 
 
-@norm_forward.register_fake
-def _(branch: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+@residual_norm.register_fake
+def _(branch: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     row = branch.new_empty(branch.shape[0], dtype=torch.float32)
-    return torch.empty_like(branch, memory_format=torch.contiguous_format), row, torch.empty_like(row)
+    out = torch.empty_like(branch, memory_format=torch.contiguous_format)
+    return out, branch.new_empty(1).expand(branch.shape), row, torch.empty_like(row)
 
 
 @torch.library.custom_op("cloze::residual_norm_backward", mutates_args=())
-def norm_backward(
+def residual_norm_backward(
     branch: Tensor,
     residual: Tensor,
     weight: Tensor,
@@ -110,19 +94,37 @@ def norm_backward(
     mean: Tensor,
     rstd: Tensor,
     upstream: Tensor,
-    beside: Tensor,
+    beside: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See kernels.residual_norm.backward."""
+    """See kernels.residual_norm.backward; `beside`: the carrier's gradient, None where it was not used."""
     from trainer.model.kernels import residual_norm as kernels
 
     return kernels.backward(
-        branch.contiguous(), residual.contiguous(), weight, seeds, mean, rstd,
-        upstream.contiguous(), beside.contiguous(), dropout=dropout,
+        branch.contiguous(), residual.contiguous(), weight, seeds, mean, rstd, upstream.contiguous(),
+        torch.zeros_like(branch) if beside is None else beside.contiguous(), dropout=dropout,
     )  # fmt: skip
 
 
-@norm_backward.register_fake
+@residual_norm_backward.register_fake
 def _(branch: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     first, second = (torch.empty_like(branch, memory_format=torch.contiguous_format) for _ in range(2))
     return first, second, branch.new_empty(3, branch.shape[-1])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    branch, residual, _, weight, _, _, seeds, ctx.dropout, _ = inputs
+    ctx.save_for_backward(branch, residual, weight, seeds, *output[2:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, upstream: Tensor | None, beside: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if upstream is None:
+        upstream, beside = beside, None
+    if upstream is None:
+        return (None,) * 9
+    branch_gradient, residual_gradient, sums = residual_norm_backward(*ctx.saved_tensors, upstream, beside, ctx.dropout)
+    return branch_gradient, None, residual_gradient, *sums.unbind(0), None, None, None
+
+
+residual_norm.register_autograd(_backward, setup_context=_setup_context)
