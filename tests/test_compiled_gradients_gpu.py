@@ -46,7 +46,7 @@ def gradients_of(
     loss = output.mlm_loss_sum / batch.num_masked + output.nsp_loss_sum / batch.num_pairs
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = [gradient.float() / scale for gradient in torch.autograd.grad(loss * scale, parameters)]
-    return float(output.mlm_loss_sum) / batch.num_masked, dict(zip(names, gradients, strict=True))
+    return float(output.mlm_loss_sum.detach()) / batch.num_masked, dict(zip(names, gradients, strict=True))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -220,7 +220,7 @@ def test_the_loss_and_its_gradients_against_float64(
     assert relative(total, (each * weights).sum()) < tolerance
     hits = (logits.argmax(1) == labels) * weights
     assert abs(correct.item() - hits.sum().item()) < (1e-3 if dtype == torch.float32 else 8.0)
-    assert correct.item() > 60.0
+    assert correct.item() > 50.0
     for name, found, right in zip(("hidden", "weight", "bias"), gradients, wanted, strict=True):
         assert found.dtype == dtype
         assert relative(found, right) < tolerance, name

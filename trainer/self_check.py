@@ -106,7 +106,7 @@ def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Pre
         }
         # Not backward(): DeepSpeed's hooks on the parameters must not see these gradients.
         gradients = torch.autograd.grad(sum(losses.values()) * scale, list(parameters.values()), allow_unused=True)
-    norms = [_norm(gradient) for gradient in gradients]
+    norms = [_norm(gradient, device=engine.device) for gradient in gradients]
     values = torch.stack([*(loss.detach().double() for loss in losses.values()), *norms]).tolist()
     return _Pass(
         losses=dict(zip(losses, values, strict=False)),
@@ -114,8 +114,8 @@ def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Pre
     )
 
 
-def _norm(gradient: Tensor | None) -> Tensor:
+def _norm(gradient: Tensor | None, *, device: torch.device) -> Tensor:
     if gradient is None:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device=device)
     norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
     return norm.double()
