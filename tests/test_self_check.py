@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from packed import random_batch
+from small_runs import make_config, run, run_rank, write_small_set
 from test_initial_weights import VOCABULARY, make_bert_engine
-from torch import Tensor
+from torch import Tensor, nn
 from toy_training import gather_state
 from worker_group import WorkerGroup
 
 from pipeline.settings import ConfigError
+from trainer import loop
+from trainer.checkpoint import list_checkpoints
+from trainer.config import TrainerConfig
+from trainer.evaluate import Evaluation
+from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 from trainer.model import heads
+from trainer.run_directory import write_config
 from trainer.self_check import _Pass as Pass
 from trainer.self_check import check_compiled_model, compare
 
@@ -88,3 +97,76 @@ def test_what_is_finite_in_one_alone_is_a_difference() -> None:
     eager, broken = Pass({"masked-LM": 1.0}, {"a": 1.0}), Pass({"masked-LM": math.nan}, {"a": math.inf})
     assert len(compare(broken, eager, tolerance=0.01)) == 2
     assert compare(broken, broken, tolerance=0.01) == []  # diverged: that is for the guard
+
+
+# --- a run
+
+
+def run_compiled(rank: int, config: TrainerConfig, planted: bool) -> tuple[str, int]:
+    """(why the run was refused, steps that were computed), with a compiler that takes no time."""
+    torch._dynamo.reset()
+    compile_module, whole = nn.Module.compile, heads.linear_cross_entropy_sum
+
+    def compile_quickly(module: nn.Module, **_: Any) -> None:
+        compile_module(module, backend="aot_eager", dynamic=False)
+
+    def without_gradient(*tensors: Tensor, **others: Any) -> Any:
+        lost = torch.compiler.is_compiling()
+        return whole(*(tensor.detach() if lost else tensor for tensor in tensors), **others)
+
+    nn.Module.compile = compile_quickly  # type: ignore[method-assign, assignment]
+    heads.linear_cross_entropy_sum = without_gradient if planted else whole
+    try:
+        return "", len(run_rank(rank, config, None).executed)
+    except ConfigError as error:
+        return str(error), len(read_json_lines(Path(config.output) / METRICS_NAME))
+    finally:
+        nn.Module.compile, heads.linear_cross_entropy_sum = compile_module, whole  # type: ignore[method-assign]
+
+
+def test_a_run_stops_before_its_first_step(worker_group: Groups, tmp_path: Path) -> None:
+    data = write_small_set(tmp_path / "data")
+    outcomes = {}
+    for name, planted, self_check in (("sound", False, True), ("faulty", True, True), ("unchecked", True, False)):
+        config = make_config(data, tmp_path / name, max_steps=2, workers=1, compile=True, self_check=self_check)
+        write_config(config)
+        ((refused, steps),) = worker_group(1).run(run_compiled, config, planted)
+        outcomes[name] = ("compile=false" in refused, steps)
+    assert outcomes == {"sound": (False, 2), "faulty": (True, 0), "unchecked": (False, 2)}
+    assert list_checkpoints(tmp_path / "faulty") == []
+    sound, unchecked = (rows_of_losses(tmp_path / name) for name in ("sound", "unchecked"))
+    assert sound[0] == unchecked[0]
+    assert sound[1] != unchecked[1]  # it trained, and not as it should
+
+
+def rows_of_losses(output: Path) -> list[float]:
+    return [record["mlm_loss"] for record in read_json_lines(output / METRICS_NAME)]
+
+
+def evaluate_once(*, step: int, mlm_loss: float) -> list[str]:
+    """What is said of an evaluation of a run of 200 steps whose words' frequencies give 6 nats."""
+    evaluation = Evaluation(step, 10, 100, mlm_loss, 0.1, None, None, unigram_loss=6.0)
+    said: list[str] = []
+    log = SimpleNamespace(say=said.append, write_evaluation=lambda found: said.append(str(found.step)))
+    job = SimpleNamespace(config=SimpleNamespace(max_steps=200), engine=None, log=log)
+    loop.evaluate(job, SimpleNamespace(evaluate=lambda *_, **__: evaluation), step=step)  # type: ignore[arg-type]
+    assert said[0] == str(step)
+    return said[1:]
+
+
+def test_a_run_that_has_not_learnt_after_a_tenth_says_so() -> None:
+    assert evaluate_once(step=19, mlm_loss=9.0) == []
+    assert evaluate_once(step=20, mlm_loss=5.9) == []
+    for step in (20, 200):
+        (line,) = evaluate_once(step=step, mlm_loss=6.1)
+        assert line.startswith("WARNING: ")
+        assert "(6.10 nats) is above" in line
+
+
+def test_a_run_is_evaluated_after_a_tenth(worker_group: Groups, tmp_path: Path) -> None:
+    data = write_small_set(tmp_path / "data")
+    for max_steps, steps in ((99, [99]), (101, [11, 101])):
+        config = make_config(data, tmp_path / str(max_steps), max_steps=max_steps, workers=1)
+        run(worker_group(1), config)
+        records = read_json_lines(tmp_path / str(max_steps) / EVALUATIONS_NAME)
+        assert [record["step"] for record in records] == steps

@@ -56,7 +56,7 @@ class _Bucket:
         found = [(piece.place, piece.gradient()) for piece in self.pieces]
         there = [(place, gradient) for place, gradient in found if gradient is not None]
         if there:
-            torch._foreach_copy_(*map(list, zip(*there, strict=True)))
+            torch._foreach_copy_([place for place, _ in there], [gradient for _, gradient in there])
         for gap in (*self.gaps, *(place for place, gradient in found if gradient is None)):
             gap.zero_()
 

@@ -115,7 +115,7 @@ def check_compiled(job: Job, step: int) -> None:
 
 
 def evaluate(job: Job, evaluator: Evaluator, *, step: int) -> None:
-    """Evaluate after `step`; say so if the model is worse than word frequencies when it should be better. Collective."""
+    """Evaluate after `step`; say so if a model that should have learnt is worse than word frequencies. Collective."""
     evaluation = evaluator.evaluate(job.engine, step=step)
     job.log.write_evaluation(evaluation)
     if step >= first_judged_step(job.config) and evaluation.mlm_loss > evaluation.unigram_loss:
