@@ -81,13 +81,13 @@ class PhaseScheduleConfig(Settings):
     """What a phase's schedule has other than `schedule`; null: as there. For schedule.span=phase."""
 
     name: Literal["linear", "constant"] | None = None
-    """linear: falls to final_factor at the phase's end. constant: flat."""
+    """linear: falls towards final_factor. constant: flat."""
     warmup_steps: Count | None = None
     """Steps of linear warm-up, from the phase's first."""
     warmup_fraction: Probability | None = None
     """The same as a share of the phase's steps; takes the place of schedule.warmup_steps too."""
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Learning rate at the phase's end, as a share of the peak."""
+    """Learning rate that a step after the phase's last would have, as a share of the peak."""
 
 
 class PhaseEvaluationConfig(Settings):

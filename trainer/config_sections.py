@@ -118,13 +118,13 @@ class ScheduleConfig(Settings):
     """Learning rate as a function of the step."""
 
     name: Literal["linear", "constant"] = "linear"
-    """linear: warm-up, then down to final_factor at max_steps. constant: warm-up, then flat."""
+    """linear: warm-up, then down towards final_factor. constant: warm-up, then flat."""
     warmup_steps: Count | None = None
     """Steps of linear warm-up; null: warmup_fraction of max_steps."""
     warmup_fraction: Probability = 0.01
     """Used where warmup_steps is null."""
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Learning rate at max_steps, as a share of the peak."""
+    """Learning rate that a step after max_steps would have, as a share of the peak: the last step still learns."""
     span: Literal["run", "phase"] = "run"
     """run: one schedule over all phases. phase: each phase warms up and falls over its own steps."""
 
