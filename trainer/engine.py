@@ -158,7 +158,7 @@ class Engine:
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
         """Take over parameters and moments from `read`, whatever wrote them. Collective.
 
-        `loss_scale`: of the checkpoint, used where both it and this engine are fp16.
+        `loss_scale`: of a checkpoint in fp16, used if this engine is fp16 too; None: this engine begins with its own.
         """
         engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=steps_taken)
         for piece in engine_state.list_slices(self._engine, stage=self.stage, rank=self.rank):
@@ -166,7 +166,7 @@ class Engine:
                 piece.tensors[kind].copy_(values)
         engine_state.refresh_working_copies(self._engine, stage=self.stage)
         self.steps_taken = steps_taken
-        if self._dynamic_scale and loss_scale is not None and loss_scale.value > 1.0:
+        if self._dynamic_scale and loss_scale is not None:
             self.loss_scale = loss_scale
             self._engine.optimizer.loss_scaler.cur_scale = loss_scale.value
 
