@@ -125,6 +125,7 @@ def test_three_resumes_in_a_row_give_the_same_bits(
     assert first == third != second, "each phase is evaluated on its own data set"
     hashes = [open_data_set(sets[index]).hash for index in (0, 1, 0)]
     assert [(record["phase"], record["data_hash"]) for record in evaluations] == list(enumerate(hashes))
+    assert read_state(list_checkpoints(output)[-1]).guard["phase"] == 2
     assert tensors_of(output) == tensors_of(uninterrupted.output)
 
 

@@ -155,7 +155,7 @@ class GuardConfig(Settings):
     spike_factor: Annotated[float, Field(gt=1.0)] | None = None
     """A step is bad too, but applied, where its loss exceeds so many times the median of those before; null: no."""
     spike_window: Positive = 100
-    """Losses that the median is of; before there are as many, no step is a spike."""
+    """Losses that the median is of; in the first steps of a phase, before there are as many, no step is a spike."""
 
 
 class EvaluationConfig(Settings):
