@@ -108,6 +108,9 @@ class OptimizerConfig(Settings):
     """Decay of the second moment."""
     epsilon: PositiveFloat = 1e-6
     """Added to the root of the second moment."""
+    bias_correction: bool = True
+    """Divide the moments by 1 - beta^step, as Adam's paper does. false: as in google-research/bert, whose first updates
+    are therefore larger (3.2 times at the defaults)."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
     """Decoupled weight decay."""
     clip_norm: Annotated[float, Field(ge=0.0)] = 1.0

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from trainer.config import TrainerConfig
 from trainer.engine_gradients import PartitionedGradients
 from trainer.engine_setup import INITIAL_LOSS_SCALE, bound_waits, deepspeed_dictionary, load_deepspeed
 from trainer.engine_state import LocalSlice
-from trainer.optimizers import build_optimizer
+from trainer.optimizers import build_optimizer, count_updates
 
 SliceReader = Callable[[str, int, int], dict[str, Tensor]]
 """(name, start, stop) -> the elements [start, stop) of "parameter", "exp_avg", "exp_avg_sq", 1-D fp32."""
@@ -92,7 +93,8 @@ class Engine:
         compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
         if compiled:
             self.module.compile(dynamic=False)
-        engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=0)
+        self._count_updates = partial(count_updates, config=config.optimizer)
+        engine_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(0))
         self._gradients: PartitionedGradients | None = None
         if self.stage in (1, 2) and not config.deepspeed:
             self._gradients = PartitionedGradients(
@@ -160,7 +162,7 @@ class Engine:
 
         `loss_scale`: of a checkpoint in fp16, used if this engine is fp16 too; None: this engine begins with its own.
         """
-        engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=steps_taken)
+        engine_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(steps_taken))
         for piece in engine_state.list_slices(self._engine, stage=self.stage, rank=self.rank):
             for kind, values in read(piece.name, piece.start, piece.stop).items():
                 piece.tensors[kind].copy_(values)
@@ -224,7 +226,12 @@ class Engine:
         divisor, skip = (excess * unit).float(), (~norm.isfinite()).float()
         reported = Arriving(norm)
         engine_state.update_partitions(
-            self._engine, gradients.partitions, rank=self.rank, step=self.steps_taken + 1, divisor=divisor, skip=skip
+            self._engine,
+            gradients.partitions,
+            rank=self.rank,
+            step=self._count_updates(self.steps_taken + 1),
+            divisor=divisor,
+            skip=skip,
         )
         gradients.clear()
         grad_norm = float(reported.here())
