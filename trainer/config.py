@@ -164,6 +164,9 @@ class TrainerConfig(Settings):
     """DeepSpeed ZeRO stage."""
     precision: Precision = "bf16"
     """Numbers the model computes in; optimizer state is always fp32."""
+    communication_data_type: Literal["as_computed", "fp32"] = "as_computed"
+    """Numbers in which gradients are sent and summed over workers. as_computed: those of `precision`, fp32 where ZeRO-1
+    has summed micro-batches before. fp32: nothing is lost in the sum, for twice the bytes."""
     compile: bool | None = None
     """torch.compile of the model: by default on GPUs with ZeRO 0 to 2; costs a minute at the start."""
     deterministic: bool = False

@@ -98,7 +98,10 @@ class Engine:
         self._gradients: PartitionedGradients | None = None
         if self.stage in (1, 2) and not config.deepspeed:
             self._gradients = PartitionedGradients(
-                self._engine.optimizer, micro_batches=micro_batches, whole=self.stage == 1
+                self._engine.optimizer,
+                micro_batches=micro_batches,
+                whole=self.stage == 1,
+                send_fp32=config.communication_data_type == "fp32",
             )
         elif self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
             # Non-finite gradients show in the global norm, which is computed anyway: test that one number.

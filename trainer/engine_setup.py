@@ -43,9 +43,13 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
     if config.precision == "fp16":
         dictionary["fp16"] = {"enabled": True, "loss_scale": INITIAL_LOSS_SCALE}
     own_sums = config.zero_stage in (1, 2) and not config.deepspeed  # trainer/engine_gradients.py
-    if config.precision != "fp32" and micro_batches > 1 and not own_sums:
-        # Sums over micro-batches lose the small ones in 8 or 11 bits of mantissa.
-        dictionary["data_types"] = {"grad_accum_dtype": "fp32"}
+    if config.precision != "fp32" and not own_sums:
+        send_fp32 = config.communication_data_type == "fp32"
+        if send_fp32:
+            dictionary["communication_data_type"] = "fp32"
+        if send_fp32 or micro_batches > 1:
+            # Sums over micro-batches and ranks lose the small ones in 8 or 11 bits of mantissa.
+            dictionary["data_types"] = {"grad_accum_dtype": "fp32"}
     return _merge(dictionary, config.deepspeed)
 
 

@@ -39,6 +39,7 @@ MAY_CHANGE = (
     "launcher",
     "zero_stage",
     "precision",
+    "communication_data_type",
     "checkpoint",
     "guard",
     "evaluation",
