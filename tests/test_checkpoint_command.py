@@ -29,7 +29,7 @@ from trainer.run_directory import write_config
 def make_writer(run: Path, **checkpoint: Any) -> CheckpointWriter:
     """Of a model of nine numbers; no process group."""
     engine = _StillEngine(cast(Any, nn.Linear(2, 3)))
-    config = make_config(run, run, checkpoint=checkpoint, evaluation={"every_steps": 1})
+    config = make_config(run, run, checkpoint={"every_steps": 1, **checkpoint}, evaluation={"every_steps": 1})
     return CheckpointWriter(run, engine=cast(Engine, engine), config=config)
 
 

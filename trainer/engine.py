@@ -68,7 +68,7 @@ class Engine:
         if not dist.is_initialized():
             raise RuntimeError("Engine needs an initialized process group (torch.distributed)")
         bound_waits(config.collective_timeout_s)
-        deepspeed = load_deepspeed(device, precision=config.precision)
+        deepspeed = load_deepspeed(device, precision=config.precision, logs=config.deepspeed.has_reports())
         self.device = device
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
@@ -96,7 +96,7 @@ class Engine:
         self._count_updates = partial(count_updates, config=config.optimizer)
         engine_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(0))
         self._gradients: PartitionedGradients | None = None
-        if self.stage in (1, 2) and not config.deepspeed:
+        if self.stage in (1, 2) and not config.deepspeed.given():
             self._gradients = PartitionedGradients(
                 self._engine.optimizer,
                 micro_batches=micro_batches,
