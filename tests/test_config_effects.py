@@ -234,7 +234,7 @@ def test_evaluation_is_looked_at_phase_by_phase(sets: tuple[Path, Path], tmp_pat
         check_phases({**first, "evaluation": {"max_pairs": 5}}, second)
     with pytest.raises(ValueError, match=r"^evaluation\.max_pairs=7 has no effect"):
         check_phases(first, {**second, "evaluation": {"max_pairs": 5}}, evaluation={"max_pairs": 7})
+    # Step 8 has both, but lies in the phase without such rows; step 5 ends a phase without a checkpoint.
+    keep = {"checkpoint": {"every_steps": 4, "keep_best": 1}, "evaluation": {"every_steps": 8}}
     with pytest.raises(ValueError, match=r"checkpoint\.keep_best=1 has no effect"):
-        # Step 8 has both, but lies in the phase without such rows; step 5 ends a phase without a checkpoint.
-        keep = {"checkpoint": {"every_steps": 4, "keep_best": 1}, "evaluation": {"every_steps": 8}}
         check_phases({**second, "max_steps": 5}, {"data": none}, **keep)
