@@ -121,7 +121,8 @@ def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local
             f"absolute path that all nodes see, or an address of an object store (s3://...)"
         )
     overrides += [f"{key}={REPOSITORY / path}" for key, path in relative.items()]
-    if local is not None and kind == "train" and "cpus_per_worker" not in config.model_fields_set:
+    on_cpus = isinstance(config, TrainerConfig) and config.launcher == "ray" and config.device != "cuda"
+    if local is not None and on_cpus and "cpus_per_worker" not in config.model_fields_set:
         overrides.append(f"cpus_per_worker={CPUS_PER_WORKER}")  # one worker a node
     if isinstance(config, PipelineConfig):
         overrides += bind_to_nodes(config)

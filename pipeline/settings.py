@@ -89,10 +89,15 @@ def load_settings(
     return validate(cls, tree, origin=origin)
 
 
-def validate(cls: type[SettingsType], tree: Mapping[str, Any], *, origin: str) -> SettingsType:
-    """Validate a plain tree; ConfigError lists every fault, unknown keys with the nearest known name."""
+def validate(
+    cls: type[SettingsType], tree: Mapping[str, Any], *, origin: str, context: Mapping[str, Any] | None = None
+) -> SettingsType:
+    """Validate a plain tree; ConfigError lists every fault, unknown keys with the nearest known name.
+
+    `context`: what the class's own validators are told.
+    """
     try:
-        return cls.model_validate(_widen_numbers(cls, dict(tree)))
+        return cls.model_validate(_widen_numbers(cls, dict(tree)), context=context)
     except ValidationError as error:
         lines = [_explain(cls, dict(item)) for item in error.errors()]
         raise ConfigError(f"{origin}: " + "; ".join(lines)) from error

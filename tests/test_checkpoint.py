@@ -20,6 +20,9 @@ from worker_group import WorkerError, WorkerGroup
 from trainer import checkpoint, checkpoint_drafts, checkpoint_writer
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state, read_weights
 from trainer.checkpoint_files import read_json, read_manifest, step_of, write_json, write_manifest
+from trainer.config import TrainerConfig
+from trainer.engine import Engine, LossScale
+from trainer.engine_setup import INITIAL_LOSS_SCALE
 
 Groups = Callable[[int], WorkerGroup]
 Curve = list[tuple[float, float]]
@@ -85,6 +88,47 @@ def test_any_world_size_stage_and_precision(worker_group: Groups, tmp_path: Path
             assert_same_state(state, saved)
             tolerance = 1e-5 if precision == other_precision == "fp32" else 0.03
             np.testing.assert_allclose(resumed, curve[4:], rtol=tolerance)
+
+
+def save_at_scale(rank: int, run: str, precision: str, scale: float) -> None:
+    config = make_config(zero_stage=1, precision=precision)
+    engine = make_scaled_engine(config)
+    engine.loss_scale = LossScale(scale, finite_steps=3)
+    checkpoint.save(run, step=1, engine=engine, plan_state=PLAN, config=config)
+    engine.close()
+
+
+def resume_scale(rank: int, run: str) -> tuple[LossScale, float]:
+    """Ours, and the one that DeepSpeed works with."""
+    engine = make_scaled_engine(make_config(zero_stage=1, precision="fp16"))
+    checkpoint.resume(run, engine=engine)
+    scales = engine.loss_scale, float(engine._engine.optimizer.loss_scaler.cur_scale)
+    engine.close()
+    return scales
+
+
+def make_scaled_engine(config: TrainerConfig) -> Engine:
+    """Also in fp16, which the CPU's accelerator says it cannot."""
+    from deepspeed.accelerator import get_accelerator
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
+        return make_engine(config)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "resumed"),
+    [("fp16", 256.0, 256.0), ("fp16", 1.0, 1.0), ("bf16", 1.0, INITIAL_LOSS_SCALE), ("fp32", 1.0, INITIAL_LOSS_SCALE)],
+)
+def test_the_loss_scale_of_fp16_is_resumed_also_at_its_least(
+    worker_group: Groups, tmp_path: Path, precision: str, scale: float, resumed: float
+) -> None:
+    """A checkpoint of another precision has none: fp16 begins with its first."""
+    group = worker_group(1)
+    group.run(save_at_scale, str(tmp_path), precision, scale)
+    ours, deepspeeds = group.run(resume_scale, str(tmp_path))[0]
+    assert ours == (LossScale(scale, finite_steps=3) if precision == "fp16" else LossScale(INITIAL_LOSS_SCALE))
+    assert deepspeeds == resumed
 
 
 def assert_same_state(state: dict[str, dict[str, torch.Tensor]], expected: dict[str, dict[str, torch.Tensor]]) -> None:

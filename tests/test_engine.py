@@ -276,6 +276,13 @@ def test_dictionary_by_hand() -> None:
     }
 
 
+def test_deepspeed_sends_fp32_too() -> None:
+    config = make_config(zero_stage=3, precision="bf16", communication_data_type="fp32")
+    settings = deepspeed_dictionary(config, micro_batches=1, num_elements=777)
+    assert settings["communication_data_type"] == "fp32"
+    assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
+
+
 def test_gradients_summed_in_our_own_buffers_need_no_others() -> None:
     config = make_config(zero_stage=2, precision="bf16")
     assert "data_types" not in deepspeed_dictionary(config, micro_batches=3, num_elements=777)

@@ -84,6 +84,53 @@ def test_a_parameter_without_gradient_stands_still(worker_group: Groups, stage: 
     assert state["exp_avg_sq"]["shrink.bias"].all()
 
 
+class Opposites(torch.nn.Module):
+    """Its gradient is what it is given: parameters in two groups, a matrix and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = torch.nn.Parameter(torch.ones(3, 7))
+        self.bias = torch.nn.Parameter(torch.ones(5))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return ((self.matrix.sum() + self.bias.sum()) * gradient).float()
+
+
+def sum_gradients(rank: int, stage: int, raw: dict[str, Any], communication: str, lanes: int) -> list[float]:
+    """Mean over three ranks and sum over `lanes` of 1, 2^-9 and -1: what Adam's first moment has seen of it."""
+    optimizer = {"clip_norm": 0.0, "beta1": 0.5}
+    config = make_config(
+        zero_stage=stage,
+        precision="bf16",
+        deepspeed=raw,
+        communication_data_type=communication,
+        optimizer=optimizer,
+    )
+    engine = Engine(Opposites(), config=config, device=torch.device("cpu"), micro_batches=lanes)
+    gradient = torch.tensor([1.0, 2.0**-9, -1.0][rank], dtype=torch.bfloat16)
+    for lane in range(lanes):
+        engine.backward(engine(gradient) * 1.0, last=lane + 1 == lanes)  # DeepSpeed divides a loss that is the output
+    engine.step(1e-3)
+    moments = gather_state(engine)["exp_avg"]
+    engine.close()
+    return sorted({float(value) for values in moments.values() for value in values.view(-1)})
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("raw", [{}, {"wall_clock_breakdown": False}], ids=["own", "deepspeed"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_sums_of_ranks_in_fp32_keep_what_bf16_loses(
+    worker_group: Groups, stage: int, raw: dict[str, Any], lanes: int
+) -> None:
+    """1 + 2^-9 is 1 in bf16, whose mantissa has 8 bits; in which order ranks are added depends on the element."""
+    group = worker_group(3)
+    exact = lanes * 2.0**-9 / 3 / 2
+    kept = group.run(sum_gradients, stage, raw, "fp32", lanes)[0]
+    assert kept == pytest.approx([exact] * len(kept), rel=5e-3)
+    lost = group.run(sum_gradients, stage, raw, "as_computed", lanes)[0]
+    assert (0.0 in lost) != (stage == 1 and not raw and lanes > 1)  # there all sums over micro-batches are fp32
+
+
 def gradients_of(rank: int, raw: dict[str, Any]) -> tuple[int, bool]:
     """Hooks of DeepSpeed on gradients, and whether a step leaves any gradient behind."""
     config = make_config(zero_stage=1, deepspeed=raw)

@@ -33,8 +33,11 @@ def make_guard(**settings: Any) -> Guard:
     return Guard(GuardConfig(**settings))
 
 
-def judge(guard: Guard, step: int, *, loss: float = 5.0, norm: float = 1.0, scaled: bool = False) -> Fault | None:
-    return guard.judge(step, loss=loss, grad_norm=norm, norm_is_bad=not (math.isfinite(norm) or scaled))
+def judge(
+    guard: Guard, step: int, *, loss: float = 5.0, norm: float = 1.0, scaled: bool = False, phase: int = 0
+) -> Fault | None:
+    bad = not (math.isfinite(norm) or scaled)
+    return guard.judge(step, phase=phase, loss=loss, grad_norm=norm, norm_is_bad=bad)
 
 
 def test_what_is_bad() -> None:
@@ -97,6 +100,30 @@ def test_spikes_are_told_from_noise_once_the_usual_loss_is_known() -> None:
     assert judge(guard, 6, loss=6.0) is None  # 7.1 did not enter the median
     assert make_guard(spike_window=1)._losses.maxlen == 1
     assert judge(make_guard(), 9, loss=1e9) is None
+
+
+def test_the_usual_loss_is_that_of_the_phase() -> None:
+    """Longer rows, or another corpus, have another loss: the first steps of a phase are no spikes for it."""
+    settings = {"spike_factor": 1.5, "spike_window": 2}
+    guard = make_guard(**settings)
+    assert [judge(guard, step, loss=loss) for step, loss in ((1, 2.0), (2, 2.0))] == [None] * 2
+    again = Guard(GuardConfig(**settings), tree=json.loads(json.dumps(guard.to_tree())))  # resumed where a phase ends
+    for each in (guard, again):
+        assert [judge(each, step, loss=loss, phase=1) for step, loss in ((3, 9.0), (4, 8.0))] == [None] * 2
+        fault = judge(each, 5, loss=20.0, phase=1)
+        assert fault is not None
+        assert "the median 8.5 of 2 steps" in fault.reason
+    guard.go_back(step=5, to=2, tree=make_guard().to_tree() | {"losses": [2.0, 2.0]})  # into the first phase
+    assert judge(guard, 3, loss=2.9) is None
+    assert judge(guard, 4, loss=9.0) is not None
+
+
+def test_a_state_without_a_phase_is_of_the_first() -> None:
+    """As runs of earlier versions wrote it."""
+    tree = {"losses": [2.0, 2.0]}
+    settings = GuardConfig(spike_factor=1.5, spike_window=2)
+    assert judge(Guard(settings, tree=tree), 3, loss=9.0) is not None
+    assert judge(Guard(settings, tree=tree), 3, loss=9.0, phase=1) is None
 
 
 def test_the_state_goes_through_json_and_decides_the_same() -> None:

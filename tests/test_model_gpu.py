@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 
 import pytest
@@ -266,6 +267,47 @@ def test_the_update_is_torchs(dtype: torch.dtype) -> None:
     before = weight.clone(), exp_avg.clone(), exp_avg_sq.clone(), working.clone()
     update(11, torch.full((size,), torch.nan, device="cuda", dtype=dtype), stop)
     assert all(map(torch.equal, before, (weight, exp_avg, exp_avg_sq, working)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_update_without_bias_correction_is_googles(dtype: torch.dtype) -> None:
+    """An infinite step: ten steps beside google-research/bert's update in fp64, and torch's fused one."""
+    torch.manual_seed(0)
+    size, (beta1, beta2), rate, decay, epsilon = 100_001, (0.9, 0.98), 1e-2, 0.1, 1e-6
+    weight = torch.randn(size, device="cuda")
+    theirs, exact = weight.clone().requires_grad_(), weight.double()
+    exp_avg, exp_avg_sq, mean, square = (torch.zeros_like(value) for value in (weight, weight, exact, exact))
+    optimizer = torch.optim.AdamW([theirs], lr=rate, betas=(beta1, beta2), eps=epsilon, weight_decay=decay, fused=True)
+    optimizer.state[theirs].update(
+        step=torch.tensor(math.inf, device="cuda"),
+        exp_avg=torch.zeros_like(weight),
+        exp_avg_sq=torch.zeros_like(weight),
+    )
+    working = torch.zeros(size, device="cuda", dtype=dtype)
+    for _ in range(10):
+        gradient = torch.randn(size, device="cuda").to(dtype)
+        adamw.update(
+            weight,
+            exp_avg=exp_avg,
+            exp_avg_sq=exp_avg_sq,
+            gradient=gradient,
+            working=working,
+            divisor=torch.tensor(1.0, device="cuda"),
+            skip=torch.tensor(0.0, device="cuda"),
+            step=math.inf,
+            learning_rate=rate,
+            weight_decay=decay,
+            betas=(beta1, beta2),
+            epsilon=epsilon,
+        )
+        theirs.grad = gradient.float()
+        optimizer.step()
+        mean = beta1 * mean + (1 - beta1) * gradient.double()
+        square = beta2 * square + (1 - beta2) * gradient.double().square()
+        exact = exact - rate * (mean / (square.sqrt() + epsilon) + decay * exact)
+    torch.testing.assert_close(weight.double(), exact, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(theirs.detach().double(), exact, rtol=1e-5, atol=1e-6)
+    assert torch.equal(working, weight.to(dtype))
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

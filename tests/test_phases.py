@@ -96,7 +96,7 @@ def test_the_epochs_of_the_example_are_those_of_its_plan(example: tuple[OpenPhas
 def test_the_example_has_one_schedule_over_both_phases(repository: Path) -> None:
     config = load_settings(TrainerConfig, file=repository / "trainer/configs/bert_large_two_phases.yaml")
     rates = [learning_rate(step, config) for step in (5_000, 10_000, 900_000, 900_001, 1_000_000)]
-    assert rates == pytest.approx([5e-5, 1e-4, 1e-4 * 100 / 990, 1e-4 * 99.999 / 990, 0.0])
+    assert rates == pytest.approx([5e-5, 1e-4, 1e-4 * 100.001 / 990, 1e-4 * 100 / 990, 1e-4 * 0.001 / 990])
 
 
 # ---- what a phase inherits
@@ -178,9 +178,17 @@ def test_a_schedule_may_span_a_phase() -> None:
         "schedule={span: phase, warmup_steps: 10, final_factor: 0.5}",
         "phases=[{max_steps: 60}, {learning_rate: 0.1, schedule: {warmup_fraction: 0.5, name: constant}}]",
     )
-    steps = (5, 10, 35, 60, 61, 70, 80, 81, 100, 200)
+    steps = (5, 10, 11, 36, 60, 61, 70, 80, 81, 100, 200)
     rates = [learning_rate(step, config) for step in steps]
-    assert rates == pytest.approx([0.5, 1.0, 0.75, 0.5, 0.005, 0.05, 0.1, 0.1, 0.1, 0.1])
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.51, 0.005, 0.05, 0.1, 0.1, 0.1, 0.1])
+
+
+def test_the_last_update_of_each_phase_learns() -> None:
+    config = load(
+        "optimizer.learning_rate=1", "schedule={span: phase, warmup_steps: 0}", "phases=[{max_steps: 60}, {}]"
+    )
+    rates = [learning_rate(step, config) for step in (1, 60, 61, 100)]
+    assert rates == pytest.approx([1.0, 1 / 60, 1.0, 1 / 40])
 
 
 # ---- data sets and plans

@@ -82,5 +82,5 @@ def test_a_ray_that_is_lost_on_the_way_is_named() -> None:
 
 
 def test_the_object_store_holds_every_workers_read_ahead(data: Path, tmp_path: Path) -> None:
-    config = make_config(data, tmp_path, ingest={"object_store_mb": 100})
+    config = make_config(data, tmp_path, launcher="ray", ingest={"object_store_mb": 100})
     assert launch_ray.object_store_bytes(config) >= 2 * 100 * 2**20

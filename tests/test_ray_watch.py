@@ -75,9 +75,8 @@ class Clock:
 
 
 def make_watch(tmp_path: Path, seen: list[Nodes], clock: Clock, **settings: Any) -> GroupWatch:
-    config = make_config(
-        tmp_path, tmp_path, launcher="ray", workers=4, **{"min_workers": 1, "resize_interval_s": 10, **settings}
-    )
+    elastic = {"min_workers": 1, "resize_interval_s": 10} if "min_workers" not in settings else {}
+    config = make_config(tmp_path, tmp_path, launcher="ray", workers=4, **{**elastic, **settings})
     return GroupWatch(config, each=GPU, look=lambda: seen[-1], clock=clock)
 
 

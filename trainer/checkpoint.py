@@ -90,7 +90,8 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
     state = read_state(folder)
     with SavedTensors(folder) as saved:
         _check_model(folder, saved=saved.shapes, model=engine.parameter_shapes())
-        engine.restore(saved.read, steps_taken=state.steps_taken, loss_scale=LossScale(**state.loss_scale))
+        scale = LossScale(**state.loss_scale) if state.config.get("precision") == "fp16" else None
+        engine.restore(saved.read, steps_taken=state.steps_taken, loss_scale=scale)
         generators = saved.read_generators(engine.rank, world_size=engine.world_size)
     for name, generator in generators.items():
         if name == "cpu":

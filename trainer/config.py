@@ -1,6 +1,7 @@
 """The trainer's config: data, model, batch, schedule, machines.
 
-The sections are in config_sections.py; what their fields cannot say alone is checked in one place below.
+The sections are in config_sections.py; what their fields cannot say alone is checked in one place below, and in
+config_effects.py.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
 from pipeline.settings import Settings
+from trainer.config_deepspeed import DeepSpeedSettings, refuse_raw_keys
+from trainer.config_effects import refuse_idle_settings
 from trainer.config_sections import (
     MODEL_SHAPES,
     BatchConfig,
@@ -48,20 +51,6 @@ __all__ = [
 ]
 
 
-_OWNED_KEYS = {
-    "train_batch_size": "batch.*",
-    "train_micro_batch_size_per_gpu": "batch.*",
-    "gradient_accumulation_steps": "batch.lanes",
-    "gradient_clipping": "optimizer.clip_norm",
-    "optimizer": "optimizer.*",
-    "scheduler": "schedule.*",
-    "zero_optimization.stage": "zero_stage",
-    "bf16.enabled": "precision",
-    "fp16.enabled": "precision",
-}
-"""DeepSpeed settings that have a field of their own here: setting them raw would say the same thing twice."""
-
-
 class PhaseBatchConfig(Settings):
     """What a phase's batch has other than `batch`; null: as there."""
 
@@ -81,13 +70,13 @@ class PhaseScheduleConfig(Settings):
     """What a phase's schedule has other than `schedule`; null: as there. For schedule.span=phase."""
 
     name: Literal["linear", "constant"] | None = None
-    """linear: falls to final_factor at the phase's end. constant: flat."""
+    """linear: falls towards final_factor. constant: flat."""
     warmup_steps: Count | None = None
     """Steps of linear warm-up, from the phase's first."""
     warmup_fraction: Probability | None = None
     """The same as a share of the phase's steps; takes the place of schedule.warmup_steps too."""
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Learning rate at the phase's end, as a share of the peak."""
+    """Learning rate that a step after the phase's last would have, as a share of the peak."""
 
 
 class PhaseEvaluationConfig(Settings):
@@ -164,6 +153,9 @@ class TrainerConfig(Settings):
     """DeepSpeed ZeRO stage."""
     precision: Precision = "bf16"
     """Numbers the model computes in; optimizer state is always fp32."""
+    communication_data_type: Literal["as_computed", "fp32"] = "as_computed"
+    """Numbers in which gradients are sent and summed over workers. as_computed: those of `precision`, fp32 where ZeRO-1
+    has summed micro-batches before. fp32: nothing is lost in the sum, for twice the bytes."""
     compile: bool | None = None
     """torch.compile of the model: by default on GPUs with ZeRO 0 to 2; costs a minute at the start."""
     self_check: bool = True
@@ -205,7 +197,7 @@ class TrainerConfig(Settings):
     """Seconds between looks whether there is room for more workers, up to `workers`, where some are missing."""
     lease_timeout_s: Positive = 60
     """Silence after which a job on another host that holds the run directory counts as dead."""
-    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    deepspeed: DeepSpeedSettings = DeepSpeedSettings()
     """Raw DeepSpeed settings merged over the derived ones; with any, ZeRO 1 and 2 take DeepSpeed's own, slower step."""
 
     @property
@@ -244,20 +236,27 @@ class TrainerConfig(Settings):
                 )
         return tuple(steps)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_raw_keys(cls, tree: Any) -> Any:
+        raw = tree.get("deepspeed") if isinstance(tree, Mapping) else None
+        if isinstance(raw, Mapping):
+            refuse_raw_keys(raw)
+        return tree
+
     @model_validator(mode="after")
-    def _check_together(self) -> TrainerConfig:
+    def _check_together(self, info: ValidationInfo[Mapping[str, bool] | None]) -> TrainerConfig:
         _check_warmup(self.schedule, steps=self.max_steps, place="", whole=f"max_steps={self.max_steps}")
         if self.precision != "fp32" and self.zero_stage == 0:
             raise ValueError(
                 f"zero_stage=0 with precision={self.precision} is not supported (DeepSpeed's own path follows another "
                 f"curve there); set zero_stage=1"
             )
-        if self.checkpoint.keep_best and self.evaluation.every_steps is None:
+        if self.checkpoint.keep_best and not self._is_evaluated_on_the_way():
             raise ValueError(
                 f"checkpoint.keep_best={self.checkpoint.keep_best} needs held-out losses on the way; set "
                 f"evaluation.every_steps"
             )
-        _refuse_owned_keys(self.deepspeed)
         self._check_range()
         _check_lanes(self.batch, workers=self.workers, place="")
         _check_pace(self.ingest, self.batch, place="")
@@ -277,7 +276,13 @@ class TrainerConfig(Settings):
                     f"{place[:-1]} has a learning_rate or schedule of its own, but schedule.span=run means one "
                     f"schedule over all phases; set schedule.span=phase or take them out"
                 )
+        if not (info.context or {}).get("saved"):
+            refuse_idle_settings(self)
         return self
+
+    def _is_evaluated_on_the_way(self) -> bool:
+        given = (self.evaluation.every_steps, *(phase.evaluation.every_steps for phase in self.phases))
+        return len(self.phases) > 1 or any(every is not None for every in given)
 
     def _check_range(self) -> None:
         if self.min_workers is None:
@@ -289,21 +294,6 @@ class TrainerConfig(Settings):
                 f"min_workers={self.min_workers} is for launcher=ray; launcher=processes always starts all "
                 f"workers={self.workers}: leave min_workers out"
             )
-
-
-def _refuse_owned_keys(raw: Mapping[str, Any]) -> None:
-    for dotted, field in _OWNED_KEYS.items():
-        node: Any = raw
-        *folders, last = dotted.split(".")
-        for depth, part in enumerate(folders):
-            node = node.get(part, {})
-            if not isinstance(node, Mapping):
-                place = ".".join(folders[: depth + 1])
-                raise ValueError(
-                    f"deepspeed.{place}={node!r}: is a mapping in DeepSpeed's config; give one, or leave it out"
-                )
-        if last in node:
-            raise ValueError(f"deepspeed.{dotted}: has a field of its own in the trainer's config; set {field}")
 
 
 def _check_warmup(schedule: ScheduleConfig, *, steps: int, place: str, whole: str) -> None:

@@ -108,6 +108,9 @@ class OptimizerConfig(Settings):
     """Decay of the second moment."""
     epsilon: PositiveFloat = 1e-6
     """Added to the root of the second moment."""
+    bias_correction: bool = True
+    """Divide the moments by 1 - beta^step, as Adam's paper does. false: as in google-research/bert, whose first updates
+    are therefore larger (3.2 times at the defaults)."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
     """Decoupled weight decay."""
     clip_norm: Annotated[float, Field(ge=0.0)] = 1.0
@@ -118,13 +121,13 @@ class ScheduleConfig(Settings):
     """Learning rate as a function of the step."""
 
     name: Literal["linear", "constant"] = "linear"
-    """linear: warm-up, then down to final_factor at max_steps. constant: warm-up, then flat."""
+    """linear: warm-up, then down towards final_factor. constant: warm-up, then flat."""
     warmup_steps: Count | None = None
     """Steps of linear warm-up; null: warmup_fraction of max_steps."""
     warmup_fraction: Probability = 0.01
     """Used where warmup_steps is null."""
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Learning rate at max_steps, as a share of the peak."""
+    """Learning rate that a step after max_steps would have, as a share of the peak: the last step still learns."""
     span: Literal["run", "phase"] = "run"
     """run: one schedule over all phases. phase: each phase warms up and falls over its own steps."""
 
@@ -139,7 +142,8 @@ class CheckpointConfig(Settings):
     keep_every_steps: Positive | None = None
     """Checkpoints at multiples of this step stay for ever."""
     keep_best: Count = 0
-    """Checkpoints with the least held-out loss that stay, of those at multiples of evaluation.every_steps."""
+    """Checkpoints with the least held-out loss that stay, of each phase, among those at multiples of
+    evaluation.every_steps. Losses of another phase, data set, or number of pairs are not compared: each has its own."""
 
 
 class GuardConfig(Settings):
@@ -154,7 +158,7 @@ class GuardConfig(Settings):
     spike_factor: Annotated[float, Field(gt=1.0)] | None = None
     """A step is bad too, but applied, where its loss exceeds so many times the median of those before; null: no."""
     spike_window: Positive = 100
-    """Losses that the median is of; before there are as many, no step is a spike."""
+    """Losses that the median is of; in the first steps of a phase, before there are as many, no step is a spike."""
 
 
 class EvaluationConfig(Settings):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from trainer.config import TrainerConfig
 from trainer.engine_gradients import PartitionedGradients
 from trainer.engine_setup import INITIAL_LOSS_SCALE, bound_waits, deepspeed_dictionary, load_deepspeed
 from trainer.engine_state import LocalSlice
-from trainer.optimizers import build_optimizer
+from trainer.optimizers import build_optimizer, count_updates
 
 SliceReader = Callable[[str, int, int], dict[str, Tensor]]
 """(name, start, stop) -> the elements [start, stop) of "parameter", "exp_avg", "exp_avg_sq", 1-D fp32."""
@@ -67,7 +68,7 @@ class Engine:
         if not dist.is_initialized():
             raise RuntimeError("Engine needs an initialized process group (torch.distributed)")
         bound_waits(config.collective_timeout_s)
-        deepspeed = load_deepspeed(device, precision=config.precision)
+        deepspeed = load_deepspeed(device, precision=config.precision, logs=config.deepspeed.has_reports())
         self.device = device
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
@@ -94,13 +95,17 @@ class Engine:
         if self.compiled:
             # Random numbers as eager code draws them: the same seed gives the same dropout in both.
             self.module.compile(dynamic=False, options={"fallback_random": True})
-        engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=0)
+        self._count_updates = partial(count_updates, config=config.optimizer)
+        engine_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(0))
         if drawn:  # DeepSpeed made its fp32 weights from ones that were rounded to `precision`
             self._write_slices(lambda name, start, stop: {"parameter": drawn[name].view(-1)[start:stop]})
         self._gradients: PartitionedGradients | None = None
-        if self.stage in (1, 2) and not config.deepspeed:
+        if self.stage in (1, 2) and not config.deepspeed.given():
             self._gradients = PartitionedGradients(
-                self._engine.optimizer, micro_batches=micro_batches, whole=self.stage == 1
+                self._engine.optimizer,
+                micro_batches=micro_batches,
+                whole=self.stage == 1,
+                send_fp32=config.communication_data_type == "fp32",
             )
         elif self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
             # Non-finite gradients show in the global norm, which is computed anyway: test that one number.
@@ -162,12 +167,12 @@ class Engine:
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
         """Take over parameters and moments from `read`, whatever wrote them. Collective.
 
-        `loss_scale`: of the checkpoint, used where both it and this engine are fp16.
+        `loss_scale`: of a checkpoint in fp16, used if this engine is fp16 too; None: this engine begins with its own.
         """
-        engine_state.prepare_moments(self._engine, stage=self.stage, steps_taken=steps_taken)
+        engine_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(steps_taken))
         self._write_slices(read)
         self.steps_taken = steps_taken
-        if self._dynamic_scale and loss_scale is not None and loss_scale.value > 1.0:
+        if self._dynamic_scale and loss_scale is not None:
             self.loss_scale = loss_scale
             self._engine.optimizer.loss_scaler.cur_scale = loss_scale.value
 
@@ -231,7 +236,12 @@ class Engine:
         divisor, skip = (excess * unit).float(), (~norm.isfinite()).float()
         reported = Arriving(norm)
         engine_state.update_partitions(
-            self._engine, gradients.partitions, rank=self.rank, step=self.steps_taken + 1, divisor=divisor, skip=skip
+            self._engine,
+            gradients.partitions,
+            rank=self.rank,
+            step=self._count_updates(self.steps_taken + 1),
+            divisor=divisor,
+            skip=skip,
         )
         gradients.clear()
         grad_norm = float(reported.here())

@@ -66,17 +66,24 @@ class PartitionedGradients:
 
     `zero`: DeepSpeed's ZeRO-1/2 optimizer, whose own hooks are taken off. `micro_batches`: calls of `add` a step, at
     most. With `whole` (ZeRO-1) they are summed on every rank, fp32, and communicated once a step; otherwise (ZeRO-2)
-    after each.
+    after each. With `send_fp32` ranks send each other fp32, else the type of the gradients.
     """
 
-    def __init__(self, zero: Any, *, micro_batches: int, whole: bool) -> None:
+    def __init__(self, zero: Any, *, micro_batches: int, whole: bool, send_fp32: bool) -> None:
         for hook in zero._grad_acc_hooks:
             hook.remove()
         zero._grad_acc_hooks.clear()
         self._world_size = dist.get_world_size()
         self._first = True
         self._groups = [
-            _Group(parameters, flat=flat, world_size=self._world_size, several=micro_batches > 1, sum_whole=whole)
+            _Group(
+                parameters,
+                flat=flat,
+                world_size=self._world_size,
+                several=micro_batches > 1,
+                sum_whole=whole,
+                send_fp32=send_fp32,
+            )
             for parameters, flat in zip(zero.bit16_groups, zero.bit16_groups_flat, strict=True)
         ]
 
@@ -107,12 +114,20 @@ class _Group:
     """One flat group: `flat` holds the parameters one after another, and padding up to world_size equal shares."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], *, flat: Tensor, world_size: int, several: bool, sum_whole: bool
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        flat: Tensor,
+        world_size: int,
+        several: bool,
+        sum_whole: bool,
+        send_fp32: bool,
     ) -> None:
         self._parameters = list(parameters)
         self._world_size = world_size
         self._share = flat.numel() // world_size
-        sums = torch.float32 if several else flat.dtype  # a single micro-batch's gradients are not summed up here
+        sent = torch.float32 if send_fp32 and world_size > 1 else flat.dtype
+        sums = torch.float32 if several else sent  # a single micro-batch's gradients are not summed up here
         self.partition = torch.zeros(self._share, dtype=sums, device=flat.device)
         self._whole = None
         if sum_whole and several and world_size > 1:
@@ -120,7 +135,7 @@ class _Group:
         limit = max(1, LARGEST_BUCKET // world_size)
         stretches = list(_stretches(self._share, limit=limit))
         largest = world_size * max(stop - start for start, stop in stretches)
-        self._buffer = torch.empty(largest, dtype=flat.dtype, device=flat.device)
+        self._buffer = torch.empty(largest, dtype=sent, device=flat.device)
         offsets = [0, *accumulate(parameter.numel() for parameter in self._parameters)]
         self._buckets = [
             self._cut(offsets, buffer=self._buffer[: world_size * (stop - start)], start=start, stop=stop)

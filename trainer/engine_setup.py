@@ -42,11 +42,15 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
         dictionary["bf16"] = {"enabled": True, "check_grad_overflow": False}
     if config.precision == "fp16":
         dictionary["fp16"] = {"enabled": True, "loss_scale": INITIAL_LOSS_SCALE}
-    own_sums = config.zero_stage in (1, 2) and not config.deepspeed  # trainer/engine_gradients.py
-    if config.precision != "fp32" and micro_batches > 1 and not own_sums:
-        # Sums over micro-batches lose the small ones in 8 or 11 bits of mantissa.
-        dictionary["data_types"] = {"grad_accum_dtype": "fp32"}
-    return _merge(dictionary, config.deepspeed)
+    own_sums = config.zero_stage in (1, 2) and not config.deepspeed.given()  # trainer/engine_gradients.py
+    if config.precision != "fp32" and not own_sums:
+        send_fp32 = config.communication_data_type == "fp32"
+        if send_fp32:
+            dictionary["communication_data_type"] = "fp32"
+        if send_fp32 or micro_batches > 1:
+            # Sums over micro-batches and ranks lose the small ones in 8 or 11 bits of mantissa.
+            dictionary["data_types"] = {"grad_accum_dtype": "fp32"}
+    return _merge(dictionary, config.deepspeed.given())
 
 
 def _zero_settings(stage: int, *, num_elements: int) -> dict[str, Any]:
@@ -86,11 +90,11 @@ def bound_waits(timeout_s: int) -> None:
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
 
 
-def load_deepspeed(device: torch.device, *, precision: Precision) -> ModuleType:
+def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool = False) -> ModuleType:
     """Import DeepSpeed for `device` without its probing of compilers and without a first-use compilation.
 
-    Sets DS_ACCELERATOR, LOCAL_RANK and, on GPUs, TORCH_CUDA_ARCH_LIST in this process's environment. Raises
-    ConfigError where the device cannot compute in `precision`.
+    `logs`: let it log what it is asked to measure. Sets DS_ACCELERATOR, LOCAL_RANK and, on GPUs, TORCH_CUDA_ARCH_LIST
+    in this process's environment. Raises ConfigError where the device cannot compute in `precision`.
     """
     os.environ["DS_ACCELERATOR"] = device.type
     if device.type == "cuda":
@@ -111,7 +115,7 @@ def load_deepspeed(device: torch.device, *, precision: Precision) -> ModuleType:
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     # gloo through shared memory is C++ that DeepSpeed compiles on first use (50 s, needs g++).
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    logging.getLogger("DeepSpeed").setLevel(logging.INFO if logs else logging.WARNING)
     if precision == "fp16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
         raise ConfigError(f"precision=fp16: this machine's {device.type} cannot; set precision=bf16 or fp32")
     module: ModuleType = deepspeed

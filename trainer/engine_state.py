@@ -81,8 +81,8 @@ def base_optimizer(engine: Any, *, stage: int) -> torch.optim.Optimizer:
     return optimizer
 
 
-def prepare_moments(engine: Any, *, stage: int, steps_taken: int) -> None:
-    """Create missing moments as zeros and set Adam's step count, as torch's fused AdamW itself would.
+def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
+    """Create missing moments as zeros and set Adam's step count to `updates`, as torch's fused AdamW itself would.
 
     Called before the first step too: DeepSpeed makes the state lazily in some stages and steps once with
     empty gradients in others.
@@ -93,7 +93,7 @@ def prepare_moments(engine: Any, *, stage: int, steps_taken: int) -> None:
         for moment in MOMENTS:
             if moment not in state:
                 state[moment] = torch.zeros_like(base.data, memory_format=torch.preserve_format)
-        state["step"] = torch.tensor(float(steps_taken), dtype=torch.float32, device=base.device)
+        state["step"] = torch.tensor(updates, dtype=torch.float32, device=base.device)
 
 
 @torch.no_grad()
@@ -151,10 +151,11 @@ def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
 
 
 def update_partitions(
-    engine: Any, gradients: Sequence[Tensor], *, rank: int, step: int, divisor: Tensor, skip: Tensor
+    engine: Any, gradients: Sequence[Tensor], *, rank: int, step: float, divisor: Tensor, skip: Tensor
 ) -> None:
     """AdamW's step number `step` over this rank's partitions, then the working copies on all ranks: stages 1 and 2.
 
+    An infinite step leaves the moments' bias uncorrected (trainer.optimizers.count_updates).
     Gradients are divided by `divisor`; where `skip` is not zero nothing changes. Collective.
     """
     zero = engine.optimizer

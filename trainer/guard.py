@@ -59,6 +59,7 @@ class Guard:
         self.skips: list[list[int]] = [list(window) for window in tree.get("skips", [])]
         """[first, last] step of each window that is passed over: no update, its data thrown away."""
         self._losses: deque[float] = deque(tree.get("losses", []), maxlen=config.spike_window)
+        self._phase: int = tree.get("phase", 0)  # of these losses
 
     def to_tree(self) -> dict[str, Any]:
         """JSON-able tree of the whole state."""
@@ -68,14 +69,21 @@ class Guard:
             "rollbacks": self.rollbacks,
             "skips": self.skips,
             "losses": list(self._losses),
+            "phase": self._phase,
         }
 
     def is_skipped(self, step: int) -> bool:
         """Whether the step's data are passed over."""
         return any(first <= step <= last for first, last in self.skips)
 
-    def judge(self, step: int, *, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:
-        """Take note of a step; `norm_is_bad`: not finite, and not for fp16's loss scale."""
+    def judge(self, step: int, *, phase: int, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:
+        """Take note of a step; `norm_is_bad`: not finite, and not for fp16's loss scale.
+
+        The losses that spikes are told by begin anew with each phase: another data set has another usual loss.
+        """
+        if phase != self._phase:
+            self._losses.clear()
+            self._phase = phase
         fault = self._find_fault(loss=loss, grad_norm=grad_norm, norm_is_bad=norm_is_bad)
         if fault is None:
             self.bad_steps = 0
@@ -102,6 +110,7 @@ class Guard:
         self.bad_steps = 0
         self._losses.clear()
         self._losses.extend(tree.get("losses", []))
+        self._phase = tree.get("phase", 0)
         return window
 
     def check_may_go_back(self, back: RollBack, *, run_directory: Location) -> None:

@@ -187,7 +187,7 @@ def train_step(job: Job, step: int, *, began: float) -> tuple[Step, StepMetrics,
     if step < config.max_steps:
         job.feed.look_ahead()
     rate = learning_rate(step, config)
-    scaled = engine.loss_scale.value > 1.0  # fp16 finds its loss scale by overflowing: no fault
+    scaled = engine.loss_scale.value > 1.0  # fp16 finds its loss scale by overflowing: no fault while it can be halved
     with record_function("update"):
         update = engine.step(rate)
     norm_is_bad = not (math.isfinite(update.grad_norm) or scaled)
@@ -223,7 +223,9 @@ def train_step(job: Job, step: int, *, began: float) -> tuple[Step, StepMetrics,
         phase=data.state.phase,
         peak_memory_gb=torch.cuda.max_memory_allocated() / 1e9 if engine.device.type == "cuda" else None,
     )
-    fault = job.guard.judge(step, loss=metrics.loss, grad_norm=metrics.grad_norm, norm_is_bad=bad_norms > 0)
+    fault = job.guard.judge(
+        step, phase=metrics.phase, loss=metrics.loss, grad_norm=metrics.grad_norm, norm_is_bad=bad_norms > 0
+    )
     return data, metrics, fault, stops > 0
 
 

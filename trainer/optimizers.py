@@ -7,6 +7,7 @@ core the fused kernel takes 3 ms for BERT-tiny where the plain loop takes 21.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -47,8 +48,19 @@ def _keep_aligned(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
     return [group for group in (first, *odd) if group]
 
 
+def count_updates(steps_taken: int, *, config: OptimizerConfig) -> float:
+    """Adam's step count after `steps_taken` updates: infinite without bias correction.
+
+    1 - beta ** inf is exactly 1, so the corrections, which divide by it, do nothing (google-research/bert,
+    optimization.py, has none). The count stays infinite when an update adds 1.
+    """
+    return float(steps_taken) if config.bias_correction else math.inf
+
+
 def build_optimizer(model: nn.Module, *, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW with decoupled weight decay (Loshchilov and Hutter 2019) over `parameter_groups`.
+
+    Whether it corrects the moments' bias follows from its step count alone, which is set from `count_updates`.
 
     Its rate is zero until `Engine.step` sets it: DeepSpeed may take a step with empty gradients while it
     initializes, which at rate zero leaves the parameters alone.

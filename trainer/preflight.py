@@ -18,6 +18,7 @@ from trainer import pretrained
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
+from trainer.config_effects import refuse_idle_settings
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
 from trainer.metrics import EVALUATIONS_NAME, read_last_lines
@@ -81,6 +82,7 @@ def check(config: TrainerConfig) -> Checked:
                 f"workers={config.workers} exceeds the {each.plan.lanes} lanes of the plan: some would never work; "
                 f"lower workers or set {batch}={config.workers}"
             )
+    refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
     changes = check_run_directory(config)
     refuse_if_alive(config.output)
     step = check_checkpoints(config, phases=opened)

@@ -18,6 +18,8 @@ from pipeline.disks import find_existing, sync
 from pipeline.settings import ConfigError, dump_yaml, parse_yaml, to_tree, validate
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
+from trainer.config_deepspeed import drop_unknown_keys
+from trainer.config_effects import find_idle_settings
 from trainer.folders import make_folder
 from trainer.lease import belongs_to_lease
 from trainer.lease_store import LEASE_FOLDER
@@ -40,6 +42,7 @@ MAY_CHANGE = (
     "launcher",
     "zero_stage",
     "precision",
+    "communication_data_type",
     "checkpoint",
     "guard",
     "evaluation",
@@ -87,10 +90,11 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
             f"output={folder}: is not empty and not a run directory (no {CONFIG_NAME}); give a new or empty folder"
         )
     before, now = _flatten(to_tree(saved)), _flatten(to_tree(config))
+    idle = {each.key for each in find_idle_settings(saved)} & {each.key for each in find_idle_settings(config)}
     changes = {
         key: f"{key}: {before.get(key)} -> {now.get(key)}"
         for key in {**before, **now}
-        if before.get(key) != now.get(key)
+        if before.get(key) != now.get(key) and key not in idle
     }
     begun = phases_begun(config)
     refused = [text for key, text in changes.items() if not may_change(key, phases_begun=begun)]
@@ -146,13 +150,19 @@ def read_run_config(run: Location) -> TrainerConfig | None:
 
 
 def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
-    """The config that a run or a checkpoint holds; `logging.tensorboard` of earlier versions becomes the tracker."""
+    """The config that a run or a checkpoint holds, also of an earlier version.
+
+    Its `logging.tensorboard` becomes the tracker; settings without effect and raw DeepSpeed keys, which are refused
+    now, were not: the former stay, the latter go.
+    """
     logging = tree.get("logging")
     if isinstance(logging, Mapping) and "tensorboard" in logging:
         tracker = logging.get("tracker") or ("tensorboard" if logging["tensorboard"] else "none")
         others = {key: value for key, value in logging.items() if key != "tensorboard"}
         tree = {**tree, "logging": {**others, "tracker": tracker}}
-    return validate(TrainerConfig, tree, origin=origin)
+    if isinstance(tree.get("deepspeed"), Mapping):
+        tree = {**tree, "deepspeed": drop_unknown_keys(tree["deepspeed"])}
+    return validate(TrainerConfig, tree, origin=origin, context={"saved": True})
 
 
 def write_config(config: TrainerConfig) -> Location:

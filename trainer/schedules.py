@@ -22,9 +22,14 @@ def warmup_steps(schedule: ScheduleConfig, *, steps: int) -> int:
 def learning_rate(step: int, config: TrainerConfig) -> float:
     """Rate of update number `step`; the first update of a run is number 1.
 
-    Rises linearly to the peak at the last warm-up step; `linear` then falls to final_factor x peak at
-    max_steps and stays there, `constant` keeps the peak. With schedule.span=phase each phase does so over its own
-    steps. Raises ValueError for a step below 1.
+    Warm-up of W steps: peak x step / W, so that the first update learns. `linear` then falls towards final_factor x
+    peak, which an update after the last of N would have: peak x (N - (step - 1)) / (N - W) for a factor of 0, so that
+    the last update learns. `constant` keeps the peak. With schedule.span=phase each phase does so over its own steps.
+
+    The fall is that of google-research/bert (optimization.py) and of transformers' get_linear_schedule_with_warmup,
+    whose step counts from 0 at the first update; google's begins at step 0 instead of W, a difference of W / N. Both
+    waste the first update on a rate of 0. The warm-up counts from 1, as NVIDIA's DeepLearningExamples do
+    (schedulers.py), whose last update in turn has rate 0. Raises ValueError for a step below 1.
     """
     if step < 1:
         raise ValueError(f"the first update is step 1, so there is no learning rate for step {step}")
@@ -42,9 +47,9 @@ def learning_rate(step: int, config: TrainerConfig) -> float:
 def _rate(step: int, schedule: ScheduleConfig, *, steps: int, peak: float) -> float:
     """Rate of step `step` of `steps`."""
     warmup = warmup_steps(schedule, steps=steps)
-    if step < warmup:
+    if step <= warmup:
         return peak * step / warmup
     if schedule.name == "constant":
         return peak
-    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    progress = min(1.0, (step - 1 - warmup) / max(1, steps - warmup))
     return peak * (1.0 - progress * (1.0 - schedule.final_factor))

@@ -1,7 +1,7 @@
 """AdamW over one flat partition, in one pass: clipping, both moments, decay, the fp32 weights and their bf16 copy.
 
 torch's fused AdamW wants fp32 gradients and leaves the copy to be made, which for BERT-Large moves half as much memory
-again. Bias corrections are numbers of the host, which knows the step.
+again. Bias corrections are numbers of the host, which knows the step; without any they are 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def update(
     working: Tensor,
     divisor: Tensor,
     skip: Tensor,
-    step: int,
+    step: float,
     learning_rate: float,
     weight_decay: float,
     betas: tuple[float, float],
@@ -55,7 +55,8 @@ def update(
     """Step number `step` (from 1) of AdamW (Loshchilov and Hutter 2019) in place; all 1-D of one size and contiguous.
 
     weight and moments fp32; gradient of any float type, divided by `divisor`; `working` takes the new weights in its
-    own type. divisor, skip: fp32 scalars on the device; where skip is not zero nothing changes.
+    own type. divisor, skip: fp32 scalars on the device; where skip is not zero nothing changes. With an infinite step
+    the corrections of the moments' bias are 1.
     """
     beta1, beta2 = betas
     adamw_kernel[(triton.cdiv(weight.numel(), TILES["BLOCK"]),)](

@@ -1,0 +1,161 @@
+"""Raw DeepSpeed settings that a run may give: those that change speed, memory or logs, not what is computed.
+
+Invariant: every other key is refused, since DeepSpeed 0.19.8 drops unknown keys at its top level without a word, and
+some known ones change the gradients (gradient_allreduce_op=sum multiplies them by the number of workers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from pipeline.settings import Settings, nested_settings
+
+_CHANGES_RESULTS = "changes what is computed; leave it out"
+_PROFILE = "is not taken; `python -m trainer.profiling` shows where a step's time goes"
+_NOT_SUPPORTED = "does not go with this engine, which keeps optimizer and checkpoints itself; leave it out"
+_REFUSED = {
+    "train_batch_size": "batch.*",
+    "train_micro_batch_size_per_gpu": "batch.*",
+    "gradient_accumulation_steps": "batch.lanes",
+    "managed_gradient_accumulation": "batch.lanes",
+    "gradient_clipping": "optimizer.clip_norm",
+    "optimizer": "optimizer.*",
+    "scheduler": "schedule.*",
+    "zero_optimization.stage": "zero_stage",
+    "bf16": "precision",
+    "fp16": "precision",
+    "torch_autocast": "precision",
+    "communication_data_type": "communication_data_type",
+    "compile": "compile",
+    "checkpoint": "checkpoint.*",
+    "steps_per_print": "logging.every_steps",
+    "tensorboard": "logging.tracker",
+    "wandb": "logging.tracker",
+    "csv_monitor": "logging.tracker",
+    "flops_profiler": _PROFILE,
+    "comms_logger": _PROFILE,
+    "gradient_allreduce_op": _CHANGES_RESULTS,
+    "prescale_gradients": _CHANGES_RESULTS,
+    "gradient_predivide_factor": _CHANGES_RESULTS,
+    "data_types": _CHANGES_RESULTS,
+    "zero_optimization.zero_quantized_weights": _CHANGES_RESULTS,
+    "zero_optimization.zero_quantized_gradients": _CHANGES_RESULTS,
+    "zero_optimization.zero_quantized_nontrainable_weights": _CHANGES_RESULTS,
+    "zero_optimization.offload_optimizer": _NOT_SUPPORTED,
+    "zero_optimization.offload_param": _NOT_SUPPORTED,
+    "zero_optimization.cpu_offload": _NOT_SUPPORTED,
+}
+"""Keys of DeepSpeed, and of sections of it: the field to set instead, or why not."""
+
+
+def _to_whole(value: Any) -> Any:
+    """5e8, as DeepSpeed's documentation writes numbers of elements, is a whole number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Elements = Annotated[int, BeforeValidator(_to_whole), Field(ge=0)]
+Bucket = Annotated[int, BeforeValidator(_to_whole), Field(ge=1)]
+
+
+class ZeroSettings(Settings):
+    """DeepSpeed's zero_optimization; null: as derived, or DeepSpeed's default."""
+
+    overlap_comm: bool | None = None
+    """Reduce gradients while backward goes on. With compiled models it has raced (DeepSpeed#8061, #5545)."""
+    contiguous_gradients: bool | None = None
+    """Copy gradients to one buffer as they come."""
+    reduce_scatter: bool | None = None
+    """Reduce-scatter gradients instead of all-reducing them."""
+    reduce_bucket_size: Bucket | None = None
+    """Elements of gradients reduced together."""
+    allgather_partitions: bool | None = None
+    """Gather parameters by all-gather instead of broadcasts. For ZeRO 1 and 2."""
+    allgather_bucket_size: Bucket | None = None
+    """Elements of parameters gathered together. For ZeRO 1 and 2."""
+    use_multi_rank_bucket_allreduce: bool | None = None
+    """All-reduce the buckets of several ranks together. For ZeRO 1 and 2."""
+    stage3_prefetch_bucket_size: Elements | None = None
+    """Elements of parameters fetched ahead. For ZeRO 3."""
+    stage3_param_persistence_threshold: Elements | None = None
+    """Parameters with fewer elements stay whole on every rank. For ZeRO 3."""
+    stage3_model_persistence_threshold: Elements | None = None
+    """Most elements that stay whole so. For ZeRO 3."""
+    stage3_max_live_parameters: Elements | None = None
+    """Most elements of gathered parameters. For ZeRO 3."""
+    stage3_max_reuse_distance: Elements | None = None
+    """A parameter used again within so many elements is kept. For ZeRO 3."""
+    sub_group_size: Bucket | None = None
+    """Elements of parameters that are updated together. For ZeRO 3."""
+
+
+class DeepSpeedSettings(Settings):
+    """Raw DeepSpeed settings; null: as derived."""
+
+    zero_optimization: ZeroSettings | None = None
+    """Buckets and thresholds of ZeRO."""
+    wall_clock_breakdown: bool | None = None
+    """Log the times of forward, backward and step in the workers' output."""
+    memory_breakdown: bool | None = None
+    """Log memory between them, at the cost of a garbage collection each time."""
+
+    def given(self) -> dict[str, Any]:
+        """What is set, as DeepSpeed's dictionary; empty if nothing is."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def has_reports(self) -> bool:
+        """Whether DeepSpeed is to log what it measures."""
+        return bool(self.wall_clock_breakdown or self.memory_breakdown)
+
+
+_PARTITIONED = ("allgather_partitions", "allgather_bucket_size", "use_multi_rank_bucket_allreduce")
+
+
+def zero_stages_of(key: str) -> tuple[int, ...]:
+    """The ZeRO stages in which a key of zero_optimization acts."""
+    if key in _PARTITIONED:
+        return (1, 2)
+    return (3,) if key.startswith("stage3_") or key == "sub_group_size" else (1, 2, 3)
+
+
+def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key in `raw` that has a field of its own here, or must not be set, naming the remedy."""
+    sections = {name for name, field in DeepSpeedSettings.model_fields.items() if nested_settings(field.annotation)}
+    for name in sections & raw.keys():
+        if raw[name] is not None and not isinstance(raw[name], Mapping | Settings):
+            raise ValueError(
+                f"deepspeed.{name}={raw[name]!r}: is a mapping in DeepSpeed's config; give one, or leave it out"
+            )
+    for dotted in _leaves(raw):
+        parts = dotted.split(".")
+        for depth in range(1, len(parts) + 1):
+            reason = _REFUSED.get(".".join(parts[:depth]))
+            if reason in (_CHANGES_RESULTS, _NOT_SUPPORTED, _PROFILE):
+                raise ValueError(f"deepspeed.{dotted}: {reason}")
+            if reason is not None:
+                raise ValueError(f"deepspeed.{dotted}: has a field of its own in the trainer's config; set {reason}")
+
+
+def drop_unknown_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`raw`, as an earlier version may have saved it, without the keys that are not taken any more."""
+
+    def keep(tree: Mapping[str, Any], cls: type[Settings]) -> dict[str, Any]:
+        kept = {}
+        for name, field in cls.model_fields.items():
+            inner = nested_settings(field.annotation)
+            if name in tree:
+                value = tree[name]
+                kept[name] = keep(value, inner) if inner is not None and isinstance(value, Mapping) else value
+        return kept
+
+    return keep(raw, DeepSpeedSettings)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
