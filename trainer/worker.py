@@ -27,6 +27,7 @@ from trainer.ingest import SlotStream
 from trainer.launch import Link, Outcome, Place
 from trainer.locations import locate
 from trainer.loop import Job, train
+from trainer.memory_shortage import shortage_named
 from trainer.metrics import RunLog
 from trainer.model import BertForPretraining
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
@@ -58,9 +59,10 @@ def work(
     """Train this rank's share until max_steps or until asked to stop, resuming what the run directory holds.
 
     `lease_token`: of the job's lease on the run directory; without it nothing is committed once another job has the
-    lease. torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input.
+    lease. torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input, which a
+    device with too little memory is too.
     """
-    with warnings_to_user(link, place=place):
+    with warnings_to_user(link, place=place), shortage_named(config, rank=place.rank, device=device):
         set_up_process(config, place=place, device=device)
         return run_share(config, place=place, link=link, device=device, blocks=blocks, lease_token=lease_token)
 
