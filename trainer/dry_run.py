@@ -19,7 +19,7 @@ from pipeline import storage
 from pipeline.disks import free_bytes
 from pipeline.manifest import open_data_set
 from pipeline.settings import ConfigError
-from trainer.checkpoint_files import list_checkpoints, step_of
+from trainer.branch import steps_done
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.locations import locate
 from trainer.metrics import METRICS_NAME, duration, read_last_lines
@@ -65,8 +65,7 @@ def describe_run(config: TrainerConfig, options: Options) -> Iterator[str]:
     """Lines of the plan. The config has passed preflight.check; ConfigError where machines or disk do not hold it."""
     phases = resolve_phases(config)
     opened = open_phases(phases, manifests=[open_data_set(phase.config.data) for phase in phases])
-    checkpoints = list_checkpoints(config.output)
-    done = step_of(checkpoints[-1]) if checkpoints else 0
+    done = steps_done(config)
     tokens = tokens_left(opened, done=done)
     yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {tokens / 1e6:,.1f} M tokens"
     yield from describe_time(config, options, tokens=tokens)

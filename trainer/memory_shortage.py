@@ -17,8 +17,8 @@ from trainer.phases import open_phases, resolve_phases
 
 _WORDS = re.compile(
     r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-    r"|cudaErrorMemoryAllocation|ncclUnhandledCudaError.*out of memory|NCCL.*out of memory|Failed to CUDA (calloc|malloc)"
-    r"|DefaultCPUAllocator: can't allocate memory",
+    r"|cudaErrorMemoryAllocation|ncclUnhandledCudaError.*out of memory|NCCL.*out of memory"
+    r"|Failed to CUDA (calloc|malloc)|DefaultCPUAllocator: can't allocate memory",
     re.DOTALL,
 )
 """Of libraries that raise a plain RuntimeError."""

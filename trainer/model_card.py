@@ -39,7 +39,7 @@ def render_model_card(
         "tags": ["bert", "fill-mask", "pretraining"],
     }
     architecture = ARCHITECTURES[config.model.norm]
-    begun = "from scratch" if config.model.initialize_from is None else "from given weights (see Training)"
+    begun = "from given weights (see below)" if _start(config) else "from scratch"
     lines = [
         "---",
         yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
@@ -88,9 +88,11 @@ def render_model_card(
 
 
 def _start(config: TrainerConfig) -> list[str]:
-    if config.model.initialize_from is None:
-        return []
-    return [f"Training started from the weights of `{config.model.initialize_from}`, not from random ones.", ""]
+    if config.resume_from is not None:
+        return [f"The run is a branch: its steps go on from the checkpoint `{config.resume_from}` of another run.", ""]
+    if config.model.initialize_from is not None:
+        return [f"Training started from the weights of `{config.model.initialize_from}`, not from random ones.", ""]
+    return []
 
 
 def _results(training: Mapping[str, Any] | None, evaluation: Mapping[str, Any] | None) -> list[str]:

@@ -15,6 +15,7 @@ from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, Manifest, open_data_set
 from pipeline.settings import Arguments, ConfigError, expand_path, load_settings, refuse_lost_path
 from trainer import pretrained
+from trainer.branch import check_branch, is_branch_to_begin, settle_source
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
@@ -23,11 +24,11 @@ from trainer.locations import locate
 from trainer.metrics import EVALUATIONS_NAME, read_last_lines
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
-from trainer.run_directory import check_run_directory
+from trainer.run_directory import check_run_directory, read_run_config
 from trainer.vocabulary_check import check_same_vocabulary
 
 SAMPLE_CONFIG = Path("trainer") / "configs" / "sample.yaml"
-PATH_KEYS = ("data", "output", "working_folder", "model.initialize_from")
+PATH_KEYS = ("data", "output", "resume_from", "working_folder", "model.initialize_from")
 
 
 def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
@@ -61,10 +62,13 @@ class Checked:
     """For the user: data set, batch, what changed since the run began."""
     done: bool
     """All steps are done and evaluated, and the last checkpoint verifies: nothing to launch."""
+    config: TrainerConfig
+    """The run's, with what is settled once, when it begins: the checkpoint that it starts from."""
 
 
 def check(config: TrainerConfig) -> Checked:
     """Check data set, model, plan and run directory against each other; writes nothing. Raises ValueError."""
+    config = settle_source(config, saved=read_run_config(locate(config.output)))
     phases = resolve_phases(config)
     full = config.ingest.verify == "full"
     opened_sets = {
@@ -87,11 +91,13 @@ def check(config: TrainerConfig) -> Checked:
     evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
     lines = []
+    if is_branch_to_begin(config):
+        lines.append(check_branch(config, phases=opened).describe(str(config.resume_from)))
     for each in opened:
         lines += [each.describe_place(len(opened))] if config.phases else []
         lines += each.describe()
     done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
-    return Checked((*lines, *changes), done=done)
+    return Checked((*lines, *changes), done=done, config=config)
 
 
 def _newest_is_whole(config: TrainerConfig) -> bool:

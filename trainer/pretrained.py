@@ -123,6 +123,11 @@ def read_config(folder: Location) -> dict[str, Any]:
     return settings
 
 
+def has_pair_heads(settings: Mapping[str, Any]) -> bool:
+    """Whether a folder has pooler and next-sentence head, by its config.json: a ForMaskedLM has neither."""
+    return not any(str(name).endswith("ForMaskedLM") for name in settings.get("architectures") or ())
+
+
 def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfig:
     """The model section that fits a config.json; PretrainedError where none does."""
     shape = tuple(

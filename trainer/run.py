@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--fresh" in words.flags:
             check_fresh(config)
         if dry_run.FLAG in words.flags:
-            for line in (*check(config).lines, *dry_run.describe_run(config, options)):
+            checked = check(config)
+            for line in (*checked.lines, *dry_run.describe_run(checked.config, options)):
                 _print(line)
             return 0
         with stop_on_signals() as stop:
@@ -85,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(config: TrainerConfig, *, stop: StopRequest, say: Say) -> int:
     """Check, launch, and tell what came of it; returns the exit status."""
     checked = check(config)
+    config = checked.config
     for line in checked.lines:
         say(line)
     if not checked.done:

@@ -16,6 +16,7 @@ import torch
 from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
+from trainer.branch import begin_branch
 from trainer.checkpoint import CheckpointState, CheckpointWriter, list_checkpoints, resume
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
@@ -32,7 +33,7 @@ from trainer.metrics import RunLog
 from trainer.model import BertForPretraining
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState, lanes_of
-from trainer.pretrained import initialize_from
+from trainer.pretrained import has_pair_heads, initialize_from, read_config
 from trainer.run_directory import CONFIG_NAME
 from trainer.run_files import RunFiles
 
@@ -98,6 +99,8 @@ def run_share(
         for opened in phases
     )
     saved = resume(run_directory, engine=engine)
+    if saved is None and config.resume_from is not None:
+        saved = begin_branch(config, phases=phases, engine=engine, checkpoints=checkpoints)
     guard = Guard(config.guard, tree=None if saved is None else saved.guard)
     resumed_at = 0 if saved is None else saved.step
 
@@ -121,6 +124,7 @@ def run_share(
     def train_on(saved: CheckpointState | None) -> int:
         first_step = 0 if saved is None else saved.step
         start = find_start(phases, None if saved is None else PlanState.from_tree(saved.plan_state))
+        rows_before = rows_given(config) if saved is None else saved.rows
         job = Job(
             config=config,
             engine=engine,
@@ -141,6 +145,8 @@ def run_share(
             ),
             files=files,
             link=link,
+            first_phase=start.phase if rows_before else 0,
+            rows_before=rows_before,
         )
         job.log.say(describe_start(config, place=place, device=device, start=start))
         try:
@@ -154,7 +160,7 @@ def run_share(
             last_step = train_on(saved)
             break
         except RollBack as back:
-            guard.check_may_go_back(back, run_directory=run_directory)
+            guard.check_may_go_back(back, config=config)
             saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config)
     checkpoints.send_logs()
     engine.close()
@@ -182,18 +188,19 @@ def go_back(
 
     So a run that is killed right after goes on as this one does. Collective. DivergenceError where there is none.
     """
-    run_directory = locate(config.output)
     checkpoints.finish()
-    saved = resume(run_directory, engine=engine, through=guard.first_bad - 1)
+    saved = resume(config.output, engine=engine, through=guard.first_bad - 1)
     if saved is None:
-        raise guard.give_up(back, run_directory=run_directory, why="and there is no checkpoint to go back to")
+        raise guard.give_up(back, config=config, why="and there is no checkpoint to go back to")
     first, last = guard.go_back(step=back.step, to=saved.step, tree=saved.guard)
     if engine.rank == 0:
         logger.warning(
             "%s, the last of %d: back to the checkpoint of step %d; the data of steps %d to %d are passed over",
             back, last - guard.first_bad + 1, saved.step, first, last,
         )  # fmt: skip
-    checkpoints.save(saved.step, plan_state=saved.plan_state, guard=guard.to_tree(), data_hash=saved.data_hash)
+    checkpoints.save(
+        saved.step, plan_state=saved.plan_state, guard=guard.to_tree(), data_hash=saved.data_hash, rows=saved.rows
+    )
     checkpoints.finish()
     return saved
 
@@ -271,12 +278,19 @@ def build_engine(config: TrainerConfig, *, phases: Sequence[OpenPhase], place: P
     return Engine(model, config=config, device=device, micro_batches=micro_batches)
 
 
+def rows_given(config: TrainerConfig) -> dict[str, Any]:
+    """CheckpointState.rows before the first step: whether given weights know next sentences."""
+    given = config.model.initialize_from
+    return {} if given is None else {"next_sentence": has_pair_heads(read_config(locate(given)))}
+
+
 def describe_start(config: TrainerConfig, *, place: Place, device: torch.device, start: PlanState) -> str:
     """What begins here, in a line: `resumed at step 40` or `training from step 0`, and on what."""
     begin = f"resumed at step {start.step}" if start.step else "training from step 0"
+    source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""
     phase = f" (phase {start.phase + 1} of {len(config.phases)}, {start.phase_step} steps of it done)"
     return (
-        f"{begin} of {config.max_steps}{phase if config.phases else ''}: BERT {config.model.size}, "
+        f"{begin} of {config.max_steps}{source}{phase if config.phases else ''}: BERT {config.model.size}, "
         f"{place.world_size} worker{'s' * (place.world_size > 1)} on {device.type}, "
         f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each, {config.precision}, "
         f"ZeRO {config.zero_stage}"
