@@ -17,7 +17,7 @@ from pipeline import disks
 from trainer import checkpoint_command, checkpoint_writer
 from trainer.checkpoint import CheckpointError, CheckpointWriter, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import put_back, read_manifest, step_of, write_json, write_manifest
-from trainer.checkpoint_keep import choose_kept, held_out_losses
+from trainer.checkpoint_keep import choose_kept, rank_evaluations
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.engine import Engine
 from trainer.launch import StopRequest
@@ -70,7 +70,7 @@ def test_the_rule_by_hand() -> None:
     losses = {2: 3.0, 4: 1.0, 6: 1.0, 99: 0.1}
 
     def choose(**settings: Any) -> list[int]:
-        return sorted(choose_kept(range(1, 9), config=CheckpointConfig(**settings), losses=losses))
+        return sorted(choose_kept(range(1, 9), config=CheckpointConfig(**settings), rankings=[losses]))
 
     assert choose(keep_last=1) == [8]
     assert choose(keep_last=2, keep_every_steps=3) == [3, 6, 7, 8]
@@ -81,7 +81,32 @@ def test_the_rule_by_hand() -> None:
 
 
 def test_losses_are_those_of_the_evaluations(run: Path) -> None:
-    assert held_out_losses(run) == {1: 5.5, 2: 2.0, 3: 4.0, 4: 2.5}
+    assert rank_evaluations(run) == [{1: 5.5, 2: 2.0, 3: 4.0, 4: 2.5}]
+
+
+def test_losses_of_different_sets_are_not_compared(tmp_path: Path) -> None:
+    """Short rows are easier than long ones: the best of the first phase says nothing about the second."""
+    evaluations = JsonLines(tmp_path / EVALUATIONS_NAME, keep_through=0)
+    kinds = [(0, "short", 64, 900), (1, "long", 64, 3600), (1, "long", 32, 1800), (1, "other", 64, 3600)]
+    losses = {1: (0, 2.0), 2: (0, 1.0), 3: (1, 5.0), 4: (1, 4.0), 5: (2, 1.5), 6: (3, 9.0), 7: (3, 8.0), 8: (1, 4.5)}
+    for step, (kind, loss) in losses.items():
+        phase, data_hash, pairs, masked = kinds[kind]
+        values = {"phase": phase, "data_hash": data_hash, "pairs": pairs, "masked": masked}
+        evaluations.write({"step": step, "mlm_loss": loss, "nsp_loss": None, **values})
+    evaluations.close()
+    rankings = rank_evaluations(tmp_path)
+    assert rankings == [{1: 2.0, 2: 1.0}, {5: 1.5}, {6: 9.0, 7: 8.0}, {3: 5.0, 4: 4.0, 8: 4.5}]
+    kept = choose_kept(range(1, 10), config=CheckpointConfig(keep_last=1, keep_best=1), rankings=rankings)
+    assert kept == {2, 4, 5, 7, 9}
+
+
+def test_the_writer_keeps_the_best_of_each_phase(tmp_path: Path) -> None:
+    evaluations = JsonLines(tmp_path / EVALUATIONS_NAME, keep_through=0)
+    for step, phase, loss in ((1, 0, 1.0), (2, 0, 1.5), (3, 1, 5.0), (4, 1, 4.0), (5, 1, 4.5)):
+        evaluations.write({"step": step, "phase": phase, "mlm_loss": loss, "nsp_loss": None})
+    evaluations.close()
+    write(tmp_path, *range(1, 7), keep_last=1, keep_best=1)
+    assert kept(tmp_path) == [1, 4, 6]
 
 
 def test_the_writer_keeps_the_best(run: Path) -> None:

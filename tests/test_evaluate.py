@@ -69,6 +69,8 @@ def test_losses_by_source_add_up_on_any_number_of_workers(
             assert np.dot(losses, masked) / sum(masked) == pytest.approx(record[key], rel=1e-6)
         assert len({record[f"mlm_loss/source-{number}"] for number in range(3)}) == 3
         records.append(record)
+    assert {record.pop("data_hash") for record in records} == {read_manifest(data).hash}
+    assert records[0]["phase"] == 0
     assert records[1] == pytest.approx(records[0], rel=1e-4)
 
 

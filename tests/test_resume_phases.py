@@ -17,6 +17,7 @@ from small_runs import RunReport, curve, make_config, rows_by_step, run
 from synthetic import write_data_set
 from worker_group import WorkerGroup
 
+from pipeline.manifest import open_data_set
 from trainer.checkpoint import list_checkpoints, read_state
 from trainer.checkpoint_files import read_manifest
 from trainer.config import TrainerConfig
@@ -122,6 +123,8 @@ def test_three_resumes_in_a_row_give_the_same_bits(
     assert [record["step"] for record in evaluations] == [5, 12, 14]
     first, second, third = (record["masked"] for record in evaluations)
     assert first == third != second, "each phase is evaluated on its own data set"
+    hashes = [open_data_set(sets[index]).hash for index in (0, 1, 0)]
+    assert [(record["phase"], record["data_hash"]) for record in evaluations] == list(enumerate(hashes))
     assert tensors_of(output) == tensors_of(uninterrupted.output)
 
 

@@ -23,7 +23,7 @@ from trainer.checkpoint_files import (
     step_of,
     verify,
 )
-from trainer.checkpoint_keep import choose_kept, held_out_losses, remove
+from trainer.checkpoint_keep import choose_kept, rank_evaluations, remove
 from trainer.config import CheckpointConfig
 from trainer.launch import StopRequest
 from trainer.lease import hold
@@ -68,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("action", nargs="?", choices=("list", "verify", "prune"), default="list")
     parser.add_argument("--keep-last", type=int, help="prune: newest checkpoints that stay")
     parser.add_argument("--keep-every-steps", type=int, help="prune: those at multiples of this step stay")
-    parser.add_argument("--keep-best", type=int, help="prune: those with the least held-out loss that stay")
+    parser.add_argument(
+        "--keep-best", type=int, help="prune: those with the least held-out loss that stay, of each phase"
+    )
     parser.add_argument("--damaged", action="store_true", help="prune: remove damaged ones too")
     options = parser.parse_args(arguments)
     run = locate(options.run)
@@ -106,7 +108,7 @@ def prune(run: Location, *, config: CheckpointConfig, damaged: bool = False) -> 
     if not whole:
         troubles = "; ".join(report.trouble for report in reports)
         raise CheckpointError(f"{checkpoints_folder(run)}: no checkpoint verifies ({troubles}); nothing is removed")
-    kept = choose_kept(whole, config=config, losses=held_out_losses(run))
+    kept = choose_kept(whole, config=config, rankings=rank_evaluations(run))
     removed = [report for step, report in whole.items() if step not in kept]
     removed += [report for report in reports if report.trouble and damaged]
     for report in removed:

@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline import storage
 from trainer.checkpoint_files import MANIFEST
@@ -16,25 +17,40 @@ from trainer.config import CheckpointConfig
 from trainer.locations import Location, locate
 from trainer.metrics import EVALUATIONS_NAME, read_json_lines
 
+COMPARABLE = ("phase", "data_hash", "pairs", "masked")
+"""Two evaluations compare if they agree in these; records from before one of them was noted agree in its absence."""
 
-def choose_kept(steps: Iterable[int], *, config: CheckpointConfig, losses: Mapping[int, float]) -> set[int]:
-    """The steps whose checkpoints stay; `losses`: held-out loss after a step, where it was evaluated."""
+
+def choose_kept(
+    steps: Iterable[int], *, config: CheckpointConfig, rankings: Iterable[Mapping[int, float]] = ()
+) -> set[int]:
+    """The steps whose checkpoints stay; `rankings`: held-out losses after steps, those that compare in one mapping.
+
+    Each ranking keeps its own best `keep_best`: no loss of one says anything about a checkpoint of another.
+    """
     ordered = sorted(steps)
     kept = set(ordered[-config.keep_last :])
     if config.keep_every_steps is not None:
         kept.update(step for step in ordered if step % config.keep_every_steps == 0)
-    evaluated = [step for step in ordered if step in losses]
-    kept.update(sorted(evaluated, key=lambda step: (losses[step], step))[: config.keep_best])
+    for losses in rankings:
+        evaluated = [step for step in ordered if step in losses]
+        kept.update(sorted(evaluated, key=lambda step: (losses[step], step))[: config.keep_best])
     return kept
 
 
-def held_out_losses(run_dir: str | Path) -> dict[int, float]:
-    """Step -> held-out masked-LM plus next-sentence loss, from RUN/evaluations.jsonl; without those not finite."""
-    return {
-        record["step"]: record["mlm_loss"] + (record.get("nsp_loss") or 0.0)
-        for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME))
-        if record["mlm_loss"] is not None
-    }
+def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
+    """Step -> held-out masked-LM plus next-sentence loss, a mapping for each set of evaluations that compare.
+
+    From RUN/evaluations.jsonl, without those not finite; the mapping with the newest evaluation is the last.
+    """
+    rankings: dict[tuple[Any, ...], dict[int, float]] = {}
+    for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
+        if record["mlm_loss"] is not None:
+            key = tuple(record.get(name) for name in COMPARABLE)
+            rankings[key] = rankings.pop(key, {}) | {
+                record["step"]: record["mlm_loss"] + (record.get("nsp_loss") or 0.0)
+            }
+    return list(rankings.values())
 
 
 def remove(folder: Location) -> None:

@@ -36,7 +36,7 @@ from trainer.checkpoint_files import (
     step_of,
     write_json,
 )
-from trainer.checkpoint_keep import choose_kept, held_out_losses, remove
+from trainer.checkpoint_keep import choose_kept, rank_evaluations, remove
 from trainer.checkpoint_slices import KINDS, part_name, write_part
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.engine import Engine
@@ -356,7 +356,7 @@ def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> N
     remove_leftovers(checkpoints_folder(run))
     folders = list_checkpoints(run)
     past = [path for path in folders if step_of(path) <= step]
-    kept = choose_kept(map(step_of, past), config=keep, losses=held_out_losses(logs) if keep.keep_best else {})
+    kept = choose_kept(map(step_of, past), config=keep, rankings=rank_evaluations(logs) if keep.keep_best else ())
     for path in past:
         if step_of(path) not in kept:
             remove(path)

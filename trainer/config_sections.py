@@ -139,7 +139,8 @@ class CheckpointConfig(Settings):
     keep_every_steps: Positive | None = None
     """Checkpoints at multiples of this step stay for ever."""
     keep_best: Count = 0
-    """Checkpoints with the least held-out loss that stay, of those at multiples of evaluation.every_steps."""
+    """Checkpoints with the least held-out loss that stay, of each phase, among those at multiples of
+    evaluation.every_steps. Losses of another phase, data set, or number of pairs are not compared: each has its own."""
 
 
 class GuardConfig(Settings):

@@ -101,7 +101,8 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float) -> 
 def describe_room(config: TrainerConfig, *, vocabulary_size: int) -> str:
     """Bytes of the checkpoints beside those that are free; ConfigError where not even one fits."""
     each = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
-    kept = config.checkpoint.keep_last + config.checkpoint.keep_best + 1  # and the one that is being written
+    best = config.checkpoint.keep_best * max(1, len(config.phases))
+    kept = config.checkpoint.keep_last + best + 1  # and the one that is being written
     if config.checkpoint.keep_every_steps is not None:
         kept += config.max_steps // config.checkpoint.keep_every_steps
     text = f"checkpoints: {each / 1e6:,.1f} MB each, up to {kept}: {each * kept / 1e6:,.1f} MB"

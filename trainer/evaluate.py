@@ -58,6 +58,10 @@ class Evaluation:
     nsp_accuracy: float | None
     unigram_loss: float
     """Cross-entropy of the same masked tokens under the training set's unigram distribution (add-one smoothed)."""
+    phase: int | None = None
+    """From 0; None in records of before it was noted, as with `data_hash`."""
+    data_hash: str | None = None
+    """Of the data set's manifest."""
     sources: tuple[SourceLoss, ...] = ()
     """Of each source with a masked token among the pairs; none where the set has a single source."""
 
@@ -70,7 +74,7 @@ class Evaluation:
         )
         return cls(**{key: value for key, value in record.items() if "/" not in key}, sources=sources)
 
-    def record(self) -> dict[str, float | int | None]:
+    def record(self) -> dict[str, float | int | str | None]:
         """The numbers by name; those of a source as `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and
         `pairs/NAME`."""
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
@@ -100,10 +104,11 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates on the held-out rows of one data set. ValueError where it holds none."""
+    """Evaluates on the held-out rows of a phase's data set. ValueError where it holds none."""
 
-    def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape) -> None:
+    def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:
         self._config, self._special, self._slot = config, manifest.special, shape.slot
+        self._phase, self._data_hash = phase, manifest.hash
         self._plan = validation_plan(manifest, shape=shape.slot, lanes=shape.lanes)
         log_probabilities = unigram_log_probabilities(config.data, vocabulary_size=manifest.vocabulary_size)
         self._unigram = log_probabilities
@@ -158,6 +163,8 @@ class Evaluator:
             nsp_loss=nsp / labelled if labelled else None,
             nsp_accuracy=nsp_correct / labelled if labelled else None,
             unigram_loss=float(table[:, SourceSums.UNIGRAM].sum()) / max(1, masked),
+            phase=self._phase,
+            data_hash=self._data_hash,
             sources=_source_losses(table, names=self._sources) if len(self._sources) > 1 else (),
         )
 

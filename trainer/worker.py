@@ -93,7 +93,7 @@ def run_share(
     engine = build_engine(config, phases=phases, place=place, device=device)
     checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token, files=files)
     evaluators = tuple(
-        Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape)
+        Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape, phase=opened.phase.index)
         if opened.manifest.num_rows("validation")
         else None
         for opened in phases
