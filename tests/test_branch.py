@@ -214,6 +214,21 @@ def test_the_guard_passes_over_what_the_original_would_and_counts_anew(
         assert find_branch_start(replace(state, guard=guard), phases=phases).state.guard == kept
 
 
+def test_the_rows_that_weights_have_seen_are_those_of_both_runs(
+    pair: WorkerGroup, data: Path, original: Path, tmp_path: Path
+) -> None:
+    """An export says the longest, and keeps the heads that the original has trained."""
+    assert read_state(original_at(original, 3)).rows["longest"] == 32
+    write_data_set(tmp_path / "longer", rows=10, max_seq_length=48, vocabulary_size=256, next_sentence="none", shards=2)
+    source = str(original_at(original, 3))
+    branch(pair, configure(tmp_path / "longer", tmp_path / "branch", resume_from=source), stop_at=4)
+    rows = read_state(list_checkpoints(tmp_path / "branch")[-1]).rows
+    assert (rows["longest"], rows["next_sentence"]) == (48, True)
+    run(pair, configure(tmp_path / "longer", tmp_path / "scratch"), stop_at=1)
+    rows = read_state(list_checkpoints(tmp_path / "scratch")[-1]).rows
+    assert (rows["longest"], rows["next_sentence"]) == (48, False)
+
+
 # ---- after divergence
 
 

@@ -33,7 +33,7 @@ from trainer.metrics import RunLog
 from trainer.model import BertForPretraining
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState, lanes_of
-from trainer.pretrained import has_pair_heads, initialize_from, read_config
+from trainer.pretrained import initialize_from
 from trainer.run_directory import CONFIG_NAME
 from trainer.run_files import RunFiles
 
@@ -90,7 +90,7 @@ def run_share(
     files.bring()
     if files.stands_in and place.rank == 0:
         link.say(f"logs are kept in {files.folder} and sent to {files.run} with every checkpoint and at the end")
-    engine = build_engine(config, phases=phases, place=place, device=device)
+    engine, rows_given = build_engine(config, phases=phases, place=place, device=device)
     checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token, files=files)
     evaluators = tuple(
         Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape, phase=opened.phase.index)
@@ -124,7 +124,7 @@ def run_share(
     def train_on(saved: CheckpointState | None) -> int:
         first_step = 0 if saved is None else saved.step
         start = find_start(phases, None if saved is None else PlanState.from_tree(saved.plan_state))
-        rows_before = rows_given(config) if saved is None else saved.rows
+        rows_before = rows_given if saved is None else saved.rows
         job = Job(
             config=config,
             engine=engine,
@@ -262,8 +262,14 @@ def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
     return open_phases(phases, manifests=manifests)
 
 
-def build_engine(config: TrainerConfig, *, phases: Sequence[OpenPhase], place: Place, device: torch.device) -> Engine:
-    """The model, with the weights that it starts from, in an engine that takes the steps of every phase."""
+def build_engine(
+    config: TrainerConfig, *, phases: Sequence[OpenPhase], place: Place, device: torch.device
+) -> tuple[Engine, dict[str, Any]]:
+    """The model, with the weights that it starts from, in an engine that takes the steps of every phase.
+
+    And CheckpointState.rows of given weights: whether they know next sentences.
+    """
+    rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
     model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
     if config.model.output_bias == "unigram":
@@ -272,16 +278,11 @@ def build_engine(config: TrainerConfig, *, phases: Sequence[OpenPhase], place: P
             model.mlm_head.bias.copy_(torch.from_numpy(shares))
     if config.model.initialize_from is not None and not list_checkpoints(config.output):
         tokenizer = storage.join(data, TOKENIZER_FOLDER)
-        initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
+        given = initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
+        rows = {"next_sentence": given}
     lanes = max(opened.plan.lanes for opened in phases)
     micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=lanes))
-    return Engine(model, config=config, device=device, micro_batches=micro_batches)
-
-
-def rows_given(config: TrainerConfig) -> dict[str, Any]:
-    """CheckpointState.rows before the first step: whether given weights know next sentences."""
-    given = config.model.initialize_from
-    return {} if given is None else {"next_sentence": has_pair_heads(read_config(locate(given)))}
+    return Engine(model, config=config, device=device, micro_batches=micro_batches), rows
 
 
 def describe_start(config: TrainerConfig, *, place: Place, device: torch.device, start: PlanState) -> str:
