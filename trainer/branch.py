@@ -33,6 +33,8 @@ from trainer.run_directory import validate_saved
 
 _SAME_MODEL = ("size", "max_positions", "activation", "norm")
 """Settings of the model that its weights depend on."""
+_GUARD_GOES_ON = ("skips", "losses")
+"""Of the guard's state, what is about the data and the curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,17 @@ def is_branch_to_begin(config: TrainerConfig) -> bool:
     return config.resume_from is not None and not list_checkpoints(config.output)
 
 
+def source_config(config: TrainerConfig) -> TrainerConfig:
+    """Settings of the run whose checkpoint `resume_from` is."""
+    source = locate(_source_of(config))
+    return validate_saved(read_state(source).config, origin=str(locate(source, STATE)))
+
+
 def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> BranchStart:
     """Refuse a checkpoint that the settings do not go with; reads its state alone. ConfigError names both sides."""
     source = locate(_source_of(config))
     state = read_state(source)
-    before = validate_saved(state.config, origin=str(locate(source, STATE)))
+    before = source_config(config)
     for key in _SAME_MODEL:
         there, here = getattr(before.model, key), getattr(config.model, key)
         if there != here:
@@ -116,7 +124,7 @@ def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) ->
         first, last = each.phase.first_step, each.phase.last_step
         if (each.plan.hash, first) == (there.plan_hash, there.step - there.phase_step) and there.step <= last:
             place = replace(there, phase=each.phase.index)
-            guard = {key: state.guard[key] for key in ("skips", "losses") if key in state.guard}
+            guard = {key: value for key, value in state.guard.items() if key in _GUARD_GOES_ON}
             return BranchStart(replace(state, plan_state=place.to_tree(), guard=guard), same_data=True)
     here = next(each for each in phases if state.step < each.phase.last_step)
     place = here.plan.start(phase=here.phase.index, step=state.step)

@@ -15,12 +15,13 @@ from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, Manifest, open_data_set
 from pipeline.settings import Arguments, ConfigError, expand_path, load_settings, refuse_lost_path
 from trainer import pretrained
-from trainer.branch import check_branch, is_branch_to_begin, settle_source
+from trainer.branch import check_branch, is_branch_to_begin, settle_source, source_config
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
+from trainer.memory import largest_memory, settle_slot, too_tight
 from trainer.metrics import EVALUATIONS_NAME, read_last_lines
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
@@ -63,12 +64,13 @@ class Checked:
     done: bool
     """All steps are done and evaluated, and the last checkpoint verifies: nothing to launch."""
     config: TrainerConfig
-    """The run's, with what is settled once, when it begins: the checkpoint that it starts from."""
+    """The run's, with what is settled once, when it begins: the checkpoint that it starts from, batch.greatest_slot."""
 
 
 def check(config: TrainerConfig) -> Checked:
     """Check data set, model, plan and run directory against each other; writes nothing. Raises ValueError."""
-    config = settle_source(config, saved=read_run_config(locate(config.output)))
+    saved = read_run_config(locate(config.output))
+    config = settle_source(config, saved=saved)
     phases = resolve_phases(config)
     full = config.ingest.verify == "full"
     opened_sets = {
@@ -77,6 +79,9 @@ def check(config: TrainerConfig) -> Checked:
     manifests = [opened_sets[phase.config.data] for phase in phases]
     for phase, manifest in zip(phases, manifests, strict=True):
         check_model(phase.config, manifest=manifest)
+    planned = source_config(config) if saved is None and is_branch_to_begin(config) else saved
+    config, card, lines = settle_slot(config, saved=planned, phases=phases, manifests=manifests)
+    phases = resolve_phases(config)
     opened = open_phases(phases, manifests=manifests)
     for each in opened:
         if config.workers > each.plan.lanes:
@@ -90,7 +95,9 @@ def check(config: TrainerConfig) -> Checked:
     step = check_checkpoints(config, phases=opened)
     evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
-    lines = []
+    memory = largest_memory(config, phases=opened)
+    if card is not None and (warning := too_tight(memory, card)):
+        lines.append(f"memory: about {memory.describe()} of each GPU; the smallest is {card.describe()}{warning}")
     if is_branch_to_begin(config):
         lines.append(check_branch(config, phases=opened).describe(str(config.resume_from)))
     for each in opened:

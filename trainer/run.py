@@ -39,8 +39,8 @@ Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMP
 The same command continues an interrupted run from its last checkpoint; with --fresh an output that holds a run is
 refused. Ctrl-C or SIGTERM: the step in hand is
 finished, a checkpoint written, and the exit status is 130 or 143; a second signal ends the run at once.
---dry-run makes all checks, shows steps, tokens, room and machines, and with --tokens-per-second=N and --price=P (of one
-worker, and of its hour) time and price; it starts and writes nothing.
+--dry-run makes all checks, shows steps, tokens, room, memory and machines, and with --tokens-per-second=N and --price=P
+(of one worker, and of its hour) time and price; it starts and writes nothing.
 Workers that are lost are started again from the last checkpoint (max_restarts).
 Ray: the cluster that RAY_ADDRESS names (set inside a submitted job), otherwise one of its own on this machine.
 
