@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from small_runs import make_config
 from synthetic import full_lengths, write_data_set
 
 from pipeline.settings import ConfigError
-from trainer import cards, memory
+from trainer import cards, launch_ray, memory, ray_dashboard
 from trainer.cards import Card, ask_driver, smallest_of
 from trainer.config import TrainerConfig
 from trainer.dry_run import describe_memory
@@ -134,6 +135,34 @@ def test_the_smallest_of_a_clusters_cards() -> None:
     assert smallest_of({"GPU": 8.0, "accelerator_type:H100": 1.0, "accelerator_type:L4": 1.0}) == Card(24 * GB, "L4")
     assert smallest_of({"GPU": 8.0, "accelerator_type:H100": 1.0, "accelerator_type:Q9": 1.0}) is None
     assert smallest_of({"CPU": 8.0, "grows_to_GPU": 16.0}) is None
+
+
+def test_a_cluster_is_asked_in_the_form_of_its_address(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(data, tmp_path, launcher="ray")
+    monkeypatch.setattr(cards, "ask_driver", lambda: Card(1 * GB, "the driver's"))
+    found = {"GPU": 2.0, "accelerator_type:A100": 2.0}
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    monkeypatch.setattr(ray_dashboard, "list_resources", lambda address: found)
+    assert cards.find_card(config) == Card(40 * GB, "A100")
+    assert cards.find_card(config.model_copy(update={"launcher": "processes"})) == Card(1 * GB, "the driver's")
+    assert cards.find_card(config.model_copy(update={"device": "cpu"})) is None
+
+    def refuse(address: str) -> dict[str, float]:
+        raise ConnectionError(address)
+
+    monkeypatch.setattr(ray_dashboard, "list_resources", refuse)
+    assert cards.find_card(config) is None
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(launch_ray, "ray_session", nullcontext)
+    monkeypatch.setattr(launch_ray, "cluster_resources", lambda: found)
+    assert cards.find_card(config) == Card(40 * GB, "A100")
+    checked = check(config)
+    assert checked.config.batch.greatest_slot is None
+    write_config(checked.config)
+    monkeypatch.setattr(launch_ray, "cluster_resources", lambda: 1 / 0)  # nothing is to be settled any more
+    assert check(config).config == checked.config
 
 
 # ---- what is settled when a run begins

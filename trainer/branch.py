@@ -33,7 +33,7 @@ from trainer.run_directory import validate_saved
 
 _SAME_MODEL = ("size", "max_positions", "activation", "norm")
 """Settings of the model that its weights depend on."""
-_GUARD_GOES_ON = ("skips", "losses")
+_GUARD_GOES_ON = ("skips", "losses", "phase")
 """Of the guard's state, what is about the data and the curve."""
 
 
