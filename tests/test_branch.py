@@ -15,21 +15,26 @@ from typing import Any
 
 import pytest
 import torch
+from object_store import bucket, s3_server, upload_tree
 from small_runs import curve, make_config, rows_by_step, run, write_small_set
 from synthetic import write_data_set
 from trainer_command import refusal
 from worker_group import WorkerError, WorkerGroup
 
+from pipeline import storage
 from pipeline.manifest import read_manifest, write_manifest
-from pipeline.settings import ConfigError, dump_yaml
+from pipeline.settings import ConfigError, dump_yaml, split_arguments
 from trainer import launch_processes, loop, run_directory
 from trainer.branch import find_branch_start, settle_source
 from trainer.checkpoint import list_checkpoints, read_state, read_weights
 from trainer.checkpoint_files import write_json
 from trainer.config import TrainerConfig
 from trainer.launch import Link, Place
-from trainer.preflight import check
-from trainer.run import main
+from trainer.model_card import render_model_card
+from trainer.preflight import check, read_config
+from trainer.run import PROGRAM, main
+
+__all__ = ["bucket", "s3_server"]
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +234,40 @@ def test_the_rows_that_weights_have_seen_are_those_of_both_runs(
     assert (rows["longest"], rows["next_sentence"]) == (48, False)
 
 
+def test_the_original_may_lie_on_a_store(
+    data: Path, original: Path, bucket: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = upload_tree(original, f"{bucket}/runs/original")
+    before = {file.name: file.modified for file in storage.list_files(url)}
+    file = tmp_path / "c.yaml"
+    file.write_text(dump_yaml(configure(data, tmp_path / "branch", max_steps=11)), encoding="utf-8")
+    assert main(["--config", str(file), f"resume_from={url}"]) == 0
+    assert f"resumed at step 9 of 11 (a branch of {url}/checkpoints/step-00000009): BERT" in capfd.readouterr().out
+    assert [line[0] for line in curve(tmp_path / "branch")] == [10, 11]
+    assert {file.name: file.modified for file in storage.list_files(url)} == before
+
+
+def test_paths_are_made_absolute_and_the_model_card_names_the_source(
+    data: Path, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(dump_yaml(make_config(data, tmp_path / "run")), encoding="utf-8")
+    words = split_arguments(["--config", "c.yaml", "resume_from=old/run"], program=PROGRAM)
+    config = read_config(words, repository=repository)
+    assert config.resume_from == str(tmp_path / "old" / "run")
+    card = render_model_card(
+        config,
+        manifest=read_manifest(data),
+        data_card="",
+        step=9,
+        num_parameters=1,
+        training=None,
+        evaluation=None,
+    )
+    assert f"its steps go on from the checkpoint `{tmp_path / 'old' / 'run'}` of another run" in card
+    assert "from scratch" not in card
+
+
 # ---- after divergence
 
 
@@ -263,6 +302,8 @@ def test_the_command_of_the_message_goes_on(
     assert words[2].startswith(f"resume_from={tmp_path / 'a run' / 'checkpoints' / 'step-'}")
     before = snapshot(tmp_path / "a run")
     assert main([*words, "--dry-run"]) == 0
+    done = int(words[2][-8:])
+    assert f"steps: {9 - done} of 9 to do" in capfd.readouterr().out
     assert main(words) == 0
     shown = capfd.readouterr().out
     assert f"(a branch of {words[2].removeprefix('resume_from=')})" in shown

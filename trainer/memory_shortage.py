@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from pipeline.manifest import read_manifest
+from trainer.checkpoint_files import list_checkpoints
 from trainer.config import TrainerConfig
 from trainer.phases import open_phases, resolve_phases
 
@@ -58,6 +59,7 @@ def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int,
     asked = _ASKED.search(str(error))
     tokens = _tokens_per_slot(config)
     slots = "is too large" if tokens is None else f"is {tokens:,}: halve it to {tokens // 2:,}"
+    begun = bool(list_checkpoints(config.output))
     remedies = [f"batch.tokens_per_slot {slots}"]
     if config.zero_stage < 3 and config.workers > 1:
         remedies.append(f"raise zero_stage={config.zero_stage}")
@@ -65,8 +67,8 @@ def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int,
         remedies.append("set precision=bf16")
     return (
         f"worker {rank}: out of memory on {device.type}{f' (tried to allocate {asked[1]})' if asked else ''}"
-        f"{_in_use(device)}; {', or '.join(remedies)}. A run that has begun keeps its slots: give another output, and "
-        f"resume_from={config.output} to go on from its newest checkpoint"
+        f"{_in_use(device)}; {', or '.join(remedies)}. A run that has begun keeps its slots: other slots need another "
+        f"output" + (f", with resume_from={config.output} from its newest checkpoint" if begun else "")
     )
 
 
