@@ -17,11 +17,12 @@ from worker_group import WorkerError, WorkerGroup
 
 from trainer import loop
 from trainer.checkpoint import list_checkpoints, read_state, read_weights
+from trainer.checkpoint_files import step_name
 from trainer.config import GuardConfig, TrainerConfig
 from trainer.engine import Engine
 from trainer.guard import BAD_STEPS_NAME, DivergenceError, Fault, Guard, RollBack, note_bad_step
 from trainer.metrics import read_json_lines
-from trainer.run_directory import write_config
+from trainer.run_directory import branch_command, write_config
 
 NAN, INF = float("nan"), float("inf")
 
@@ -79,16 +80,34 @@ def test_the_run_stops_when_it_went_back_often_enough(tmp_path: Path) -> None:
     guard = make_guard(max_bad_steps=1, max_rollbacks=1)
     fault = judge(guard, 8, loss=NAN)
     assert fault is not None
-    guard.check_may_go_back(RollBack(fault, step=8), run_directory=tmp_path)
+    output = tmp_path / "my run"
+    for step in (2, 7, 9):
+        (output / "checkpoints" / step_name(step)).mkdir(parents=True)
+    config = make_config(tmp_path, output)
+    guard.check_may_go_back(RollBack(fault, step=8), config=config)
     guard.go_back(step=8, to=7, tree={})
     judge(guard, 9, loss=NAN)
     with pytest.raises(DivergenceError) as caught:
-        guard.check_may_go_back(RollBack(fault, step=9), run_directory=tmp_path)
-    assert str(caught.value) == (
+        guard.check_may_go_back(RollBack(fault, step=9), config=config)
+    message = (
         f"step 9: loss nan, gradient norm 1 (the update was not applied), 1 bad step in a row from step 9 on, after "
-        f"going back 1 time; their rows are in {tmp_path / BAD_STEPS_NAME}. Lower optimizer.learning_rate, lengthen "
-        f"the warm-up, set precision, or raise guard.max_rollbacks: the same command goes on from the last checkpoint"
+        f"going back 1 time; their rows are in {output / BAD_STEPS_NAME}. With another precision or a higher "
+        f"guard.max_rollbacks the same command goes on from the last checkpoint; a lower rate, a longer warm-up or "
+        f"other data need a new output: "
     )
+    assert str(caught.value) == (
+        f"{message}python trainer/run.py --config '{output}/config.yaml' 'resume_from={output}/checkpoints/"
+        f"step-00000007' 'output={output}-from-7' optimizer.learning_rate=0.0015"
+    )
+    given = config.model_copy(update={"model": config.model.model_copy(update={"initialize_from": "/models/x"})})
+    assert "step-00000007' model.initialize_from=null 'output=" in str(
+        guard.give_up(RollBack(fault, step=9), config=given, why="")
+    )
+    assert branch_command(config, before=2).endswith(f"'output={output}-from-0' optimizer.learning_rate=0.0015")
+    phases = {"phases": ({"max_steps": 5}, {"learning_rate": 1e-3}), "schedule": {"span": "phase"}}
+    phased = make_config(tmp_path, output, **phases)
+    assert branch_command(phased, before=6).endswith(" phases.1.learning_rate=0.0005")
+    assert branch_command(phased, before=5).endswith(" optimizer.learning_rate=0.0015")
 
 
 def test_spikes_are_told_from_noise_once_the_usual_loss_is_known() -> None:

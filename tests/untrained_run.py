@@ -11,7 +11,7 @@ from synthetic import make_manifest, vocabulary, write_data_set
 from pipeline.manifest import TOKENIZER_FOLDER, Manifest, file_sha256, write_manifest
 from pipeline.wordpieces import WordTokenizer
 from trainer import export
-from trainer.checkpoint import save
+from trainer.checkpoint import CheckpointWriter
 from trainer.config import BatchConfig, ModelConfig, PhaseConfig, TrainerConfig
 from trainer.engine import Engine, LossScale
 from trainer.engine_state import LocalSlice
@@ -38,14 +38,16 @@ def write_export(folder: Path, *, data: Path) -> tuple[Path, BertForPretraining]
     return folder / "export", model
 
 
-def write_data(root: Path, *, size: int = VOCABULARY_SIZE) -> Manifest:
+def write_data(
+    root: Path, *, size: int = VOCABULARY_SIZE, longest: int = 64, next_sentence: str = "random_document"
+) -> Manifest:
     """A small data set with real tokenizer files, a data card and sources."""
-    made = write_data_set(root, vocabulary_size=size)
+    made = write_data_set(root, vocabulary_size=size, max_seq_length=longest, next_sentence=next_sentence)
     vocabulary_hash = write_tokenizer(root / TOKENIZER_FOLDER, size=size)
     files = {
         f"{TOKENIZER_FOLDER}/{path.name}": file_sha256(path) for path in sorted((root / TOKENIZER_FOLDER).iterdir())
     }
-    plain = make_manifest(list(made.shards), vocabulary_size=size)
+    plain = make_manifest(list(made.shards), vocabulary_size=size, max_seq_length=longest, next_sentence=next_sentence)
     manifest = plain.model_copy(
         update={
             "files": {**made.files, **files},
@@ -103,9 +105,13 @@ def write_run(
     steps: tuple[int, ...] = (7,),
     data_hash: str = "",
     phases: tuple[PhaseConfig, ...] = (),
+    rows: dict[str, Any] | None = None,
     **changes: Any,
 ) -> BertForPretraining:
-    """Checkpoints at `steps`, metrics up to 20 and an evaluation at 5; returns the model of the last checkpoint."""
+    """Checkpoints at `steps`, metrics up to 20 and an evaluation at 5; returns the model of the last checkpoint.
+
+    `rows`: CheckpointState.rows.
+    """
     config = TrainerConfig(
         data=str(data),
         output=str(run),
@@ -122,7 +128,9 @@ def write_run(
                 if parameter.ndim < 2:
                     parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
         engine = cast(Engine, _StillEngine(model))
-        save(run, step=step, engine=engine, plan_state={}, config=config, data_hash=data_hash)
+        writer = CheckpointWriter(run, engine=engine, config=config)
+        writer.save(step, plan_state={}, data_hash=data_hash, rows=rows)
+        writer.finish()
     metrics = JsonLines(run / METRICS_NAME, keep_through=0)
     for step in range(1, 21):
         metrics.write({"step": step, "mlm_loss": 8.0 + step / 100, "mlm_accuracy": 0.1, "nsp_loss": 0.6931})

@@ -44,6 +44,7 @@ __all__ = [
     "restore",
     "resume",
     "save",
+    "verify_together",
 ]
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def resume(run_dir: str | Path, *, engine: Engine, through: int | None = None) -
         raise CheckpointError(f"{checkpoints_folder(run_dir)}: cannot be read: {trouble}")
     complaints = []
     for folder in folders:
-        found = _verify_together(folder, engine=engine)
+        found = verify_together(folder, engine=engine)
         if not found:
             return restore(folder, engine=engine)
         if engine.rank == 0:
@@ -130,7 +131,7 @@ def _candidates(run_dir: str | Path, *, through: int | None) -> list[Location]:
     return list(reversed(before or folders))
 
 
-def _verify_together(folder: Location, *, engine: Engine) -> str:
+def verify_together(folder: Location, *, engine: Engine) -> str:
     """What is wrong with a checkpoint; empty where nothing is. CheckpointError, on all ranks, where a store fails."""
     damage = failure = ""
     try:

@@ -62,6 +62,8 @@ class CheckpointState:
     """What trainer.guard knows: windows that are passed over, bad steps in a row."""
     data_hash: str = ""
     """Hash of the data set that the last step's rows are from; empty in older checkpoints."""
+    rows: dict[str, Any] = field(default_factory=dict)
+    """Of all rows that the weights were trained on (phases.rows_trained); empty in older checkpoints."""
 
 
 def write_tensors(path: Location, *, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:

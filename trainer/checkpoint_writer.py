@@ -98,15 +98,16 @@ class CheckpointWriter:
         plan_state: Mapping[str, Any],
         guard: Mapping[str, Any] | None = None,
         data_hash: str = "",
+        rows: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin the checkpoint after `step` steps; `plan_state` and `guard` must be JSON.
+        """Begin the checkpoint after `step` steps; `plan_state`, `guard` and `rows` must be JSON.
 
-        `data_hash`: of the data set that the step was made from.
+        `data_hash`: of the data set that the step was made from. `rows`: CheckpointState.rows.
         Waits for the one before, and raises what went wrong with it, or CheckpointError where this one
         cannot be begun.
         """
         self.finish()
-        job = self._begin(step, plan_state=plan_state, guard=guard or {}, data_hash=data_hash)
+        job = self._begin(step, plan_state=plan_state, guard=guard or {}, data_hash=data_hash, rows=rows or {})
         self._thread = threading.Thread(target=self._write, args=(job,), name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
@@ -124,7 +125,15 @@ class CheckpointWriter:
         deadline = time.monotonic() + self._config.collective_timeout_s
         _insist(self._files.send, what="the end of the run waits", deadline=deadline)
 
-    def _begin(self, step: int, *, plan_state: Mapping[str, Any], guard: Mapping[str, Any], data_hash: str) -> _Job:
+    def _begin(
+        self,
+        step: int,
+        *,
+        plan_state: Mapping[str, Any],
+        guard: Mapping[str, Any],
+        data_hash: str,
+        rows: Mapping[str, Any],
+    ) -> _Job:
         engine = self._engine
         token, trouble = 0, ""
         if engine.rank == 0:
@@ -158,6 +167,7 @@ class CheckpointWriter:
                 versions=library_versions(engine.device),
                 guard=dict(guard),
                 data_hash=data_hash,
+                rows=dict(rows),
             ),
             slices=self._copy_slices(),
             generators=_generators(engine.device),

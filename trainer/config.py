@@ -132,6 +132,10 @@ class TrainerConfig(Settings):
     """Folder of the data set, or its s3:// or gs:// URL."""
     output: str
     """Run directory, or its s3:// or gs:// URL; the same command continues what is in it."""
+    resume_from: str | None = None
+    """Start from a checkpoint of another run (RUN/checkpoints/step-N, or RUN: its newest; a path or URL), in a new
+    output, with its weights, moments, step and place in the data; rate, schedule, precision and the like may differ.
+    Read once: after that the run has checkpoints of its own."""
     working_folder: str | None = None
     """Folder on each node's own disk where a run on a store keeps its logs until they are sent there, with every
     checkpoint and at the end; null: below the folder for temporary files."""
@@ -256,6 +260,11 @@ class TrainerConfig(Settings):
             raise ValueError(
                 f"checkpoint.keep_best={self.checkpoint.keep_best} needs held-out losses on the way; set "
                 f"evaluation.every_steps"
+            )
+        if self.resume_from is not None and self.model.initialize_from is not None:
+            raise ValueError(
+                f"resume_from={self.resume_from} brings weights, model.initialize_from={self.model.initialize_from} "
+                f"other ones; set one of them"
             )
         self._check_range()
         _check_lanes(self.batch, workers=self.workers, place="")

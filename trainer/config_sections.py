@@ -83,6 +83,9 @@ class BatchConfig(Settings):
     """Lanes the data runs in; also the largest number of workers. Null: derived."""
     tokens_per_slot: Positive | None = None
     """Tokens of a micro-batch. Null: derived."""
+    greatest_slot: Positive | None = None
+    """Most tokens of a micro-batch that is derived. Null: what the smallest GPU of the run holds by the estimate of
+    trainer/memory.py, at most 32,768; settled when the run begins and kept."""
     exact_pairs: bool = False
     """Every step holds exactly `pairs` pairs, at a cost in fill."""
 

@@ -19,11 +19,12 @@ from pipeline import storage
 from pipeline.disks import free_bytes
 from pipeline.manifest import open_data_set
 from pipeline.settings import ConfigError
-from trainer.checkpoint_files import list_checkpoints, step_of
-from trainer.config import ModelConfig, TrainerConfig
+from trainer.branch import steps_done
+from trainer.cards import find_card
+from trainer.config import TrainerConfig
 from trainer.locations import locate
+from trainer.memory import count_parameters, largest_memory, too_tight
 from trainer.metrics import METRICS_NAME, duration, read_last_lines
-from trainer.model.bert import VOCABULARY_MULTIPLE
 from trainer.phases import OpenPhase, open_phases, resolve_phases
 
 FLAG, RATE, PRICE = "--dry-run", "--tokens-per-second", "--price"
@@ -65,13 +66,29 @@ def describe_run(config: TrainerConfig, options: Options) -> Iterator[str]:
     """Lines of the plan. The config has passed preflight.check; ConfigError where machines or disk do not hold it."""
     phases = resolve_phases(config)
     opened = open_phases(phases, manifests=[open_data_set(phase.config.data) for phase in phases])
-    checkpoints = list_checkpoints(config.output)
-    done = step_of(checkpoints[-1]) if checkpoints else 0
+    done = steps_done(config)
     tokens = tokens_left(opened, done=done)
     yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {tokens / 1e6:,.1f} M tokens"
     yield from describe_time(config, options, tokens=tokens)
     yield describe_room(config, vocabulary_size=opened[0].manifest.vocabulary_size)
+    if config.device != "cpu":
+        yield describe_memory(config, opened)
     yield describe_machines(config)
+
+
+def describe_memory(config: TrainerConfig, phases: Sequence[OpenPhase]) -> str:
+    """What a step takes of each GPU, beside what the smallest one has; ConfigError where it has less."""
+    memory, card = largest_memory(config, phases=phases), find_card(config)
+    text = f"memory: about {memory.describe()} of each GPU"
+    if card is None:
+        return f"{text}; the memory of the GPUs is not known"
+    if memory.total > card.num_bytes:
+        slots = max(each.shape.slot.tokens for each in phases)
+        raise ConfigError(
+            f"{text}, and the smallest is {card.describe()}; lower batch.tokens_per_slot (now {slots:,}), raise "
+            f"zero_stage (now {config.zero_stage}) with several workers, or set precision=bf16"
+        )
+    return f"{text}; the smallest is {card.describe()}{too_tight(memory, card)}"
 
 
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
@@ -118,17 +135,6 @@ def describe_room(config: TrainerConfig, *, vocabulary_size: int) -> str:
         )
     short = "; WARNING: that is not enough, lower checkpoint.keep_last or free space" if free < each * kept else ""
     return f"{text}; {free / 1e6:,.0f} MB are free{short}"
-
-
-def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
-    """Weights of BERT with both heads; the masked-LM head's matrix is the embedding's."""
-    width, inner = model.width, 4 * model.width
-    rows = -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
-    embeddings = (rows + model.max_positions + 2 + 2) * width
-    attention = 4 * (width * width + width)
-    layer = attention + (width * inner + inner) + (inner * width + width) + 4 * width
-    heads = 2 * (width * width + width) + 2 * width + vocabulary_size + 2 * width + 2
-    return embeddings + model.num_layers * layer + heads
 
 
 def describe_machines(config: TrainerConfig) -> str:

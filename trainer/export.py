@@ -1,4 +1,4 @@
-"""Export a run as a transformers model: `python -m trainer.export RUN OUT [--data DIR]`.
+"""Export a run as a transformers model: `python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`.
 
 OUT is whole or absent: it is written beside its place and renamed. Needs neither DeepSpeed nor transformers, and no
 accelerator. Pre-LN models become `megatron-bert`, which is transformers' name for that layout.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -23,8 +24,10 @@ from pipeline import storage
 from pipeline.disks import sync
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, file_sha256, read_manifest, resolve_inside
 from pipeline.settings import fail
-from trainer.checkpoint import newest_verified, read_state, read_weights
-from trainer.checkpoint_files import STATE, is_checkpoint
+from trainer.checkpoint import CheckpointState, list_checkpoints, newest_verified, read_state, read_weights
+from trainer.checkpoint_files import STATE, is_checkpoint, step_of
+from trainer.checkpoint_keep import rank_evaluations
+from trainer.config import TrainerConfig
 from trainer.folders import put_in_place
 from trainer.locations import Location, locate
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
@@ -38,6 +41,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 MARKER = "cloze_export.json"
 """Lists the export's files with their sha256; a folder with it may be replaced by a later export."""
 FORMAT = "cloze-export-1"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ExportError(ValueError):
@@ -55,18 +59,27 @@ class Export:
     num_parameters: int
 
 
-def export(source: str | Path, *, out: str | Path, data: str | Path | None = None) -> Export:
+def export(
+    source: str | Path,
+    *,
+    out: str | Path,
+    data: str | Path | None = None,
+    step: int | None = None,
+    best: bool = False,
+    dtype: str = "fp32",
+) -> Export:
     """Write the newest verified checkpoint of a run directory (or one checkpoint folder) to `out`.
 
-    config.json, model.safetensors (fp32, transformers' names, tied decoder left out as save_pretrained does), the data
-    set's tokenizer files (and the model's length in tokenizer_config.json), README.md and MARKER. An earlier export in
-    `out` is replaced in one rename.
-    `data`: the data set, where it no longer lies where the run read it. Raises ValueError (ExportError,
-    CheckpointError, DataSetError) naming what is wrong; `out` is then as it was.
+    config.json, model.safetensors (transformers' names, tied decoder left out as save_pretrained does; pooler and
+    next-sentence head left out where nothing trained them), the data set's tokenizer files (and the longest trained row
+    in tokenizer_config.json), README.md and MARKER. An earlier export in `out` is replaced in one rename.
+    `data`: the data set, where it no longer lies where the run read it. `step`, `best`: the checkpoint of that step, or
+    with the least held-out loss among the newest evaluations that compare. `dtype`: a key of DTYPES. Raises ValueError
+    (ExportError, CheckpointError, DataSetError) naming what is wrong; `out` is then as it was.
     """
     target = Path(os.path.abspath(out))
     _check_target(target)
-    checkpoint = _find_checkpoint(locate(source))
+    checkpoint = _find_checkpoint(locate(source), step=step, best=best)
     state = read_state(checkpoint)
     config = validate_saved(state.config, origin=str(locate(checkpoint, STATE)))
     phase = max(phase.index for phase in resolve_phases(config) if phase.first_step < max(1, state.step))
@@ -83,7 +96,11 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
             f"{checkpoint}: its vocabulary has {len(weights['mlm_head.bias'])} entries, that of {root} has "
             f"{manifest.vocabulary_size}: this is not the data set of the run; name that one with --data"
         )
-    tensors = to_transformers(weights, norm=config.model.norm, vocabulary_size=manifest.vocabulary_size)
+    longest, pair_heads = _find_rows(state, config=config, phase=phase, manifest=manifest)
+    tensors = to_transformers(
+        weights, norm=config.model.norm, vocabulary_size=manifest.vocabulary_size, pair_heads=pair_heads
+    )
+    tensors = {name: _round(tensor, name=name, dtype=dtype) for name, tensor in tensors.items()}
     num_parameters = sum(tensor.numel() for tensor in tensors.values())
     card = render_model_card(
         config,
@@ -91,14 +108,22 @@ def export(source: str | Path, *, out: str | Path, data: str | Path | None = Non
         data_card=_read_text(storage.join(root, "README.md")),
         step=state.step,
         phase=phase,
+        pair_heads=pair_heads,
         num_parameters=num_parameters,
         training=_last_record(checkpoint, name=METRICS_NAME, step=state.step),
         evaluation=_last_record(checkpoint, name=EVALUATIONS_NAME, step=state.step),
     )
-    settings = transformers_config(config.model, vocabulary_size=manifest.vocabulary_size, pad=manifest.special.pad)
+    settings = transformers_config(
+        config.model,
+        vocabulary_size=manifest.vocabulary_size,
+        pad=manifest.special.pad,
+        pair_heads=pair_heads,
+        dtype=str(DTYPES[dtype]).removeprefix("torch."),
+    )
     partial = target.with_name(f".{target.name}.partial")
     try:
         _write_folder(partial, tensors=tensors, settings=settings, card=card, tokenizer_files=tokenizer_files)
+        _write_longest(partial / TOKENIZER_CONFIG_FILE, length=longest)
         _write_marker(partial, step=state.step, manifest=manifest)
         replaced = put_in_place(partial, final=target)
         sync(target.parent)
@@ -120,9 +145,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("out", help="folder to write; an earlier export there is replaced")
     parser.add_argument("--data", help="the run's data set, where it was moved")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, help="the checkpoint of this step instead of the newest")
+    which.add_argument("--best", action="store_true", help="the checkpoint with the least held-out loss that is there")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32", help="of the weights (default: fp32)")
     options = parser.parse_args(arguments)
     try:
-        done = export(options.run, out=options.out, data=options.data)
+        done = export(
+            options.run,
+            out=options.out,
+            data=options.data,
+            step=options.step,
+            best=options.best,
+            dtype=options.dtype,
+        )
     except (ValueError, OSError) as error:
         return fail(error)
     print(
@@ -154,13 +190,52 @@ def _check_target(target: Path) -> None:
         )
 
 
-def _find_checkpoint(source: Location) -> Location:
+def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Location:
     if is_checkpoint(source):
+        if step is not None or best:
+            raise ExportError(f"{source}: is one checkpoint; give the run directory with --step or --best")
         return source
+    if step is not None or best:
+        found = {step_of(folder): folder for folder in list_checkpoints(source)}
+        if step is not None:
+            wanted, what = [step], f"of step {step}"
+        else:
+            losses = (rank_evaluations(source) or [{}])[-1]
+            wanted, what = sorted(losses, key=lambda one: (losses[one], one)), "that was evaluated"
+        chosen = next((found[one] for one in wanted if one in found), None)
+        if chosen is None:
+            steps = ", ".join(map(str, found)) or "none at all"
+            keep = "; checkpoint.keep_best keeps the best ones" if best else ""
+            raise ExportError(f"{source}: has no checkpoint {what}; those that are there: {steps}{keep}")
+        return chosen
     newest = newest_verified(source)
     if newest is None:
         raise ExportError(f"{source}: holds no checkpoint; train first, or give a run directory or a checkpoint")
     return newest
+
+
+def _find_rows(state: CheckpointState, *, config: TrainerConfig, phase: int, manifest: Manifest) -> tuple[int, bool]:
+    """The longest row that the weights were trained on, and whether next sentences were among what they learned.
+
+    Of checkpoints from before that was noted: by the data sets of the phases so far, as far as they can be read.
+    """
+    if state.rows:
+        return state.rows["longest"], state.rows["next_sentence"]
+    manifests, certain = [manifest], config.model.initialize_from is None
+    for earlier in resolve_phases(config)[:phase]:
+        try:
+            manifests.append(read_manifest(earlier.config.data))
+        except DataSetError:
+            certain = False
+    pairs = not certain or any(each.next_sentence != "none" for each in manifests)
+    return max(each.max_seq_length for each in manifests), pairs
+
+
+def _round(tensor: Tensor, *, name: str, dtype: str) -> Tensor:
+    rounded = tensor.to(DTYPES[dtype])
+    if not rounded.isfinite().all() and tensor.isfinite().all():
+        raise ExportError(f"{name}: holds {tensor.abs().max():g}, more than {dtype} can; give --dtype bf16 or fp32")
+    return rounded
 
 
 def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
@@ -213,11 +288,10 @@ def _write_folder(
     (folder / "README.md").write_text(card, encoding="utf-8")
     for name, path in tokenizer_files.items():
         storage.fetch_file(path, folder / name)
-    _write_longest(folder / TOKENIZER_CONFIG_FILE, length=settings["max_position_embeddings"])
 
 
 def _write_longest(file: Path, *, length: int) -> None:
-    """What `truncation=True` cuts to: a data set's tokenizer does not know how many positions the model has."""
+    """What `truncation=True` cuts to: positions behind the longest row were never trained."""
     tree = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     text = json.dumps({**tree, "model_max_length": length}, indent=2, sort_keys=True, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")

@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trainer.config import GuardConfig
-from trainer.locations import Location, locate, naming
+from trainer.config import GuardConfig, TrainerConfig
+from trainer.locations import locate, naming
+from trainer.run_directory import branch_command
 
 BAD_STEPS_NAME = "bad_steps.jsonl"
 
@@ -113,19 +114,20 @@ class Guard:
         self._phase = tree.get("phase", 0)
         return window
 
-    def check_may_go_back(self, back: RollBack, *, run_directory: Location) -> None:
+    def check_may_go_back(self, back: RollBack, *, config: TrainerConfig) -> None:
         """Raise DivergenceError where the run went back often enough."""
         if self.rollbacks >= self._config.max_rollbacks:
             times = f"after going back {self.rollbacks} time{'s' * (self.rollbacks != 1)}"
-            raise self.give_up(back, run_directory=run_directory, why=times)
+            raise self.give_up(back, config=config, why=times)
 
-    def give_up(self, back: RollBack, *, run_directory: Location, why: str) -> DivergenceError:
-        """The error that ends the run."""
-        rows = locate(run_directory, BAD_STEPS_NAME)
+    def give_up(self, back: RollBack, *, config: TrainerConfig, why: str) -> DivergenceError:
+        """The error that ends the run, with the command that goes on in another one."""
+        rows = locate(config.output, BAD_STEPS_NAME)
         return DivergenceError(
             f"{back}, {self.bad_steps} bad step{'s' * (self.bad_steps > 1)} in a row from step {self.first_bad} on, "
-            f"{why}; their rows are in {rows}. Lower optimizer.learning_rate, lengthen the "
-            f"warm-up, set precision, or raise guard.max_rollbacks: the same command goes on from the last checkpoint"
+            f"{why}; their rows are in {rows}. With another precision or a higher guard.max_rollbacks the same command "
+            f"goes on from the last checkpoint; a lower rate, a longer warm-up or other data need a new output: "
+            f"{branch_command(config, before=self.first_bad)}"
         )
 
     def _find_fault(self, *, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:

@@ -94,7 +94,7 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
-        yield check_resources(config, _cluster_resources(), cluster=cluster)
+        yield check_resources(config, cluster_resources(), cluster=cluster)
     finally:
         ray.shutdown()
 
@@ -383,7 +383,8 @@ def _train(task: Mapping[str, Any]) -> Outcome:
     return outcome
 
 
-def _cluster_resources() -> dict[str, float]:
+def cluster_resources() -> dict[str, float]:
+    """Logical resources of the cluster at its largest. Call inside a ray_session."""
     return largest_resources(
         ray.cluster_resources(), config=ray._private.state.state.get_max_resources_from_cluster_config()
     )

@@ -11,7 +11,9 @@ import hashlib
 import math
 import time
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +30,7 @@ from trainer.guard import BAD_STEPS_NAME, Fault, Guard, RollBack, note_bad_step
 from trainer.ingest import Step
 from trainer.launch import Link
 from trainer.metrics import RunLog, StepMetrics, row_ids
-from trainer.phases import OpenPhase
+from trainer.phases import OpenPhase, rows_trained
 from trainer.plan import PlanState
 from trainer.run_files import RunFiles
 from trainer.schedules import learning_rate
@@ -56,6 +58,10 @@ class Job:
     peak_tflops: float | None
     """Dense bf16 peak of a worker's device."""
     link: Link
+    first_phase: int
+    """Of the first step."""
+    rows_before: Mapping[str, Any]
+    """CheckpointState.rows of what it starts from."""
 
 
 def train(job: Job, *, first_step: int) -> int:
@@ -135,7 +141,8 @@ def first_judged_step(config: TrainerConfig) -> int:
 def save(job: Job, step: int, *, state: PlanState) -> None:
     """Begin the checkpoint after `step`."""
     data_hash, began = job.phases[state.phase].manifest.hash, time.perf_counter()
-    job.checkpoints.save(step, plan_state=state.to_tree(), guard=job.guard.to_tree(), data_hash=data_hash)
+    rows = rows_trained(job.phases[job.first_phase : state.phase + 1], before=job.rows_before)
+    job.checkpoints.save(step, plan_state=state.to_tree(), guard=job.guard.to_tree(), data_hash=data_hash, rows=rows)
     job.log.write_checkpoint(time.perf_counter() - began)
 
 

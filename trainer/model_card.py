@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.manifest import Manifest
 from trainer.config import TrainerConfig
-from trainer.transformers_layout import ARCHITECTURES
+from trainer.transformers_layout import architecture_of
 
 _SHOWN_SETTINGS = ("model", "batch", "optimizer", "schedule")
 
@@ -21,6 +21,7 @@ def render_model_card(
     data_card: str,
     step: int,
     phase: int = 0,
+    pair_heads: bool = True,
     num_parameters: int,
     training: Mapping[str, Any] | None,
     evaluation: Mapping[str, Any] | None,
@@ -28,7 +29,8 @@ def render_model_card(
     """The card's text; the same for the same arguments.
 
     manifest, data_card (README.md): of the data set of phase number `phase`. training, evaluation: last lines of the
-    run's metrics and evaluations up to `step`, None where there are none.
+    run's metrics and evaluations up to `step`, None where there are none. pair_heads: the model has pooler and
+    next-sentence head.
     """
     licence = _front_matter(data_card).get("license")
     front: dict[str, Any] = {
@@ -38,8 +40,8 @@ def render_model_card(
         "pipeline_tag": "fill-mask",
         "tags": ["bert", "fill-mask", "pretraining"],
     }
-    architecture = ARCHITECTURES[config.model.norm]
-    begun = "from scratch" if config.model.initialize_from is None else "from given weights (see Training)"
+    architecture = architecture_of(config.model, pair_heads=pair_heads)
+    begun = "from given weights (see below)" if _start(config) else "from scratch"
     lines = [
         "---",
         yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
@@ -60,7 +62,9 @@ def render_model_card(
         f'model = {architecture}.from_pretrained("THIS_FOLDER")',
         "```",
         "",
-        "`AutoModel` and `AutoModelForMaskedLM` load it too and leave out the heads that they do not have.",
+        "`AutoModel` and `AutoModelForMaskedLM` load it too and leave out the heads that they do not have."
+        if pair_heads
+        else "It was not trained on next sentences: it has no pooler (`AutoModel`: `add_pooling_layer=False`).",
         "",
         *_start(config),
         "## Results",
@@ -88,9 +92,11 @@ def render_model_card(
 
 
 def _start(config: TrainerConfig) -> list[str]:
-    if config.model.initialize_from is None:
-        return []
-    return [f"Training started from the weights of `{config.model.initialize_from}`, not from random ones.", ""]
+    if config.resume_from is not None:
+        return [f"The run is a branch: its steps go on from the checkpoint `{config.resume_from}` of another run.", ""]
+    if config.model.initialize_from is not None:
+        return [f"Training started from the weights of `{config.model.initialize_from}`, not from random ones.", ""]
+    return []
 
 
 def _results(training: Mapping[str, Any] | None, evaluation: Mapping[str, Any] | None) -> list[str]:

@@ -7,9 +7,10 @@ with each phase. The state after a phase's last step still belongs to that phase
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from pipeline.manifest import Manifest
 from pipeline.settings import ConfigError
@@ -125,6 +126,19 @@ def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]
                 f"({first.vocabulary_hash[:12]}, {first.vocabulary_size:,} entries): the same id would be another "
                 f"token; build both with one vocabulary (vocabulary.path of the pipeline)"
             )
+
+
+def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> dict[str, Any]:
+    """What the weights have seen once steps of `phases` are done: longest row, next sentences or none, vocabulary.
+
+    `before`: the same of what they started from. For a checkpoint's state, and what an export says of the model.
+    """
+    manifests = [each.manifest for each in phases]
+    return {
+        "longest": max([before.get("longest", 0), *(manifest.max_seq_length for manifest in manifests)]),
+        "next_sentence": before.get("next_sentence", False) or any(m.next_sentence != "none" for m in manifests),
+        "vocabulary_hash": manifests[-1].vocabulary_hash,
+    }
 
 
 def order_seed(seed: int, *, phase: int) -> int:

@@ -15,20 +15,22 @@ from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, Manifest, open_data_set
 from pipeline.settings import Arguments, ConfigError, expand_path, load_settings, refuse_lost_path
 from trainer import pretrained
+from trainer.branch import check_branch, is_branch_to_begin, settle_source, source_config
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
 from trainer.config_effects import refuse_idle_settings
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
+from trainer.memory import largest_memory, settle_slot, too_tight
 from trainer.metrics import EVALUATIONS_NAME, read_last_lines
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
-from trainer.run_directory import check_run_directory
+from trainer.run_directory import check_run_directory, read_run_config
 from trainer.vocabulary_check import check_same_vocabulary
 
 SAMPLE_CONFIG = Path("trainer") / "configs" / "sample.yaml"
-PATH_KEYS = ("data", "output", "working_folder", "model.initialize_from")
+PATH_KEYS = ("data", "output", "resume_from", "working_folder", "model.initialize_from")
 
 
 def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
@@ -62,10 +64,14 @@ class Checked:
     """For the user: data set, batch, what changed since the run began."""
     done: bool
     """All steps are done and evaluated, and the last checkpoint verifies: nothing to launch."""
+    config: TrainerConfig
+    """The run's, with what is settled once, when it begins: the checkpoint that it starts from, batch.greatest_slot."""
 
 
 def check(config: TrainerConfig) -> Checked:
     """Check data set, model, plan and run directory against each other; writes nothing. Raises ValueError."""
+    saved = read_run_config(locate(config.output))
+    config = settle_source(config, saved=saved)
     phases = resolve_phases(config)
     full = config.ingest.verify == "full"
     opened_sets = {
@@ -74,6 +80,9 @@ def check(config: TrainerConfig) -> Checked:
     manifests = [opened_sets[phase.config.data] for phase in phases]
     for phase, manifest in zip(phases, manifests, strict=True):
         check_model(phase.config, manifest=manifest)
+    planned = source_config(config) if saved is None and is_branch_to_begin(config) else saved
+    config, card, lines = settle_slot(config, saved=planned, phases=phases, manifests=manifests)
+    phases = resolve_phases(config)
     opened = open_phases(phases, manifests=manifests)
     for each in opened:
         if config.workers > each.plan.lanes:
@@ -88,12 +97,16 @@ def check(config: TrainerConfig) -> Checked:
     step = check_checkpoints(config, phases=opened)
     evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
-    lines = []
+    memory = largest_memory(config, phases=opened)
+    if card is not None and (warning := too_tight(memory, card)):
+        lines.append(f"memory: about {memory.describe()} of each GPU; the smallest is {card.describe()}{warning}")
+    if is_branch_to_begin(config):
+        lines.append(check_branch(config, phases=opened).describe(str(config.resume_from)))
     for each in opened:
         lines += [each.describe_place(len(opened))] if config.phases else []
         lines += each.describe()
     done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
-    return Checked((*lines, *changes), done=done)
+    return Checked((*lines, *changes), done=done, config=config)
 
 
 def _newest_is_whole(config: TrainerConfig) -> bool:

@@ -1,7 +1,7 @@
 """Reading exported models and transformers' `bert` and `megatron-bert` folders, whole or not at all.
 
-Invariant: a model that was read gives the logits of the folder. Whatever would change them (a missing head, another
-activation, another LayerNorm) is refused. Costs a second and 1.3 GB of memory for BERT-Large.
+Invariant: a model that was read gives the logits of the folder, of all heads that its class has. Whatever would change
+them (a missing head, another activation, another LayerNorm) is refused. Costs a second and 1.3 GB for BERT-Large.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from trainer.model.encoder import FEED_FORWARD_FACTOR
 from trainer.model.layers import LAYER_NORM_EPSILON
 from trainer.transformers_layout import (
     ACTIVATIONS,
+    MASKED_ARCHITECTURES,
     MODEL_TYPES,
+    PAIR_HEADS,
     POSITION_TABLE,
     WORD_TABLE,
     from_transformers,
@@ -51,18 +53,19 @@ class PretrainedError(ValueError):
     """A folder cannot be what a model starts from."""
 
 
-def initialize_from(model: BertForPretraining, *, folder: str | Path, data_tokenizer: str | Path) -> None:
+def initialize_from(model: BertForPretraining, *, folder: str | Path, data_tokenizer: str | Path) -> bool:
     """Overwrite all weights with those of a model folder whose vocabulary is the data set's. Before the engine.
 
-    `folder`: an export of ours, or what transformers' save_pretrained wrote of BertForPreTraining or
-    MegatronBertForPreTraining. `data_tokenizer`: DATA/tokenizer. Raises ValueError, with nothing changed, that names
+    `folder`: an export of ours, or what transformers' save_pretrained wrote of BertForPreTraining, BertForMaskedLM or
+    their Megatron forms. `data_tokenizer`: DATA/tokenizer. Returns whether pooler and next-sentence head are the
+    folder's (a ForMaskedLM may have none: they stay as they are). Raises ValueError, with nothing changed, that names
     the folder, what differs, and the remedy.
     """
     source = locate(folder)
     settings = read_config(source)
     check_config(model.config, settings=settings, folder=source)
     check_same_vocabulary(source, data_tokenizer=data_tokenizer)
-    load_weights(model, folder=source)
+    return load_weights(model, folder=source)
 
 
 def load_model(folder: str | Path) -> BertForPretraining:
@@ -76,11 +79,18 @@ def load_model(folder: str | Path) -> BertForPretraining:
 
 
 @torch.no_grad()
-def load_weights(model: BertForPretraining, *, folder: Location) -> None:
-    """Copy a folder's weights into a model of the same config; all are checked before the first is copied."""
+def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
+    """Copy a folder's weights into a model of the same config; all are checked before the first is copied.
+
+    Returns whether pooler and next-sentence head were among them.
+    """
     tensors = _rename(read_tensors(folder), folder=folder)
     norm = model.config.norm
-    parameters = dict(model.named_parameters())
+    masked_only = MASKED_ARCHITECTURES[norm] in (read_config(folder).get("architectures") or ())
+    pair_heads = not masked_only or any(name.startswith(("bert.pooler.", "cls.seq_")) for name in tensors)
+    parameters = {
+        name: parameter for name, parameter in model.named_parameters() if pair_heads or not name.startswith(PAIR_HEADS)
+    }
     _check_names(tensors, names=list(parameters), norm=norm, folder=folder)
     values: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
@@ -100,6 +110,7 @@ def load_weights(model: BertForPretraining, *, folder: Location) -> None:
     for name, parameter in parameters.items():
         value = values[name]
         parameter[: value.shape[0]] = value
+    return pair_heads
 
 
 def read_config(folder: Location) -> dict[str, Any]:

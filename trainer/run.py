@@ -39,8 +39,8 @@ Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMP
 The same command continues an interrupted run from its last checkpoint; with --fresh an output that holds a run is
 refused. Ctrl-C or SIGTERM: the step in hand is
 finished, a checkpoint written, and the exit status is 130 or 143; a second signal ends the run at once.
---dry-run makes all checks, shows steps, tokens, room and machines, and with --tokens-per-second=N and --price=P (of one
-worker, and of its hour) time and price; it starts and writes nothing.
+--dry-run makes all checks, shows steps, tokens, room, memory and machines, and with --tokens-per-second=N and --price=P
+(of one worker, and of its hour) time and price; it starts and writes nothing.
 Workers that are lost are started again from the last checkpoint (max_restarts).
 Ray: the cluster that RAY_ADDRESS names (set inside a submitted job), otherwise one of its own on this machine.
 
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--fresh" in words.flags:
             check_fresh(config)
         if dry_run.FLAG in words.flags:
-            for line in (*check(config).lines, *dry_run.describe_run(config, options)):
+            checked = check(config)
+            for line in (*checked.lines, *dry_run.describe_run(checked.config, options)):
                 _print(line)
             return 0
         with stop_on_signals() as stop:
@@ -85,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(config: TrainerConfig, *, stop: StopRequest, say: Say) -> int:
     """Check, launch, and tell what came of it; returns the exit status."""
     checked = check(config)
+    config = checked.config
     for line in checked.lines:
         say(line)
     if not checked.done:

@@ -7,6 +7,7 @@ differs in such a setting is refused, not started from zero and not mixed in.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import accumulate
@@ -117,6 +118,25 @@ def check_fresh(config: TrainerConfig) -> None:
             f"output={folder}: holds a run already ({newest}), and --fresh begins a new one; give another output, or "
             f"leave --fresh out to go on with that run"
         )
+
+
+def branch_command(config: TrainerConfig, *, before: int) -> str:
+    """The command that goes on from the newest checkpoint before step `before`, in a new output at half the rate."""
+    checkpoints = [folder for folder in list_checkpoints(config.output) if step_of(folder) < before]
+    step = step_of(checkpoints[-1]) if checkpoints else 0
+    run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate
+    if config.schedule.span == "phase":
+        phase = sum(end < before for end in list(accumulate(config.phase_steps))[:-1])
+        own = config.phases[phase].learning_rate if config.phases else None
+        key, rate = (key, rate) if own is None else (f"phases.{phase}.learning_rate", own)
+    settings = [
+        *([f"resume_from={checkpoints[-1]}"] if checkpoints else []),
+        *(["model.initialize_from=null"] if checkpoints and config.model.initialize_from is not None else []),
+        f"output={run}-from-{step}",
+        f"{key}={rate / 2:g}",
+    ]
+    file = str(locate(run, CONFIG_NAME)) if isinstance(run, Path) else "YOUR_CONFIG"
+    return shlex.join(["python", "trainer/run.py", "--config", file, *settings])
 
 
 def phases_begun(config: TrainerConfig) -> int:

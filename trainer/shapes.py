@@ -15,7 +15,7 @@ from trainer.plan import PlanError
 from trainer.slots import SlotShape
 
 GREATEST_DERIVED_SLOT = 32_768
-"""Tokens: larger micro-batches gain no speed on one GPU and cost memory."""
+"""Tokens: larger micro-batches gain no speed on one GPU and cost memory. batch.greatest_slot takes its place."""
 _EASY_LANES = 8
 _FULL_SLOT_ROWS = 10
 _DEVIATIONS = 6.0
@@ -110,7 +110,7 @@ def _mean_shape(lengths: _Lengths, *, batch: BatchConfig) -> BatchShape:
     stated = f"batch.pairs={batch.pairs}" if batch.pairs is not None else f"batch.tokens={batch.tokens}"
     lanes, tokens = batch.lanes, batch.tokens_per_slot
     if lanes is None:
-        lanes = _derive_lanes(lengths, pairs=pairs, tokens=tokens)
+        lanes = _derive_lanes(lengths, pairs=pairs, tokens=tokens, greatest=batch.greatest_slot)
     if pairs < lanes:
         raise PlanError(
             f"{stated} is {pairs:,.1f} pairs a step, fewer than batch.lanes={lanes}, of which each holds one at least; "
@@ -153,7 +153,7 @@ def _exact_shape(lengths: _Lengths, *, batch: BatchConfig, pairs: int) -> BatchS
     lanes, tokens = batch.lanes, batch.tokens_per_slot
     if lanes is None:
         full = _Lengths(lengths.rows, lengths.longest, lengths.longest, lengths.masked_mean, lengths.masked_most)
-        lanes = _derive_lanes(full, pairs=pairs, tokens=tokens)
+        lanes = _derive_lanes(full, pairs=pairs, tokens=tokens, greatest=batch.greatest_slot)
     most = -(-pairs // lanes)
     slot = SlotShape(
         tokens=tokens if tokens is not None else most * lengths.longest,
@@ -173,9 +173,9 @@ def _exact_shape(lengths: _Lengths, *, batch: BatchConfig, pairs: int) -> BatchS
     )
 
 
-def _derive_lanes(lengths: _Lengths, *, pairs: float, tokens: int | None) -> int:
-    """Lanes that fill the given slots; without, a power of two: slots of at most GREATEST_DERIVED_SLOT tokens, and up
-    to 8 lanes while slots stay long enough to be full."""
+def _derive_lanes(lengths: _Lengths, *, pairs: float, tokens: int | None, greatest: int | None) -> int:
+    """Lanes that fill the given slots; without, a power of two: slots of at most `greatest` tokens (None:
+    GREATEST_DERIVED_SLOT), and up to 8 lanes while slots stay long enough to be full."""
     step = pairs * lengths.mean
     if tokens is not None:
         slot_pairs = lengths.pairs_in(tokens)
@@ -184,7 +184,7 @@ def _derive_lanes(lengths: _Lengths, *, pairs: float, tokens: int | None) -> int
             lanes += 1
     else:
         lanes = 1
-        while step / lanes + lengths.rest > max(GREATEST_DERIVED_SLOT, lengths.longest):
+        while step / lanes + lengths.rest > max(greatest or GREATEST_DERIVED_SLOT, lengths.longest):
             lanes *= 2
         while lanes < _EASY_LANES and step / (2 * lanes) >= _FULL_SLOT_ROWS * lengths.longest:
             lanes *= 2

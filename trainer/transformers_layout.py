@@ -23,6 +23,10 @@ POSITION_TABLE = "embeddings.position.weight"
 
 MODEL_TYPES = {"post": "bert", "pre": "megatron-bert"}
 ARCHITECTURES = {"post": "BertForPreTraining", "pre": "MegatronBertForPreTraining"}
+MASKED_ARCHITECTURES = {"post": "BertForMaskedLM", "pre": "MegatronBertForMaskedLM"}
+"""Without pooler and next-sentence head."""
+PAIR_HEADS = ("pooler.", "nsp_head.")
+"""How the names of our parameters begin that only next sentences train."""
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 """transformers' hidden_act of each config value: F.gelu, exact or tanh."""
 
@@ -62,10 +66,17 @@ def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
     return tuple(f"bert.encoder.layer.{number}.{target}.{leaf}" for target in targets)
 
 
-def to_transformers(parameters: Mapping[str, Tensor], *, norm: str, vocabulary_size: int) -> dict[str, Tensor]:
-    """Rename, split and cut to what save_pretrained of the ForPreTraining class writes (tied decoder left out)."""
+def to_transformers(
+    parameters: Mapping[str, Tensor], *, norm: str, vocabulary_size: int, pair_heads: bool = True
+) -> dict[str, Tensor]:
+    """Rename, split and cut to what save_pretrained of the ForPreTraining class writes (tied decoder left out).
+
+    pair_heads=False: of the ForMaskedLM class.
+    """
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
+        if name.startswith(PAIR_HEADS) and not pair_heads:
+            continue
         value = parameter[:vocabulary_size] if name == WORD_TABLE else parameter
         targets = transformers_names(name, norm=norm)
         for target, part in zip(targets, value.chunk(len(targets)), strict=True):
@@ -78,12 +89,19 @@ def from_transformers(tensors: Mapping[str, Tensor], *, name: str, norm: str) ->
     return torch.cat([tensors[target] for target in transformers_names(name, norm=norm)])
 
 
-def transformers_config(config: ModelConfig, *, vocabulary_size: int, pad: int) -> dict[str, Any]:
+def architecture_of(config: ModelConfig, *, pair_heads: bool) -> str:
+    """transformers' class of a model."""
+    return (ARCHITECTURES if pair_heads else MASKED_ARCHITECTURES)[config.norm]
+
+
+def transformers_config(
+    config: ModelConfig, *, vocabulary_size: int, pad: int, pair_heads: bool = True, dtype: str = "float32"
+) -> dict[str, Any]:
     """config.json for the exported weights."""
     return {
-        "architectures": [ARCHITECTURES[config.norm]],
+        "architectures": [architecture_of(config, pair_heads=pair_heads)],
         "attention_probs_dropout_prob": config.attention_dropout,
-        "dtype": "float32",
+        "dtype": dtype,
         "hidden_act": ACTIVATIONS[config.activation],
         "hidden_dropout_prob": config.dropout,
         "hidden_size": config.width,

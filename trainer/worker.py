@@ -16,6 +16,7 @@ import torch
 from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
+from trainer.branch import begin_branch
 from trainer.checkpoint import CheckpointState, CheckpointWriter, list_checkpoints, resume
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
@@ -27,6 +28,7 @@ from trainer.ingest import SlotStream
 from trainer.launch import Link, Outcome, Place
 from trainer.locations import locate
 from trainer.loop import Job, train
+from trainer.memory_shortage import shortage_named
 from trainer.metrics import RunLog
 from trainer.model import BertForPretraining
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
@@ -58,9 +60,10 @@ def work(
     """Train this rank's share until max_steps or until asked to stop, resuming what the run directory holds.
 
     `lease_token`: of the job's lease on the run directory; without it nothing is committed once another job has the
-    lease. torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input.
+    lease. torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input, which a
+    device with too little memory is too.
     """
-    with warnings_to_user(link, place=place):
+    with warnings_to_user(link, place=place), shortage_named(config, rank=place.rank, device=device):
         set_up_process(config, place=place, device=device)
         return run_share(config, place=place, link=link, device=device, blocks=blocks, lease_token=lease_token)
 
@@ -87,7 +90,7 @@ def run_share(
     files.bring()
     if files.stands_in and place.rank == 0:
         link.say(f"logs are kept in {files.folder} and sent to {files.run} with every checkpoint and at the end")
-    engine = build_engine(config, phases=phases, place=place, device=device)
+    engine, rows_given = build_engine(config, phases=phases, place=place, device=device)
     checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token, files=files)
     evaluators = tuple(
         Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape, phase=opened.phase.index)
@@ -96,6 +99,8 @@ def run_share(
         for opened in phases
     )
     saved = resume(run_directory, engine=engine)
+    if saved is None and config.resume_from is not None:
+        saved = begin_branch(config, phases=phases, engine=engine, checkpoints=checkpoints)
     guard = Guard(config.guard, tree=None if saved is None else saved.guard)
     resumed_at = 0 if saved is None else saved.step
 
@@ -119,6 +124,7 @@ def run_share(
     def train_on(saved: CheckpointState | None) -> int:
         first_step = 0 if saved is None else saved.step
         start = find_start(phases, None if saved is None else PlanState.from_tree(saved.plan_state))
+        rows_before = rows_given if saved is None else saved.rows
         job = Job(
             config=config,
             engine=engine,
@@ -139,6 +145,8 @@ def run_share(
             ),
             files=files,
             link=link,
+            first_phase=start.phase if rows_before else 0,
+            rows_before=rows_before,
         )
         job.log.say(describe_start(config, place=place, device=device, start=start))
         try:
@@ -152,7 +160,7 @@ def run_share(
             last_step = train_on(saved)
             break
         except RollBack as back:
-            guard.check_may_go_back(back, run_directory=run_directory)
+            guard.check_may_go_back(back, config=config)
             saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config)
     checkpoints.send_logs()
     engine.close()
@@ -180,18 +188,19 @@ def go_back(
 
     So a run that is killed right after goes on as this one does. Collective. DivergenceError where there is none.
     """
-    run_directory = locate(config.output)
     checkpoints.finish()
-    saved = resume(run_directory, engine=engine, through=guard.first_bad - 1)
+    saved = resume(config.output, engine=engine, through=guard.first_bad - 1)
     if saved is None:
-        raise guard.give_up(back, run_directory=run_directory, why="and there is no checkpoint to go back to")
+        raise guard.give_up(back, config=config, why="and there is no checkpoint to go back to")
     first, last = guard.go_back(step=back.step, to=saved.step, tree=saved.guard)
     if engine.rank == 0:
         logger.warning(
             "%s, the last of %d: back to the checkpoint of step %d; the data of steps %d to %d are passed over",
             back, last - guard.first_bad + 1, saved.step, first, last,
         )  # fmt: skip
-    checkpoints.save(saved.step, plan_state=saved.plan_state, guard=guard.to_tree(), data_hash=saved.data_hash)
+    checkpoints.save(
+        saved.step, plan_state=saved.plan_state, guard=guard.to_tree(), data_hash=saved.data_hash, rows=saved.rows
+    )
     checkpoints.finish()
     return saved
 
@@ -253,8 +262,14 @@ def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
     return open_phases(phases, manifests=manifests)
 
 
-def build_engine(config: TrainerConfig, *, phases: Sequence[OpenPhase], place: Place, device: torch.device) -> Engine:
-    """The model, with the weights that it starts from, in an engine that takes the steps of every phase."""
+def build_engine(
+    config: TrainerConfig, *, phases: Sequence[OpenPhase], place: Place, device: torch.device
+) -> tuple[Engine, dict[str, Any]]:
+    """The model, with the weights that it starts from, in an engine that takes the steps of every phase.
+
+    And CheckpointState.rows of given weights: whether they know next sentences.
+    """
+    rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
     model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
     if config.model.output_bias == "unigram":
@@ -263,18 +278,20 @@ def build_engine(config: TrainerConfig, *, phases: Sequence[OpenPhase], place: P
             model.mlm_head.bias.copy_(torch.from_numpy(shares))
     if config.model.initialize_from is not None and not list_checkpoints(config.output):
         tokenizer = storage.join(data, TOKENIZER_FOLDER)
-        initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
+        given = initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
+        rows = {"next_sentence": given}
     lanes = max(opened.plan.lanes for opened in phases)
     micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=lanes))
-    return Engine(model, config=config, device=device, micro_batches=micro_batches)
+    return Engine(model, config=config, device=device, micro_batches=micro_batches), rows
 
 
 def describe_start(config: TrainerConfig, *, place: Place, device: torch.device, start: PlanState) -> str:
     """What begins here, in a line: `resumed at step 40` or `training from step 0`, and on what."""
     begin = f"resumed at step {start.step}" if start.step else "training from step 0"
+    source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""
     phase = f" (phase {start.phase + 1} of {len(config.phases)}, {start.phase_step} steps of it done)"
     return (
-        f"{begin} of {config.max_steps}{phase if config.phases else ''}: BERT {config.model.size}, "
+        f"{begin} of {config.max_steps}{source}{phase if config.phases else ''}: BERT {config.model.size}, "
         f"{place.world_size} worker{'s' * (place.world_size > 1)} on {device.type}, "
         f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each, {config.precision}, "
         f"ZeRO {config.zero_stage}"

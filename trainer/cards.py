@@ -1,0 +1,98 @@
+"""How much memory the GPUs of a run have, asked before anything starts: of nvidia-smi, or of a Ray cluster's resources.
+
+No CUDA context is made here: it would stay on a GPU for the whole run, with half a GB.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainer.config import TrainerConfig
+
+TYPE = "accelerator_type:"
+"""Begins the name of the resource by which Ray says what GPUs a node has."""
+CARD_GB = {
+    "B200": 180,
+    "GH200": 96,
+    "H200": 141,
+    "H100": 80,
+    "A100": 40,
+    "A100-40G": 40,
+    "A100-80G": 80,
+    "L40S": 48,
+    "L40": 48,
+    "L4": 24,
+    "A10": 24,
+    "A10G": 24,
+    "V100": 16,
+    "T4": 16,
+    "P100": 16,
+}
+"""Memory by Ray's names, 10^9 bytes; the least where the maker sells several."""
+TIMEOUT_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The smallest GPU that a run may get."""
+
+    num_bytes: float
+    name: str
+    """For people."""
+
+    def describe(self) -> str:
+        """`NVIDIA L4 of 24.1 GB`"""
+        return f"{self.name} of {self.num_bytes / 1e9:.1f} GB"
+
+
+def find_card(config: TrainerConfig) -> Card | None:
+    """The smallest GPU of this machine, or of the cluster of RAY_ADDRESS; None for a CPU run, and if unknown."""
+    if config.device == "cpu":
+        return None
+    address = os.environ.get("RAY_ADDRESS", "") if config.launcher == "ray" else ""
+    return ask_driver() if not address else smallest_of(_list_resources(config, address=address))
+
+
+def ask_driver() -> Card | None:
+    """The smallest of this machine's GPUs that are to be used, as nvidia-smi tells it; None without it."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen == "":
+        return None
+    command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            [*command, *([f"--id={chosen}"] if chosen else [])],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
+        lines = [line.split(",", 1) for line in done.stdout.splitlines()]
+        cards = [Card(float(memory) * 2**20, name.strip()) for memory, name in lines]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return min(cards, key=lambda card: card.num_bytes, default=None)
+
+
+def smallest_of(resources: Mapping[str, float]) -> Card | None:
+    """The smallest GPU of a cluster; None if one of its kinds is not known."""
+    kinds = [name.removeprefix(TYPE) for name in resources if name.startswith(TYPE)]
+    if not resources.get("GPU") or not kinds or any(kind not in CARD_GB for kind in kinds):
+        return None
+    kind = min(kinds, key=lambda kind: CARD_GB[kind])
+    return Card(CARD_GB[kind] * 1e9, kind)
+
+
+def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, float]:
+    from trainer import launch_ray, ray_dashboard  # absent where the loop runs without Ray
+
+    if not address.startswith(("http://", "https://")):
+        with launch_ray.ray_session(config):
+            return launch_ray.cluster_resources()
+    try:
+        return ray_dashboard.list_resources(address)
+    except ConnectionError:
+        return {}
