@@ -48,8 +48,8 @@ class OpenPhase:
 
     @property
     def epochs(self) -> float:
-        """How often the phase reads its data set, as expected from the mean lengths."""
-        return self.phase.num_steps / self.shape.steps_per_epoch
+        """How often the phase reads its data set."""
+        return self.phase.num_steps * self.shape.pairs_mean / self.plan.num_rows
 
     def describe(self) -> list[str]:
         """Data, batch and plan for people, a line each."""
@@ -103,12 +103,12 @@ def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tu
 
 def _open_phase(phase: Phase, *, manifest: Manifest) -> OpenPhase:
     shape = derive_shape(manifest, batch=phase.config.batch)
-    plan = Plan.from_manifest(
+    plan = Plan(
         manifest,
         lanes=shape.lanes,
         shape=shape.slot,
         seed=order_seed(phase.config.seed, phase=phase.index),
-        exact_pairs=shape.exact_pairs,
+        pairs=shape.pairs,
     )
     return OpenPhase(phase, manifest, shape, plan)
 
