@@ -92,7 +92,7 @@ def read_block(ref: BlockRef, *, root: str | Path) -> pa.Table:
 
     Raises BlockError that names shard, row group and remedy.
     """
-    table = _read_row_group(root, path=ref.path, row_group=ref.row_group, columns=_COLUMNS)
+    table = read_row_group(root, path=ref.path, row_group=ref.row_group, columns=_COLUMNS)
     ids = _single(table, schema.INPUT_IDS)
     positions, inputs = _single(table, schema.MASKED_POSITIONS), _single(table, schema.MASKED_INPUTS)
     found = (table.num_rows, len(ids.flatten()), len(positions.flatten()), len(inputs.flatten()))
@@ -124,7 +124,8 @@ def read_block(ref: BlockRef, *, root: str | Path) -> pa.Table:
     )
 
 
-def _read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
+def read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
+    """Some columns of a row group. Raises BlockError that names shard, row group and remedy."""
     try:
         with storage.open_parquet(resolve_inside(root, path)) as file:
             return file.read_row_group(row_group, columns=columns, use_threads=False)

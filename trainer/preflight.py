@@ -18,6 +18,7 @@ from trainer import pretrained
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
+from trainer.held_out import check_held_out
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
 from trainer.metrics import EVALUATIONS_NAME, read_last_lines
@@ -81,6 +82,7 @@ def check(config: TrainerConfig) -> Checked:
                 f"workers={config.workers} exceeds the {each.plan.lanes} lanes of the plan: some would never work; "
                 f"lower workers or set {batch}={config.workers}"
             )
+    warnings = check_held_out(opened)
     changes = check_run_directory(config)
     refuse_if_alive(config.output)
     step = check_checkpoints(config, phases=opened)
@@ -91,7 +93,7 @@ def check(config: TrainerConfig) -> Checked:
         lines += [each.describe_place(len(opened))] if config.phases else []
         lines += each.describe()
     done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
-    return Checked((*lines, *changes), done=done)
+    return Checked((*lines, *warnings, *changes), done=done)
 
 
 def _newest_is_whole(config: TrainerConfig) -> bool:
