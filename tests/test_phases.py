@@ -15,7 +15,7 @@ from trainer import preflight
 from trainer.config import PhaseConfig, TrainerConfig
 from trainer.model_card import render_model_card
 from trainer.phases import OpenPhase, find_start, open_phases, order_seed, resolve_phases
-from trainer.plan import Plan, PlanError, PlanState
+from trainer.plan import Plan, PlanError, PlanState, lanes_of
 from trainer.run import PROGRAM, main
 from trainer.run_directory import check_run_directory, write_config
 from trainer.schedules import learning_rate
@@ -204,6 +204,24 @@ def test_what_each_phase_reads_is_said_before_anything_starts(sets: tuple[Path, 
     assert "rows of at most 48 tokens" in text
     assert "plan: 3 lanes" in text
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("lanes", "workers", "empty"), [(8, 5, 2), (4, 3, 2), (6, 4, 2), (8, 4, 0), (8, 1, 0)])
+def test_micro_steps_that_compute_nothing_are_said(
+    sets: tuple[Path, Path], tmp_path: Path, lanes: int, workers: int, empty: int
+) -> None:
+    config = make_config(sets[0], tmp_path / "run", workers=workers, batch={"pairs": 16, "lanes": lanes})
+    found = [line for line in preflight.check(config).lines if "are empty" in line]
+    micro_steps = [lane for rank in range(workers) for lane in lanes_of(rank, world_size=workers, lanes=lanes)]
+    assert micro_steps.count(-1) == empty
+    share = f"{empty / len(micro_steps):.0%}"
+    expected = (
+        f"WARNING: {empty} of the {len(micro_steps)} micro-steps of a step are empty ({share} of the time of all "
+        f"workers): {lanes} lanes on {workers} workers; give a number of workers that divides the lanes "
+    )
+    assert [line.partition("(1, ")[0] for line in found] == ([expected] if empty else [])
+    if (lanes, workers) == (8, 5):
+        assert found[0].endswith("divides the lanes (1, 2, 4, 8), or in a new run batch.lanes=10")
 
 
 def test_another_vocabulary_in_a_phase_is_refused_before_anything_starts(

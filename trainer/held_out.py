@@ -42,11 +42,11 @@ def _compare(earlier: OpenPhase, later: OpenPhase) -> str:
     rows = pa.concat_tables(_read_ids(later, split="validation"))
     held_out = _documents_of(rows)
     known = pa.concat_tables([rows.slice(0, 0), *_read_ids(earlier, split="validation")])
-    fractions = [each.manifest.config.get("validation_fraction") for each in (earlier, later)]
+    before, now = (each.manifest.config.get("validation_fraction") for each in (earlier, later))
     name = f"phases.{later.phase.index}.data={later.phase.config.data}"
     other = f"phase {earlier.phase.index}, {earlier.phase.config.data}"
     trained = rows.slice(0, 0)
-    if None in fractions or fractions[0] < fractions[1]:
+    if before is None or now is None or before < now:
         trained = pa.concat_tables([trained, *_read_ids(earlier, split="train", among=held_out)])
     if trained.num_rows:
         documents = held_out.filter(pc.is_in(held_out, value_set=_documents_of(trained)))
@@ -54,7 +54,7 @@ def _compare(earlier: OpenPhase, later: OpenPhase) -> str:
         raise ConfigError(
             f"{name}: {len(documents):,} of its {len(held_out):,} held-out documents, in {pc.sum(pairs).as_py():,} of "
             f"its {rows.num_rows:,} held-out pairs, are trained on before, in {other}: that set has "
-            f"validation_fraction={fractions[0]}, this one {fractions[1]}; build both with the same validation_fraction"
+            f"validation_fraction={before}, this one {now}; build both with the same validation_fraction"
         )
     shared = sorted(set(earlier.manifest.sources) & set(later.manifest.sources))
     if pc.any(_is_of(known, held_out)).as_py() or not shared:

@@ -60,7 +60,20 @@ class OpenPhase:
             f"pairs held out, vocabulary of {manifest.vocabulary_size:,}, rows of at most {manifest.max_seq_length} "
             f"tokens"
         )
-        return [data, *self.shape.describe().splitlines()]
+        return [data, *self.shape.describe().splitlines(), *self.describe_empty(self.phase.config.workers)]
+
+    def describe_empty(self, workers: int) -> list[str]:
+        """A warning where the lanes do not divide among so many workers: in each step some compute nothing."""
+        lanes = self.plan.lanes
+        rounded = -(-lanes // workers) * workers
+        if rounded == lanes:
+            return []
+        divisors = ", ".join(str(number) for number in range(1, lanes + 1) if lanes % number == 0)
+        return [
+            f"WARNING: {rounded - lanes} of the {rounded} micro-steps of a step are empty "
+            f"({1 - lanes / rounded:.0%} of the time of all workers): {lanes} lanes on {workers} workers; give a "
+            f"number of workers that divides the lanes ({divisors}), or in a new run batch.lanes={rounded}"
+        ]
 
     def describe_place(self, phases: int) -> str:
         """`phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`"""

@@ -104,6 +104,7 @@ class Plan:
         self.lanes, self.shape, self.seed = lanes, shape, seed
         self.pairs = None if pairs is None else Fraction(pairs)
         self.num_rows = min(manifest.num_rows(split), max_rows or sys.maxsize)
+        self._orders: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._check(manifest)
         self.hash = hashlib.sha256(
             canonical_json(
@@ -154,8 +155,7 @@ class Plan:
 
         In the order in which lanes that advance at equal pace need them, so that one reader can serve them all.
         """
-        order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
-        starts = np.concatenate(([0], np.cumsum(self.group_rows[order])))
+        order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))
         parts = [np.empty((5, 0), np.int64)]
         for lane, cursor in zip(lanes, cursors, strict=True):
@@ -172,6 +172,13 @@ class Plan:
         lane, group, start, stop, need = np.concatenate(parts, axis=1)
         first = np.argsort(need, kind="stable")
         return Blocks(lane[first], group[first], start[first], stop[first])
+
+    def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[R] row groups in the order of an epoch, and [R + 1] rows before each of them; remembered for the last one."""
+        if epoch not in self._orders:
+            order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
+            self._orders = {epoch: (order, np.concatenate(([0], np.cumsum(self.group_rows[order]))))}
+        return self._orders[epoch]
 
     def _deal(self, count: int) -> NDArray[np.int64]:
         """[G] shares of `count` that add up to it, differ by at most one, and never shrink as it grows."""
