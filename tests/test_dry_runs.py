@@ -62,7 +62,7 @@ def test_empty_micro_steps_are_said_before_a_run_begins(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert train_main(write_run(tmp_path, data, workers=3)) == 0
-    assert "WARNING: 2 of the 6 micro-steps of a step are empty (33% of the time" in capsys.readouterr().out
+    assert "WARNING: empty micro-steps: 2 of 6 a step, 33% of the time" in capsys.readouterr().out
 
 
 def test_the_rate_of_a_run_that_has_begun_is_used(

@@ -92,7 +92,7 @@ def test_what_is_evaluated_depends_on_neither_batch_nor_lanes_nor_workers(
         config = make_config(data, output, max_steps=1, optimizer={"learning_rate": 1e-30}, **facts)
         report = run(worker_group(world_size), config)
         records += read_json_lines(output / "evaluations.jsonl")
-        lanes = [line for line in report.said if "micro-steps of a step are empty" in line]
+        lanes = [line for line in report.said if "empty micro-steps" in line]
         assert len(lanes) == (batch.get("lanes", 1) % world_size > 0), "of the workers that there are, not of config's"
     assert records[0]["pairs"] == 50
     for record in records[1:]:

@@ -211,13 +211,13 @@ def test_micro_steps_that_compute_nothing_are_said(
     sets: tuple[Path, Path], tmp_path: Path, lanes: int, workers: int, empty: int
 ) -> None:
     config = make_config(sets[0], tmp_path / "run", workers=workers, batch={"pairs": 16, "lanes": lanes})
-    found = [line for line in preflight.check(config).lines if "are empty" in line]
+    found = [line for line in preflight.check(config).lines if "empty micro-steps" in line]
     micro_steps = [lane for rank in range(workers) for lane in lanes_of(rank, world_size=workers, lanes=lanes)]
     assert micro_steps.count(-1) == empty
     share = f"{empty / len(micro_steps):.0%}"
     expected = (
-        f"WARNING: {empty} of the {len(micro_steps)} micro-steps of a step are empty ({share} of the time of all "
-        f"workers): {lanes} lanes on {workers} workers; give a number of workers that divides the lanes "
+        f"WARNING: empty micro-steps: {empty} of {len(micro_steps)} a step, {share} of the time of all workers, since "
+        f"{lanes} lanes run on {workers} workers; give a number of workers that divides the lanes "
     )
     assert [line.partition("(1, ")[0] for line in found] == ([expected] if empty else [])
     if (lanes, workers) == (8, 5):

@@ -70,9 +70,9 @@ class OpenPhase:
             return []
         divisors = ", ".join(str(number) for number in range(1, lanes + 1) if lanes % number == 0)
         return [
-            f"WARNING: {rounded - lanes} of the {rounded} micro-steps of a step are empty "
-            f"({1 - lanes / rounded:.0%} of the time of all workers): {lanes} lanes on {workers} workers; give a "
-            f"number of workers that divides the lanes ({divisors}), or in a new run batch.lanes={rounded}"
+            f"WARNING: empty micro-steps: {rounded - lanes} of {rounded} a step, {1 - lanes / rounded:.0%} of the time "
+            f"of all workers, since {lanes} lanes run on {workers} workers; give a number of workers that divides the "
+            f"lanes ({divisors}), or in a new run batch.lanes={rounded}"
         ]
 
     def describe_place(self, phases: int) -> str:

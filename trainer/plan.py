@@ -174,7 +174,7 @@ class Plan:
         return Blocks(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """[R] row groups in the order of an epoch, and [R + 1] rows before each of them; remembered for the last one."""
+        """[R] row groups in the order of an epoch, and [R + 1] rows before each; the last one is remembered."""
         if epoch not in self._orders:
             order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
             self._orders = {epoch: (order, np.concatenate(([0], np.cumsum(self.group_rows[order]))))}
