@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.processes import ROOT, describe_machine, peak_bytes, watch
 from pipeline.manifest import MANIFEST_NAME, Manifest, Shard, Special, read_manifest, shard_name, write_manifest
@@ -46,7 +45,6 @@ class Scale:
     manifest_bytes: int
     open_s: float
     plan_s: float
-    cut_s: float
     slice_s: float
     blocks: int
     peak_bytes: int
@@ -54,7 +52,7 @@ class Scale:
     @property
     def total_s(self) -> float:
         """All of it."""
-        return self.open_s + self.plan_s + self.cut_s + self.slice_s
+        return self.open_s + self.plan_s + self.slice_s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,18 +140,13 @@ def slice_plan(root: Path, *, ranks: int) -> Scale:
     began = time.perf_counter()
     manifest = read_manifest(root)
     opened = time.perf_counter()
-    plan = Plan.from_manifest(manifest, lanes=ranks, shape=_SHAPE, seed=1)
+    plan = Plan(manifest, lanes=ranks, shape=_SHAPE, seed=1, pairs=None)
     planned = time.perf_counter()
 
-    def read_lengths(groups: Sequence[int]) -> list[NDArray[np.int64]]:
-        return [_spread(int(plan.group_tokens[group]), int(plan.group_rows[group])) for group in groups]
-
-    plan.cuts(0, read_lengths=read_lengths)
-    cut = time.perf_counter()
     blocks = 0
     for rank in range(ranks):
         lanes = lanes_of(rank, world_size=ranks, lanes=ranks)
-        blocks += plan.blocks(0, lanes=lanes, cursors=[0] * len(lanes), read_lengths=read_lengths).lane.size
+        blocks += plan.blocks(0, lanes=lanes, cursors=[0] * len(lanes)).lane.size
     return Scale(
         rows=manifest.num_rows("train"),
         shards=len(manifest.shards),
@@ -162,18 +155,10 @@ def slice_plan(root: Path, *, ranks: int) -> Scale:
         manifest_bytes=(root / MANIFEST_NAME).stat().st_size,
         open_s=opened - began,
         plan_s=planned - opened,
-        cut_s=cut - planned,
-        slice_s=time.perf_counter() - cut,
+        slice_s=time.perf_counter() - planned,
         blocks=blocks,
         peak_bytes=peak_bytes(),
     )
-
-
-def _spread(tokens: int, rows: int) -> NDArray[np.int64]:
-    """Lengths of so many rows that add up to so many tokens."""
-    lengths = np.full(rows, tokens // rows, np.int64)
-    lengths[: tokens % rows] += 1
-    return lengths
 
 
 def format_scale(found: Scale) -> list[str]:
@@ -182,9 +167,9 @@ def format_scale(found: Scale) -> list[str]:
         f"{found.rows:,} rows in {found.shards:,} shards ({found.row_groups:,} row groups, manifest of "
         f"{found.manifest_bytes / 1e6:,.1f} MB), for {found.ranks:,} ranks",
         "",
-        "| open | plan | cut an epoch | slice for every rank | all | goal | peak memory | goal |",
-        "|---|---|---|---|---|---|---|---|",
-        f"| {found.open_s:.2f} s | {found.plan_s:.2f} s | {found.cut_s:.2f} s | {found.slice_s:.2f} s | "
+        "| open | plan | slice an epoch for every rank | all | goal | peak memory | goal |",
+        "|---|---|---|---|---|---|---|",
+        f"| {found.open_s:.2f} s | {found.plan_s:.2f} s | {found.slice_s:.2f} s | "
         f"{found.total_s:.2f} s | {MOST_S:g} s | {found.peak_bytes / 2**30:.2f} GiB | {MOST_BYTES / 2**30:g} GiB |",
     ]
 

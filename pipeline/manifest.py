@@ -12,6 +12,8 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
+from operator import mul
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, TypeAlias
 
@@ -133,6 +135,16 @@ class Manifest(Settings):
     def num_tokens(self, split: SplitName) -> int:
         """Tokens of one split, specials included."""
         return sum(shard.tokens for shard in self.shards_of(split))
+
+    def row_lengths(self, split: SplitName) -> tuple[int, ...]:
+        """Rows of one split by their number of tokens, from 0. DataSetError where the counts do not add up."""
+        found = self.statistics.get("splits", {}).get(split, {}).get("lengths", ())
+        if (sum(found), sum(map(mul, found, count()))) != (self.num_rows(split), self.num_tokens(split)):
+            raise DataSetError(
+                f"{MANIFEST_NAME}: statistics.splits.{split}.lengths holds {sum(found):,} rows, the shards "
+                f"{self.num_rows(split):,}, or their tokens differ; build the set again"
+            )
+        return tuple(found)
 
 
 def canonical_json(tree: Any) -> bytes:

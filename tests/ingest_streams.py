@@ -20,8 +20,10 @@ Lanes = dict[int, Slot | None]
 
 
 def make_plan(manifest: Manifest, *, lanes: int = 4, exact_pairs: int | None = None, seed: int = 3) -> Plan:
+    """A pace of `exact_pairs` in slots that hold them at any length, or one that slots seldom hold less than."""
     shape = SHAPE if exact_pairs is None else EXACT_SHAPE
-    return Plan.from_manifest(manifest, lanes=lanes, shape=shape, seed=seed, exact_pairs=exact_pairs)
+    pairs = min(7 * lanes, manifest.num_rows("train")) if exact_pairs is None else exact_pairs
+    return Plan(manifest, lanes=lanes, shape=shape, seed=seed, pairs=pairs)
 
 
 def run(
@@ -78,3 +80,11 @@ def rows_of(slots: list[Slot]) -> Counter[tuple[int, int, int]]:
         for slot in slots
         for s, g, r in zip(slot.shards, slot.row_groups, slot.rows, strict=True)
     )
+
+
+def epochs_and_rows(slot: Slot | None) -> list[tuple[int, ...]]:
+    """(epoch, shard, row group, row) of each pair."""
+    if slot is None:
+        return []
+    columns = (slot.epochs, slot.shards, slot.row_groups, slot.rows)
+    return list(zip(*(column.tolist() for column in columns), strict=True))

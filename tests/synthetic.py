@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -147,10 +148,12 @@ def write_data_set(
     lengths: Lengths = uniform_lengths,
     seed: int = 0,
     num_sources: int = 1,
+    config: dict[str, Any] | None = None,
 ) -> contract.Manifest:
     """Write `shards` x `row_groups` x `rows` training rows, and as many a shard held out; return the manifest."""
     root = Path(root)
     made: list[contract.Shard] = []
+    found: dict[str, np.ndarray] = {}
     counts = np.zeros(vocabulary_size, dtype=np.int64)
     parts: tuple[tuple[contract.SplitName, int], ...] = (("train", shards), ("validation", validation_shards))
     for part, (split, count) in enumerate(parts):
@@ -169,6 +172,9 @@ def write_data_set(
                 for _ in range(row_groups)
             ]
             made.append(write_shard(root, tables, split=split, index=index, count=count))
+            for table in tables:
+                rows_by_length = np.bincount(table[schema.NUM_TOKENS].to_numpy(), minlength=max_seq_length + 1)
+                found[split] = found.get(split, 0) + rows_by_length
             if split == "train":
                 for table in tables:
                     flat = table[schema.INPUT_IDS].combine_chunks().flatten().to_numpy()
@@ -184,6 +190,8 @@ def write_data_set(
         next_sentence=next_sentence,
         seed=seed,
         num_sources=num_sources,
+        lengths=found,
+        config=config,
     )
     contract.write_manifest(root, manifest, run={"made_by": "tests/synthetic.py"})
     return manifest
@@ -200,11 +208,17 @@ def make_manifest(
     next_sentence: str = "random_document",
     seed: int = 0,
     num_sources: int = 1,
+    lengths: dict[str, np.ndarray] | None = None,
+    config: dict[str, Any] | None = None,
 ) -> contract.Manifest:
-    """A manifest that lists `shards`, without touching the disk."""
+    """A manifest that lists `shards`, without touching the disk; `lengths` as summarize_rows counts them, by split.
+
+    Without them rows are as equally long as the shards' tokens allow.
+    """
+    made = lengths or {split: _spread(shards, split=split) for split in ("train", "validation")}
     return contract.Manifest(
         schema_version=schema.SCHEMA_VERSION,
-        config={"synthetic": True, "next_sentence": next_sentence},
+        config={"synthetic": True, "next_sentence": next_sentence, **(config or {})},
         seed=seed,
         versions={"synthetic": "1"},
         vocabulary_hash=vocabulary_hash(vocabulary_size),
@@ -217,9 +231,18 @@ def make_manifest(
         shards=tuple(sorted(shards, key=lambda shard: shard.path)),
         files=files or {},
         drops={},
-        statistics={},
+        statistics={"splits": {split: {"lengths": counts.tolist()} for split, counts in made.items()}},
         sources=tuple(f"source-{number}" for number in range(num_sources)),
     )
+
+
+def _spread(shards: list[contract.Shard], *, split: str) -> np.ndarray:
+    own = [shard for shard in shards if shard.split == split]
+    rows, tokens = sum(shard.rows for shard in own), sum(shard.tokens for shard in own)
+    counts = np.zeros(tokens // max(1, rows) + 2, dtype=np.int64)
+    if rows:
+        counts[-2:] = rows - tokens % rows, tokens % rows
+    return counts
 
 
 def vocabulary(size: int) -> list[str]:

@@ -37,6 +37,7 @@ def make_slot(lengths: list[int], *, masked: list[int] | None = None, labelled: 
         shards=np.zeros(count, np.int32),
         row_groups=np.zeros(count, np.int32),
         rows=np.arange(count, dtype=np.int32),
+        epochs=np.zeros(count, np.int32),
     )
 
 

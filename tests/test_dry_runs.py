@@ -57,6 +57,14 @@ def test_a_training_is_planned_and_not_begun(
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
+def test_empty_micro_steps_are_said_before_a_run_begins(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert train_main(write_run(tmp_path, data, workers=3)) == 0
+    assert "WARNING: empty micro-steps: 2 of 6 a step, 33% of the time" in capsys.readouterr().out
+
+
 def test_the_rate_of_a_run_that_has_begun_is_used(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

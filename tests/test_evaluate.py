@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -72,6 +72,35 @@ def test_losses_by_source_add_up_on_any_number_of_workers(
     assert {record.pop("data_hash") for record in records} == {read_manifest(data).hash}
     assert records[0]["phase"] == 0
     assert records[1] == pytest.approx(records[0], rel=1e-4)
+
+
+def test_what_is_evaluated_depends_on_neither_batch_nor_lanes_nor_workers(
+    worker_group: Callable[[int], WorkerGroup], tmp_path: Path
+) -> None:
+    """Of a model that no step has changed: the same rows, counts and sources, the same losses to rounding."""
+    data = tmp_path / "data"
+    write_data_set(data, row_groups=3, rows=40, max_seq_length=32, vocabulary_size=256, num_sources=2)
+    batches: list[dict[str, Any]] = [
+        {"pairs": 8, "lanes": 4},
+        {"pairs": 70, "lanes": 5},
+        {"tokens": 400},
+        {"pairs": 12, "lanes": 3, "exact_pairs": True},
+        {"pairs": 40, "lanes": 8, "tokens_per_slot": 300},
+    ]
+    records = []
+    for world_size, batch in zip((1, 2, 3, 1, 3), batches, strict=True):
+        output = tmp_path / str(len(records))
+        facts: dict[str, Any] = {"workers": 1, "batch": batch, "evaluation": {"max_pairs": 50}}
+        config = make_config(data, output, max_steps=1, optimizer={"learning_rate": 1e-30}, **facts)
+        report = run(worker_group(world_size), config)
+        records += read_json_lines(output / "evaluations.jsonl")
+        lanes = [line for line in report.said if "empty micro-steps" in line]
+        assert len(lanes) == (batch.get("lanes", 1) % world_size > 0), "of the workers that there are, not of config's"
+    assert records[0]["pairs"] == 50
+    for record in records[1:]:
+        assert record == pytest.approx(records[0], rel=1e-5)
+        for name in ("pairs", "masked", "pairs/source-0", "masked/source-1", "mlm_accuracy", "nsp_accuracy"):
+            assert record[name] == records[0][name], name
 
 
 def test_an_evaluation_that_fails_leaves_nothing_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

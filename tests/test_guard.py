@@ -162,7 +162,7 @@ def test_the_state_goes_through_json_and_decides_the_same() -> None:
 
 
 def test_rows_are_noted_by_shard_and_row_group(tmp_path: Path) -> None:
-    rows = [(1, 0, 7), (0, 2, 5), (1, 0, 3)]
+    rows = [(1, 1, 0, 7), (1, 0, 2, 5), (1, 1, 0, 3), (2, 0, 2, 5)]
     for step in (3, 4):
         note_bad_step(tmp_path, step=step, epoch=1, fault=Fault("why", applied=False), rows=rows, shards=["a", "b"])
     records = read_json_lines(tmp_path / BAD_STEPS_NAME)
@@ -172,7 +172,11 @@ def test_rows_are_noted_by_shard_and_row_group(tmp_path: Path) -> None:
         "epoch": 1,
         "reason": "why",
         "applied": False,
-        "rows": [{"shard": "a", "row_group": 2, "rows": [5]}, {"shard": "b", "row_group": 0, "rows": [3, 7]}],
+        "rows": [
+            {"epoch": 1, "shard": "a", "row_group": 2, "rows": [5]},
+            {"epoch": 1, "shard": "b", "row_group": 0, "rows": [3, 7]},
+            {"epoch": 2, "shard": "a", "row_group": 2, "rows": [5]},
+        ],
     }
 
 
@@ -253,7 +257,7 @@ def test_a_bad_step_is_not_applied_and_the_run_goes_on(pair: WorkerGroup, data: 
     (record,) = read_json_lines(tmp_path / "run" / BAD_STEPS_NAME)
     assert record["step"] == 5
     shards = ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
-    noted = [(shards.index(g["shard"]), g["row_group"], row) for g in record["rows"] for row in g["rows"]]
+    noted = [(g["epoch"], shards.index(g["shard"]), g["row_group"], row) for g in record["rows"] for row in g["rows"]]
     assert sorted(noted) == rows_by_step(tmp_path / "run")[5]
     assert any("step 5: loss" in line and "its rows are in bad_steps.jsonl" in line for line in report.said)
 

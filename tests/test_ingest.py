@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ingest_streams import SHAPE, assert_same, make_plan, rows_of, run
+from ingest_streams import SHAPE, assert_same, epochs_and_rows, make_plan, rows_of, run
 from synthetic import write_data_set
 
 from pipeline.manifest import Manifest
-from trainer.blocks import LengthReader, make_refs, read_block
+from trainer.blocks import make_refs, read_block
 from trainer.ingest import SlotStream, validation_plan
 from trainer.plan import PlanError, PlanState
 from trainer.readers import _chunks
-from trainer.slots import NO_LABEL, Slot
+from trainer.slots import NO_LABEL, Slot, SlotShape
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_every_epoch_holds_every_row_once_with_its_mask_set(
               for path in plan.shard_paths]  # fmt: skip
     steps = run(plan, root, steps=120)
     for lane in range(4):
-        per_epoch = np.diff(plan.cuts(0, read_lengths=LengthReader(plan, root=root)).rows)[lane]
+        per_epoch = plan.lane_rows(0)[lane]
         taken, epoch = 0, 0
         for _, lanes in steps:
             slot = lanes[lane]
@@ -60,9 +60,9 @@ def test_every_epoch_holds_every_row_once_with_its_mask_set(
             for i, (shard, group, row) in enumerate(zip(slot.shards, slot.row_groups, slot.rows, strict=True)):
                 if taken == per_epoch:
                     taken, epoch = 0, epoch + 1
-                    cuts = plan.cuts(epoch, read_lengths=LengthReader(plan, root=root))
-                    per_epoch = np.diff(cuts.rows)[lane]
+                    per_epoch = plan.lane_rows(epoch)[lane]
                 taken += 1
+                assert slot.epochs[i] == epoch
                 stored = tables[shard][group][row]
                 begin = slot.starts[i]
                 ids = slot.input_ids[begin : begin + slot.lengths[i]].copy()
@@ -74,13 +74,23 @@ def test_every_epoch_holds_every_row_once_with_its_mask_set(
                 assert slot.nsp_labels[i] == stored["next_sentence_label"]
         assert epoch >= 3
 
-    if exact_pairs is None:
-        for epoch in range(3):
-            before = [0, *(step.state.epoch for step, _ in steps)]
-            slots = [
-                slot for at, (_, lanes) in enumerate(steps) if before[at] == epoch for slot in lanes.values() if slot
-            ]
-            assert rows_of(slots) == Counter({(s, g, r): 1 for s in range(3) for g in range(3) for r in range(21)})
+    taken_rows = Counter(key for _, lanes in steps for slot in lanes.values() for key in epochs_and_rows(slot))
+    for epoch in range(3):
+        expected = {(epoch, s, g, r) for s in range(3) for g in range(3) for r in range(21)}
+        assert {key for key in taken_rows if key[0] == epoch} == expected
+    assert set(taken_rows.values()) == {1}
+
+
+def test_no_step_is_short_at_the_end_of_an_epoch(data: tuple[Path, Manifest]) -> None:
+    """189 rows at a pace of 28 are 6.75 steps; slots of 300 tokens hold 4 pairs of up to 64 at least."""
+    root, manifest = data
+    steps = run(make_plan(manifest), root, steps=200)
+    counts = [step.num_pairs for step, _ in steps]
+    assert steps[-1][0].state.epoch >= 28
+    assert min(counts) >= 16
+    assert np.mean(counts) == pytest.approx(28, rel=0.01)
+    both = [slot for _, lanes in steps for slot in lanes.values() if slot and np.unique(slot.epochs).size == 2]
+    assert len(both) >= 60, "slots run on into the next epoch"
 
 
 def test_exact_steps_all_hold_the_stated_pairs_across_epochs(data: tuple[Path, Manifest]) -> None:
@@ -90,7 +100,9 @@ def test_exact_steps_all_hold_the_stated_pairs_across_epochs(data: tuple[Path, M
     slots = [slot for _, lanes in steps for slot in lanes.values() if slot]
     assert set(rows_of(slots).values()) == {10}  # 189 steps of 10 are the 189 rows ten times
     assert steps[-1][0].state.cursors == (0, 0, 0, 0)
-    assert any(max(step.state.cursors) > 0 == min(step.state.cursors) for step, _ in steps)
+    border = {tuple(np.unique(slot.epochs)) for slot in slots if np.unique(slot.epochs).size > 1}
+    assert border <= {(epoch, epoch + 1) for epoch in range(9)}
+    assert border
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -126,7 +138,8 @@ def test_64_lanes_over_few_or_many_row_groups(tmp_path: Path, shards: int, row_g
             slots += [slot for stream in ranks for slot in stream.commit(counts).slots if slot is not None]
         for stream in ranks:
             stream.close()
-        reference.append(rows_of(slots))
+        taken = [key for slot in slots for key in epochs_and_rows(slot)]
+        reference.append(Counter((s, g, r) for epoch, s, g, r in taken if epoch == 0))
     everything = Counter({(s, g, r): 1 for s in range(shards) for g in range(row_groups) for r in range(rows)})
     assert reference == [everything] * 2
 
@@ -164,7 +177,7 @@ def test_reading_ahead_is_bounded_and_ends_with_the_stream(data: tuple[Path, Man
     assert stream._blocks._queue.qsize() == 2
     stream.close()
     stream.close()
-    assert not any(thread.name.startswith("read-") for thread in threading.enumerate())
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("read-")]
 
 
 def test_wait_is_measured(data: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,15 +220,39 @@ def test_large_vocabularies_read_alike(tmp_path: Path) -> None:
 def test_evaluation_reads_each_held_out_row_once_on_any_number_of_ranks(data: tuple[Path, Manifest]) -> None:
     root, manifest = data
     plan = validation_plan(manifest, shape=SHAPE, lanes=4)
-    stream = SlotStream(plan, root, last_epoch=0)
+    stream = SlotStream(plan, root)
     slots = [slot for step in stream.one_epoch() for slot in step.slots if slot]
     stream.close()
     assert rows_of(slots) == Counter({(0, g, r): 1 for g in range(3) for r in range(21)})
-    stream = SlotStream(plan, root, last_epoch=0)
-    some = [step.num_pairs for step in stream.one_epoch(max_pairs=50)]
-    stream.close()
-    assert 50 <= sum(some) < 50 + 4 * 12
     assert validation_plan(manifest, shape=SHAPE, lanes=10_000).lanes == 63
+
+
+def test_the_held_out_rows_that_are_evaluated_depend_on_the_data_set_alone(
+    data: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, manifest = data
+    read: list[int] = []
+
+    def counting(ref, *, root):  # type: ignore[no-untyped-def]
+        read.append(ref.row_group)
+        return read_block(ref, root=root)
+
+    monkeypatch.setattr("trainer.readers.read_block", counting)
+    found = []
+    for lanes, tokens, world_size in ((1, 300, 1), (4, 300, 2), (4, 128, 3), (7, 2000, 3), (100, 64, 3)):
+        shape = SlotShape(tokens=tokens, pairs=99, masked=200, max_seq_length=64)
+        plan = validation_plan(manifest, shape=shape, lanes=lanes, max_pairs=20)
+        ranks = [SlotStream(plan, root, rank=rank, world_size=world_size) for rank in range(world_size)]
+        slots: list[Slot] = []
+        while ranks[0].state.epoch == 0:
+            counts = np.sum([stream.cut() for stream in ranks], axis=0)
+            slots += [slot for stream in ranks for slot in stream.commit(counts).slots if slot is not None]
+        for stream in ranks:
+            stream.close()
+        found.append(rows_of(slots))
+    assert found[0].total() == len(found[0]) == 20
+    assert found == [found[0]] * 5
+    assert len(set(read)) == 1, "20 rows of a row group of 21: no other is read"
 
 
 def test_evaluation_without_held_out_rows_is_refused(tmp_path: Path) -> None:
@@ -231,13 +268,9 @@ def test_a_stream_refuses_the_state_of_another_plan(data: tuple[Path, Manifest])
 
 
 def test_ray_data_sets_are_neither_tiny_nor_huge(data: tuple[Path, Manifest]) -> None:
-    root, manifest = data
-    plan = make_plan(manifest, lanes=1)
-    reader = LengthReader(plan, root=root)
+    plan = make_plan(data[1], lanes=1)
     refs = [
-        ref
-        for epoch in range(60)
-        for ref in make_refs(plan, plan.blocks(epoch, lanes=[0], cursors=[0], read_lengths=reader), epoch=epoch)
+        ref for epoch in range(60) for ref in make_refs(plan, plan.blocks(epoch, lanes=[0], cursors=[0]), epoch=epoch)
     ]
     chunks = list(_chunks(refs))
     assert [ref for chunk in chunks for ref in chunk] == refs

@@ -16,7 +16,7 @@ from ingest_streams import SHAPE, assert_same, assert_same_slot, make_plan, rows
 from synthetic import SPECIAL, write_data_set
 
 from pipeline.manifest import DataSetError, Manifest
-from trainer.blocks import BlockError, LengthReader, make_refs, read_block
+from trainer.blocks import BlockError, make_refs, read_block
 from trainer.feed import Feed
 from trainer.ingest import SlotStream
 from trainer.readers import ReadAhead
@@ -76,8 +76,9 @@ def test_a_step_whose_rows_are_all_lost_is_no_step(damaged: tuple[Path, Manifest
             flip_a_bit(root / shard.path, row_group=group)
     ((lost, _),) = run(make_plan(manifest, lanes=1), root, steps=1, skip_corrupt=True)
     assert (whole[0][0].state.step, whole[0][0].num_lost) == (1, 0)
-    assert (lost.num_pairs, lost.num_lost, lost.state.epoch) == (0, 84, 1)
+    assert (lost.num_pairs, lost.num_lost, lost.state.cursors) == (0, 21, (21,))
     assert (lost.state.step, lost.state.phase_step) == (0, 0)  # else no phase would know where it began
+    assert lost.state.rounds == 1
 
 
 def test_a_feed_gives_up_where_no_row_can_be_read(
@@ -118,12 +119,10 @@ def test_a_shard_of_another_build_is_refused(damaged: tuple[Path, Manifest, Path
     write_data_set(root / "other", shards=2, row_groups=2, rows=22, validation_shards=0, seed=1)
     shutil.copy(root / "other" / manifest.shards[1].path, path)
     plan = make_plan(manifest, lanes=1)
-    blocks = plan.blocks(0, lanes=[0], cursors=[0], read_lengths=LengthReader(plan, root=root))
+    blocks = plan.blocks(0, lanes=[0], cursors=[0])
     ref = next(ref for ref in make_refs(plan, blocks, epoch=0) if ref.shard == 1)
     with pytest.raises(BlockError, match=rf"{path.name}, row group {ref.row_group}: holds 22 rows, .* lists 21, "):
         read_block(ref, root=root)
-    with pytest.raises(BlockError, match=rf"{path.name}, row group 1: holds 22 rows and .* lists 21 and "):
-        LengthReader(plan, root=root)([0, 3])
 
 
 def test_an_error_of_the_reading_thread_comes_out_every_time() -> None:

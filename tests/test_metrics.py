@@ -56,9 +56,10 @@ def make_metrics(step: int, **changes: object) -> StepMetrics:
     return StepMetrics(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def make_step(*rows: tuple[int, int, int]) -> SimpleNamespace:
-    columns = np.array(rows, dtype=np.int32).reshape(-1, 3).T
-    return SimpleNamespace(slots=(SimpleNamespace(shards=columns[0], row_groups=columns[1], rows=columns[2]), None))
+def make_step(*rows: tuple[int, int, int, int]) -> SimpleNamespace:
+    columns = np.array(rows, dtype=np.int32).reshape(-1, 4).T
+    names = ("epochs", "shards", "row_groups", "rows")
+    return SimpleNamespace(slots=(SimpleNamespace(**dict(zip(names, columns, strict=True))), None))
 
 
 def open_log(folder: Path, *, said: list[str], resume_step: int = 0, rank: int = 0, **logging: object) -> RunLog:
@@ -169,15 +170,18 @@ def test_a_reader_leaves_a_line_that_is_being_written(tmp_path: Path) -> None:
 def test_a_run_log_records_steps_evaluations_and_rows(tmp_path: Path) -> None:
     said: list[str] = []
     log = open_log(tmp_path, said=said, row_ids=True)
-    log.write_step(make_metrics(1, phase=1, epoch=3), data=make_step((0, 1, 2), (3, 4, 5)), show=False)  # type: ignore[arg-type]
-    log.write_step(make_metrics(2, phase=1, epoch=3), data=make_step((6, 7, 8)), show=True)  # type: ignore[arg-type]
+    log.write_step(make_metrics(1, phase=1, epoch=3), data=make_step((2, 0, 1, 2), (3, 3, 4, 5)), show=False)  # type: ignore[arg-type]
+    log.write_step(make_metrics(2, phase=1, epoch=3), data=make_step((3, 6, 7, 8)), show=True)  # type: ignore[arg-type]
     log.write_evaluation(Evaluation(2, 10, 150, 5.0, 0.2, 0.6, 0.7, 6.5))
     log.close()
     assert [record["step"] for record in read_json_lines(tmp_path / "metrics.jsonl")] == [1, 2]
     assert read_json_lines(tmp_path / "evaluations.jsonl")[0]["unigram_loss"] == 6.5
     rows = read_json_lines(tmp_path / "rows-0.jsonl")
     place = {"phase": 1, "epoch": 3}
-    assert rows == [{"step": 1, **place, "rows": [[0, 1, 2], [3, 4, 5]]}, {"step": 2, **place, "rows": [[6, 7, 8]]}]
+    assert rows == [
+        {"step": 1, **place, "rows": [[2, 0, 1, 2], [3, 3, 4, 5]]},
+        {"step": 2, **place, "rows": [[3, 6, 7, 8]]},
+    ]
     assert said[0].startswith("step   2/100  loss 7.000 (mlm 6.300, nsp 0.700)")
     assert "the model is 1.5000 nats below it" in "\n".join(said)
 
@@ -186,7 +190,7 @@ def test_other_ranks_record_rows_alone(tmp_path: Path) -> None:
     said: list[str] = []
     log = open_log(tmp_path, said=said, rank=1, row_ids=True)
     log.say("hello")
-    log.write_step(make_metrics(1), data=make_step((0, 0, 0)), show=True)  # type: ignore[arg-type]
+    log.write_step(make_metrics(1), data=make_step((0, 0, 0, 0)), show=True)  # type: ignore[arg-type]
     log.write_evaluation(Evaluation(1, 1, 1, 1.0, 1.0, None, None, 1.0))
     log.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows-1.jsonl"]

@@ -14,7 +14,7 @@ from pipeline import storage
 from pipeline.manifest import DataSetError, open_data_set, read_manifest
 from pipeline.settings import split_arguments
 from trainer import preflight
-from trainer.blocks import BlockError, LengthReader, make_refs, read_block
+from trainer.blocks import BlockError, make_refs, read_block
 from trainer.evaluate import unigram_log_probabilities
 from trainer.run import PROGRAM, main
 from trainer.vocabulary_check import check_same_vocabulary, read_vocabulary
@@ -105,7 +105,7 @@ def test_a_set_on_a_store_is_checked_when_it_is_opened(data: Path, stored: str, 
 def test_a_row_group_on_a_store_that_cannot_be_read_is_named(data: Path, stored: str) -> None:
     """Page checksums are verified there too."""
     plan = make_plan(read_manifest(stored))
-    blocks = plan.blocks(0, lanes=[0], cursors=[0], read_lengths=LengthReader(plan, root=stored))
+    blocks = plan.blocks(0, lanes=[0], cursors=[0])
     ref = next(make_refs(plan, blocks, epoch=0))
     assert read_block(ref, root=stored).equals(read_block(ref, root=data))
     path = f"{stored}/{ref.path}"

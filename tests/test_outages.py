@@ -19,7 +19,7 @@ from pipeline.manifest import read_manifest
 from pipeline.progress import ProgressPrinter, WorkReport
 from pipeline.storage import StorageError
 from trainer import readers
-from trainer.blocks import LengthReader, make_refs, read_block
+from trainer.blocks import make_refs, read_block
 
 
 def fail(*given: Any, **named: Any) -> NoReturn:
@@ -57,7 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_row_is_passed_over(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ingest.skip_corrupt too, which passes over what readers yield as BlockError."""
     plan = make_plan(read_manifest(data))
-    blocks = plan.blocks(0, lanes=[0], cursors=[0], read_lengths=LengthReader(plan, root=data))
+    blocks = plan.blocks(0, lanes=[0], cursors=[0])
     ref = next(make_refs(plan, blocks, epoch=0))
     monkeypatch.setattr(storage, "open_parquet", fail)
     monkeypatch.setattr("pipeline.stores.is_url", lambda path: True)

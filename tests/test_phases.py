@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from small_runs import make_config
 from synthetic import make_manifest, write_data_set
@@ -16,7 +15,7 @@ from trainer import preflight
 from trainer.config import PhaseConfig, TrainerConfig
 from trainer.model_card import render_model_card
 from trainer.phases import OpenPhase, find_start, open_phases, order_seed, resolve_phases
-from trainer.plan import Plan, PlanError, PlanState
+from trainer.plan import Plan, PlanError, PlanState, lanes_of
 from trainer.run import PROGRAM, main
 from trainer.run_directory import check_run_directory, write_config
 from trainer.schedules import learning_rate
@@ -85,12 +84,10 @@ def test_the_example_reads_the_epochs_that_its_comments_state(example: tuple[Ope
 
 
 def test_the_epochs_of_the_example_are_those_of_its_plan(example: tuple[OpenPhase, ...]) -> None:
-    """Lanes cut from the manifest alone: as many slots in the longest lane as the shape says steps an epoch."""
+    """As many slots in the longest lane as the shape says steps an epoch."""
     for opened in example:
-        length = opened.manifest.max_seq_length
-        cuts = opened.plan.cuts(0, read_lengths=lambda groups, n=length: [np.full(ROW_GROUP, n) for _ in groups])
-        slot = min(opened.plan.shape.tokens // length, opened.plan.shape.pairs)
-        assert -(-int(np.diff(cuts.rows).max()) // slot) == opened.shape.steps_per_epoch
+        slot = min(opened.plan.shape.tokens // opened.manifest.max_seq_length, opened.plan.shape.pairs)
+        assert -(-int(opened.plan.lane_rows(0).max()) // slot) == opened.shape.steps_per_epoch
 
 
 def test_the_example_has_one_schedule_over_both_phases(repository: Path) -> None:
@@ -217,6 +214,24 @@ def test_what_each_phase_reads_is_said_before_anything_starts(sets: tuple[Path, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("lanes", "workers", "empty"), [(8, 5, 2), (4, 3, 2), (6, 4, 2), (8, 4, 0), (8, 1, 0)])
+def test_micro_steps_that_compute_nothing_are_said(
+    sets: tuple[Path, Path], tmp_path: Path, lanes: int, workers: int, empty: int
+) -> None:
+    config = make_config(sets[0], tmp_path / "run", workers=workers, batch={"pairs": 16, "lanes": lanes})
+    found = [line for line in preflight.check(config).lines if "empty micro-steps" in line]
+    micro_steps = [lane for rank in range(workers) for lane in lanes_of(rank, world_size=workers, lanes=lanes)]
+    assert micro_steps.count(-1) == empty
+    share = f"{empty / len(micro_steps):.0%}"
+    expected = (
+        f"WARNING: empty micro-steps: {empty} of {len(micro_steps)} a step, {share} of the time of all workers, since "
+        f"{lanes} lanes run on {workers} workers; give a number of workers that divides the lanes "
+    )
+    assert [line.partition("(1, ")[0] for line in found] == ([expected] if empty else [])
+    if (lanes, workers) == (8, 5):
+        assert found[0].endswith("divides the lanes (1, 2, 4, 8), or in a new run batch.lanes=10")
+
+
 def test_another_vocabulary_in_a_phase_is_refused_before_anything_starts(
     sets: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -258,7 +273,7 @@ def opened(config: TrainerConfig) -> tuple[OpenPhase, ...]:
 
 
 def at(plan: Plan, *, step: int, phase: int, phase_step: int) -> PlanState:
-    return PlanState(plan.hash, step, 1, 1, (2,) * plan.lanes, phase, phase_step)
+    return PlanState(plan.hash, step, 1, (2,) * plan.lanes, phase, phase_step, phase_step)
 
 
 def test_the_next_step_is_found_in_and_between_phases(sets: tuple[Path, Path], tmp_path: Path) -> None:
@@ -268,7 +283,7 @@ def test_the_next_step_is_found_in_and_between_phases(sets: tuple[Path, Path], t
     inside = at(first, step=3, phase=0, phase_step=3)
     assert find_start(phases, inside) == inside
     begin = find_start(phases, at(first, step=4, phase=0, phase_step=4))
-    assert begin == PlanState(second.hash, 4, 0, 0, (0, 0, 0), 1, 0)
+    assert begin == PlanState(second.hash, 4, 0, (0, 0, 0), 1, 0, 0)
     for step in (5, 9):
         state = at(second, step=step, phase=1, phase_step=step - 4)
         assert find_start(phases, state) == state
@@ -280,6 +295,7 @@ def test_a_state_without_phases_is_of_the_first(sets: tuple[Path, Path], tmp_pat
     phases = opened(two_phases(sets, tmp_path))
     tree = at(phases[0].plan, step=3, phase=0, phase_step=3).to_tree()
     del tree["phase"], tree["phase_step"]
+    tree["epoch_step"] = 1  # as another release wrote
     assert PlanState.from_tree(tree) == at(phases[0].plan, step=3, phase=0, phase_step=3)
 
 

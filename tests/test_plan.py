@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import make_manifest, uniform_lengths, wikipedia_lengths
+from synthetic import make_manifest, wikipedia_lengths
 
 from pipeline.manifest import Manifest, Shard
-from trainer.lanes import RowSequence, cut_evenly
 from trainer.plan import Plan, PlanError, PlanState, lanes_of, permutation, row_permutation
 from trainer.slots import SlotShape
 
@@ -30,7 +31,6 @@ class Fake:
 
     def __init__(self, groups: Sequence[np.ndarray], *, per_shard: int = 3, longest: int = 128, **facts: Any) -> None:
         self.groups = [np.asarray(group) for group in groups]
-        self.reads: list[int] = []
         shards = []
         for start in range(0, len(groups), per_shard):
             part = self.groups[start : start + per_shard]
@@ -56,17 +56,21 @@ class Fake:
         generator = np.random.default_rng(seed)
         return cls([wikipedia_lengths(generator, rows, longest) for _ in range(groups)], longest=longest, **facts)
 
-    def read_lengths(self, groups: Sequence[int]) -> list[np.ndarray]:
-        self.reads.extend(groups)
-        return [self.groups[group] for group in groups]
-
-    def plan(self, *, lanes: int, seed: int = 7, shape: SlotShape = SHAPE, exact_pairs: int | None = None) -> Plan:
-        return Plan.from_manifest(self.manifest, lanes=lanes, shape=shape, seed=seed, exact_pairs=exact_pairs)
+    def plan(
+        self,
+        *,
+        lanes: int,
+        seed: int = 7,
+        shape: SlotShape = SHAPE,
+        pairs: Fraction | int | None = None,
+        max_rows: int | None = None,
+    ) -> Plan:
+        return Plan(self.manifest, lanes=lanes, shape=shape, seed=seed, pairs=pairs or lanes, max_rows=max_rows)
 
     def rows(self, plan: Plan, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int] | None = None) -> list[Any]:
         """The rows (lane, row group, row) that the lanes read, in the order of their blocks."""
         cursors = [0] * len(lanes) if cursors is None else cursors
-        blocks = plan.blocks(epoch, lanes=lanes, cursors=cursors, read_lengths=self.read_lengths)
+        blocks = plan.blocks(epoch, lanes=lanes, cursors=cursors)
         found = []
         for lane, group, start, stop in zip(blocks.lane, blocks.group, blocks.start, blocks.stop, strict=True):
             order = row_permutation(
@@ -80,29 +84,6 @@ class Fake:
         return found
 
 
-@settings(max_examples=200)
-@given(
-    groups=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=30), min_size=1, max_size=8),
-    lanes=st.integers(1, 12),
-)
-def test_lanes_differ_by_at_most_the_longest_row(groups: list[list[int]], lanes: int) -> None:
-    arrays = [np.array(group) for group in groups]
-    lengths = np.concatenate(arrays)
-    sequence = RowSequence(
-        np.array([group.size for group in arrays]),
-        tokens=np.array([group.sum() for group in arrays]),
-        read_blocks=lambda blocks: [arrays[block] for block in blocks],
-    )
-    lanes = min(lanes, lengths.size)
-    rows, tokens = cut_evenly(sequence, lanes=lanes)
-    before = np.concatenate(([0], np.cumsum(lengths)))
-    assert rows[0] == 0
-    assert rows[-1] == lengths.size
-    assert (before[rows] == tokens).all()
-    assert (np.diff(rows) >= 1).all()
-    assert np.ptp(np.diff(tokens)) <= lengths.max()
-
-
 @pytest.mark.parametrize(("groups", "rows"), [(1, 3000), (4, 1000), (500, 8)])
 def test_every_row_is_in_one_of_64_lanes_of_equal_size(groups: int, rows: int) -> None:
     """Shards need not divide by ranks x workers (LDDL (source); academic-budget-bert#22, #26)."""
@@ -111,16 +92,9 @@ def test_every_row_is_in_one_of_64_lanes_of_equal_size(groups: int, rows: int) -
     for epoch in (0, 1):
         found = data.rows(plan, epoch, lanes=range(64))
         assert sorted((group, row) for _, group, row in found) == [(g, r) for g in range(groups) for r in range(rows)]
-        tokens = np.zeros(64, dtype=np.int64)
-        for lane, group, row in found:
-            tokens[lane] += data.groups[group][row]
-        assert np.ptp(tokens) <= 128
-
-
-def test_only_row_groups_at_the_cuts_are_read() -> None:
-    data = Fake.drawn(groups=500, rows=40)
-    data.plan(lanes=8).cuts(0, read_lengths=data.read_lengths)
-    assert 7 <= len(data.reads) <= 14
+        sizes = np.bincount([lane for lane, _, _ in found], minlength=64)
+        assert np.ptp(sizes) <= 1
+        assert sizes.tolist() == plan.lane_rows(epoch).tolist()
 
 
 @settings(max_examples=60)
@@ -130,16 +104,15 @@ def test_only_row_groups_at_the_cuts_are_read() -> None:
     lanes=st.integers(1, 5),
     epoch=st.integers(0, 3),
     seed=st.integers(0, 2**63 - 1),
-    exact=st.booleans(),
     done=st.floats(0, 1),
 )
 def test_lanes_are_independent_and_can_be_entered_anywhere(
-    groups: int, rows: int, lanes: int, epoch: int, seed: int, exact: bool, done: float
+    groups: int, rows: int, lanes: int, epoch: int, seed: int, done: float
 ) -> None:
     lanes = min(lanes, groups * rows)
     data = Fake.drawn(groups=groups, rows=rows, seed=seed % 1000)
     shape = SlotShape(tokens=128 * 2, pairs=2, masked=20, max_seq_length=128)
-    plan = data.plan(lanes=lanes, seed=seed, shape=shape, exact_pairs=min(2 * lanes, groups * rows) if exact else None)
+    plan = data.plan(lanes=lanes, seed=seed, shape=shape)
     together = data.rows(plan, epoch, lanes=range(lanes))
     assert sorted(row[1:] for row in together) == [(g, r) for g in range(groups) for r in range(rows)]
     for lane in range(lanes):
@@ -153,7 +126,7 @@ def test_blocks_of_several_lanes_come_in_the_order_of_need() -> None:
     data = Fake([np.full(50, 10) for _ in range(40)])
     plan = data.plan(lanes=4)
     cursors = [0, 333, 77, 0]
-    blocks = plan.blocks(0, lanes=range(4), cursors=cursors, read_lengths=data.read_lengths)
+    blocks = plan.blocks(0, lanes=range(4), cursors=cursors)
     left = np.array([500 - cursor for cursor in cursors])
     read = np.zeros(4, dtype=np.int64)
     for lane, start, stop in zip(blocks.lane, blocks.start, blocks.stop, strict=True):
@@ -201,13 +174,46 @@ def test_mask_sets_cycle_over_epochs() -> None:
     assert [plan.mask_set(epoch) for epoch in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_exact_mode_gives_lanes_rows_in_proportion_to_their_pairs() -> None:
-    data = Fake.drawn(groups=4, rows=25)
-    shape = SlotShape(tokens=128 * 3, pairs=3, masked=30, max_seq_length=128)
-    plan = data.plan(lanes=4, shape=shape, exact_pairs=10)
-    assert [plan.quota(lane) for lane in range(4)] == [3, 3, 2, 2]
-    assert np.diff(plan.cuts(0, read_lengths=data.read_lengths).rows).tolist() == [30, 30, 20, 20]
-    assert data.reads == []
+def test_lanes_take_turns_at_the_odd_pairs() -> None:
+    plan = Fake.drawn(groups=4, rows=25).plan(lanes=4, pairs=10)
+    due = [plan.pairs_due(rounds).tolist() for rounds in range(5)]
+    assert due == [[0, 0, 0, 0], [2, 2, 3, 3], [5, 5, 5, 5], [7, 7, 8, 8], [10, 10, 10, 10]]
+    assert plan.lane_rows(0).tolist() == [25, 25, 25, 25]
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.integers(1, 40),
+    lanes=st.integers(1, 9),
+    share=st.fractions(1, 9, max_denominator=50),
+    rounds=st.integers(0, 10**7),
+)
+def test_the_pace_is_kept_exactly_whatever_it_is(rows: int, lanes: int, share: Fraction, rounds: int) -> None:
+    """All lanes together are due what the pace says, none differs by more than a pair, all end an epoch at once."""
+    data = Fake.drawn(groups=9, rows=rows)
+    lanes = min(lanes, 9 * rows)
+    pairs = min(share * lanes, Fraction(9 * rows))
+    plan = data.plan(lanes=lanes, pairs=pairs)
+    now, then = plan.pairs_due(rounds), plan.pairs_due(rounds + 1)
+    assert now.sum() == math.floor(rounds * pairs)
+    assert np.ptp(now) <= 1
+    assert ((then - now >= int(pairs / lanes)) & (then - now <= math.ceil(math.ceil(pairs) / lanes))).all()
+    epoch = math.floor(rounds * pairs / plan.num_rows)
+    assert (now >= plan.rows_before(epoch)).all()
+    assert (now < plan.rows_before(epoch + 1)).any()
+    assert plan.lane_rows(epoch).sum() == plan.num_rows
+
+
+def test_the_first_rows_of_the_order_are_the_same_in_any_number_of_lanes() -> None:
+    data = Fake.drawn(groups=6, rows=20)
+    everything = [row[1:] for row in data.rows(data.plan(lanes=1), 0, lanes=[0])]
+    for count in (7, 20, 33):
+        for lanes in (1, 3, 7):
+            plan = data.plan(lanes=lanes, max_rows=count)
+            found = data.rows(plan, 0, lanes=range(lanes))
+            assert [row[1:] for row in sorted(found, key=lambda row: row[0])] == everything[:count]
+            assert plan.num_rows == count
+            assert len({group for _, group, _ in found}) == -(-count // 20)
 
 
 def test_ranks_share_the_lanes_and_make_equally_many_micro_steps() -> None:
@@ -226,7 +232,8 @@ def test_hash_covers_data_and_settings() -> None:
         data.plan(lanes=5),
         data.plan(lanes=4, seed=8),
         data.plan(lanes=4, shape=wider),
-        data.plan(lanes=4, exact_pairs=8),
+        data.plan(lanes=4, pairs=8),
+        data.plan(lanes=4, max_rows=8),
         Fake.drawn(groups=3, rows=20, seed=1).plan(lanes=4),
     ]
     assert len({plan.hash for plan in plans}) == len(plans)
@@ -234,7 +241,7 @@ def test_hash_covers_data_and_settings() -> None:
 
 
 def test_state_goes_through_json() -> None:
-    state = PlanState(plan_hash="ab", step=5, epoch=1, epoch_step=2, cursors=(3, 4))
+    state = PlanState(plan_hash="ab", step=5, epoch=1, cursors=(3, 4), rounds=7)
     assert PlanState.from_tree(json.loads(json.dumps(state.to_tree()))) == state
 
 
@@ -263,21 +270,12 @@ def test_shapes_that_cannot_hold_the_rows_are_refused() -> None:
         data.plan(lanes=1, shape=SlotShape(tokens=2048, pairs=9, masked=9, max_seq_length=128))
 
 
-def test_exact_batches_that_cannot_be_are_refused() -> None:
+def test_batches_that_cannot_be_are_refused() -> None:
     data = Fake.drawn(groups=2, rows=10)
-    with pytest.raises(PlanError, match=r"batch.pairs=3 needs at least one pair for each of the 4 lanes"):
-        data.plan(lanes=4, exact_pairs=3)
+    with pytest.raises(PlanError, match=r"a batch of 3\.5 pairs needs at least one for each of the 4 lanes"):
+        data.plan(lanes=4, pairs=Fraction(7, 2))
     with pytest.raises(PlanError, match=r"no more than the 20 rows"):
-        data.plan(lanes=4, exact_pairs=21)
-    shape = SlotShape(tokens=300, pairs=9, masked=99, max_seq_length=128)
-    with pytest.raises(PlanError, match=r"3 pairs of up to 128 .*tokens_per_slot=300 must be at least 384"):
-        data.plan(lanes=4, exact_pairs=12, shape=shape)
-
-
-def test_lengths_that_are_all_equal_are_cut_into_equal_numbers() -> None:
-    data = Fake([uniform_lengths(np.random.default_rng(0), 1, 128).repeat(64) for _ in range(3)])
-    cuts = data.plan(lanes=64).cuts(0, read_lengths=data.read_lengths)
-    assert np.diff(cuts.rows).tolist() == [3] * 64
+        data.plan(lanes=4, pairs=21)
 
 
 def test_reading_tasks_import_neither_torch_nor_ray() -> None:

@@ -40,7 +40,7 @@ def make_table(lengths: Sequence[int], masked: Sequence[int], *, first_row: int 
 
 
 def cut_all(cutter: SlotCutter, rows: int) -> Iterator[Slot]:
-    while (slot := cutter.cut(rows_left=rows)) is not None:
+    while (slot := cutter.cut(most=rows)) is not None:
         rows -= slot.num_pairs
         yield slot
 
@@ -48,7 +48,7 @@ def cut_all(cutter: SlotCutter, rows: int) -> Iterator[Slot]:
 def test_slots_by_hand_over_two_blocks() -> None:
     blocks = iter([make_table([3, 4, 2], [1, 2, 0]), make_table([5, 3], [1, 1], first_row=3)])
     shape = SlotShape(tokens=10, pairs=3, masked=4, max_seq_length=5)
-    cutter = SlotCutter(shape, quota=None, next_block=lambda: Rows.from_table(next(blocks)))
+    cutter = SlotCutter(shape, next_block=lambda: Rows.from_table(next(blocks), epoch=0))
     first, second = cut_all(cutter, 5)
     assert first.input_ids.tolist() == [1000, 7, 1002, 1010, 7, 7, 1013, 1020, 1021]
     assert first.masked_positions.tolist() == [1, 4, 5]
@@ -60,17 +60,33 @@ def test_slots_by_hand_over_two_blocks() -> None:
     assert second.masked_sources.tolist() == [0, 1]
     assert second.input_ids.tolist() == [1030, 7, 1032, 1033, 1034, 1040, 7, 1042]
     assert (second.shards.tolist(), second.row_groups.tolist(), second.rows.tolist()) == ([4, 4], [5, 5], [3, 4])
-    assert cutter.cut(rows_left=0) is None
+    assert cutter.cut(most=0) is None
 
 
 def test_a_slot_that_spans_blocks_is_joined() -> None:
     blocks = iter([make_table([3], [1]), make_table([4], [2], first_row=1)])
     shape = SlotShape(tokens=10, pairs=3, masked=4, max_seq_length=5)
-    cutter = SlotCutter(shape, quota=None, next_block=lambda: Rows.from_table(next(blocks)))
+    cutter = SlotCutter(shape, next_block=lambda: Rows.from_table(next(blocks), epoch=0))
     (slot,) = cut_all(cutter, 2)
     assert slot.input_ids.tolist() == [1000, 7, 1002, 1010, 7, 7, 1013]
     assert slot.masked_labels.tolist() == [1001, 1011, 1012]
     assert slot.rows.tolist() == [0, 1]
+
+
+def test_a_slot_names_the_epoch_of_each_row_and_lost_rows_count() -> None:
+    first, second = (
+        Rows.from_table(make_table([3], [1]), epoch=4),
+        Rows.from_table(make_table([4] * 5, [1] * 5), epoch=5),
+    )
+    blocks = iter([first, 2, second, 7])
+    cutter = SlotCutter(SlotShape(tokens=50, pairs=9, masked=9, max_seq_length=5), next_block=lambda: next(blocks))
+    slot = cutter.cut(most=5)
+    assert slot is not None
+    assert slot.epochs.tolist() == [4, 5, 5]
+    slot = cutter.cut(most=9)
+    assert slot is not None
+    assert slot.epochs.tolist() == [5] * 3
+    assert cutter.cut(most=-1) is None
 
 
 def test_sliced_and_chunked_tables_read_alike() -> None:
@@ -79,7 +95,7 @@ def test_sliced_and_chunked_tables_read_alike() -> None:
     chunked = pa.concat_tables([whole.slice(0, 1), whole.slice(1, 2), whole.slice(3)])
     shape = SlotShape(tokens=20, pairs=9, masked=9, max_seq_length=5)
     slots = [
-        SlotCutter(shape, quota=None, next_block=lambda table=table: Rows.from_table(table)).cut(rows_left=3)
+        SlotCutter(shape, next_block=lambda table=table: Rows.from_table(table, epoch=0)).cut(most=3)
         for table in (whole.slice(1), chunked.slice(1), whole.take([1, 2, 3]))
     ]
     for slot in slots:
@@ -106,7 +122,7 @@ def test_a_slot_ends_exactly_where_the_next_pair_does_not_fit(
     )
     shape = SlotShape(tokens=tokens, pairs=pairs, masked=masked, max_seq_length=9)
     place = 0
-    for slot in cut_all(SlotCutter(shape, quota=None, next_block=lambda: Rows.from_table(next(blocks))), len(rows)):
+    for slot in cut_all(SlotCutter(shape, next_block=lambda: Rows.from_table(next(blocks), epoch=0)), len(rows)):
         assert slot.rows.tolist() == list(range(place, place + slot.num_pairs))
         place += slot.num_pairs
         assert slot.num_tokens <= tokens
@@ -127,11 +143,11 @@ def test_a_slot_ends_exactly_where_the_next_pair_does_not_fit(
 
 
 @pytest.mark.parametrize("quota", [1, 3])
-def test_with_a_quota_every_slot_has_so_many_pairs(quota: int) -> None:
+def test_a_slot_holds_no_more_pairs_than_asked_for(quota: int) -> None:
     blocks = iter([make_table([3, 4, 2, 5], [1] * 4), make_table([5] * 5, [1] * 5, first_row=4)])
     shape = SlotShape(tokens=15, pairs=3, masked=9, max_seq_length=5)
-    cutter = SlotCutter(shape, quota=quota, next_block=lambda: Rows.from_table(next(blocks)))
-    slots = [cutter.cut(rows_left=quota) for _ in range(9 // quota)]
+    cutter = SlotCutter(shape, next_block=lambda: Rows.from_table(next(blocks), epoch=0))
+    slots = [cutter.cut(most=quota) for _ in range(9 // quota)]
     assert [slot.num_pairs for slot in slots if slot is not None] == [quota] * (9 // quota)
     assert [row for slot in slots if slot is not None for row in slot.rows] == list(range(9))
 
@@ -156,9 +172,10 @@ def test_slots_are_over_95_percent_full_from_200_000_rows_on() -> None:
         shards=nothing,
         row_groups=nothing,
         rows=nothing,
+        epoch=0,
     )
     shape = SlotShape(tokens=16_384, pairs=128, masked=2900, max_seq_length=longest)
-    cutter = SlotCutter(shape, quota=None, next_block=lambda: everything)
+    cutter = SlotCutter(shape, next_block=lambda: everything)
     ends = np.searchsorted(starts, starts[-1] * np.arange(1, lanes + 1) // lanes)
     slots, place = 0, 0
     for end in ends.tolist():

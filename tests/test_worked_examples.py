@@ -118,7 +118,7 @@ def test_my_dog_is_cute_as_the_model_sees_it(dog, tmp_path):
         "num_tokens": 11,
     }
     ref = BlockRef(**place, start=0, stop=1, mask_set=0, mask_sets=1, seed=1)
-    slot = join_stretches([Stretch(BlockRows.from_table(read_block(ref, root=tmp_path)), 0, 1)])
+    slot = join_stretches([Stretch(BlockRows.from_table(read_block(ref, root=tmp_path), epoch=0), 0, 1)])
     names = {name: getattr(tokenizer.special, name) for name in ("pad", "unk", "cls", "sep", "mask")}
     shape = SlotShape(tokens=16, pairs=1, masked=5, max_seq_length=16)
     batch = to_batch(slot, shape=shape, special=Special(**names), constant_shapes=True)

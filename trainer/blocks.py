@@ -1,4 +1,4 @@
-"""Reading of row groups: decode, permute, slice, pick the mask set; and the lengths that the plan asks for.
+"""Reading of row groups: decode, permute, slice, pick the mask set.
 
 Arrow arrays from disk to slot, no Python object a row; 30 M tokens/s a core. Page checksums are always verified: a
 damaged, changed or missing row group stops the run with its name, it is never read as wrong numbers.
@@ -6,15 +6,13 @@ damaged, changed or missing row group stops the run with its name, it is never r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from pipeline import schema, storage
 from pipeline.manifest import DataSetError, resolve_inside
@@ -31,7 +29,6 @@ _COLUMNS = [
     schema.MASKED_INPUTS,
     schema.SOURCE,
 ]
-_LENGTH_THREADS = 8
 
 
 class BlockError(DataSetError):
@@ -95,7 +92,7 @@ def read_block(ref: BlockRef, *, root: str | Path) -> pa.Table:
 
     Raises BlockError that names shard, row group and remedy.
     """
-    table = _read_row_group(root, path=ref.path, row_group=ref.row_group, columns=_COLUMNS)
+    table = read_row_group(root, path=ref.path, row_group=ref.row_group, columns=_COLUMNS)
     ids = _single(table, schema.INPUT_IDS)
     positions, inputs = _single(table, schema.MASKED_POSITIONS), _single(table, schema.MASKED_INPUTS)
     found = (table.num_rows, len(ids.flatten()), len(positions.flatten()), len(inputs.flatten()))
@@ -127,33 +124,8 @@ def read_block(ref: BlockRef, *, root: str | Path) -> pa.Table:
     )
 
 
-class LengthReader:
-    """Reads num_tokens of row groups for a plan, several at once; the plan's `read_lengths`."""
-
-    def __init__(self, plan: Plan, *, root: str | Path) -> None:
-        self._plan, self._root = plan, root
-
-    def __call__(self, groups: Sequence[int]) -> list[NDArray[np.integer]]:
-        """Lengths of the rows of each row group as stored, uint16. Raises BlockError."""
-        if len(groups) == 1:
-            return [self._read(groups[0])]
-        with ThreadPoolExecutor(max_workers=min(len(groups), _LENGTH_THREADS)) as pool:
-            return list(pool.map(self._read, groups))
-
-    def _read(self, group: int) -> NDArray[np.integer]:
-        plan = self._plan
-        path, row_group = plan.shard_paths[int(plan.group_shard[group])], int(plan.group_index[group])
-        table = _read_row_group(self._root, path=path, row_group=row_group, columns=[schema.NUM_TOKENS])
-        lengths: NDArray[np.integer] = table.column(schema.NUM_TOKENS).to_numpy()
-        found = (lengths.size, int(lengths.sum()))
-        listed = (int(plan.group_rows[group]), int(plan.group_tokens[group]))
-        if found != listed:
-            fault = f"holds {found[0]} rows and {found[1]} tokens where the manifest lists {listed[0]} and {listed[1]}"
-            raise _error(self._root, path, row_group, fault)
-        return lengths
-
-
-def _read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
+def read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
+    """Some columns of a row group. Raises BlockError that names shard, row group and remedy."""
     try:
         with storage.open_parquet(resolve_inside(root, path)) as file:
             return file.read_row_group(row_group, columns=columns, use_threads=False)

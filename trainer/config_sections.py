@@ -76,13 +76,14 @@ class BatchConfig(Settings):
     """The global batch of one step: one slot of every lane (docs/DESIGN.md)."""
 
     pairs: Positive | None = None
-    """Sentence pairs a step (on average, or exactly with `exact_pairs`). Give this or tokens."""
+    """Sentence pairs a step, on average, or exactly with `exact_pairs`; at most those of the data set. Give this or
+    tokens."""
     tokens: Positive | None = None
-    """Tokens a step. Give this or pairs."""
+    """Tokens a step, on average. Give this or pairs."""
     lanes: Positive | None = None
     """Lanes the data runs in; also the largest number of workers. Null: derived."""
     tokens_per_slot: Positive | None = None
-    """Tokens of a micro-batch. Null: derived."""
+    """Most tokens of a micro-batch. Null: derived, as few as keep the batch's pace."""
     greatest_slot: Positive | None = None
     """Most tokens of a micro-batch that is derived. Null: what the smallest GPU of the run holds by the estimate of
     trainer/memory.py, at most 32,768; settled when the run begins and kept."""
@@ -184,7 +185,8 @@ class LoggingConfig(Settings):
     peak_tflops: PositiveFloat | None = None
     """Dense bf16 peak of a GPU, 10^12 operations a second, for the share in the metrics; null: by the device's name."""
     row_ids: bool = False
-    """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, epoch, [shard, row group, row] of each pair."""
+    """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, the epoch in which the step begins, and [epoch,
+    shard, row group, row] of each pair; a step at the end of an epoch holds pairs of two."""
 
     @model_validator(mode="before")
     @classmethod

@@ -44,9 +44,11 @@ class Rows:
     """[n]"""
     rows: NDArray[np.int32]
     """[n]"""
+    epoch: int
+    """Of the whole block."""
 
     @classmethod
-    def from_table(cls, table: pa.Table) -> Rows:
+    def from_table(cls, table: pa.Table, *, epoch: int) -> Rows:
         """Views of a table that read_block made."""
         ids, starts = _lists(table, schema.INPUT_IDS)
         positions, masked_starts = _lists(table, schema.MASKED_POSITIONS)
@@ -64,6 +66,7 @@ class Rows:
             shards=table.column(SHARD).to_numpy(),
             row_groups=table.column(ROW_GROUP).to_numpy(),
             rows=table.column(ROW).to_numpy(),
+            epoch=epoch,
         )
 
     def __len__(self) -> int:
@@ -81,34 +84,34 @@ class Stretch(NamedTuple):
 class SlotCutter:
     """Takes a lane's blocks from `next_block` and gives its slots.
 
-    A slot ends when the next pair would exceed any limit of `shape`; with `quota` it ends after so many pairs. In the
-    place of a block may come the number of its rows: they are lost.
+    A slot ends when the next pair would exceed any limit of `shape`. In the place of a block may come the number of its
+    rows: they are lost.
     """
 
-    def __init__(self, shape: SlotShape, *, quota: int | None, next_block: Callable[[], Rows | int]) -> None:
-        self._shape, self._quota, self._next_block = shape, quota, next_block
+    def __init__(self, shape: SlotShape, *, next_block: Callable[[], Rows | int]) -> None:
+        self._shape, self._next_block = shape, next_block
         self._block: Rows | None = None
         self._place = 0
 
-    def cut(self, *, rows_left: int) -> Slot | None:
-        """The next slot, of at most `rows_left` rows (None where that is 0); asks for no block beyond them.
+    def cut(self, *, most: int) -> Slot | None:
+        """The next slot, of at most `most` rows, lost ones included; asks for no block beyond them.
 
-        None too where all that were left are lost.
+        None where that is 0, and where all of them are lost.
         """
         tokens, masked = self._shape.tokens, self._shape.masked
-        pairs = self._shape.pairs if self._quota is None else self._quota
+        pairs = min(self._shape.pairs, most)
         parts: list[Stretch] = []
-        while min(pairs, rows_left) > 0:
+        while pairs > 0:
             if self._block is None or self._place == len(self._block):
                 taken = self._next_block()
                 if isinstance(taken, int):
-                    rows_left -= taken
+                    pairs -= taken
                     continue
                 self._block, self._place = taken, 0
             block, start = self._block, self._place
             stop = min(
                 len(block),
-                start + min(pairs, rows_left),
+                start + pairs,
                 _fits(block.starts, start, tokens),
                 _fits(block.masked_starts, start, masked),
             )
@@ -118,10 +121,9 @@ class SlotCutter:
             tokens -= int(block.starts[stop] - block.starts[start])
             masked -= int(block.masked_starts[stop] - block.masked_starts[start])
             pairs -= stop - start
-            rows_left -= stop - start
             if stop < len(block):
                 break
-        assert parts or rows_left <= 0
+        assert parts or pairs <= 0
         return join_stretches(parts) if parts else None
 
 
@@ -148,6 +150,9 @@ def join_stretches(parts: list[Stretch]) -> Slot:
         shards=_joined(parts, lambda rows: rows.shards, np.int32),
         row_groups=_joined(parts, lambda rows: rows.row_groups, np.int32),
         rows=_joined(parts, lambda rows: rows.rows, np.int32),
+        epochs=np.repeat(
+            np.array([part.rows.epoch for part in parts], np.int32), [part.stop - part.start for part in parts]
+        ),
     )
 
 

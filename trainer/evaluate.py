@@ -1,7 +1,7 @@
 """Held-out evaluation, and the loss that knowing the training set's token frequencies alone would give.
 
-The held-out pairs come in a fixed order with their first mask set, so that evaluations of one data set and
-batch shape compare; dropout is off. Sums are reduced once, at the end.
+It reads the first evaluation.max_pairs held-out pairs of an order that depends on the data set alone, with their first
+mask set, so that all evaluations on a data set compare; dropout is off. Sums are reduced once, at the end.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ class Evaluator:
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:
         self._config, self._special, self._slot = config, manifest.special, shape.slot
         self._phase, self._data_hash = phase, manifest.hash
-        self._plan = validation_plan(manifest, shape=shape.slot, lanes=shape.lanes)
+        self._plan = validation_plan(
+            manifest, shape=shape.slot, lanes=shape.lanes, max_pairs=config.evaluation.max_pairs
+        )
         log_probabilities = unigram_log_probabilities(config.data, vocabulary_size=manifest.vocabulary_size)
         self._unigram = log_probabilities
         self._sources = manifest.sources
@@ -127,13 +129,12 @@ class Evaluator:
             rank=engine.rank,
             world_size=engine.world_size,
             all_reduce=sum_over_ranks,
-            last_epoch=0,
         )
         sums = torch.zeros(4, dtype=torch.float64)
         by_source = SourceSums(len(self._sources))
         pairs = masked = labelled = 0
         with closing(stream), engine.evaluation():
-            for data in stream.one_epoch(max_pairs=self._config.evaluation.max_pairs):
+            for data in stream.one_epoch():
                 pairs += data.num_pairs
                 masked += data.num_masked
                 labelled += data.num_labelled

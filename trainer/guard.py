@@ -147,19 +147,19 @@ def note_bad_step(
 ) -> None:
     """Append the step and its rows to RUN/bad_steps.jsonl, on disk when this returns.
 
-    `rows`: (shard, row group, row) of all ranks; `shards`: paths of the shards in the data set.
+    `rows`: (epoch, shard, row group, row) of all ranks; `shards`: paths of the shards in the data set.
     """
-    groups: dict[tuple[int, int], list[int]] = {}
-    for shard, row_group, row in rows:
-        groups.setdefault((shard, row_group), []).append(row)
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for of_epoch, shard, row_group, row in rows:
+        groups.setdefault((of_epoch, shard, row_group), []).append(row)
     record = {
         "step": step,
         "epoch": epoch,
         "reason": fault.reason,
         "applied": fault.applied,
         "rows": [
-            {"shard": shards[shard], "row_group": row_group, "rows": sorted(members)}
-            for (shard, row_group), members in sorted(groups.items())
+            {"epoch": of_epoch, "shard": shards[shard], "row_group": row_group, "rows": sorted(members)}
+            for (of_epoch, shard, row_group), members in sorted(groups.items())
         ],
     }
     path = run_directory / BAD_STEPS_NAME

@@ -7,7 +7,6 @@ that losses are divided by and every lane's cursor: so each rank knows the whole
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.manifest import Manifest
-from trainer.blocks import BlockError, BlockRef, LengthReader, make_refs
+from trainer.blocks import BlockError, BlockRef, make_refs
 from trainer.cutting import Rows, SlotCutter
 from trainer.plan import Plan, PlanError, PlanState, lanes_of
 from trainer.readers import ReadAhead, local_blocks, ray_blocks
@@ -69,8 +68,8 @@ class SlotStream:
     `all_reduce` is called once a step by every rank (None: world size 1). `blocks` says who reads: threads of this
     process, or Ray Data; the slots are the same. Memory: a block a lane, and `read_ahead_blocks` more.
 
-    A row group that cannot be read is a BlockError. With `skip_corrupt` its rows are lost, with a warning, and their
-    lane goes on behind them; only row groups in which lanes are cut must be whole, in the column of lengths.
+    A row group that cannot be read is a BlockError. With `skip_corrupt` its rows are lost, with a warning: their lane
+    goes on behind them once the others have come so far.
     """
 
     def __init__(
@@ -85,28 +84,22 @@ class SlotStream:
         all_reduce: AllReduce | None = None,
         read_ahead_blocks: int = 4,
         object_store_mb: int = 256,
-        last_epoch: int | None = None,
         skip_corrupt: bool = False,
     ) -> None:
         self._plan, self._state = plan, plan.start() if state is None else state
         plan.check(self._state)
         self._lanes = lanes_of(rank, world_size=world_size, lanes=plan.lanes)
         self._all_reduce = all_reduce
-        self._lock = threading.Lock()
-        self._known_rows: dict[int, NDArray[np.int64]] = {}
-        self._read_lengths = LengthReader(plan, root=root)
         self._cursors = {lane: self._state.cursors[lane] for lane in self._lanes if lane >= 0}
-        assert not skip_corrupt or plan.exact_pairs is None  # a lane would run ahead of the others, and ever further
         self._skip_corrupt = skip_corrupt
         self._lost = dict.fromkeys(self._cursors, 0)
         self._waiting: dict[int, deque[Rows | int]] = {lane: deque() for lane in self._cursors}
         self._cutters = {
-            lane: SlotCutter(plan.shape, quota=plan.quota(lane), next_block=partial(self._next_block, lane))
-            for lane in self._cursors
+            lane: SlotCutter(plan.shape, next_block=partial(self._next_block, lane)) for lane in self._cursors
         }
         self._cut_slots: tuple[Slot | None, ...] | None = None
         self._wait_s = 0.0
-        epochs = count(self._state.epoch) if last_epoch is None else range(self._state.epoch, last_epoch + 1)
+        epochs = count(self._state.epoch) if plan.pairs is not None else range(self._state.epoch, 1)
         refs = self._refs(epochs, dict(self._cursors)) if self._cursors else iter(())
         tables = (
             local_blocks(refs, root=root)
@@ -131,8 +124,9 @@ class SlotStream:
         self._wait_s = 0.0
         counts = np.zeros(_CURSORS + self._plan.lanes, dtype=np.int64)
         slots: list[Slot | None] = []
+        most = self._rows_left()
         for lane in self._lanes:
-            slot = None if lane < 0 else self._cutters[lane].cut(rows_left=self._rows_left(lane))
+            slot = None if lane < 0 else self._cutters[lane].cut(most=int(most[lane]) - self._cursors[lane])
             slots.append(slot)
             if slot is not None:
                 self._cursors[lane] += slot.num_pairs
@@ -153,25 +147,24 @@ class SlotStream:
         return self._cut_slots
 
     def commit(self, counts: NDArray[np.int64]) -> Step:
-        """Second half: `counts` summed over all ranks. Begins the next epoch where every lane is through.
+        """Second half: `counts` summed over all ranks. The epoch is the next one where every lane is through.
 
         What holds no pair, since all its rows are lost, counts as no step.
         """
         assert self._cut_slots is not None
         slots, self._cut_slots = self._cut_slots, None
-        epoch, epoch_step, cursors = self._state.epoch, self._state.epoch_step + 1, counts[_CURSORS:]
-        while cursors.any() and (cursors >= (rows := self._lane_rows(epoch))).all():
-            cursors, epoch, epoch_step = cursors - rows, epoch + 1, 0
-            self._known_rows.pop(epoch - 1)
+        epoch, cursors = self._state.epoch, counts[_CURSORS:]
+        while (cursors >= (rows := self._plan.lane_rows(epoch))).all():
+            cursors, epoch = cursors - rows, epoch + 1
         self._cursors = {lane: int(cursors[lane]) for lane in self._cursors}
         self._state = PlanState(
             plan_hash=self._plan.hash,
             step=self._state.step + bool(counts[_PAIRS]),
             epoch=epoch,
-            epoch_step=epoch_step,
             cursors=tuple(cursors.tolist()),
             phase=self._state.phase,
             phase_step=self._state.phase_step + bool(counts[_PAIRS]),
+            rounds=self._state.rounds + 1,
         )
         return Step(
             slots=slots,
@@ -187,41 +180,30 @@ class SlotStream:
             shard_paths=self._plan.shard_paths,
         )
 
-    def one_epoch(self, *, max_pairs: int | None = None) -> Iterator[Step]:
-        """Steps up to the end of the epoch, or until `max_pairs` pairs are reached; the same number on every rank."""
-        epoch, pairs = self._state.epoch, 0
-        while self._state.epoch == epoch and (max_pairs is None or pairs < max_pairs):
-            step = self.next_step()
-            pairs += step.num_pairs
-            yield step
+    def one_epoch(self) -> Iterator[Step]:
+        """Steps up to the end of the epoch; the same number on every rank."""
+        epoch = self._state.epoch
+        while self._state.epoch == epoch:
+            yield self.next_step()
 
     def close(self) -> None:
         """Stop reading ahead. Idempotent."""
         self._blocks.close()
 
-    def _rows_left(self, lane: int) -> int:
-        """Rows that a slot may take: in exact mode a slot runs on into the next epoch."""
-        quota = self._plan.quota(lane)
-        return quota if quota is not None else int(self._lane_rows(self._state.epoch)[lane]) - self._cursors[lane]
-
-    def _lane_rows(self, epoch: int) -> NDArray[np.int64]:
-        """Rows of every lane; without the lock where known, since the other thread may read lengths under it."""
-        known = self._known_rows.get(epoch)
-        if known is None:
-            with self._lock:
-                known = np.diff(self._plan.cuts(epoch, read_lengths=self._read_lengths).rows)
-            self._known_rows[epoch] = known
-        return known
+    def _rows_left(self) -> NDArray[np.int64]:
+        """[G] rows since the epoch began that each lane may have taken after the next slot."""
+        plan, state = self._plan, self._state
+        if plan.pairs is None:
+            return plan.lane_rows(state.epoch)
+        return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
     def _refs(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[BlockRef]:
         """All that this rank's lanes read, epoch after epoch; runs in the thread that reads ahead."""
         for epoch in epochs:
-            with self._lock:
-                blocks = self._plan.blocks(
-                    epoch, lanes=list(cursors), cursors=list(cursors.values()), read_lengths=self._read_lengths
-                )
+            blocks = self._plan.blocks(epoch, lanes=list(cursors), cursors=list(cursors.values()))
             yield from make_refs(self._plan, blocks, epoch=epoch)
-            cursors = dict.fromkeys(cursors, 0)
+            rows = self._plan.lane_rows(epoch)
+            cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
 
     def _next_block(self, lane: int) -> Rows | int:
         """The lane's next block, or its number of rows where it is lost; those of other lanes before it wait."""
@@ -234,7 +216,7 @@ class SlotStream:
                 logger.warning("%d rows are passed over (ingest.skip_corrupt): %s", ref.stop - ref.start, table)
                 self._waiting[ref.lane].append(ref.stop - ref.start)
             else:
-                self._waiting[ref.lane].append(Rows.from_table(table))
+                self._waiting[ref.lane].append(Rows.from_table(table, epoch=ref.epoch))
         self._wait_s += time.perf_counter() - start
         taken = self._waiting[lane].popleft()
         if isinstance(taken, int):
@@ -242,8 +224,8 @@ class SlotStream:
         return taken
 
 
-def validation_plan(manifest: Manifest, *, shape: SlotShape, lanes: int) -> Plan:
-    """Plan over the held-out rows: one fixed order, so that the first pairs are the same at every evaluation.
+def validation_plan(manifest: Manifest, *, shape: SlotShape, lanes: int, max_pairs: int | None = None) -> Plan:
+    """Plan over the first `max_pairs` held-out rows of an order that depends on the data set alone (None: all).
 
     Raises PlanError where nothing is held out.
     """
@@ -252,4 +234,7 @@ def validation_plan(manifest: Manifest, *, shape: SlotShape, lanes: int) -> Plan
         raise PlanError(
             "the data set holds no validation rows; build it with validation_fraction above 0, or switch evaluation off"
         )
-    return Plan.from_manifest(manifest, split="validation", lanes=min(lanes, rows), shape=shape, seed=0)
+    rows = min(rows, max_pairs or rows)
+    return Plan(
+        manifest, split="validation", lanes=min(lanes, rows), shape=shape, seed=0, pairs=None, max_rows=max_pairs
+    )

@@ -246,12 +246,12 @@ def rows_name(rank: int | str) -> str:
 
 
 def row_ids(data: Step) -> list[list[int]]:
-    """[shard, row group, row] of every pair of a step on this rank."""
+    """[epoch, shard, row group, row] of every pair of a step on this rank."""
     return [
         ids
         for slot in data.slots
         if slot is not None
-        for ids in np.stack([slot.shards, slot.row_groups, slot.rows], axis=1).tolist()
+        for ids in np.stack([slot.epochs, slot.shards, slot.row_groups, slot.rows], axis=1).tolist()
     ]
 
 

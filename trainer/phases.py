@@ -49,8 +49,8 @@ class OpenPhase:
 
     @property
     def epochs(self) -> float:
-        """How often the phase reads its data set, as expected from the mean lengths."""
-        return self.phase.num_steps / self.shape.steps_per_epoch
+        """How often the phase reads its data set."""
+        return self.phase.num_steps * self.shape.pairs_mean / self.plan.num_rows
 
     def describe(self) -> list[str]:
         """Data, batch and plan for people, a line each."""
@@ -61,7 +61,20 @@ class OpenPhase:
             f"pairs held out, vocabulary of {manifest.vocabulary_size:,}, rows of at most {manifest.max_seq_length} "
             f"tokens"
         )
-        return [data, *self.shape.describe().splitlines()]
+        return [data, *self.shape.describe().splitlines(), *self.describe_empty(self.phase.config.workers)]
+
+    def describe_empty(self, workers: int) -> list[str]:
+        """A warning where the lanes do not divide among so many workers: in each step some compute nothing."""
+        lanes = self.plan.lanes
+        rounded = -(-lanes // workers) * workers
+        if rounded == lanes:
+            return []
+        divisors = ", ".join(str(number) for number in range(1, lanes + 1) if lanes % number == 0)
+        return [
+            f"WARNING: empty micro-steps: {rounded - lanes} of {rounded} a step, {1 - lanes / rounded:.0%} of the time "
+            f"of all workers, since {lanes} lanes run on {workers} workers; give a number of workers that divides the "
+            f"lanes ({divisors}), or in a new run batch.lanes={rounded}"
+        ]
 
     def describe_place(self, phases: int) -> str:
         """`phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`"""
@@ -104,12 +117,12 @@ def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tu
 
 def _open_phase(phase: Phase, *, manifest: Manifest) -> OpenPhase:
     shape = derive_shape(manifest, batch=phase.config.batch)
-    plan = Plan.from_manifest(
+    plan = Plan(
         manifest,
         lanes=shape.lanes,
         shape=shape.slot,
         seed=order_seed(phase.config.seed, phase=phase.index),
-        exact_pairs=shape.exact_pairs,
+        pairs=shape.pairs,
     )
     return OpenPhase(phase, manifest, shape, plan)
 

@@ -20,6 +20,7 @@ from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verifie
 from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
 from trainer.config_effects import refuse_idle_settings
+from trainer.held_out import check_held_out
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
 from trainer.memory import largest_memory, settle_slot, too_tight
@@ -92,6 +93,7 @@ def check(config: TrainerConfig) -> Checked:
                 f"lower workers or set {batch}={config.workers}"
             )
     refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
+    warnings = check_held_out(opened)
     changes = check_run_directory(config)
     refuse_if_alive(config.output)
     step = check_checkpoints(config, phases=opened)
@@ -106,7 +108,7 @@ def check(config: TrainerConfig) -> Checked:
         lines += [each.describe_place(len(opened))] if config.phases else []
         lines += each.describe()
     done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
-    return Checked((*lines, *changes), done=done, config=config)
+    return Checked((*lines, *warnings, *changes), done=done, config=config)
 
 
 def _newest_is_whole(config: TrainerConfig) -> bool:

@@ -1,13 +1,18 @@
-"""From the batch as papers state it (pairs or tokens a step) to lanes and slots, by the data set's mean lengths.
+"""From the batch as papers state it (pairs or tokens a step) to lanes and slots, by the data set's row lengths.
 
-Never from the number of workers: the same data in the same order wherever it runs. A slot leaves about half a
-length-weighted mean pair free; the shape counts on it, so that steps hold the stated batch on average.
+Never from the number of workers: the same data in the same order wherever it runs. The plan keeps the stated pace;
+slots are as small as still allows that, a step's worth of pairs behind on average. Cost: 0.1 s.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.manifest import Manifest, SplitName
 from trainer.config import BatchConfig
@@ -19,30 +24,35 @@ GREATEST_DERIVED_SLOT = 32_768
 _EASY_LANES = 8
 _FULL_SLOT_ROWS = 10
 _DEVIATIONS = 6.0
-_SHORTEST_ROW = 5
 _MULTIPLE = 8
+_UNITS = 512
+"""Lengths are told apart in so many units, rounded up: single tokens where rows are at most so long."""
+_MANY_ROWS = 32
+"""Slots of so many longest rows leave free what slots of any greater size do."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """Lanes, slots and what a step holds. Means are expectations; the last steps of an epoch may hold fewer."""
+    """Lanes, slots and what a step holds. Means are over many steps."""
 
     lanes: int
     """G: slots of a step, one a lane."""
     slot: SlotShape
     """T, P, M."""
-    exact_pairs: int | None
-    """Pairs of every step, in exact mode."""
+    pairs: Fraction
+    """The plan's pace, pairs a step."""
+    exact: bool
+    """Every step holds exactly so many."""
     pairs_mean: float
-    """Pairs a step."""
+    """Pairs a step: the pace, or less where batch.tokens_per_slot holds a little less."""
     pairs_least: int
-    """No full step holds fewer."""
+    """No step holds fewer."""
     pairs_most: int
     """No step holds more."""
     tokens_mean: float
     """Real tokens a step."""
     steps_per_epoch: int
-    """Steps in which every row is read once."""
+    """Steps in which every row is read once; the last one runs on into the next epoch."""
 
     @property
     def fill(self) -> float:
@@ -51,167 +61,137 @@ class BatchShape:
 
     def describe(self) -> str:
         """Two lines for people."""
-        exact = "exactly " if self.exact_pairs is not None else ""
+        digits = 0 if self.pairs_mean.is_integer() else 1
         return (
-            f"batch: {exact}{self.pairs_mean:,.0f} pairs a step (least {self.pairs_least:,}, "
-            f"most {self.pairs_most:,}), {self.tokens_mean:,.0f} tokens, {self.steps_per_epoch:,} steps an epoch\n"
+            f"batch: {'exactly ' if self.exact else ''}{self.pairs_mean:,.{digits}f} pairs a step (least "
+            f"{self.pairs_least:,}, most {self.pairs_most:,}), {self.tokens_mean:,.0f} tokens, "
+            f"{self.steps_per_epoch:,} steps an epoch\n"
             f"plan: {self.lanes} lanes (greatest number of workers), slots of {self.slot.tokens:,} tokens, "
             f"{self.slot.pairs:,} pairs, {self.slot.masked:,} masked positions, {self.fill:.1%} full"
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Lengths:
-    rows: int
-    mean: float
-    longest: int
-    masked_mean: float
-    masked_most: int
+class Lengths:
+    """How rows of given lengths (counts by number of tokens, from 0) fill slots, one after another at random."""
 
-    @property
-    def rest(self) -> float:
-        """Tokens that a slot leaves free: E[l^2] / 2 E[l], with E[l^2] / E[l] taken as (mean + longest) / 2."""
-        return (self.mean + self.longest) / 4
+    def __init__(self, counts: NDArray[np.int64]) -> None:
+        self.longest = int(counts.nonzero()[0][-1])
+        self.mean = float(counts @ np.arange(counts.size) / counts.sum())
+        self._unit = -(-self.longest // _UNITS)
+        lengths = -(-np.arange(self.longest + 1) // self._unit)
+        self._shares: NDArray[np.float64] = np.bincount(lengths, counts[: self.longest + 1]) / counts.sum()
+        length = np.arange(self._shares.size)
+        self._mean, square = float(self._shares @ length), float(self._shares @ length**2)
+        self.variation = square / self._mean**2 - 1
+        """Square of the lengths' deviation as a share of their mean."""
 
-    def pairs_in(self, tokens: int, *, most: float = math.inf) -> float:
-        """Expected pairs of a slot: of a normal number between what always fits and `most`.
+    def pairs_in(self, tokens: int) -> float:
+        """Mean pairs of a slot that ends only where the next pair exceeds its tokens. At least one fits.
 
-        Its deviation is the one that `rest` implies: E[l^2] - E[l]^2 = mean (longest - mean) / 2.
+        The row that did not fit is the first of the next slot, so that long ones begin slots: the fixed point of that.
         """
-        least = tokens // self.longest
-        if most <= least:
-            return most
-        mean = max(1.0, (tokens - self.rest) / self.mean)
-        deviation = math.sqrt(mean * (self.longest - self.mean) / (2 * self.mean))
-        return least + _excess(mean - least, deviation) - _excess(mean - most, deviation)
+        size, longest = tokens // self._unit, self._shares.size - 1
+        near = size if size < _MANY_ROWS * longest else size % longest + (_MANY_ROWS - 1) * longest
+        fitting = self._fitting
+        first = self._shares
+        for _ in range(100):
+            # inside[x]: rows of a slot, of those that begin in its first near - longest + x units
+            inside = np.convolve(first, fitting[near : near + 2 * longest + 1], mode="valid")
+            before, first = first, self._shares * (inside[-1] - inside[::-1])
+            if np.abs(first - before).max() < 1e-9:
+                break
+        return float(inside[-1] + (size - near) / self._mean)
+
+    @cached_property
+    def _fitting(self) -> NDArray[np.float64]:
+        """Entry 2 x longest + n: rows that begin in n units behind a row's end, the one at 0 included; 0 before it."""
+        longest = self._shares.size - 1
+        begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
+        begins[2 * longest] = 1.0
+        backwards = self._shares[:0:-1].copy()
+        for place in range(2 * longest + 1, begins.size):
+            begins[place] = begins[place - longest : place] @ backwards
+        return np.cumsum(begins)
+
+    def tokens_for(self, pairs: float) -> int:
+        """Fewest tokens of slots that keep the pace of `pairs` a slot, behind by that number on average.
+
+        By queueing theory (Kingman) that takes half the variation in pairs more than the pace.
+        """
+        wanted = pairs + self.variation / 2 - 1e-6
+        low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # which holds so many whatever comes
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.pairs_in(middle) >= wanted else (middle, high)
+        return high
 
 
 def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "train") -> BatchShape:
     """Lanes and slot shape for one split. PlanError names the setting that cannot be, and the remedy."""
-    shards = manifest.shards_of(split)
-    rows = manifest.num_rows(split)
+    rows, tokens = manifest.num_rows(split), manifest.num_tokens(split)
     if rows == 0:
         raise PlanError(f"the data set holds no {split} rows; build it from more documents")
-    lengths = _Lengths(
-        rows=rows,
-        mean=manifest.num_tokens(split) / rows,
-        longest=manifest.max_seq_length,
-        masked_mean=sum(shard.masked for shard in shards) / (rows * manifest.mask_sets),
-        masked_most=manifest.max_predictions,
-    )
+    lengths = Lengths(np.array(manifest.row_lengths(split), dtype=np.int64))
+    stated = Fraction(batch.pairs) if batch.pairs is not None else Fraction((batch.tokens or 0) * rows, tokens)
+    pairs = stated if batch.exact_pairs else min(stated, Fraction(rows))
+    lanes = batch.lanes or _derive_lanes(lengths, pairs=pairs, batch=batch)
+    slot_pairs = pairs / lanes
+    name = f"batch.pairs={batch.pairs}" if batch.pairs is not None else f"batch.tokens={batch.tokens}"
+    if slot_pairs < 1:
+        raise PlanError(
+            f"{name} is {float(pairs):,.1f} pairs a step, fewer than batch.lanes={lanes}, of which each holds one at "
+            f"least; raise the batch or set batch.lanes to at most {max(1, int(pairs))}"
+        )
+    longest, most = manifest.max_seq_length, math.ceil(slot_pairs)
     if batch.exact_pairs:
-        assert batch.pairs is not None
-        return _exact_shape(lengths, batch=batch, pairs=batch.pairs)
-    return _mean_shape(lengths, batch=batch)
-
-
-def _mean_shape(lengths: _Lengths, *, batch: BatchConfig) -> BatchShape:
-    pairs = float(batch.pairs) if batch.pairs is not None else (batch.tokens or 0) / lengths.mean
-    stated = f"batch.pairs={batch.pairs}" if batch.pairs is not None else f"batch.tokens={batch.tokens}"
-    lanes, tokens = batch.lanes, batch.tokens_per_slot
-    if lanes is None:
-        lanes = _derive_lanes(lengths, pairs=pairs, tokens=tokens, greatest=batch.greatest_slot)
-    if pairs < lanes:
-        raise PlanError(
-            f"{stated} is {pairs:,.1f} pairs a step, fewer than batch.lanes={lanes}, of which each holds one at least; "
-            f"raise the batch or set batch.lanes to at most {max(1, int(pairs))}"
-        )
-    share = pairs / lanes
-    if tokens is None:
-        tokens = max(_round_up(share * lengths.mean + lengths.rest), lengths.longest)
-    slot_pairs = lengths.pairs_in(tokens)
-    if slot_pairs < 0.9 * share and tokens >= lengths.longest:
-        raise PlanError(
-            f"{stated} in batch.lanes={lanes} lanes is {share:,.1f} pairs a slot, but batch.tokens_per_slot="
-            f"{tokens} holds about {max(1.0, slot_pairs):,.1f} (mean length {lengths.mean:,.0f}); set it to "
-            f"{_round_up(share * lengths.mean + lengths.rest)} or leave it out, or raise batch.lanes"
-        )
-    most = _most_pairs(lengths, tokens=tokens)
-    if slot_pairs > 1.02 * share:  # more tokens than the batch needs: let pairs end the slots
-        most = next(
-            few for few in range(math.ceil(share), most + 1) if lengths.pairs_in(tokens, most=few) > 0.99 * share
-        )
-    masked = _most_masked(lengths, tokens=tokens, pairs=most)
-    slot = SlotShape(tokens=tokens, pairs=most, masked=masked, max_seq_length=lengths.longest)
-    held = lengths.pairs_in(tokens, most=most)
-    steps = math.ceil(lengths.rows / (lanes * held))
-    mean = min(lanes * held, lengths.rows)
-    least = min(tokens // lengths.longest, most, max(1, masked // lengths.masked_most))
-    return BatchShape(
-        lanes=lanes,
-        slot=slot,
-        exact_pairs=None,
-        pairs_mean=mean,
-        pairs_least=min(lanes * least, lengths.rows),
-        pairs_most=min(lanes * most, lengths.rows),
-        tokens_mean=mean * lengths.mean,
-        steps_per_epoch=steps,
-    )
-
-
-def _exact_shape(lengths: _Lengths, *, batch: BatchConfig, pairs: int) -> BatchShape:
-    lanes, tokens = batch.lanes, batch.tokens_per_slot
-    if lanes is None:
-        full = _Lengths(lengths.rows, lengths.longest, lengths.longest, lengths.masked_mean, lengths.masked_most)
-        lanes = _derive_lanes(full, pairs=pairs, tokens=tokens, greatest=batch.greatest_slot)
-    most = -(-pairs // lanes)
-    slot = SlotShape(
-        tokens=tokens if tokens is not None else most * lengths.longest,
-        pairs=most,
-        masked=most * lengths.masked_most,
-        max_seq_length=lengths.longest,
-    )
-    return BatchShape(
-        lanes=lanes,
-        slot=slot,
-        exact_pairs=pairs,
-        pairs_mean=pairs,
-        pairs_least=pairs,
-        pairs_most=pairs,
-        tokens_mean=pairs * lengths.mean,
-        steps_per_epoch=math.ceil(lengths.rows / pairs),
-    )
-
-
-def _derive_lanes(lengths: _Lengths, *, pairs: float, tokens: int | None, greatest: int | None) -> int:
-    """Lanes that fill the given slots; without, a power of two: slots of at most `greatest` tokens (None:
-    GREATEST_DERIVED_SLOT), and up to 8 lanes while slots stay long enough to be full."""
-    step = pairs * lengths.mean
-    if tokens is not None:
-        slot_pairs = lengths.pairs_in(tokens)
-        lanes = int(pairs / slot_pairs)
-        if lanes * slot_pairs < 0.95 * pairs:
-            lanes += 1
+        needed, held = most * longest, float(slot_pairs)
     else:
-        lanes = 1
-        while step / lanes + lengths.rest > max(greatest or GREATEST_DERIVED_SLOT, lengths.longest):
-            lanes *= 2
-        while lanes < _EASY_LANES and step / (2 * lanes) >= _FULL_SLOT_ROWS * lengths.longest:
-            lanes *= 2
-    return max(1, min(lanes, int(pairs), lengths.rows))
+        needed = max(longest, _round_up(lengths.tokens_for(float(slot_pairs))))
+        held = lengths.pairs_in(batch.tokens_per_slot or needed)
+    size = batch.tokens_per_slot or needed
+    if size >= longest and (size < needed if batch.exact_pairs else held < 0.9 * slot_pairs):
+        holds = f"holds about {max(1.0, held):,.1f} (mean length {lengths.mean:,.0f})"
+        raise PlanError(
+            f"{name} in batch.lanes={lanes} lanes is {float(slot_pairs):,.1f} pairs a slot, but batch.tokens_per_slot="
+            f"{size} {'must hold them at any length' if batch.exact_pairs else holds}; set it to {needed} or leave it "
+            f"out, or raise batch.lanes"
+        )
+    if not batch.exact_pairs:
+        fitting = size / lengths.mean
+        most = max(most, _round_up(fitting + _DEVIATIONS * math.sqrt(fitting * lengths.variation) + 1))
+    masked = most * manifest.max_predictions
+    if not batch.exact_pairs:
+        expected = size * sum(shard.masked for shard in manifest.shards_of(split)) / (tokens * manifest.mask_sets)
+        masked = max(manifest.max_predictions, min(masked, _round_up(expected + _DEVIATIONS * math.sqrt(expected))))
+    mean = min(float(pairs), lanes * held)
+    least = min(int(slot_pairs), size // longest, masked // manifest.max_predictions)
+    return BatchShape(
+        lanes=lanes,
+        slot=SlotShape(tokens=size, pairs=most, masked=masked, max_seq_length=longest),
+        pairs=pairs,
+        exact=batch.exact_pairs,
+        pairs_mean=mean,
+        pairs_least=int(pairs) if batch.exact_pairs else lanes * least,
+        pairs_most=int(pairs) if batch.exact_pairs else min(lanes * most, rows),
+        tokens_mean=mean * tokens / rows,
+        steps_per_epoch=math.ceil(rows / mean),
+    )
 
 
-def _most_pairs(lengths: _Lengths, *, tokens: int) -> int:
-    """Pairs that a slot of `tokens` does not exceed in six deviations, whatever the lengths' distribution."""
-    pairs = tokens / lengths.mean
-    shortest = min(_SHORTEST_ROW, lengths.mean)
-    deviation = math.sqrt((lengths.longest - lengths.mean) * (lengths.mean - shortest)) / lengths.mean
-    return _round_up(pairs + _DEVIATIONS * math.sqrt(pairs) * deviation + 1)
-
-
-def _most_masked(lengths: _Lengths, *, tokens: int, pairs: int) -> int:
-    expected = tokens / lengths.mean * lengths.masked_mean
-    most = _round_up(expected + _DEVIATIONS * math.sqrt(expected))
-    return max(lengths.masked_most, min(most, pairs * lengths.masked_most))
-
-
-def _excess(mean: float, deviation: float) -> float:
-    """E[max(0, X)] of a normal X."""
-    if deviation == 0 or math.isinf(mean):
-        return max(0.0, mean)
-    place = mean / deviation
-    density = math.exp(-place * place / 2) / math.sqrt(2 * math.pi)
-    return mean * (1 + math.erf(place / math.sqrt(2))) / 2 + deviation * density
+def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig) -> int:
+    """Lanes that fill the given slots; without, a power of two: slots of at most batch.greatest_slot tokens (null:
+    GREATEST_DERIVED_SLOT), and up to 8 lanes while slots stay long enough to be full."""
+    mean = lengths.longest if batch.exact_pairs else lengths.mean
+    if batch.tokens_per_slot is not None:
+        held = lengths.pairs_in(batch.tokens_per_slot) if not batch.exact_pairs else batch.tokens_per_slot // mean
+        return max(1, min(math.ceil(0.99 * float(pairs) / max(1.0, held)), int(pairs)))
+    lanes, step = 1, float(pairs) * mean
+    greatest = max(batch.greatest_slot or GREATEST_DERIVED_SLOT, lengths.longest)
+    while step / lanes + (lengths.longest - mean) / 2 > greatest:
+        lanes *= 2
+    while lanes < _EASY_LANES and step / (2 * lanes) >= _FULL_SLOT_ROWS * lengths.longest:
+        lanes *= 2
+    return max(1, min(lanes, int(pairs)))
 
 
 def _round_up(value: float) -> int:

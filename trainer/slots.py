@@ -72,6 +72,8 @@ class Slot:
     """[p] its row group in the shard."""
     rows: NDArray[np.int32]
     """[p] its row in the row group, as stored."""
+    epochs: NDArray[np.int32]
+    """[p] the epoch that it is of: a slot may run on into the next."""
 
     @property
     def num_tokens(self) -> int:

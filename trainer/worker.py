@@ -149,6 +149,9 @@ def run_share(
             rows_before=rows_before,
         )
         job.log.say(describe_start(config, place=place, device=device, start=start))
+        if place.world_size != config.workers:  # of which the preflight has spoken
+            for line in phases[start.phase].describe_empty(place.world_size):
+                job.log.say(line)
         try:
             return train(job, first_step=first_step)
         finally:

@@ -102,7 +102,8 @@ def find_lost_rows(output: Path, *, manifest: Manifest) -> list[str]:
     epochs: dict[int, Counter[tuple[int, ...]]] = {}
     for path in output.glob("rows-*.jsonl"):
         for record in read_json_lines(path):
-            epochs.setdefault(record["epoch"], Counter()).update(tuple(row) for row in record["rows"])
+            for epoch, *row in record["rows"]:
+                epochs.setdefault(epoch, Counter())[tuple(row)] += 1
     everything = {
         (index, group, row)
         for index, shard in enumerate(manifest.shards_of("train"))
