@@ -173,7 +173,7 @@ def test_other_rate_precision_and_length(pair: WorkerGroup, data: Path, original
         schedule={"warmup_steps": 10},
         max_steps=20,
         precision="bf16",
-        guard={"spike_factor": 3.0},
+        guard={"spike_factor": 3.0, "spike_window": 5},
     )
     branch(pair, config, stop_at=5)
     rates = [float.fromhex(line[3]) for line in curve(tmp_path / "branch")]

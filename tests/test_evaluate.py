@@ -97,6 +97,7 @@ def test_what_is_evaluated_depends_on_neither_batch_nor_lanes_nor_workers(
         lanes = [line for line in report.said if "empty micro-steps" in line]
         assert len(lanes) == (batch.get("lanes", 1) % world_size > 0), "of the workers that there are, not of config's"
     assert records[0]["pairs"] == 50
+    assert len({record.pop("data_hash") for record in records}) == 1
     for record in records[1:]:
         assert record == pytest.approx(records[0], rel=1e-5)
         for name in ("pairs", "masked", "pairs/source-0", "masked/source-1", "mlm_accuracy", "nsp_accuracy"):
