@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sample download vocabulary estimate preprocess train export pretrain test test-gpu chaos check fix bench \
-	bench-pipeline bench-trainer clean cluster check-cluster images test-images submit status stop local-cluster \
+	bench-pipeline bench-trainer bench-learning clean cluster check-cluster images test-images submit status stop local-cluster \
 	local-cluster-stop of-the-sample
 
 help:  ## Show this list
@@ -91,6 +91,9 @@ bench-pipeline: setup  ## Stages, whole builds, storage, plan; table in bench/pi
 
 bench-trainer:  ## On a GPU host: transformers, our model, engine and product on the rows of DATA; table in bench/trainer.md
 	python -m bench.trainer $(DATA) $(ARGS)
+
+bench-learning:  ## On a GPU host: does it learn as transformers does, on the rows of DATA; page in docs/LEARNING.md by ARGS="--render FOLDER"
+	python -m bench.learning $(DATA) $(ARGS)
 
 cluster: setup  ## Write cluster/*/ from cluster/values/*.yaml, which you fill in (cluster/README.md)
 	$(BIN)/python -m cluster.render $(ARGS)

@@ -45,6 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(given)
     if options.render:
         curves = read_curves(Path(options.render))
+        if not curves:
+            raise SystemExit(
+                f"bench.learning: {options.render} holds no curve; run python -m bench.learning DATA first"
+            )
         report = make_report(curves)
         write_report(report, curves=curves, docs=Path(options.docs))
     else:

@@ -134,20 +134,19 @@ def train_for(task: Task, *, begun: float) -> Curve:
     sums.append(take_step(trainer, next(steps), task=task))
     synchronize(task.device)
     first_step_s = time.perf_counter() - start
-    clock, start = 0.0, time.perf_counter()
+    clock, due_s, start = 0.0, task.every_s, time.perf_counter()
     for parts in steps:
         sums.append(take_step(trainer, parts, task=task))
         if trainer.step % LOOK:
             continue
         synchronize(task.device)
         now = clock + time.perf_counter() - start
-        if now >= task.every_s * (len(evaluations) + 1):
+        if now >= due_s:
             evaluations.append({**trainer.evaluate(held_out), "time_s": now})
             print(evaluations[-1], flush=True)
             if now >= task.seconds:
                 break
-            synchronize(task.device)
-            clock, start = now, time.perf_counter()
+            clock, due_s, start = now, task.every_s * (now // task.every_s + 1), time.perf_counter()
     steps.close()  # type: ignore[attr-defined]
     losses = torch.stack(sums).double().cpu().tolist()
     costs = {"start_up_s": start_up_s, "first_step_s": first_step_s, "took_s": now}
