@@ -32,6 +32,7 @@ from bench.learning_tasks import (
     Curve,
     Task,
     curve_path,
+    derive_pairs,
     describe_run,
     list_tasks,
     read_curves,
@@ -83,7 +84,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--minutes", type=float, default=3.0, help="of equal time")
     add("--every-s", type=float, default=30.0, help="of equal time: seconds between evaluations of transformers")
     add("--every-steps", type=int, help="of equal time: steps between evaluations of ours")
-    add("--pairs", type=int, default=128, help="of equal time: pairs a step of transformers")
+    add("--pairs", type=int, help="of equal time: pairs a step of transformers; as many passes as come nearest to ours")
     add("--steps", type=int, default=STEPS, help="of equal steps")
     add("--tokens", type=int, default=TOKENS, help="a step")
     add("--dropout", type=float, default=0.1)
@@ -98,9 +99,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def choose_tasks(options: argparse.Namespace) -> list[Task]:
     """The runs that are asked for. SystemExit where there is none."""
-    shared = ("steps", "tokens", "dropout", "device", "precision", "every_s", "pairs")
+    shared = ("steps", "tokens", "dropout", "device", "precision", "every_s")
+    data = str(Path(options.data).resolve())
     tasks = list_tasks(
-        str(Path(options.data).resolve()),
+        data,
+        pairs=options.pairs or derive_pairs(data, tokens=options.tokens),
         sizes=options.sizes.split(","),
         size=options.size,
         minutes=options.minutes,

@@ -253,7 +253,8 @@ def judge_time(curves: Mapping[str, Curve], *, size: str) -> Section:
         f"Masked-LM loss in nats over the same {masked:,} masked tokens of {pairs:,} held-out pairs; ours is the last "
         "evaluation that is not later. The clock runs from the end of the first step, without evaluations. Start-up "
         f"and first step, compilation among them, took {ours['start_up_s']:.0f} + {ours['first_step_s']:.0f} s of "
-        f"ours and {theirs['start_up_s']:.0f} + {theirs['first_step_s']:.0f} s of transformers.\n\n"
+        f"ours and {theirs['start_up_s']:.0f} + {theirs['first_step_s']:.0f} s of transformers. A step is "
+        f"{ours['settings']['batch']['tokens']:,} tokens of ours, {theirs['pairs']} pairs of transformers.\n\n"
         "![Held-out loss by time](learning-time.png)",
     ]
     return Section(title, names, lines, [Verdict(bool(differences) and lower == len(differences), text)])

@@ -33,6 +33,8 @@ WARM_UP_STEPS = 200
 RATES = {"base": 2e-4, "large": 1e-4}
 EVERY_STEPS = {"base": 180, "large": 70}
 """Steps of ours between evaluations, some ten seconds of an H200 at 590,000 and 230,000 tokens/s."""
+PASS_ROWS = 64
+"""Of equal time: rows of a pass of transformers."""
 NEVER = 1_000_000
 
 
@@ -136,6 +138,13 @@ def list_tasks(
         )
         yield timed
         yield replace(timed, who="transformers")
+
+
+def derive_pairs(data: str, *, tokens: int) -> int:
+    """Pairs of whole passes of transformers, at least one, nearest to those of `tokens` tokens."""
+    manifest = read_manifest(data)
+    pairs = tokens * manifest.num_rows("train") / manifest.num_tokens("train")
+    return PASS_ROWS * max(1, round(pairs / PASS_ROWS))
 
 
 def describe_run(task: Task, *, card: str) -> Curve:

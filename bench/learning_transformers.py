@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bench.learning_tasks import Curve, Task
+from bench.learning_tasks import PASS_ROWS, Curve, Task
 from bench.transformers_bert import (
     Padded,
     Row,
@@ -41,8 +41,6 @@ from trainer.schedules import learning_rate
 
 PARTS, MULTIPLE = 4, 64
 """Parts of a step of equal steps, each padded to a multiple of so many tokens."""
-PASS_ROWS = 64
-"""Rows of a pass of equal time, at most."""
 LOOK = 8
 """Steps between looks at the clock, which wait for the device."""
 
