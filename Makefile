@@ -89,10 +89,10 @@ bench: setup  ## Run the benchmarks; tables go to bench/
 bench-pipeline: setup  ## Stages, whole builds, storage, plan; table in bench/pipeline.md (ARGS="--memory-mb 100 1000", LDDL_PYTHON=...)
 	LDDL_PYTHON=$(LDDL_PYTHON) $(BIN)/python -m bench.pipeline $(ARGS)
 
-bench-trainer:  ## On a GPU host: transformers, our model, engine and product on the rows of DATA; table in bench/trainer.md
+bench-trainer:  ## On a GPU host: speed and loss of transformers, our engine and product on the rows of DATA; ARGS="--render FILE..." writes bench/trainer.md
 	python -m bench.trainer $(DATA) $(ARGS)
 
-bench-learning:  ## On a GPU host: does it learn as transformers does, on the rows of DATA; page in docs/LEARNING.md by ARGS="--render FOLDER"
+bench-learning:  ## On a GPU host: does the product learn as transformers does, on the rows of DATA; ARGS="--render FOLDER" writes docs/LEARNING.md
 	python -m bench.learning $(DATA) $(ARGS)
 
 cluster: setup  ## Write cluster/*/ from cluster/values/*.yaml, which you fill in (cluster/README.md)

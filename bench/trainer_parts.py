@@ -84,7 +84,7 @@ def rate_at(index: int) -> float:
 
 
 def read_steps(setting: Setting, *, constant_shapes: bool) -> tuple[list[Step], list[Batch]]:
-    """The first steps of the data set and their batches, in constant shapes on the device, else as they are on the CPU."""
+    """The first steps of the data set and their batches: constant shapes are on the device, others on the CPU."""
     config, manifest = setting.config(), read_manifest(setting.data)
     (phase,) = open_phases(resolve_phases(config), manifests=[manifest])
     stream = SlotStream(phase.plan, setting.data)
