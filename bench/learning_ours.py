@@ -80,7 +80,7 @@ class Start:
 
 def clock_of(metrics: Path) -> float:
     """Seconds of all steps but the first."""
-    return sum(step["step_s"] for step in read_json_lines(metrics)[1:])
+    return float(sum(step["step_s"] for step in read_json_lines(metrics)[1:]))
 
 
 def time_evaluations(

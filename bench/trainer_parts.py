@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.transformers_bert import IGNORED, build_model, pad, rows_of, send
+from bench.transformers_bert import IGNORED, build_model, initial_state, pad, rows_of, send
 from pipeline.manifest import read_manifest
 from trainer.batches import Batch, to_batch
 from trainer.config import ModelConfig, TrainerConfig
@@ -175,7 +175,7 @@ def measure_plain(setting: Setting) -> dict[str, Any]:
     def step(index: int) -> Tensor:
         counts = steps[index % BATCHES]
         output = model(batches[index % BATCHES])
-        loss = output.mlm_loss_sum / counts.num_masked
+        loss: Tensor = output.mlm_loss_sum / counts.num_masked
         (loss + output.nsp_loss_sum / max(1, counts.num_labelled)).backward()
         update(model, optimizer, rate=rate_at(index))
         return loss.detach()
@@ -190,8 +190,8 @@ def measure_engine(setting: Setting, *, zero_stage: int) -> dict[str, Any]:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     device = torch.device("cuda:0" if setting.device == "cuda" else "cpu")
     store = dist.HashStore()  # type: ignore[attr-defined]
-    bound = {"device_id": device} if setting.device == "cuda" else {}
-    dist.init_process_group(backend_of(config), store=store, rank=0, world_size=1, **bound)
+    bound = device if setting.device == "cuda" else None
+    dist.init_process_group(backend_of(config), store=store, rank=0, world_size=1, device_id=bound)
     steps, batches = read_steps(setting, constant_shapes=True)
     model = BertForPretraining(config.model, vocabulary_size=read_manifest(setting.data).vocabulary_size)
     engine = Engine(model, config=config, device=device, micro_batches=1)
@@ -200,7 +200,7 @@ def measure_engine(setting: Setting, *, zero_stage: int) -> dict[str, Any]:
     def step(index: int) -> Tensor:
         counts = steps[index % BATCHES]
         output = engine(batches[index % BATCHES])
-        loss = output.mlm_loss_sum / counts.num_masked
+        loss: Tensor = output.mlm_loss_sum / counts.num_masked
         engine.backward(loss + output.nsp_loss_sum / max(1, counts.num_labelled), last=True)
         engine.step(rate_at(index))
         return loss.detach()
@@ -211,10 +211,11 @@ def measure_engine(setting: Setting, *, zero_stage: int) -> dict[str, Any]:
 
 def measure_transformers(setting: Setting, *, compiled: bool) -> dict[str, Any]:
     """transformers' BertForPreTraining on the same rows, padded: our initial weights, sdpa, bf16 autocast, AdamW."""
-    begun = time.perf_counter()
     config, manifest = setting.config(), read_manifest(setting.data)
+    state = initial_state(config.model, manifest=manifest, seed=0)
+    begun = time.perf_counter()
     steps, unpadded = read_steps(setting, constant_shapes=False)
-    model: Any = build_model(config.model, manifest=manifest, seed=0, device=setting.device)
+    model: Any = build_model(config.model, manifest=manifest, state=state, device=setting.device)
     optimizer = build_optimizer(model, config=config.optimizer)
     if compiled and setting.device == "cuda":
         model.compile(dynamic=False)

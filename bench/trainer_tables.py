@@ -88,8 +88,8 @@ def learns(result: Result) -> bool:
 
 def name_of(result: Result) -> str:
     """What the row is called."""
-    name: str = result.get("name") or NAMES.get(result["part"], result["part"])
-    return name + ", not compiled" * (result.get("compiled") is False)
+    name = result.get("name") or NAMES.get(result["part"], result["part"])
+    return f"{name}" + ", not compiled" * (result.get("compiled") is False)
 
 
 def loss_of(result: Result) -> str:

@@ -49,7 +49,7 @@ def rows_of(batch: Batch) -> list[Row]:
     kept = batch.masked_weights > 0
     labels[batch.masked_positions[kept]] = batch.masked_labels[kept]
     next_sentences = torch.where(batch.nsp_weights > 0, batch.nsp_labels, IGNORED)
-    parts = (part.split(lengths) for part in (batch.input_ids, batch.segment_ids, labels))
+    parts = (torch.split(part, lengths) for part in (batch.input_ids, batch.segment_ids, labels))
     return [Row(*row) for row in zip(*parts, next_sentences.unbind(), strict=True)]
 
 
@@ -84,17 +84,22 @@ def send(padded: Padded, device: str) -> Padded:
     return {name: tensor.to(device, non_blocking=True) for name, tensor in padded.items()}
 
 
-def build_model(config: ModelConfig, *, manifest: Manifest, seed: int, device: str) -> nn.Module:
-    """BertForPreTraining with sdpa, in training mode, in the weights that ours of `seed` starts from."""
-    from transformers import BertConfig, BertForPreTraining
-
+def initial_state(config: ModelConfig, *, manifest: Manifest, seed: int) -> dict[str, Tensor]:
+    """The weights that ours of `seed` starts from, by transformers' names. Takes 10 s of a core for BERT-Large."""
     size = manifest.vocabulary_size
-    tree = transformers_config(config, vocabulary_size=size, pad=manifest.special.pad)
-    known = {key: value for key, value in tree.items() if key not in NO_FIELDS}
-    model: nn.Module = BertForPreTraining(BertConfig(**known, attn_implementation="sdpa"))
     ours = BertForPretraining(config, vocabulary_size=size, seed=seed)
     tensors = to_transformers(dict(ours.named_parameters()), norm=config.norm, vocabulary_size=size)
-    result = model.load_state_dict({name: tensor.detach() for name, tensor in tensors.items()}, strict=False)
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def build_model(config: ModelConfig, *, manifest: Manifest, state: dict[str, Tensor], device: str) -> nn.Module:
+    """BertForPreTraining with sdpa and these weights, in training mode. RuntimeError where they do not fit."""
+    from transformers import BertConfig, BertForPreTraining
+
+    tree = transformers_config(config, vocabulary_size=manifest.vocabulary_size, pad=manifest.special.pad)
+    known = {key: value for key, value in tree.items() if key not in NO_FIELDS}
+    model: nn.Module = BertForPreTraining(BertConfig(**known, attn_implementation="sdpa"))
+    result = model.load_state_dict(state, strict=False)
     absent = [name for name in result.missing_keys if "decoder" not in name and "position_ids" not in name]
     if absent or result.unexpected_keys:
         raise RuntimeError(f"weights do not fit transformers' model: {absent}, {result.unexpected_keys}")
