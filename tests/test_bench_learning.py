@@ -25,7 +25,7 @@ def make_curves(folder: Path, **planted: dict[str, Any]) -> Path:
     for task in list_tasks("set", sizes=["base", "large"]):
         settings = {key: value for key, value in task.settings().items() if key != "data"}
         curve = {"name": task.name, "part": task.part, "who": task.who, "seed": task.seed, "size": task.size, **shared}
-        curve |= {"data": data, "settings": settings, "seconds": task.seconds, "took_s": 9.0}
+        curve |= {"data": data, "settings": settings, "seconds": task.seconds, "pairs": task.pairs, "took_s": 9.0}
         if task.part == "time":
             better = 0.5 if task.who == "ours" else 0.0
             seconds = (10.0, 25.0, 55.0, 62.0) if task.who == "ours" else (30.0, 60.0)
