@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sample download vocabulary estimate preprocess train export pretrain test test-gpu chaos check fix bench \
-	bench-pipeline bench-trainer clean cluster check-cluster images test-images submit status stop local-cluster \
+	bench-pipeline bench-trainer bench-learning clean cluster check-cluster images test-images submit status stop local-cluster \
 	local-cluster-stop of-the-sample
 
 help:  ## Show this list
@@ -89,8 +89,11 @@ bench: setup  ## Run the benchmarks; tables go to bench/
 bench-pipeline: setup  ## Stages, whole builds, storage, plan; table in bench/pipeline.md (ARGS="--memory-mb 100 1000", LDDL_PYTHON=...)
 	LDDL_PYTHON=$(LDDL_PYTHON) $(BIN)/python -m bench.pipeline $(ARGS)
 
-bench-trainer:  ## On a GPU host: transformers, our model, engine and product on the rows of DATA; table in bench/trainer.md
+bench-trainer:  ## On a GPU host: speed and loss of transformers, our engine and product on the rows of DATA; ARGS="--render FILE..." writes bench/trainer.md
 	python -m bench.trainer $(DATA) $(ARGS)
+
+bench-learning:  ## On a GPU host: does the product learn as transformers does, on the rows of DATA; ARGS="--render FOLDER" writes docs/LEARNING.md
+	python -m bench.learning $(DATA) $(ARGS)
 
 cluster: setup  ## Write cluster/*/ from cluster/values/*.yaml, which you fill in (cluster/README.md)
 	$(BIN)/python -m cluster.render $(ARGS)

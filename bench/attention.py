@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.trainer_parts import TOKENS, make_config, measure, read_steps
+from bench.trainer_parts import TOKENS, Setting, measure, read_steps
 from trainer.model.attention import SequenceLayout, attend_flash, attention
 from trainer.model.dropout import draw_seeds
 
@@ -37,8 +37,9 @@ Way = Callable[[SequenceLayout, float], Attend]
 
 def measure_attention(data: str, size: str) -> dict[str, Any]:
     """Milliseconds a layer: {"rows": [{"lengths", "way", "forward", "both"} or {"lengths", "way", "reason"}]}."""
-    config = make_config(data, size)
-    _, batches = read_steps(config, on_gpu=True)
+    setting = Setting(data, size)
+    _, batches = read_steps(setting, constant_shapes=True)
+    config = setting.config()
     heads = config.model.num_heads
     shape = (TOKENS, 3, heads, config.model.width // heads)
     layouts = {f"all {length}": evenly(length, tokens=TOKENS, device="cuda") for length in LENGTHS}

@@ -11,8 +11,9 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -37,16 +38,25 @@ def main(arguments: Sequence[str]) -> int:
         with open(text, "w", encoding="utf-8") as stream:
             for document in cut(books):
                 stream.write("\n".join(document) + "\n\n")
-        config = {
-            "sources": [{"kind": "text", "path": str(text)}],
-            "vocabulary": {"path": vocabulary, "lowercase": True},
-            "output": out,
-            "max_seq_length": 512,
-            "validation_fraction": 0.01,
-        }
-        (Path(folder) / "lengths.yaml").write_text(yaml.safe_dump(config))
-        build = [sys.executable, "pipeline/run.py", "--config", str(Path(folder) / "lengths.yaml")]
-        return subprocess.run(build, cwd=ROOT, check=False).returncode
+        source = {"kind": "text", "path": str(text)}
+        return build([source], vocabulary=vocabulary, out=out, validation_fraction=0.01)
+
+
+def build(sources: Sequence[Mapping[str, Any]], *, vocabulary: str, out: str, **settings: Any) -> int:
+    """Build an uncased set of rows up to 512 tokens; returns the exit status."""
+    config = {
+        "sources": [dict(source) for source in sources],
+        "vocabulary": {"path": vocabulary, "lowercase": True},
+        "output": out,
+        "max_seq_length": 512,
+        **settings,
+    }
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        path = Path(folder) / "set.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return subprocess.run(
+            [sys.executable, "pipeline/run.py", "--config", str(path)], cwd=ROOT, check=False
+        ).returncode
 
 
 def cut(books: Sequence[str]) -> Iterator[list[str]]:

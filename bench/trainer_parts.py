@@ -1,7 +1,8 @@
-"""One measurement of bench/trainer.py in a process of its own: `python -m bench.trainer_parts NAME DATA SIZE`.
+"""One measurement of bench/trainer.py, a process: `python -m bench.trainer_parts NAME DATA SIZE [DEVICE [TOKENS]]`.
 
 Prints one JSON object. Every part trains on the same rows of the same data set: forward, backward, clipping and AdamW,
-bf16. Rates are of real tokens; places count padding too.
+bf16. Rates are of real tokens; places count padding too. Losses are of masked words, the mean over all batches in the
+first pass and in the last; they stay on the device until the clock has stopped.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
+from bench.transformers_bert import IGNORED, build_model, initial_state, pad, rows_of, send
 from pipeline.manifest import read_manifest
 from trainer.batches import Batch, to_batch
 from trainer.config import ModelConfig, TrainerConfig
@@ -25,37 +29,65 @@ from trainer.engine import Engine
 from trainer.flops import count_flops
 from trainer.ingest import SlotStream, Step
 from trainer.model import BertForPretraining
+from trainer.optimizers import build_optimizer
 from trainer.phases import open_phases, resolve_phases
+from trainer.worker import backend_of
 
 TOKENS = 32_768
-"""Real tokens of a micro-batch, at most."""
-PADDED_ROWS, LENGTH = 64, 512
-"""Rows of a padded batch: as many token places."""
-BATCHES, ROUNDS, STEPS, WARM_UP = 8, 4, 10, 6
-RATE = 1e-5
+"""Real tokens of a micro-batch, at most; a padded batch has as many token places."""
+BATCHES, ROUNDS = 8, 5
+"""Batches that are trained on, over and over; passes over them that are timed."""
+RATE, WARM_UP = 1e-4, 10
+"""Peak rate, and the steps in which it rises linearly; then it stays."""
 
 
-def make_config(data: str, size: str, *, zero_stage: int = 1, workers: int = 1) -> TrainerConfig:
-    """What all parts of ours share."""
-    return TrainerConfig.model_validate(
-        {
-            "data": data,
-            "output": "unused",
-            "model": {"size": size},
-            "batch": {"tokens": TOKENS * workers, "lanes": workers, "tokens_per_slot": TOKENS},
-            "max_steps": 1_000_000,
-            "zero_stage": zero_stage,
-            "device": "cuda",
-            "precision": "bf16",
-        }
-    )
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all parts share."""
+
+    data: str
+    size: str = "large"
+    device: str = "cuda"
+    tokens: int = TOKENS
+
+    def config(self, *, zero_stage: int = 1) -> TrainerConfig:
+        """Of our parts; transformers takes the sizes and the optimizer from it."""
+        return TrainerConfig.model_validate(
+            {
+                "data": self.data,
+                "output": "unused",
+                "model": {"size": self.size},
+                "batch": {"tokens": self.tokens, "lanes": 1, "tokens_per_slot": self.tokens},
+                "max_steps": 1_000_000,
+                "zero_stage": zero_stage,
+                "device": self.device,
+                "precision": "bf16",
+                "optimizer": {"learning_rate": RATE},
+            }
+        )
 
 
-def read_steps(config: TrainerConfig, *, on_gpu: bool) -> tuple[list[Step], list[Batch]]:
-    """The first steps of the data set and their batches: on the GPU in constant shapes, otherwise as they are."""
-    manifest = read_manifest(config.data)
+class Measured(NamedTuple):
+    """What `measure` saw."""
+
+    seconds: float
+    """Of a step: the median over ROUNDS passes."""
+    first_s: float
+    """From `begun` to the end of the first step."""
+    losses: list[Any]
+    """What each step returned."""
+
+
+def rate_at(index: int) -> float:
+    """Learning rate of step `index`, from 0."""
+    return RATE * min(1.0, (index + 1) / WARM_UP)
+
+
+def read_steps(setting: Setting, *, constant_shapes: bool) -> tuple[list[Step], list[Batch]]:
+    """The first steps of the data set and their batches: constant shapes are on the device, others on the CPU."""
+    config, manifest = setting.config(), read_manifest(setting.data)
     (phase,) = open_phases(resolve_phases(config), manifests=[manifest])
-    stream = SlotStream(phase.plan, config.data)
+    stream = SlotStream(phase.plan, setting.data)
     steps = [stream.next_step() for _ in range(BATCHES)]
     stream.close()
     batches = [
@@ -63,35 +95,38 @@ def read_steps(config: TrainerConfig, *, on_gpu: bool) -> tuple[list[Step], list
             step.slots[0],
             shape=phase.shape.slot,
             special=manifest.special,
-            constant_shapes=on_gpu,
-            device="cuda" if on_gpu else "cpu",
+            constant_shapes=constant_shapes,
+            device=setting.device if constant_shapes else "cpu",
         )
         for step in steps
     ]
     return steps, batches
 
 
-def measure(step: Callable[[int], Any], *, begun: float) -> tuple[float, float]:
-    """(seconds a step, seconds to the end of the first); the median of ROUNDS times STEPS steps."""
-    step(0)
-    torch.cuda.synchronize()
-    first = time.perf_counter() - begun
-    for index in range(WARM_UP):
-        step(index)
+def measure(step: Callable[[int], Any], *, begun: float, device: str = "cuda") -> Measured:
+    """Call `step` with 0, 1, 2, ...: a pass of BATCHES first, in which it is compiled, then those that are timed."""
+    losses = [step(0)]
+    synchronize(device)
+    first_s = time.perf_counter() - begun
+    losses += [step(index) for index in range(1, BATCHES)]
     rounds = []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
+    for number in range(1, ROUNDS + 1):
+        synchronize(device)
         start = time.perf_counter()
-        for index in range(STEPS):
-            step(index)
+        losses += [step(index) for index in range(number * BATCHES, (number + 1) * BATCHES)]
+        synchronize(device)
+        rounds.append((time.perf_counter() - start) / BATCHES)
+    return Measured(statistics.median(rounds), first_s, losses)
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device."""
+    if device == "cuda":
         torch.cuda.synchronize()
-        rounds.append((time.perf_counter() - start) / STEPS)
-    return statistics.median(rounds), first
 
 
 def flops_a_step(steps: Sequence[Step], *, model: ModelConfig, vocabulary_size: int) -> float:
-    """Model FLOPs of the steps that `measure` takes, the mean."""
-    used = [steps[index % len(steps)] for index in range(STEPS)]
+    """Model FLOPs of a step, the mean."""
     totals = [
         count_flops(
             model,
@@ -100,179 +135,150 @@ def flops_a_step(steps: Sequence[Step], *, model: ModelConfig, vocabulary_size: 
             num_squared=step.num_squared,
             num_masked=step.num_masked,
         )
-        for step in used
+        for step in steps
     ]
     return sum(totals) / len(totals)
 
 
-def result_of(steps: Sequence[Step], *, seconds: float, first: float, config: TrainerConfig) -> dict[str, Any]:
-    """What a part of ours prints."""
-    vocabulary_size = read_manifest(config.data).vocabulary_size
-    tokens = sum(steps[index % len(steps)].num_tokens for index in range(STEPS)) / STEPS
+def result_of(
+    measured: Measured, *, steps: Sequence[Step], setting: Setting, num_tokens: float | None = None
+) -> dict[str, Any]:
+    """What a part that trains prints. `num_tokens`: real ones a step, where they are not those of `steps`."""
+    mean = sum(step.num_tokens for step in steps) / len(steps)
+    tokens = mean if num_tokens is None else num_tokens
+    vocabulary_size = read_manifest(setting.data).vocabulary_size
+    flops = flops_a_step(steps, model=setting.config().model, vocabulary_size=vocabulary_size) * tokens / mean
+    losses = torch.stack(measured.losses).double().tolist()
     return {
-        "tokens_per_second": tokens / seconds,
-        "places_per_second": TOKENS / seconds,
-        "tflops": flops_a_step(steps, model=config.model, vocabulary_size=vocabulary_size) / seconds / 1e12,
-        "step_ms": seconds * 1e3,
-        "memory_gb": torch.cuda.max_memory_allocated() / 1e9,
-        "first_step_s": first,
+        "tokens_per_second": tokens / measured.seconds,
+        "places_per_second": setting.tokens / measured.seconds,
+        "tflops": flops / measured.seconds / 1e12,
+        "step_ms": measured.seconds * 1e3,
+        "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if setting.device == "cuda" else None,
+        "first_step_s": measured.first_s,
+        "loss_before": sum(losses[:BATCHES]) / BATCHES,
+        "loss_after": sum(losses[-BATCHES:]) / BATCHES,
     }
 
 
-def measure_plain(data: str, size: str) -> dict[str, Any]:
-    """Our model without DeepSpeed: bf16 weights and moments, compiled, torch's clipping and fused AdamW."""
+def measure_plain(setting: Setting) -> dict[str, Any]:
+    """Our model without DeepSpeed, compiled: weights and moments in bf16, torch's clipping and fused AdamW."""
     begun = time.perf_counter()
-    config = make_config(data, size)
-    steps, batches = read_steps(config, on_gpu=True)
-    vocabulary_size = read_manifest(data).vocabulary_size
-    model = BertForPretraining(config.model, vocabulary_size=vocabulary_size).cuda().bfloat16()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-    model.compile(dynamic=False)
+    config = setting.config()
+    steps, batches = read_steps(setting, constant_shapes=True)
+    model = BertForPretraining(config.model, vocabulary_size=read_manifest(setting.data).vocabulary_size)
+    model.to(setting.device, torch.bfloat16)
+    optimizer = build_optimizer(model, config=config.optimizer)
+    if setting.device == "cuda":
+        model.compile(dynamic=False)
 
-    def step(index: int) -> None:
+    def step(index: int) -> Tensor:
         counts = steps[index % BATCHES]
         output = model(batches[index % BATCHES])
-        (output.mlm_loss_sum / counts.num_masked + output.nsp_loss_sum / counts.num_pairs).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        loss: Tensor = output.mlm_loss_sum / counts.num_masked
+        (loss + output.nsp_loss_sum / max(1, counts.num_labelled)).backward()
+        update(model, optimizer, rate=rate_at(index))
+        return loss.detach()
 
-    seconds, first = measure(step, begun=begun)
-    return result_of(steps, seconds=seconds, first=first, config=config)
+    return result_of(measure(step, begun=begun, device=setting.device), steps=steps, setting=setting)
 
 
-def measure_engine(data: str, size: str, *, zero_stage: int) -> dict[str, Any]:
-    """The same through our engine over DeepSpeed: fp32 weights and moments beside the bf16 ones."""
+def measure_engine(setting: Setting, *, zero_stage: int) -> dict[str, Any]:
+    """The same through our engine over DeepSpeed: fp32 weights and moments beside the bf16 weights."""
     begun = time.perf_counter()
+    config = setting.config(zero_stage=zero_stage)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    device = torch.device("cuda:0")
+    device = torch.device("cuda:0" if setting.device == "cuda" else "cpu")
     store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1, device_id=device)
-    config = make_config(data, size, zero_stage=zero_stage)
-    steps, batches = read_steps(config, on_gpu=True)
-    vocabulary_size = read_manifest(data).vocabulary_size
-    model = BertForPretraining(config.model, vocabulary_size=vocabulary_size)
+    bound = device if setting.device == "cuda" else None
+    dist.init_process_group(backend_of(config), store=store, rank=0, world_size=1, device_id=bound)
+    steps, batches = read_steps(setting, constant_shapes=True)
+    model = BertForPretraining(config.model, vocabulary_size=read_manifest(setting.data).vocabulary_size)
     engine = Engine(model, config=config, device=device, micro_batches=1)
+    engine.module.train()
 
-    def step(index: int) -> None:
+    def step(index: int) -> Tensor:
         counts = steps[index % BATCHES]
         output = engine(batches[index % BATCHES])
-        loss = output.mlm_loss_sum / counts.num_masked + output.nsp_loss_sum / counts.num_pairs
-        engine.backward(loss, last=True)
-        engine.step(RATE)
+        loss: Tensor = output.mlm_loss_sum / counts.num_masked
+        engine.backward(loss + output.nsp_loss_sum / max(1, counts.num_labelled), last=True)
+        engine.step(rate_at(index))
+        return loss.detach()
 
-    seconds, first = measure(step, begun=begun)
-    return result_of(steps, seconds=seconds, first=first, config=config)
+    result = result_of(measure(step, begun=begun, device=setting.device), steps=steps, setting=setting)
+    return {**result, "compiled": getattr(engine.module, "_compiled_call_impl", None) is not None}
 
 
-def measure_transformers(data: str, size: str, *, compiled: bool) -> dict[str, Any]:
-    """transformers' BertForPreTraining on the same rows, padded to 512: sdpa, bf16 autocast, fused AdamW."""
-    from transformers import BertConfig, BertForPreTraining
-
+def measure_transformers(setting: Setting, *, compiled: bool) -> dict[str, Any]:
+    """transformers' BertForPreTraining on the same rows, padded: our initial weights, sdpa, bf16 autocast, AdamW."""
+    config, manifest = setting.config(), read_manifest(setting.data)
+    state = initial_state(config.model, manifest=manifest, seed=0)
     begun = time.perf_counter()
-    config = make_config(data, size)
-    steps, unpadded = read_steps(config, on_gpu=False)
-    manifest = read_manifest(data)
-    layers, heads, width = config.model.num_layers, config.model.num_heads, config.model.width
-    model = BertForPreTraining(
-        BertConfig(
-            vocab_size=manifest.vocabulary_size,
-            hidden_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            intermediate_size=4 * width,
-            attn_implementation="sdpa",
-        )
-    ).cuda()
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
-    if compiled:
+    steps, unpadded = read_steps(setting, constant_shapes=False)
+    model: Any = build_model(config.model, manifest=manifest, state=state, device=setting.device)
+    optimizer = build_optimizer(model, config=config.optimizer)
+    if compiled and setting.device == "cuda":
         model.compile(dynamic=False)
     rows = [row for batch in unpadded for row in rows_of(batch)]
-    batches = [pad(rows[start : start + PADDED_ROWS]) for start in range(0, len(rows) - PADDED_ROWS, PADDED_ROWS)]
-    tokens = [int(batch["attention_mask"].sum()) for batch in batches]
+    length = manifest.max_seq_length
+    number = setting.tokens // length
+    batches = [
+        send(pad(rows[start : start + number], length=length), setting.device)
+        for start in range(0, BATCHES * number, number)
+    ]
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in batches) / BATCHES
 
-    def step(index: int) -> None:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = model(**batches[index % len(batches)]).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    def step(index: int) -> Tensor:
+        batch = batches[index % BATCHES]
+        with torch.autocast(setting.device, dtype=torch.bfloat16):
+            output = model(**batch)
+        output.loss.backward()
+        update(model, optimizer, rate=rate_at(index))
+        with torch.no_grad():  # its loss is the sum of both; that of the pairs is small work
+            pairs = output.seq_relationship_logits.float()
+            nsp = F.cross_entropy(pairs, batch["next_sentence_label"], ignore_index=IGNORED)
+            return output.loss.detach() - nsp  # type: ignore[no-any-return]
 
-    seconds, first = measure(step, begun=begun)
-    real = sum(tokens[index % len(tokens)] for index in range(STEPS)) / STEPS
-    ours = flops_a_step(steps, model=config.model, vocabulary_size=manifest.vocabulary_size)
-    mean = sum(steps[index % BATCHES].num_tokens for index in range(STEPS)) / STEPS
-    return {
-        "tokens_per_second": real / seconds,
-        "places_per_second": PADDED_ROWS * LENGTH / seconds,
-        "tflops": ours * real / mean / seconds / 1e12,
-        "step_ms": seconds * 1e3,
-        "memory_gb": torch.cuda.max_memory_allocated() / 1e9,
-        "first_step_s": first,
-    }
+    measured = measure(step, begun=begun, device=setting.device)
+    return result_of(measured, steps=steps, setting=setting, num_tokens=tokens)
 
 
-def rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
-    """The pairs of an unpadded batch as transformers takes them, each a row."""
-    bounds = batch.offsets.tolist()
-    labels = torch.full_like(batch.input_ids, -100)
-    kept = batch.masked_weights > 0
-    labels[batch.masked_positions[kept]] = batch.masked_labels[kept]
-    for index in range(batch.num_pairs):
-        part = slice(bounds[index], bounds[index + 1])
-        yield {
-            "input_ids": batch.input_ids[part],
-            "token_type_ids": batch.segment_ids[part],
-            "labels": labels[part],
-            "next_sentence_label": batch.nsp_labels[index],
-        }
+def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, rate: float) -> None:
+    """Clip and step."""
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
-def pad(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    """Rows of PADDED_ROWS x LENGTH on the GPU."""
-
-    def fill(name: str, value: int) -> Tensor:
-        whole = torch.full((len(rows), LENGTH), value, dtype=torch.int64)
-        for index, row in enumerate(rows):
-            whole[index, : len(row[name])] = row[name]
-        return whole.cuda()
-
-    mask = torch.zeros(len(rows), LENGTH, dtype=torch.int64)
-    for index, row in enumerate(rows):
-        mask[index, : len(row["input_ids"])] = 1
-    return {
-        "input_ids": fill("input_ids", 0),
-        "token_type_ids": fill("token_type_ids", 0),
-        "labels": fill("labels", -100),
-        "attention_mask": mask.cuda(),
-        "next_sentence_label": torch.stack([row["next_sentence_label"] for row in rows]).cuda(),
-    }
-
-
-def measure_peak() -> dict[str, Any]:
+def measure_peak(setting: Setting) -> dict[str, Any]:
     """Rate of one large bf16 product: what this card can reach at all, TFLOP/s."""
-    left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    seconds, _ = measure(lambda _: left @ right, begun=time.perf_counter())
-    return {"tflops": 2 * 8192**3 / seconds / 1e12}
+    size = 8192 if setting.device == "cuda" else 512
+    left, right = (torch.randn(size, size, device=setting.device, dtype=torch.bfloat16) for _ in range(2))
+
+    def multiply(_: int) -> None:
+        left @ right
+
+    measured = measure(multiply, begun=time.perf_counter(), device=setting.device)
+    return {"tflops": 2 * size**3 / measured.seconds / 1e12}
 
 
-PARTS: dict[str, Callable[[str, str], dict[str, Any]]] = {
-    "peak": lambda data, size: measure_peak(),
-    "transformers": lambda data, size: measure_transformers(data, size, compiled=False),
-    "transformers-compiled": lambda data, size: measure_transformers(data, size, compiled=True),
+PARTS: dict[str, Callable[[Setting], dict[str, Any]]] = {
+    "peak": measure_peak,
+    "transformers": lambda setting: measure_transformers(setting, compiled=False),
+    "transformers-compiled": lambda setting: measure_transformers(setting, compiled=True),
     "plain": measure_plain,
-    "zero-1": lambda data, size: measure_engine(data, size, zero_stage=1),
-    "zero-2": lambda data, size: measure_engine(data, size, zero_stage=2),
-    "zero-3": lambda data, size: measure_engine(data, size, zero_stage=3),
+    "zero-1": lambda setting: measure_engine(setting, zero_stage=1),
+    "zero-2": lambda setting: measure_engine(setting, zero_stage=2),
+    "zero-3": lambda setting: measure_engine(setting, zero_stage=3),
 }
 
 
-def main(name: str, data: str, size: str) -> None:
+def main(name: str, data: str, size: str, device: str = "cuda", tokens: str = str(TOKENS)) -> None:
     """Measure one part and print it."""
     torch.manual_seed(0)
-    print(json.dumps({"part": name, **PARTS[name](data, size)}))
+    print(json.dumps({"part": name, **PARTS[name](Setting(data, size, device, int(tokens)))}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""Pictures of bench/learning.py's curves for docs/LEARNING.md. Costs two seconds, most of it matplotlib's import."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.learning_tasks import SEEDS, Curve
+from trainer.curve import average_down, smooth
+
+COLOURS = {"ours": "#1f4e79", "transformers": "#d9822b"}
+PANELS = {"mlm": "masked-LM loss, nats", "nsp": "next-sentence loss, nats"}
+
+
+def draw_steps(curves: Mapping[str, Curve], path: Path) -> None:
+    """Both losses of all seeds by step."""
+    chosen = [curve for curve in curves.values() if curve["part"] == "steps"]
+    figure, axes = open_figure(len(PANELS))
+    for axis, (loss, label) in zip(axes, PANELS.items(), strict=True):
+        seen: set[str] = set()
+        for curve in chosen:
+            who = curve["who"]
+            axis.plot(*line_of(curve[loss]), color=COLOURS[who], linewidth=1.2, alpha=0.8, label=label_once(who, seen))
+        set_limits(axis, [curve[loss] for curve in chosen])
+        axis.set_xlabel("step")
+        axis.set_ylabel(label)
+        axis.legend(frameon=False, title=f"seeds {', '.join(map(str, SEEDS))}")
+    save(figure, path)
+
+
+def draw_resume(curves: Mapping[str, Curve], path: Path) -> None:
+    """The resumed run over the uninterrupted one, and another seed."""
+    resumed = curves.get(f"resume-ours-{SEEDS[0]}")
+    lines = {
+        f"seed {SEEDS[1]}": (curves.get(f"steps-ours-{SEEDS[1]}"), "#b8b8b8", "-"),
+        f"seed {SEEDS[0]}, uninterrupted": (curves.get(f"steps-ours-{SEEDS[0]}"), "#1f4e79", "-"),
+        f"seed {SEEDS[0]}, stopped and resumed": (resumed, "#c0392b", "--"),
+    }
+    figure, axes = open_figure(len(PANELS))
+    for axis, (loss, label) in zip(axes, PANELS.items(), strict=True):
+        shown = [(name, curve, colour, style) for name, (curve, colour, style) in lines.items() if curve is not None]
+        for name, curve, colour, style in shown:
+            axis.plot(*line_of(curve[loss]), color=colour, linestyle=style, linewidth=1.4, label=name)
+        for stop in [] if resumed is None else resumed.get("stops", []):
+            axis.axvline(stop, color="#555555", linewidth=1.0, linestyle=":", label=f"stopped at step {stop:,}")
+        set_limits(axis, [curve[loss] for _, curve, _, _ in shown])
+        axis.set_xlabel("step")
+        axis.set_ylabel(label)
+        axis.legend(frameon=False)
+    save(figure, path)
+
+
+def draw_time(curves: Mapping[str, Curve], path: Path) -> None:
+    """Held-out loss by training time, a panel for each size."""
+    chosen = [curve for curve in curves.values() if curve["part"] == "time"]
+    sizes = sorted(dict.fromkeys(curve["size"] for curve in chosen))
+    figure, axes = open_figure(len(sizes))
+    for axis, size in zip(axes, sizes, strict=True):
+        for curve in (curve for curve in chosen if curve["size"] == size):
+            points = [
+                (each["time_s"], each["mlm_loss"]) for each in curve["evaluations"] if each["mlm_loss"] is not None
+            ]
+            axis.plot(*zip(*points, strict=True), "o-", color=COLOURS[curve["who"]], markersize=4, label=curve["who"])
+        axis.set_title(f"BERT {size}")
+        axis.set_xlabel("training time, s")
+        axis.set_ylabel("held-out masked-LM loss, nats")
+        axis.legend(frameon=False)
+    save(figure, path)
+
+
+PICTURES: Mapping[str, Callable[[Mapping[str, Curve], Path], None]] = {
+    "steps": draw_steps,
+    "resume": draw_resume,
+    "time": draw_time,
+}
+"""Part -> what draws learning-PART.png."""
+
+
+def open_figure(panels: int) -> tuple[Any, Any]:
+    """A figure with panels side by side, readable at the width of a page."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, panels, figsize=(5.5 * panels, 4.0), dpi=150, squeeze=False)
+    for axis in axes[0]:
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes[0]
+
+
+def line_of(losses: Sequence[float | None]) -> tuple[Any, Any]:
+    """Steps and smoothed losses."""
+    values = np.array([math.nan if loss is None else loss for loss in losses], dtype=np.float64)
+    return average_down(np.arange(1.0, values.size + 1), smooth(values))
+
+
+def set_limits(axis: Any, curves: Sequence[Sequence[float | None]]) -> None:
+    """Leave out the fall of the first steps, that the end can be read."""
+    known = [loss for losses in curves for loss in losses[len(losses) // 50 :] if loss is not None]
+    if known:
+        low, high = np.quantile(known, [0.0, 0.98])
+        axis.set_ylim(low - 0.05 * (high - low), high + 0.15 * (high - low))
+
+
+def label_once(name: str, seen: set[str]) -> str | None:
+    """The name, the first time."""
+    if name in seen:
+        return None
+    seen.add(name)
+    return name
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write and close."""
+    from matplotlib import pyplot as plt
+
+    figure.tight_layout(w_pad=3.0)
+    figure.savefig(path)
+    plt.close(figure)

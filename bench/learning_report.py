@@ -1,0 +1,315 @@
+"""Verdicts and tables of bench/learning.py's curves: docs/LEARNING.md.
+
+A verdict is given only where all its runs are there, of one data set and with the same settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from bench.learning_pictures import PICTURES
+from bench.learning_tasks import SEEDS, Curve
+
+LOSSES = {"mlm": "masked-LM", "nsp": "next-sentence"}
+LAST = 0.2
+"""Share of the steps whose mean is compared."""
+TENTHS = 10
+SAME = {
+    "card": "the card",
+    "torch": "torch's version",
+    "data": "the data set",
+    "settings": "the settings",
+    "seconds": "the minutes",
+}
+"""What the runs of one comparison share, and its words."""
+HALF_MINUTE = 30.0
+
+
+@dataclass(slots=True)
+class Report:
+    """The page, and what of it does not hold."""
+
+    text: str = ""
+    failed: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+    """What cannot be judged, since runs of it are missing or differ."""
+    absent: list[str] = field(default_factory=list)
+    """Comparisons of which no run is there."""
+
+
+class Verdict(NamedTuple):
+    """holds: None where it cannot be judged."""
+
+    holds: bool | None
+    text: str
+
+
+class Section(NamedTuple):
+    """One comparison."""
+
+    title: str
+    names: tuple[str, ...]
+    lines: list[str]
+    verdicts: list[Verdict]
+
+
+def make_report(curves: Mapping[str, Curve]) -> Report:
+    """Judge all comparisons."""
+    report = Report()
+    sections = [judge_steps(curves), judge_resume(curves), *judge_times(curves)]
+    body: list[str] = []
+    for section in sections:
+        if not any(name in curves for name in own_names(section)):
+            report.absent.append(section.title)
+            continue
+        body += [f"## {section.title}", "", *(f"**{mark(each.holds)}** {each.text}\n" for each in section.verdicts)]
+        body += [*section.lines, ""]
+        for verdict in section.verdicts:
+            where = f"{section.title}: {verdict.text}"
+            if verdict.holds is None:
+                report.incomplete.append(where)
+            elif not verdict.holds:
+                report.failed.append(where)
+    not_run = f"Not run: {'; '.join(report.absent)}.\n\n" if report.absent else ""
+    report.text = "\n".join([*INTRODUCTION, not_run + "\n".join(body), *describe_runs(curves)]).rstrip() + "\n"
+    return report
+
+
+def write_report(report: Report, *, curves: Mapping[str, Curve], docs: Path) -> None:
+    """LEARNING.md and the pictures of what is there."""
+    docs.mkdir(parents=True, exist_ok=True)
+    for part, draw in PICTURES.items():
+        if any(curve["part"] == part for curve in curves.values()):
+            draw(curves, docs / f"learning-{part}.png")
+    (docs / "LEARNING.md").write_text(report.text)
+
+
+def own_names(section: Section) -> tuple[str, ...]:
+    """Runs that only this comparison has: the resumed run is compared with runs of equal steps."""
+    return tuple(name for name in section.names if name.startswith("resume")) or section.names
+
+
+def mark(holds: bool | None) -> str:
+    """What stands before a verdict."""
+    return {True: "Holds:", False: "FAILED:", None: "NOT JUDGED:"}[holds]
+
+
+def find_obstacle(curves: Mapping[str, Curve], names: Sequence[str]) -> str | None:
+    """Why these runs cannot be compared; None where they can."""
+    missing = [name for name in names if name not in curves]
+    if missing:
+        return f"{', '.join(missing)} did not run"
+    first = curves[names[0]]
+    for name in names[1:]:
+        for key, words in SAME.items():
+            if _comparable(curves[name].get(key)) != _comparable(first.get(key)):
+                return f"{names[0]} and {name} differ in {words}: {first.get(key)} and {curves[name].get(key)}"
+    return None
+
+
+def _comparable(value: Any) -> Any:
+    return {key: part for key, part in value.items() if key != "seed"} if isinstance(value, Mapping) else value
+
+
+# ---- equal steps
+
+
+def judge_steps(curves: Mapping[str, Curve]) -> Section:
+    """Of each loss: ours' mean over the seeds is within [min, max] of transformers', or below."""
+    names = {who: [f"steps-{who}-{seed}" for seed in SEEDS] for who in ("ours", "transformers")}
+    everyone = (*names["ours"], *names["transformers"])
+    there = [name for name in everyone if name in curves]
+    lines = ["| run | masked-LM loss | next-sentence loss | seconds |", "|---|---|---|---|"]
+    for name in there:
+        means = " | ".join(f"{last_mean(curves[name][loss]):.4f}" for loss in LOSSES)
+        lines.append(f"| {curves[name]['who']}, seed {curves[name]['seed']} | {means} | {curves[name]['took_s']:.0f} |")
+    for who, own in names.items():
+        if all(name in curves for name in own):
+            spreads = [spread([last_mean(curves[name][loss]) for name in own]) for loss in LOSSES]
+            lines.append(f"| {who}, mean (least to most) | {' | '.join(spreads)} | |")
+    lines += [
+        "",
+        "Means over the last fifth of the steps, nats. Runs shared a card with others: their seconds compare ",
+    ]
+    lines[-1] += "no speed.\n\n![Both losses by step](learning-steps.png)"
+    verdicts = []
+    obstacle = find_obstacle(curves, everyone)
+    for loss, words in LOSSES.items():
+        if obstacle is not None:
+            verdicts.append(Verdict(None, f"{words} loss: {obstacle}."))
+            continue
+        ours, theirs = ([last_mean(curves[name][loss]) for name in names[who]] for who in names)
+        mean = sum(ours) / len(ours)
+        holds = mean <= max(theirs)
+        place = f"{mean:.4f}, transformers' are {min(theirs):.4f} to {max(theirs):.4f}"
+        relation = "is within transformers' spread or below it" if holds else "is above transformers' spread"
+        verdicts.append(Verdict(holds, f"{words} loss: ours, the mean of {len(SEEDS)} seeds, {relation}: {place}."))
+    return Section(f"Equal steps{_size(curves, there)}", everyone, lines, verdicts)
+
+
+def last_mean(losses: Sequence[float | None]) -> float:
+    """Mean of the last fifth; NaN where one of them is not finite."""
+    few = losses[-max(1, round(LAST * len(losses))) :]
+    return sum(math.nan if loss is None else loss for loss in few) / len(few)
+
+
+def spread(values: Sequence[float]) -> str:
+    """`5.5512 (5.5401 to 5.5623)`"""
+    return f"{sum(values) / len(values):.4f} ({min(values):.4f} to {max(values):.4f})"
+
+
+# ---- a resumed run
+
+
+def judge_resume(curves: Mapping[str, Curve]) -> Section:
+    """The resumed run is nearer to the uninterrupted one of its seed than that one is to another seed's."""
+    resumed, same, _ = names = (f"resume-ours-{SEEDS[0]}", f"steps-ours-{SEEDS[0]}", f"steps-ours-{SEEDS[1]}")
+    title = f"A resumed run{_size(curves, [resumed])}"
+    obstacle = find_obstacle(curves, names)
+    if obstacle is not None:
+        return Section(title, names, [], [Verdict(None, f"{obstacle}.")])
+    stops = curves[resumed].get("stops", [])
+    if len(stops) != 1 or not 0 < stops[0] < len(curves[resumed]["mlm"]):
+        return Section(title, names, [], [Verdict(None, f"{resumed} was not stopped on its way (stops: {stops}).")])
+    windows = list(cut_windows(len(curves[same]["mlm"])))
+    lines = [
+        "| steps | loss | resumed | uninterrupted | difference | difference of two seeds |",
+        "|---|---|---|---|---|---|",
+    ]
+    verdicts = []
+    for loss, words in LOSSES.items():
+        rows = [[_mean(curves[name][loss][first:stop]) for name in names] for first, stop in windows]
+        for (first, stop), (a, b, c) in zip(windows, rows, strict=True):
+            lines.append(f"| {first + 1} to {stop} | {words} | {a:.4f} | {b:.4f} | {a - b:+.4f} | {c - b:+.4f} |")
+        after = [row for (_, stop), row in zip(windows, rows, strict=True) if stop > stops[0]]
+        largest, seeds = max(abs(a - b) for a, b, _ in after), max(abs(c - b) for _, b, c in after)
+        nearer = largest <= seeds and all(math.isfinite(value) for row in after for value in row)
+        text = f"largest difference from the uninterrupted run after the stop {largest:.4f}, of two seeds {seeds:.4f}."
+        verdicts.append(Verdict(nearer, f"{words} loss: {text}"))
+    lines += ["", f"Stopped by SIGTERM, with a checkpoint at step {stops[0]}, and started again by the same command."]
+    lines += ["Means over windows of steps, nats.\n\n![The resumed run](learning-resume.png)"]
+    return Section(title, names, lines, verdicts)
+
+
+def cut_windows(steps: int) -> Iterator[tuple[int, int]]:
+    """(first, stop) of tenths of the steps."""
+    return ((a, b) for a, b in pairwise(round(steps * tenth / TENTHS) for tenth in range(TENTHS + 1)) if a < b)
+
+
+def _mean(losses: Sequence[float | None]) -> float:
+    return sum(math.nan if loss is None else loss for loss in losses) / len(losses)
+
+
+# ---- equal time
+
+
+def judge_times(curves: Mapping[str, Curve]) -> list[Section]:
+    """A section for each size, in the order base, large, others."""
+    sizes = {name.split("-")[1] for name in curves if name.startswith("time-")} | {"base", "large"}
+    return [
+        judge_time(curves, size=size) for size in sorted(sizes, key=lambda size: (size not in ("base", "large"), size))
+    ]
+
+
+def judge_time(curves: Mapping[str, Curve], *, size: str) -> Section:
+    """At each evaluation of transformers, ours at the same time or earlier is lower."""
+    ours_name, their_name = names = (f"time-{size}-ours", f"time-{size}-transformers")
+    title = f"Equal time, BERT {size}"
+    obstacle = find_obstacle(curves, names)
+    if obstacle is not None:
+        return Section(title, names, [], [Verdict(None, f"{obstacle}.")])
+    ours, theirs = curves[ours_name], curves[their_name]
+    counts = {(each["pairs"], each["masked"]) for curve in (ours, theirs) for each in curve["evaluations"]}
+    if len(counts) != 1:
+        text = f"not the same held-out rows were evaluated: (pairs, masked) {sorted(counts)}."
+        return Section(title, names, [], [Verdict(None, text)])
+    lines = [
+        "| time, s | transformers | step | ours | at, s | step | difference |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    differences = []
+    for each in theirs["evaluations"]:
+        own = find_before(ours["evaluations"], time_s=each["time_s"])
+        left = f"| {each['time_s']:.1f} | {_shown(each['mlm_loss'])} | {each['step']:,} |"
+        if own is None:
+            differences.append(math.nan)
+            lines.append(f"{left} not evaluated yet | | | |")
+            continue
+        differences.append(_number(own["mlm_loss"]) - _number(each["mlm_loss"]))
+        right = f"{_shown(own['mlm_loss'])} | {own['time_s']:.1f} | {own['step']:,} | {differences[-1]:+.4f} |"
+        lines.append(f"{left} {right}")
+    lower = sum(difference < 0 for difference in differences)
+    pairs, masked = counts.pop()
+    text = f"ours is lower at {lower} of {len(differences)} points of time."
+    lines += [
+        "",
+        f"Masked-LM loss in nats over the same {masked:,} masked tokens of {pairs:,} held-out pairs; ours is the last "
+        "evaluation that is not later. The clock runs from the end of the first step, without evaluations. Start-up "
+        f"and first step, compilation among them, took {ours['start_up_s']:.0f} + {ours['first_step_s']:.0f} s of "
+        f"ours and {theirs['start_up_s']:.0f} + {theirs['first_step_s']:.0f} s of transformers. A step is "
+        f"{ours['settings']['batch']['tokens']:,} tokens of ours, {theirs['pairs']} pairs of transformers.\n\n"
+        "![Held-out loss by time](learning-time.png)",
+    ]
+    return Section(title, names, lines, [Verdict(bool(differences) and lower == len(differences), text)])
+
+
+def find_before(evaluations: Sequence[Mapping[str, Any]], *, time_s: float) -> Mapping[str, Any] | None:
+    """The last that is not later."""
+    earlier = [each for each in evaluations if each["time_s"] <= time_s]
+    return earlier[-1] if earlier else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _shown(value: float | None) -> str:
+    return f"{_number(value):.4f}"
+
+
+def _size(curves: Mapping[str, Curve], names: Sequence[str]) -> str:
+    sizes = {curves[name]["size"] for name in names if name in curves}
+    return f", BERT {sizes.pop()}" if len(sizes) == 1 else ""
+
+
+# ---- what ran
+
+INTRODUCTION = [
+    "# Does it learn as transformers does?",
+    "",
+    "The whole product (`trainer/run.py`: pair stream, kernels, hashed dropout, ZeRO engine, bf16 with fp32 masters, "
+    "compiled) beside transformers' `BertForPreTraining` (bf16 autocast, sdpa), from the same initial weights and with "
+    "the same AdamW.",
+    "In equal steps both read the same rows in the same order, and transformers runs eagerly, each step in four parts "
+    "by length. In equal time transformers is compiled and reads the same rows padded to 512.",
+    "",
+]
+
+
+def describe_runs(curves: Mapping[str, Curve]) -> list[str]:
+    """Commands, cards, days, data and settings."""
+    lines = ["## What ran", "", "| run | card | torch | transformers | day | steps |", "|---|---|---|---|---|---|"]
+    for name, curve in curves.items():
+        steps = len(curve.get("mlm") or curve["loss"])
+        versions = f"{curve['torch']} | {curve['transformers'] or ''}"
+        lines.append(f"| {name} | {curve['card']} | {versions} | {curve['date']} | {steps:,} |")
+    data = {
+        f"{each['name']}: {each['rows']:,} training rows, {each['tokens']:,} tokens, {each['held_out']:,} rows held "
+        f"out (hash {each['hash'][:12]})": None
+        for each in (curve["data"] for curve in curves.values())
+    }
+    commands = dict.fromkeys(curve["command"] for curve in curves.values())
+    lines += ["", "Data sets:", "", *(f"- {each}" for each in data), "", "Commands:", "", "```sh", *commands, "```", ""]
+    for part in ("steps", "time"):
+        for size in dict.fromkeys(curve["size"] for curve in curves.values() if curve["part"] == part):
+            first = next(curve for curve in curves.values() if curve["part"] == part and curve["size"] == size)
+            text = yaml.safe_dump({**first["settings"], "seed": "SEED"}, sort_keys=False).strip()
+            lines += [f"Settings of equal {part}, BERT {size}:", "", "```yaml", text, "```", ""]
+    return lines

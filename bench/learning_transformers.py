@@ -1,0 +1,237 @@
+"""transformers' side of bench/learning.py, a process: `python -m bench.learning_transformers TASK FILE BEGUN`.
+
+Equal steps: ours' rows in ours' order, each step in PARTS parts by length, eager. Equal time: rows padded to LENGTH in
+passes of PASS_ROWS, compiled; held-out rows and masks are those that the product evaluates.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bench.learning_tasks import PASS_ROWS, Curve, Task
+from bench.transformers_bert import (
+    Padded,
+    Row,
+    autocast_of,
+    build_model,
+    initial_state,
+    loss_sums,
+    pad,
+    prefetch,
+    rows_of,
+    send,
+    with_places,
+)
+from pipeline.manifest import read_manifest
+from trainer.batches import to_batch
+from trainer.config import TrainerConfig
+from trainer.ingest import SlotStream, Step, validation_plan
+from trainer.optimizers import build_optimizer
+from trainer.phases import OpenPhase, open_phases, resolve_phases
+from trainer.schedules import learning_rate
+
+PARTS, MULTIPLE = 4, 64
+"""Parts of a step of equal steps, each padded to a multiple of so many tokens."""
+LOOK = 8
+"""Steps between looks at the clock, which wait for the device."""
+
+
+class Prepared(NamedTuple):
+    """One step's data, padded in parts on the CPU."""
+
+    parts: list[Padded]
+    num_masked: int
+    num_labelled: int
+
+
+class Trainer:
+    """Model, optimizer and the step, as ours has them: AdamW's groups, schedule, clipping."""
+
+    def __init__(self, task: Task, *, config: TrainerConfig) -> None:
+        self._task, self._config = task, config
+        manifest, begun = read_manifest(task.data), time.perf_counter()
+        state = initial_state(config.model, manifest=manifest, seed=task.seed)
+        self.spared_s = time.perf_counter() - begun
+        """What it took to draw our weights, which transformers alone would not."""
+        self.model: Any = build_model(config.model, manifest=manifest, state=state, device=task.device)
+        self._optimizer = build_optimizer(self.model, config=config.optimizer)
+        self.step = 0
+
+    def update(self) -> None:
+        """Clip, and update with the rate of the next step."""
+        self.step += 1
+        nn.utils.clip_grad_norm_(self.model.parameters(), self._config.optimizer.clip_norm, foreach=True)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self.step, self._config)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def sums(self, padded: Padded) -> tuple[Tensor, Tensor]:
+        """Loss sums of one eager pass."""
+        autocast = autocast_of(self._task.precision, device=self._task.device)
+        return loss_sums(self.model, send(padded, self._task.device), autocast=autocast)
+
+    @torch.no_grad()
+    def evaluate(self, parts: list[Padded]) -> dict[str, Any]:
+        """Held-out losses, dropout off."""
+        self.model.eval()
+        totals = torch.stack([torch.stack(self.sums(part)).double() for part in parts]).sum(0).tolist()
+        self.model.train()
+        masked = sum(len(part["targets"]) for part in parts)
+        pairs = sum(len(part["input_ids"]) for part in parts)
+        return {"step": self.step, "mlm_loss": totals[0] / masked, "pairs": pairs, "masked": masked}
+
+
+def train_steps(task: Task) -> Curve:
+    """Equal steps: {"mlm", "nsp"} of every step, and how long it took."""
+    config = task.config()
+    trainer, sums = Trainer(task, config=config), []
+    start = time.perf_counter()
+    for prepared in prefetch(prepare_steps(task, config=config)):
+        total = torch.zeros(2, device=task.device)
+        for part in prepared.parts:
+            masked, pairs = trainer.sums(part)
+            losses = torch.stack([masked / prepared.num_masked, pairs / max(1, prepared.num_labelled)])
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+            total += losses.detach()
+        trainer.update()
+        sums.append(total)
+    mlm, nsp = torch.stack(sums).double().cpu().unbind(1)
+    return {"mlm": mlm.tolist(), "nsp": nsp.tolist(), "took_s": time.perf_counter() - start}
+
+
+def prepare_steps(task: Task, *, config: TrainerConfig) -> Iterator[Prepared]:
+    """The steps that the product takes with this config, each in parts by length."""
+    pin = task.device == "cuda"
+    for step, pairs in islice(read_rows(config), task.steps):
+        rows = sorted(pairs, key=lambda row: len(row.input_ids))
+        bounds = [len(rows) * part // PARTS for part in range(PARTS + 1)]
+        parts = [rows[first:stop] for first, stop in pairwise(bounds) if first < stop]
+        padded = [pad(part, length=_round_up(len(part[-1].input_ids))) for part in parts]
+        yield Prepared([with_places(part, pin=pin) for part in padded], step.num_masked, step.num_labelled)
+
+
+def train_for(task: Task, *, begun: float) -> Curve:
+    """Equal time: "loss" (both summed) of every step and "evaluations"; the clock runs from the end of the first step.
+
+    `begun`: when the process was started, seconds since the epoch.
+    """
+    config = task.config()
+    trainer, sums, evaluations = Trainer(task, config=config), [], []
+    held_out = read_held_out(task, config=config)
+    if task.device == "cuda":
+        trainer.model.compile(dynamic=False)
+    steps = prefetch(prepare_passes(task, config=config))
+    start_up_s, start = time.time() - begun - trainer.spared_s, time.perf_counter()
+    sums.append(take_step(trainer, next(steps), task=task))
+    synchronize(task.device)
+    first_step_s = time.perf_counter() - start
+    clock, due_s, start = 0.0, task.every_s, time.perf_counter()
+    for parts in steps:
+        sums.append(take_step(trainer, parts, task=task))
+        if trainer.step % LOOK:
+            continue
+        synchronize(task.device)
+        now = clock + time.perf_counter() - start
+        if now >= due_s:
+            evaluations.append({**trainer.evaluate(held_out), "time_s": now})
+            print(evaluations[-1], flush=True)
+            if now >= task.seconds:
+                break
+            clock, due_s, start = now, task.every_s * (now // task.every_s + 1), time.perf_counter()
+    steps.close()  # type: ignore[attr-defined]
+    losses = torch.stack(sums).double().cpu().tolist()
+    costs = {"start_up_s": start_up_s, "first_step_s": first_step_s, "took_s": now}
+    return {"loss": losses, "evaluations": evaluations, **costs}
+
+
+def take_step(trainer: Trainer, parts: list[Padded], *, task: Task) -> Tensor:
+    """One update by transformers' own forward pass with labels; the loss, on the device."""
+    total = torch.zeros((), device=task.device)
+    for part in parts:
+        with autocast_of(task.precision, device=task.device):
+            output = trainer.model(**send(part, task.device))
+        (output.loss / len(parts)).backward()
+        total += output.loss.detach() / len(parts)
+    trainer.update()
+    return total
+
+
+def prepare_passes(task: Task, *, config: TrainerConfig) -> Iterator[list[Padded]]:
+    """Steps of `pairs` rows of the product's stream, in passes of PASS_ROWS."""
+    rows = chain.from_iterable(rows for _, rows in read_rows(config))
+    length = read_manifest(task.data).max_seq_length
+    while True:
+        taken = list(islice(rows, task.pairs))
+        yield [
+            pad(taken[first : first + PASS_ROWS], length=length, pin=task.device == "cuda")
+            for first in range(0, task.pairs, PASS_ROWS)
+        ]
+
+
+def read_held_out(task: Task, *, config: TrainerConfig) -> list[Padded]:
+    """What the product evaluates, in passes of PASS_ROWS."""
+    opened = open_phase(config)
+    plan = validation_plan(opened.manifest, shape=opened.shape.slot, lanes=opened.shape.lanes)
+    stream = SlotStream(plan, task.data, last_epoch=0)
+    rows = [row for step in stream.one_epoch() for row in lay_out(step, opened=opened)]
+    stream.close()
+    passes = [rows[first : first + PASS_ROWS] for first in range(0, len(rows), PASS_ROWS)]
+    length = opened.manifest.max_seq_length
+    return [with_places(pad(part, length=length), pin=task.device == "cuda") for part in passes]
+
+
+def read_rows(config: TrainerConfig) -> Iterator[tuple[Step, list[Row]]]:
+    """The product's steps without end, each with its pairs in order."""
+    opened = open_phase(config)
+    stream = SlotStream(opened.plan, config.data)
+    try:
+        while True:
+            step = stream.next_step()
+            yield step, lay_out(step, opened=opened)
+    finally:
+        stream.close()
+
+
+def lay_out(step: Step, *, opened: OpenPhase) -> list[Row]:
+    """The pairs of a step."""
+    shape, special = opened.shape.slot, opened.manifest.special
+    batches = (to_batch(slot, shape=shape, special=special, constant_shapes=False) for slot in step.slots if slot)
+    return [row for batch in batches for row in rows_of(batch)]
+
+
+def open_phase(config: TrainerConfig) -> OpenPhase:
+    """The only phase of the config."""
+    (phase,) = open_phases(resolve_phases(config), manifests=[read_manifest(config.data)])
+    return phase
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main(text: str, path: str, begun: str) -> None:
+    """Run the task, and keep its curve. `begun`: seconds since the epoch."""
+    task = Task.load(text)
+    torch.manual_seed(task.seed)
+    curve = train_steps(task) if task.part == "steps" else train_for(task, begun=float(begun))
+    Path(path).write_text(json.dumps(curve))
+
+
+def _round_up(length: int) -> int:
+    return -(-length // MULTIPLE) * MULTIPLE
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

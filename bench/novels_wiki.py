@@ -1,0 +1,32 @@
+"""A data set of novels and Wikipedia's articles in rows up to 512 tokens, small enough to send to a GPU host.
+
+Usage: python -m bench.novels_wiki VOCAB.txt OUT BOOKS DUMP [SHARE]   (SHARE of the novels' chapters, 0 to 1)
+With the default, LitBank's 100 novels and gensim's extract of the English dump make 11 million tokens, 22 MB. Chapters
+and articles are held out by hash, FRACTION of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.lengths import build
+
+FRACTION, MASK_SETS, SHARE = 0.02, 2, 0.5
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build; returns the exit status of the build."""
+    if len(arguments) not in (4, 5):
+        raise SystemExit("usage: python -m bench.novels_wiki VOCAB.txt OUT BOOKS DUMP [SHARE]")
+    vocabulary, out, books, dump = (str(Path(path).resolve()) for path in arguments[:4])
+    share = float(arguments[4]) if len(arguments) == 5 else SHARE
+    novels = {"kind": "books", "path": books, "unit": "chapter", "weight": share}
+    articles = {"kind": "wikipedia", "path": dump}
+    settings = {"masks_per_pair": MASK_SETS, "validation_fraction": FRACTION}
+    return build([novels, articles], vocabulary=vocabulary, out=out, **settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
