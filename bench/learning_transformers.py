@@ -182,7 +182,7 @@ def read_held_out(task: Task, *, config: TrainerConfig) -> list[Padded]:
     """What the product evaluates, in passes of PASS_ROWS."""
     opened = open_phase(config)
     plan = validation_plan(opened.manifest, shape=opened.shape.slot, lanes=opened.shape.lanes)
-    stream = SlotStream(plan, task.data, last_epoch=0)
+    stream = SlotStream(plan, task.data)
     rows = [row for step in stream.one_epoch() for row in lay_out(step, opened=opened)]
     stream.close()
     passes = [rows[first : first + PASS_ROWS] for first in range(0, len(rows), PASS_ROWS)]
