@@ -15,9 +15,9 @@ from bench import attention
 
 Result: TypeAlias = dict[str, Any]
 
-FALL = 0.5
-"""Nats by which the masked-LM loss of a row must fall. It begins at ln(vocabulary), 10.3 for 30,522 entries; in these
-steps the frequencies of words alone bring some 1 to 3."""
+FALL = 1.0
+"""Nats by which the masked-LM loss of a row must fall. It begins at ln(vocabulary), 10.3 for 30,522 entries; BERT small
+comes from 10.26 to 7.40 in the 48 steps of a part, with 2,048 tokens each on a CPU."""
 NAMES = {
     "transformers": "transformers, sdpa, padded, eager",
     "transformers-compiled": "transformers, sdpa, padded, compiled",
