@@ -33,12 +33,11 @@ def draw_steps(curves: Mapping[str, Curve], path: Path) -> None:
 
 
 def draw_resume(curves: Mapping[str, Curve], path: Path) -> None:
-    """The resumed run over the uninterrupted one, and another seed."""
+    """The resumed run over the uninterrupted one."""
     resumed = curves.get(f"resume-ours-{SEEDS[0]}")
     lines = {
-        f"seed {SEEDS[1]}": (curves.get(f"steps-ours-{SEEDS[1]}"), "#b8b8b8", "-"),
-        f"seed {SEEDS[0]}, uninterrupted": (curves.get(f"steps-ours-{SEEDS[0]}"), "#1f4e79", "-"),
-        f"seed {SEEDS[0]}, stopped and resumed": (resumed, "#c0392b", "--"),
+        "uninterrupted": (curves.get(f"whole-ours-{SEEDS[0]}"), "#1f4e79", "-"),
+        "stopped and resumed": (resumed, "#c0392b", "--"),
     }
     figure, axes = open_figure(len(PANELS))
     for axis, (loss, label) in zip(axes, PANELS.items(), strict=True):

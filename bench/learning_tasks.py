@@ -1,6 +1,7 @@
 """The runs of bench/learning.py: what each trains, and the file that its curve is kept in.
 
-Names are steps-ours-SEED, steps-transformers-SEED, resume-ours-SEED, time-SIZE-ours and time-SIZE-transformers.
+Names are steps-ours-SEED, steps-transformers-SEED, whole-ours-SEED, resume-ours-SEED, time-SIZE-ours and
+time-SIZE-transformers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ NEVER = 1_000_000
 class Task:
     """One run."""
 
-    part: Literal["steps", "resume", "time"]
+    part: Literal["steps", "whole", "resume", "time"]
+    """resume is stopped halfway and goes on, whole is not; both with deterministic kernels."""
     who: Literal["ours", "transformers"]
     data: str
     seed: int
@@ -87,6 +89,7 @@ class Task:
             "optimizer": {"learning_rate": self.rate},
             "checkpoint": {"every_steps": NEVER},
             "logging": {"tracker": "none"},
+            "deterministic": self.part in ("whole", "resume"),
             **of_part,
         }
 
@@ -114,7 +117,7 @@ def list_tasks(
     launcher: str = "processes",
     **changes: Any,
 ) -> Iterator[Task]:
-    """All runs, the longest first: equal steps, the resumed run, equal time of each of `sizes`.
+    """All runs, the longest first: equal steps, the resumed run and its like, equal time of each of `sizes`.
 
     `every_steps` and `launcher` are of equal time; `changes` of every task.
     """
@@ -122,6 +125,7 @@ def list_tasks(
         yield Task("steps", "transformers", data, seed, size, **changes)
     for seed in SEEDS:
         yield Task("steps", "ours", data, seed, size, **changes)
+    yield Task("whole", "ours", data, SEEDS[0], size, **changes)
     yield Task("resume", "ours", data, SEEDS[0], size, **changes)
     for size in sizes:
         timed = Task(

@@ -82,14 +82,15 @@ def test_what_one_worker_finds_all_say(worker_group: Groups) -> None:
 
 
 def test_differences_are_relative_to_the_greater_and_small_norms_to_the_whole() -> None:
-    eager = Pass({"masked-LM": 10.0}, {"large": 100.0, "small": 1e-4, "middle": 1.0})
+    eager = Pass({"masked-LM": 10.0}, {"large": 100.0, "rounding": 1e-4, "small": 1.0, "middle": 8.0})
     assert compare(eager, eager, tolerance=0.01) == []
-    rounded = Pass({"masked-LM": 10.05}, {"large": 100.5, "small": 5e-4, "middle": 1.005})
+    rounded = Pass({"masked-LM": 10.05}, {"large": 100.5, "rounding": 5e-4, "small": 1.05, "middle": 8.05})
     assert compare(rounded, eager, tolerance=0.01) == []
-    wrong = Pass({"masked-LM": 11.0}, {"large": 100.0, "small": 1e-4, "middle": 0.0})
+    wrong = Pass({"masked-LM": 11.0}, {"large": 100.0, "rounding": 1e-4, "small": 0.9, "middle": 0.0})
     assert compare(wrong, eager, tolerance=0.01) == [
-        "gradient norm of middle 0 compiled, 1 eager",
+        "gradient norm of middle 0 compiled, 8 eager",
         "masked-LM loss 11 compiled, 10 eager",
+        "gradient norm of small 0.9 compiled, 1 eager",
     ]
 
 

@@ -24,9 +24,12 @@ from trainer.engine_state import trainable_parameters
 
 TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.05}
 """Greatest relative difference of a loss or of the norm of a parameter's gradient. Measured: 1e-6, 0.002, 0.01."""
+SMALL, SMALL_TOLERANCE = 0.05, 6.0
+"""A norm below this share of the whole gradient's may be a sum that cancels (the next-sentence bias): its relative
+difference may be so many times greater."""
 NEGLIGIBLE = 1e-3
-"""Share of the norm of the whole gradient below which a parameter's own norm may be rounding: differences count in
-relation to this much at least."""
+"""Share of the whole gradient's norm below which a parameter's own is rounding: differences count in relation to this
+much at least."""
 FP16_SCALE = 1024.0
 """Of the loss in fp16, whose small gradients would vanish."""
 _SHOWN = 4
@@ -78,12 +81,13 @@ def compare(compiled: _Pass, eager: _Pass, *, tolerance: float) -> list[str]:
         (f"gradient norm of {name}", compiled.norms[name], norm, NEGLIGIBLE * whole)
         for name, norm in eager.norms.items()
     ]
-    found = [(_difference(here, there, least=least), what, here, there) for what, here, there, least in pairs]
-    return [
-        f"{what} {here:.6g} compiled, {there:.6g} eager"
-        for difference, what, here, there in sorted(found, key=lambda each: -each[0])
-        if difference > tolerance
-    ]
+    found = []
+    for what, here, there, least in pairs:
+        small = least > 0.0 and max(here, there) < SMALL * whole
+        excess = _difference(here, there, least=least) / (tolerance * SMALL_TOLERANCE if small else tolerance)
+        if excess > 1.0:
+            found.append((excess, f"{what} {here:.6g} compiled, {there:.6g} eager"))
+    return [text for _, text in sorted(found, key=lambda each: -each[0])]
 
 
 def _difference(here: float, there: float, *, least: float) -> float:
