@@ -39,7 +39,7 @@ LEFT_OUT = ("__pycache__", "*.pyc")
 LIMIT_BYTES = 50_000_000
 """Ray itself fails at ten times this, after a long upload."""
 PATHS = {
-    "train": ("data", "output", "working_folder", "model.initialize_from", "phases.*.data"),
+    "train": ("data", "output", "working_folder", "model.initialize_from", "resume_from", "phases.*.data"),
     "preprocess": (
         *("sources.*.path", "sources.*.clean_documents", "vocabulary.path", "output", "cleaning.keep_rejects"),
     ),

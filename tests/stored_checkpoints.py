@@ -24,7 +24,7 @@ def make_writer(
 ) -> CheckpointWriter:
     """Of a model of nine numbers; no process group."""
     engine = _StillEngine(cast(Any, nn.Linear(2, 3)))
-    config = make_config(Path(), Path(run), checkpoint=checkpoint, evaluation={"every_steps": 1})
+    config = make_config(Path(), Path(run), checkpoint={"every_steps": 1, **checkpoint}, evaluation={"every_steps": 1})
     config = config.model_copy(update={"collective_timeout_s": timeout_s})
     return CheckpointWriter(run, engine=cast(Engine, engine), config=config, lease_token=token, files=files)
 

@@ -32,7 +32,7 @@ def kept(run: Path) -> list[int]:
 
 
 def test_keeps_the_last_and_every_so_manieth(worker_group: Groups, tmp_path: Path) -> None:
-    settings = {"keep_last": 2, "keep_every_steps": 4}
+    settings = {"every_steps": 1, "keep_last": 2, "keep_every_steps": 4}
     worker_group(1).run(save_steps, str(tmp_path), list(range(1, 8)), settings)
     assert kept(tmp_path) == [4, 6, 7]
 
