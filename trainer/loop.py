@@ -124,12 +124,12 @@ def evaluate(job: Job, evaluator: Evaluator, *, step: int) -> None:
     """Evaluate after `step`; say so if a model that should have learnt is worse than word frequencies. Collective."""
     evaluation = evaluator.evaluate(job.engine, step=step)
     job.log.write_evaluation(evaluation)
-    if step >= first_judged_step(job.config) and evaluation.mlm_loss > evaluation.unigram_loss:
+    if step >= first_judged_step(job.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # NaN too
         job.log.say(
             f"WARNING: after {step:,} of {job.config.max_steps:,} steps the held-out masked-LM loss "
-            f"({evaluation.mlm_loss:.2f} nats) is above what the frequencies of words alone give "
-            f"({evaluation.unigram_loss:.2f}): the model has not learnt from context yet. If the next evaluation says "
-            f"so too, try another optimizer.learning_rate or a longer warm-up"
+            f"({evaluation.mlm_loss:.2f} nats) is not below what the frequencies of words alone give "
+            f"({evaluation.unigram_loss:.2f}): the model has learnt nothing from context. If that does not change, try "
+            f"another optimizer.learning_rate or a longer warm-up"
         )
 
 

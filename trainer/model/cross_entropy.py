@@ -101,6 +101,9 @@ def _on_gpu(
 
     _, _, losses, hidden_gradient, weight_gradient, bias_gradient = _empty_results(hidden, weight, bias, with_gradients)
     correct = torch.empty_like(weights)
+    if hidden.shape[0] == 0:
+        weight_gradient.zero_()
+        bias_gradient.zero_()
     rows = max(1, GPU_CHUNK_BYTES // (hidden.element_size() * weight.shape[0]))
     for start in range(0, hidden.shape[0], rows):
         chunk = slice(start, start + rows)
