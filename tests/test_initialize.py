@@ -12,11 +12,15 @@ import pytest
 import torch
 from packed import random_batch
 from safetensors.torch import load_file, save_file
-from small_runs import make_config
+from small_runs import make_config, run
 from untrained_run import VOCABULARY_SIZE, write_data, write_export, write_tokenizer
+from worker_group import WorkerGroup
 
 from pipeline.manifest import TOKENIZER_FOLDER, read_manifest
+from trainer.checkpoint import list_checkpoints, read_weights
 from trainer.config import ModelConfig
+from trainer.evaluate import unigram_log_probabilities
+from trainer.export import export
 from trainer.model import BertForPretraining
 from trainer.preflight import check_model
 from trainer.pretrained import PretrainedError, initialize_from, load_model
@@ -62,6 +66,53 @@ def test_initialize_from_an_export_gives_its_logits(exported: tuple[Path, BertFo
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, exported[1].get_parameter(name)), name
         assert parameter.requires_grad
+
+
+@pytest.mark.parametrize(("stage", "precision"), [(1, "bf16"), (2, "bf16"), (3, "bf16"), (0, "fp32")])
+def test_a_run_at_rate_0_exports_the_given_weights_bit_for_bit(
+    worker_group: Callable[[int], WorkerGroup],
+    exported: tuple[Path, BertForPretraining],
+    data: Path,
+    tmp_path: Path,
+    stage: int,
+    precision: str,
+) -> None:
+    """Given weights reach the fp32 ones unrounded, on two workers. (No rate is 0: at 1e-30 only zeros move, by that.)"""
+    config = make_config(
+        data,
+        tmp_path / "run",
+        model={"size": "tiny", "initialize_from": str(exported[0])},
+        max_steps=1,
+        precision=precision,
+        zero_stage=stage,
+        optimizer={"learning_rate": 1e-30},
+    )
+    run(worker_group(2), config)
+    export(tmp_path / "run", out=tmp_path / "again")
+    given, found = (load_file(folder / "model.safetensors") for folder in (exported[0], tmp_path / "again"))
+    assert given.keys() == found.keys()
+    for name, tensor in given.items():
+        assert torch.equal(torch.where(tensor == 0.0, 0.0, found[name]), tensor), name
+        assert (found[name] - tensor).abs().max() <= 1.1e-30, name
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in given.values())
+
+
+def test_a_unigram_bias_reaches_the_optimizer_unrounded(
+    worker_group: Callable[[int], WorkerGroup], data: Path, tmp_path: Path
+) -> None:
+    config = make_config(
+        data,
+        tmp_path / "run",
+        model={"size": "tiny", "output_bias": "unigram"},
+        max_steps=1,
+        precision="bf16",
+        optimizer={"learning_rate": 1e-30},
+    )
+    run(worker_group(1), config)
+    (folder,) = list_checkpoints(tmp_path / "run")
+    expected = torch.from_numpy(unigram_log_probabilities(data, vocabulary_size=VOCABULARY_SIZE)).float()
+    assert torch.equal(read_weights(folder)["mlm_head.bias"], expected)
+    assert not torch.equal(expected, expected.bfloat16().float())
 
 
 def test_initialize_from_what_transformers_saved(

@@ -73,6 +73,14 @@ def test_the_example_takes_a_million_steps_of_256_pairs(example: tuple[OpenPhase
     assert short.phase.config.workers <= min(short.plan.lanes, long.plan.lanes)
 
 
+def test_the_example_has_the_published_optimizer(example: tuple[OpenPhase, ...]) -> None:
+    """google-research/bert, optimization.py: Adam without bias correction, 1e-4, 0.9, 0.999, 1e-6, decay 0.01, clip 1."""
+    for opened in example:
+        found = opened.phase.config.optimizer
+        assert (found.bias_correction, found.learning_rate, found.beta1, found.beta2) == (False, 1e-4, 0.9, 0.999)
+        assert (found.epsilon, found.weight_decay, found.clip_norm) == (1e-6, 0.01, 1.0)
+
+
 def test_the_example_reads_the_epochs_that_its_comments_state(example: tuple[OpenPhase, ...], repository: Path) -> None:
     assert [opened.epochs for opened in example] == pytest.approx([8.94, 3.97], abs=0.01)
     paper = 1_000_000 * 256 * 512 / 3.3e9

@@ -211,6 +211,30 @@ def test_steps_of_the_compiled_model_are_those_of_the_eager_one(
         assert here["grad_norm"] == pytest.approx(there["grad_norm"], rel=1e-4 if precision == "fp32" else 0.02)
 
 
+def test_every_phase_is_checked_once(worker_group: Groups, tmp_path: Path) -> None:
+    data = write_small_set(tmp_path / "data")
+    phases = ({"max_steps": 2}, {"max_steps": 2, "batch": {"pairs": 12}})
+    config = make_config(data, tmp_path / "run", max_steps=4, workers=1, compile=True, phases=phases)
+    write_config(config)
+    assert worker_group(1).run(count_checks, config) == [[1, 3]]
+
+
+def count_checks(rank: int, config: TrainerConfig) -> list[int]:
+    """Steps before which the compiled model was checked."""
+    whole, steps = loop.check_compiled, []
+
+    def noted(job: loop.Job, step: int) -> None:
+        steps.append(step)
+        whole(job, step)
+
+    loop.check_compiled = noted
+    try:
+        run_compiled(rank, config, False)
+    finally:
+        loop.check_compiled = whole
+    return steps
+
+
 def rows_of_losses(output: Path) -> list[float]:
     return [record["mlm_loss"] for record in read_json_lines(output / METRICS_NAME)]
 
