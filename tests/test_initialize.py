@@ -77,7 +77,7 @@ def test_a_run_at_rate_0_exports_the_given_weights_bit_for_bit(
     stage: int,
     precision: str,
 ) -> None:
-    """Given weights reach the fp32 ones unrounded, on two workers. (No rate is 0: at 1e-30 only zeros move, by that.)"""
+    """Given weights reach the fp32 ones unrounded, on two workers. (No rate is 0: 1e-30 moves only zeros.)"""
     config = make_config(
         data,
         tmp_path / "run",

@@ -74,7 +74,7 @@ def test_the_example_takes_a_million_steps_of_256_pairs(example: tuple[OpenPhase
 
 
 def test_the_example_has_the_published_optimizer(example: tuple[OpenPhase, ...]) -> None:
-    """google-research/bert, optimization.py: Adam without bias correction, 1e-4, 0.9, 0.999, 1e-6, decay 0.01, clip 1."""
+    """google-research/bert, optimization.py: Adam without bias correction, and its numbers."""
     for opened in example:
         found = opened.phase.config.optimizer
         assert (found.bias_correction, found.learning_rate, found.beta1, found.beta2) == (False, 1e-4, 0.9, 0.999)
