@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.manifest import TOKENIZER_FOLDER, Manifest, open_data_set
+from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
 from pipeline.settings import Arguments, ConfigError, expand_path, load_settings, refuse_lost_path
 from trainer import pretrained
-from trainer.branch import check_branch, is_branch_to_begin, settle_source, source_config
+from trainer.branch import check_branch, is_branch_to_begin, read_trained, settle_source, source_config, steps_done
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
@@ -93,7 +93,7 @@ def check(config: TrainerConfig) -> Checked:
                 f"lower workers or set {batch}={config.workers}"
             )
     refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
-    warnings = check_held_out(opened)
+    warnings = _check_held_out(config, phases=opened)
     changes = check_run_directory(config)
     refuse_if_alive(config.output)
     step = check_checkpoints(config, phases=opened)
@@ -109,6 +109,26 @@ def check(config: TrainerConfig) -> Checked:
         lines += each.describe()
     done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
     return Checked((*lines, *warnings, *changes), done=done, config=config)
+
+
+def _check_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
+    """check_held_out, also against what the source of a branch that is to begin was trained on."""
+    if not is_branch_to_begin(config):
+        return check_held_out(phases)
+    trained, lost = read_trained(config, phases=phases)
+    before = []
+    for phase, manifest in trained:
+        try:
+            verify_shards(phase.config.data, manifest.shards)
+            before.append((phase, manifest))
+        except DataSetError as error:
+            lost.append(str(error))
+    unread = [
+        f"WARNING: resume_from={config.resume_from}: whether it was trained on what is held out here cannot be told: "
+        f"{trouble}; bring that back to have it compared"
+        for trouble in lost
+    ]
+    return [*unread, *check_held_out(phases, before=before, step=steps_done(config))]
 
 
 def _newest_is_whole(config: TrainerConfig) -> bool:

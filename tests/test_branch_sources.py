@@ -1,0 +1,106 @@
+"""What a branch has to know of its source: what it was trained on, and whether the plan goes on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import make_config, run
+from worker_group import WorkerGroup
+
+from pipeline.run import main as build
+from pipeline.settings import ConfigError
+from trainer.preflight import check
+
+WORDS = [f"w{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(120)]
+
+
+def write_texts(folder: Path) -> None:
+    """Numbered documents, and their vocabulary."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (folder / "vocab.txt").write_text("\n".join([*special, *WORDS]) + "\n")
+    documents = [
+        "\n".join(" ".join(WORDS[(number * 7 + line * k + k * k) % 120] for k in range(9)) for line in range(1, 6))
+        + f"\n{' '.join(WORDS[(number // 120**p) % 120] for p in range(3))}\n"
+        for number in range(400)
+    ]
+    (folder / "text.txt").write_text("\n".join(documents))
+
+
+def build_set(folder: Path, *, fraction: float) -> Path:
+    """The data set of these texts that holds such a fraction of them out."""
+    out = folder / str(fraction)
+    words = [f"sources=[{{kind: text, path: {folder / 'text.txt'}}}]", f"vocabulary.path={folder / 'vocab.txt'}"]
+    words += [f"output={out}", f"validation_fraction={fraction}", "max_seq_length=32", "workers=1", "shards=2"]
+    assert build(words) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sets over one text that hold out none, a twentieth, and three tenths of it."""
+    folder = tmp_path_factory.mktemp("texts")
+    write_texts(folder)
+    for fraction in (0.0, 0.05, 0.3):
+        build_set(folder, fraction=fraction)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def single(worker_group: Callable[[int], WorkerGroup]) -> WorkerGroup:
+    return worker_group(1)
+
+
+def configure(data: Path, output: Path, **changes: Any) -> Any:
+    return make_config(data, output, **{"workers": 1, "max_steps": 4, "evaluation": {}, **changes})
+
+
+@pytest.fixture(scope="module")
+def source(single: WorkerGroup, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps over the set that holds none out."""
+    output = tmp_path_factory.mktemp("runs") / "source"
+    run(single, configure(texts / "0.0", output, max_steps=2))
+    return output
+
+
+# ---- held-out documents
+
+
+def test_what_the_source_trained_on_may_not_be_held_out(
+    single: WorkerGroup, texts: Path, source: Path, tmp_path: Path
+) -> None:
+    held_out, same = texts / "0.3", texts / "0.0"
+    message = r"phases\.0\.data=.*0\.3: .* are trained on before, in phase 0 of resume_from's run, .*0\.0: that set has"
+    with pytest.raises(ConfigError, match=message):
+        check(configure(held_out, tmp_path / "branch", resume_from=str(source)))
+    between = check(configure(same, tmp_path / "between", resume_from=str(source), max_steps=3)).config
+    run(single, between)
+    with pytest.raises(ConfigError, match=message):
+        check(configure(held_out, tmp_path / "branch", resume_from=str(tmp_path / "between")))
+
+
+def test_what_the_source_held_out_may_be_trained_on(single: WorkerGroup, texts: Path, tmp_path: Path) -> None:
+    """Also where the branch lists the phases that its source has done: they are not evaluated again."""
+    phases = ({"data": str(texts / "0.3"), "max_steps": 1}, {"data": str(texts / "0.05"), "max_steps": 1})
+    run(single, configure(texts / "0.3", tmp_path / "source", max_steps=2, phases=phases))
+    phases = (*phases, {"data": str(texts / "0.05"), "max_steps": 2})
+    config = configure(texts / "0.3", tmp_path / "branch", resume_from=str(tmp_path / "source"), phases=phases)
+    assert not [line for line in check(config).lines if "WARNING" in line]
+
+
+def test_sets_of_the_source_that_are_gone_are_told(
+    single: WorkerGroup, texts: Path, source: Path, tmp_path: Path
+) -> None:
+    moved = Path(shutil.copytree(texts / "0.0", tmp_path / "moved"))
+    run(single, configure(moved, tmp_path / "source", max_steps=2))
+    config = configure(texts / "0.3", tmp_path / "branch", resume_from=str(tmp_path / "source"))
+    for shard in moved.rglob("*.parquet"):
+        shard.unlink()
+    for told in (r"cannot be told: .*moved", r"cannot be told: .*moved: no such data set"):
+        (line,) = [line for line in check(config).lines if "WARNING" in line and "held out" in line]
+        assert re.search(told, line), line
+        shutil.rmtree(moved, ignore_errors=True)
