@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import make_config, run
+from small_runs import make_config, run, write_small_set
+from synthetic import write_data_set
 from worker_group import WorkerGroup
 
 from pipeline.run import main as build
 from pipeline.settings import ConfigError
+from trainer.checkpoint import list_checkpoints, read_state
+from trainer.checkpoint_files import STATE, read_manifest, write_json, write_manifest
 from trainer.preflight import check
 
 WORDS = [f"w{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(120)]
@@ -104,3 +108,59 @@ def test_sets_of_the_source_that_are_gone_are_told(
         (line,) = [line for line in check(config).lines if "WARNING" in line and "held out" in line]
         assert re.search(told, line), line
         shutil.rmtree(moved, ignore_errors=True)
+
+
+# ---- rows that an older checkpoint does not say
+
+
+def forget_rows(run_folder: Path, **settings: Any) -> Path:
+    """The newest checkpoint as one was before it said which rows its weights had seen."""
+    checkpoint = Path(list_checkpoints(run_folder)[-1])
+    files = read_manifest(checkpoint)
+    state = json.loads((checkpoint / STATE).read_text())
+    del state["rows"]
+    for key, value in settings.items():
+        (state["config"] if key in state["config"] else state["config"]["model"])[key] = value
+    files[STATE] = write_json(checkpoint / STATE, state)
+    write_manifest(checkpoint, step=state["step"], files=files)
+    return checkpoint
+
+
+def write_masked_set(folder: Path, *, length: int) -> Path:
+    """Without next sentences."""
+    write_data_set(folder, rows=10, max_seq_length=length, vocabulary_size=256, next_sentence="none", shards=2)
+    return folder
+
+
+def test_a_branch_of_an_older_checkpoint_knows_what_its_source_trained(single: WorkerGroup, tmp_path: Path) -> None:
+    data, plain = write_small_set(tmp_path / "data"), write_masked_set(tmp_path / "plain", length=24)
+    run(single, configure(data, tmp_path / "old", max_steps=2))
+    run(single, configure(plain, tmp_path / "plain-old", max_steps=2))
+    for name, where, given, known in (
+        ("data", data, None, (32, True)),
+        ("plain", plain, None, (24, False)),
+        ("given", plain, "/models/bert", (512, True)),
+    ):
+        source = forget_rows(
+            Path(shutil.copytree(tmp_path / ("old" if where == data else "plain-old"), tmp_path / name / "run")),
+            initialize_from=given,
+        )
+        branch = check(configure(plain, tmp_path / f"branch-{name}", resume_from=str(source))).config
+        run(single, branch)
+        for checkpoint in list_checkpoints(tmp_path / f"branch-{name}"):
+            rows = read_state(checkpoint).rows
+            assert (rows["longest"], rows["next_sentence"]) == known, (name, checkpoint)
+
+
+def test_sets_of_an_older_checkpoint_that_are_gone_may_have_trained_all(single: WorkerGroup, tmp_path: Path) -> None:
+    """The set of its last phase is known by its hash, wherever it lies now; one of an earlier phase is not."""
+    data, plain = write_small_set(tmp_path / "data"), write_masked_set(tmp_path / "plain", length=24)
+    phases = ({"data": str(data), "max_steps": 1}, {"data": str(plain), "max_steps": 1})
+    run(single, configure(data, tmp_path / "old", max_steps=2, phases=phases))
+    source = forget_rows(tmp_path / "old")
+    shutil.rmtree(data)
+    checked = check(configure(plain, tmp_path / "branch", resume_from=str(source)))
+    assert any("cannot be told" in line for line in checked.lines)
+    run(single, checked.config, stop_at=3)
+    rows = read_state(list_checkpoints(tmp_path / "branch")[-1]).rows
+    assert (rows["longest"], rows["next_sentence"]) == (512, True)

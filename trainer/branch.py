@@ -167,6 +167,21 @@ def read_trained(
     return found, lost
 
 
+def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
+    """CheckpointState.rows of an older source, which does not say them: of its data sets.
+
+    Where one of them is gone, or the weights began as others, all that they may have seen.
+    """
+    trained, lost = read_trained(config, phases=phases)
+    vocabulary_hash = phases[0].manifest.vocabulary_hash
+    if lost or not trained or source_config(config).model.initialize_from is not None:
+        longest, next_sentence = config.model.max_positions, True
+    else:
+        longest = max(manifest.max_seq_length for _, manifest in trained)
+        next_sentence = any(manifest.next_sentence != "none" for _, manifest in trained)
+    return {"longest": longest, "next_sentence": next_sentence, "vocabulary_hash": vocabulary_hash}
+
+
 def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
     """A source's phase and its data set, which has this hash unless it is empty. DataSetError where it has not."""
     for each in phases:
@@ -191,6 +206,8 @@ def begin_branch(
     if trouble:
         raise CheckpointError(f"resume_from={source}: {trouble}; give another checkpoint")
     state = find_branch_start(restore(source, engine=engine), phases=phases).state
+    if not state.rows:
+        state = replace(state, rows=_derive_rows(config, phases=phases))
     checkpoints.save(
         state.step, plan_state=state.plan_state, guard=state.guard, data_hash=state.data_hash, rows=state.rows
     )
