@@ -16,6 +16,7 @@ from worker_group import WorkerGroup
 
 from pipeline.run import main as build
 from pipeline.settings import ConfigError
+from trainer import cards
 from trainer.checkpoint import list_checkpoints, read_state
 from trainer.checkpoint_files import STATE, read_manifest, write_json, write_manifest
 from trainer.preflight import check
@@ -164,3 +165,23 @@ def test_sets_of_an_older_checkpoint_that_are_gone_may_have_trained_all(single: 
     run(single, checked.config, stop_at=3)
     rows = read_state(list_checkpoints(tmp_path / "branch")[-1]).rows
     assert (rows["longest"], rows["next_sentence"]) == (512, True)
+
+
+# ---- the slots of the source's plan
+
+
+def test_the_sources_slots_are_kept_only_with_its_plan(
+    single: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the card that is here decides, as in any run that begins."""
+    data = tmp_path / "data"
+    write_data_set(data, shards=4, rows=500, max_seq_length=64, vocabulary_size=256)
+    batch = {"tokens": 8192}
+    run(single, configure(data, tmp_path / "old", max_steps=1, batch={**batch, "greatest_slot": 1024}))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cards, "ask_driver", lambda: cards.Card(80e9, "a card"))
+    for changes, kept in (({}, True), ({"batch": {"tokens": 4096}}, False), ({"seed": 9}, False)):
+        settings = {"resume_from": str(tmp_path / "old"), "device": "cuda", "batch": batch, **changes}
+        checked = check(configure(data, tmp_path / "branch", **settings))
+        assert any("the data go on" in line for line in checked.lines) == kept
+        assert checked.config.batch.greatest_slot == (1024 if kept else None)

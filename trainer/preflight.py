@@ -15,7 +15,15 @@ from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
 from pipeline.settings import Arguments, ConfigError, expand_path, load_settings, refuse_lost_path
 from trainer import pretrained
-from trainer.branch import check_branch, is_branch_to_begin, read_trained, settle_source, source_config, steps_done
+from trainer.branch import (
+    check_branch,
+    find_branch_start,
+    is_branch_to_begin,
+    read_trained,
+    settle_source,
+    source_config,
+    steps_done,
+)
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
@@ -23,9 +31,9 @@ from trainer.config_effects import refuse_idle_settings
 from trainer.held_out import check_held_out
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
-from trainer.memory import largest_memory, settle_slot, too_tight
+from trainer.memory import largest_memory, settle_slot, too_tight, with_greatest_slot
 from trainer.metrics import EVALUATIONS_NAME, read_last_lines
-from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
+from trainer.phases import OpenPhase, Phase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
 from trainer.run_directory import check_run_directory, read_run_config
 from trainer.vocabulary_check import check_same_vocabulary
@@ -81,7 +89,9 @@ def check(config: TrainerConfig) -> Checked:
     manifests = [opened_sets[phase.config.data] for phase in phases]
     for phase, manifest in zip(phases, manifests, strict=True):
         check_model(phase.config, manifest=manifest)
-    planned = source_config(config) if saved is None and is_branch_to_begin(config) else saved
+    planned = saved
+    if saved is None and is_branch_to_begin(config):
+        planned = _source_with_plan(config, phases=phases, manifests=manifests)
     config, card, lines = settle_slot(config, saved=planned, phases=phases, manifests=manifests)
     phases = resolve_phases(config)
     opened = open_phases(phases, manifests=manifests)
@@ -109,6 +119,21 @@ def check(config: TrainerConfig) -> Checked:
         lines += each.describe()
     done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
     return Checked((*lines, *warnings, *changes), done=done, config=config)
+
+
+def _source_with_plan(
+    config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
+) -> TrainerConfig | None:
+    """Settings of a branch's source if the data go on with its plan; None where they begin anew, as in a new run."""
+    source, state = source_config(config), read_state(locate(str(config.resume_from)))
+    if config.batch.greatest_slot is None:
+        phases = resolve_phases(with_greatest_slot(config, source.batch.greatest_slot))
+    try:
+        opened = open_phases(phases, manifests=manifests)
+    except ValueError:  # told when the phases are opened with what is settled
+        return None
+    goes_on = state.step < config.max_steps and find_branch_start(state, phases=opened).same_data
+    return source if goes_on else None
 
 
 def _check_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
