@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from small_runs import make_config, run, write_small_set
 from synthetic import write_data_set
 from worker_group import WorkerGroup
@@ -20,6 +21,7 @@ from trainer import cards
 from trainer.checkpoint import list_checkpoints, read_state
 from trainer.checkpoint_files import STATE, read_manifest, write_json, write_manifest
 from trainer.preflight import check
+from trainer.run import main
 
 WORDS = [f"w{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(120)]
 
@@ -185,3 +187,23 @@ def test_the_sources_slots_are_kept_only_with_its_plan(
         checked = check(configure(data, tmp_path / "branch", **settings))
         assert any("the data go on" in line for line in checked.lines) == kept
         assert checked.config.batch.greatest_slot == (1024 if kept else None)
+
+
+# ---- a run's own config
+
+
+def test_a_run_of_an_earlier_release_is_branched_by_its_own_config(
+    texts: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With settings that were taken then and have no effect; on the command line they are still refused."""
+    old = Path(shutil.copytree(source, tmp_path / "old"))
+    settings = yaml.safe_load((old / "config.yaml").read_text())
+    settings["guard"].update(spike_factor=3.0, spike_window=50)
+    settings["schedule"].update(name="constant", final_factor=0.5)
+    (old / "config.yaml").write_text(yaml.safe_dump(settings))
+    words = ["--config", str(old / "config.yaml"), f"resume_from={old}", f"output={tmp_path / 'branch'}", "max_steps=3"]
+    assert main([*words, "--dry-run"]) == 0, capsys.readouterr().err
+    assert main([*words, "--dry-run", "schedule.final_factor=0.4"]) == 2
+    assert "schedule.final_factor=0.4 has no effect" in capsys.readouterr().err
+    shutil.copy(old / "config.yaml", tmp_path / "config.yaml")
+    assert main(["--config", str(tmp_path / "config.yaml"), *words[2:], "--dry-run"]) == 2

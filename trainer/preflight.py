@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
-from pipeline.settings import Arguments, ConfigError, expand_path, load_settings, refuse_lost_path
+from pipeline.settings import Arguments, ConfigError, expand_path, load_tree, refuse_lost_path, validate
 from trainer import pretrained
 from trainer.branch import (
     check_branch,
@@ -35,7 +35,7 @@ from trainer.memory import largest_memory, settle_slot, too_tight, with_greatest
 from trainer.metrics import EVALUATIONS_NAME, read_last_lines
 from trainer.phases import OpenPhase, Phase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
-from trainer.run_directory import check_run_directory, read_run_config
+from trainer.run_directory import check_run_directory, drop_idle_settings, is_run_config, read_run_config
 from trainer.vocabulary_check import check_same_vocabulary
 
 SAMPLE_CONFIG = Path("trainer") / "configs" / "sample.yaml"
@@ -45,12 +45,16 @@ PATH_KEYS = ("data", "output", "resume_from", "working_folder", "model.initializ
 def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
     """The config of a command line, its paths absolute.
 
-    Without --config it is the repository's sample, whose own paths are relative to the repository. All other
-    relative paths are relative to the current directory. Raises ConfigError.
+    A run's own config.yaml may hold settings without effect, as earlier versions wrote: they are left out. Without
+    --config it is the repository's sample, whose own paths are relative to the repository. All other relative paths
+    are relative to the current directory. Raises ConfigError.
     """
     file = arguments.file if arguments.file is not None else repository / SAMPLE_CONFIG
-    config = load_settings(TrainerConfig, file=file, overrides=arguments.overrides)
     overridden = {override.partition("=")[0] for override in arguments.overrides}
+    tree = load_tree(file, overrides=arguments.overrides)
+    if is_run_config(file):
+        tree = drop_idle_settings(tree, origin=str(file), keep=overridden)
+    config = validate(TrainerConfig, tree, origin=str(file))
     for key in (*PATH_KEYS, *(f"phases.{index}.data" for index in range(len(config.phases)))):
         value = _get(config, key)
         if value is None:
