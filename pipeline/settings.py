@@ -65,11 +65,18 @@ def load_settings(
 ) -> SettingsType:
     """Read `file`, apply `key.sub=value` overrides (values are YAML), validate as `cls`.
 
-    Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`).
     Raises ConfigError that names the file or override, the key, the value and the remedy.
     """
-    tree: dict[str, Any] = {}
     origin = str(file) if file is not None else "defaults"
+    return validate(cls, load_tree(file, overrides=overrides), origin=origin)
+
+
+def load_tree(file: str | Path | None, *, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The plain tree of `file`, empty if there is none, with `key.sub=value` overrides applied; ConfigError.
+
+    Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`).
+    """
+    tree: dict[str, Any] = {}
     if file is not None:
         path = Path(file)
         if not path.is_file():
@@ -86,7 +93,7 @@ def load_settings(
         tree = loaded
     for override in overrides:
         _apply_override(tree, override)
-    return validate(cls, tree, origin=origin)
+    return tree
 
 
 def validate(

@@ -46,6 +46,36 @@ def folder(exported: tuple[Path, BertForPretraining], tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported[0], tmp_path / "model"))
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "positions", "longest"),
+    [
+        ({"model_max_length": 64}, 512, 64),
+        ({"model_max_length": 10**30}, 128, 128),
+        ({}, 128, 128),
+        (None, 128, 128),
+    ],
+)
+def test_the_longest_row_of_given_weights_counts(
+    worker_group: Callable[[int], WorkerGroup],
+    folder: Path,
+    tmp_path: Path,
+    tokenizer: dict[str, int] | None,
+    positions: int,
+    longest: int,
+) -> None:
+    """Tuned on shorter rows, a model still takes what it took."""
+    write_data(tmp_path / "short", longest=24)
+    edit_config(folder, max_position_embeddings=positions)
+    (folder / "tokenizer_config.json").unlink()
+    if tokenizer is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    model = {"size": "tiny", "initialize_from": str(folder)}
+    settings = {"workers": 1, "max_steps": 2, "batch": {"pairs": 4, "lanes": 2}, "evaluation": {}}
+    run(worker_group(1), make_config(tmp_path / "short", tmp_path / "run", model=model, **settings))
+    export(tmp_path / "run", out=tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == longest
+
+
 def edit_config(folder: Path, **changes: Any) -> None:
     tree = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**tree, **changes}))

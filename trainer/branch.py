@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline import storage
-from pipeline.manifest import DataSetError, read_manifest
+from pipeline.manifest import DataSetError, Manifest, read_manifest
 from pipeline.settings import ConfigError
 from trainer.checkpoint import (
     CheckpointError,
@@ -27,7 +27,7 @@ from trainer.checkpoint_files import STATE, is_checkpoint, step_of, verify
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.locations import Location, locate
-from trainer.phases import OpenPhase, find_start, resolve_phases
+from trainer.phases import OpenPhase, Phase, find_start, resolve_phases
 from trainer.plan import PlanState
 from trainer.run_directory import validate_saved
 
@@ -133,6 +133,67 @@ def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) ->
     return BranchStart(anew, same_data=False)
 
 
+def read_trained(
+    config: TrainerConfig, *, phases: Sequence[OpenPhase]
+) -> tuple[list[tuple[Phase, Manifest]], list[str]]:
+    """What the checkpoint `resume_from` was trained on: the phases up to its step, with their data sets.
+
+    Those of the run that its run is a branch of come first. And, in words, what cannot be read any more. A set that is
+    one of `phases`, the branch's, is read where that phase has it.
+    """
+    found: list[tuple[Phase, Manifest]] = []
+    lost: list[str] = []
+    given = config.resume_from
+    while given is not None:
+        source = locate(given)
+        try:
+            state = read_state(source)
+        except CheckpointError as error:
+            return found, [*lost, str(error)]
+        before = validate_saved(state.config, origin=str(locate(source, STATE)))
+        given = before.resume_from
+        begun = 0 if given is None else step_of(locate(given))
+        current = PlanState.from_tree(state.plan_state).phase
+        trained = []
+        for phase in resolve_phases(before):
+            if max(phase.first_step, begun) >= min(phase.last_step, state.step):
+                continue
+            try:
+                data_hash = state.data_hash if phase.index == current else ""
+                trained.append(_open_trained(phase, data_hash=data_hash, phases=phases))
+            except DataSetError as error:
+                lost.append(str(error))
+        found = [*trained, *found]
+    return found, lost
+
+
+def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
+    """CheckpointState.rows of an older source, which does not say them: of its data sets.
+
+    Where one of them is gone, or the weights began as others, all that they may have seen.
+    """
+    trained, lost = read_trained(config, phases=phases)
+    vocabulary_hash = phases[0].manifest.vocabulary_hash
+    if lost or not trained or source_config(config).model.initialize_from is not None:
+        longest, next_sentence = config.model.max_positions, True
+    else:
+        longest = max(manifest.max_seq_length for _, manifest in trained)
+        next_sentence = any(manifest.next_sentence != "none" for _, manifest in trained)
+    return {"longest": longest, "next_sentence": next_sentence, "vocabulary_hash": vocabulary_hash}
+
+
+def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
+    """A source's phase and its data set, which has this hash unless it is empty. DataSetError where it has not."""
+    for each in phases:
+        if each.manifest.hash == data_hash:
+            data = each.phase.config.data
+            return replace(phase, config=phase.config.model_copy(update={"data": data})), each.manifest
+    manifest = read_manifest(phase.config.data)
+    if data_hash and manifest.hash != data_hash:
+        raise DataSetError(f"{phase.config.data}: is data set {manifest.hash[:12]}, no longer {data_hash[:12]}")
+    return phase, manifest
+
+
 def begin_branch(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], engine: Engine, checkpoints: CheckpointWriter
 ) -> CheckpointState:
@@ -145,6 +206,8 @@ def begin_branch(
     if trouble:
         raise CheckpointError(f"resume_from={source}: {trouble}; give another checkpoint")
     state = find_branch_start(restore(source, engine=engine), phases=phases).state
+    if not state.rows:
+        state = replace(state, rows=_derive_rows(config, phases=phases))
     checkpoints.save(
         state.step, plan_state=state.plan_state, guard=state.guard, data_hash=state.data_hash, rows=state.rows
     )

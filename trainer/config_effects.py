@@ -46,6 +46,11 @@ def refuse_idle_settings(config: TrainerConfig, *, held_out: Sequence[int] | Non
         raise ValueError("; ".join(faults))
 
 
+def find_given_idle(config: TrainerConfig) -> list[str]:
+    """Keys of the settings without effect that were given."""
+    return [each.key for each in find_idle_settings(config) if _is_given(config, each.key)]
+
+
 def find_idle_settings(config: TrainerConfig) -> list[IdleSetting]:
     """The settings of a config that can have no effect, given or not."""
     return [

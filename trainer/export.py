@@ -33,11 +33,10 @@ from trainer.locations import Location, locate
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 from trainer.model_card import render_model_card
 from trainer.phases import resolve_phases
-from trainer.pretrained import CONFIG_FILE, WEIGHTS_FILE
+from trainer.pretrained import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE
 from trainer.run_directory import validate_saved
 from trainer.transformers_layout import MODEL_TYPES, to_transformers, transformers_config
 
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 MARKER = "cloze_export.json"
 """Lists the export's files with their sha256; a folder with it may be replaced by a later export."""
 FORMAT = "cloze-export-1"

@@ -1,4 +1,4 @@
-"""Whether documents that a later phase holds out were trained on by an earlier one; found before anything starts.
+"""Whether documents that a phase holds out were trained on before, by an earlier one or by the source of a branch.
 
 A document is held out by a hash of its text against validation_fraction, so of two sets over one text that with the
 smaller fraction trains on what the other holds out. Cost: the ids of held-out rows; those of training rows only where
@@ -9,45 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline import schema
-from pipeline.manifest import SplitName
+from pipeline.manifest import Manifest, SplitName
 from pipeline.settings import ConfigError
 from trainer.blocks import read_row_group
-from trainer.phases import OpenPhase
+from trainer.phases import OpenPhase, Phase
 
 _THREADS = 8
 _IDS = [schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID]
 
 
-def check_held_out(phases: Sequence[OpenPhase]) -> list[str]:
+def check_held_out(
+    phases: Sequence[OpenPhase], *, before: Sequence[tuple[Phase, Manifest]] = (), step: int = 0
+) -> list[str]:
     """Compare each phase's held-out documents with what the phases before it train on.
 
+    `before`: what a branch's source trained on, up to `step`; phases that end by then are not evaluated any more.
     Raises ConfigError with the numbers where some are the same. Returns a warning for each two sets that name a source
     alike and have no document in common: then a leak cannot be told from their documents.
     """
     warnings = {}
-    for earlier, later in combinations(phases, 2):
-        pair = earlier.manifest.hash, later.manifest.hash
-        if pair[0] != pair[1] and pair not in warnings and later.manifest.num_rows("validation"):
-            warnings[pair] = _compare(earlier, later)
+    for index, later in enumerate(phases):
+        trained = [("", each.phase, each.manifest) for each in phases[:index]]
+        if later.phase.last_step > step:
+            trained = [*((" of resume_from's run", *each) for each in before), *trained]
+        for of, phase, manifest in trained:
+            pair = manifest.hash, later.manifest.hash
+            if pair[0] != pair[1] and pair not in warnings and later.manifest.num_rows("validation"):
+                warnings[pair] = _compare(phase, later, manifest=manifest, of=of)
     return [warning for warning in warnings.values() if warning]
 
 
-def _compare(earlier: OpenPhase, later: OpenPhase) -> str:
-    rows = pa.concat_tables(_read_ids(later, split="validation"))
+def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, of: str) -> str:
+    """`manifest`: of the earlier phase, which is one `of` another run, in words, or of this one (empty)."""
+    rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
     held_out = _documents_of(rows)
-    known = pa.concat_tables([rows.slice(0, 0), *_read_ids(earlier, split="validation")])
-    before, now = (each.manifest.config.get("validation_fraction") for each in (earlier, later))
+    known = pa.concat_tables([rows.slice(0, 0), *_read_ids(earlier, manifest=manifest, split="validation")])
+    before, now = (each.config.get("validation_fraction") for each in (manifest, later.manifest))
     name = f"phases.{later.phase.index}.data={later.phase.config.data}"
-    other = f"phase {earlier.phase.index}, {earlier.phase.config.data}"
+    other = f"phase {earlier.index}{of}, {earlier.config.data}"
     trained = rows.slice(0, 0)
     if before is None or now is None or before < now:
-        trained = pa.concat_tables([trained, *_read_ids(earlier, split="train", among=held_out)])
+        among = _read_ids(earlier, manifest=manifest, split="train", among=held_out)
+        trained = pa.concat_tables([trained, *among])
     if trained.num_rows:
         documents = held_out.filter(pc.is_in(held_out, value_set=_documents_of(trained)))
         pairs = _is_of(rows, documents)
@@ -56,7 +64,7 @@ def _compare(earlier: OpenPhase, later: OpenPhase) -> str:
             f"its {rows.num_rows:,} held-out pairs, are trained on before, in {other}: that set has "
             f"validation_fraction={before}, this one {now}; build both with the same validation_fraction"
         )
-    shared = sorted(set(earlier.manifest.sources) & set(later.manifest.sources))
+    shared = sorted(set(manifest.sources) & set(later.manifest.sources))
     if pc.any(_is_of(known, held_out)).as_py() or not shared:
         return ""
     return (
@@ -66,12 +74,12 @@ def _compare(earlier: OpenPhase, later: OpenPhase) -> str:
     )
 
 
-def _read_ids(phase: OpenPhase, *, split: SplitName, among: pa.Array | None = None) -> list[pa.Table]:
+def _read_ids(phase: Phase, *, manifest: Manifest, split: SplitName, among: pa.Array | None = None) -> list[pa.Table]:
     """Ids of the documents of a split's rows, a table a row group; only of rows with one `among` these."""
-    groups = [(shard.path, i) for shard in phase.manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
+    groups = [(shard.path, i) for shard in manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
 
     def read(group: tuple[str, int]) -> pa.Table:
-        table = read_row_group(phase.phase.config.data, path=group[0], row_group=group[1], columns=_IDS)
+        table = read_row_group(phase.config.data, path=group[0], row_group=group[1], columns=_IDS)
         return table if among is None else table.filter(_is_of(table, among))
 
     with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="read-ids") as pool:

@@ -97,7 +97,7 @@ def settle_slot(
     derived = any(phase.config.batch.tokens_per_slot is None for phase in phases)
     if saved is not None or batch.greatest_slot is not None or not derived or config.device == "cpu":
         if saved is not None and batch.greatest_slot is None:
-            config = _with_greatest_slot(config, saved.batch.greatest_slot)
+            config = with_greatest_slot(config, saved.batch.greatest_slot)
         return config, None if on_cluster else find_card(config), []
     card = find_card(config)
     if card is None:
@@ -118,7 +118,7 @@ def settle_slot(
     if greatest >= GREATEST_DERIVED_SLOT:
         return config, card, []
     line = f"memory: slots of at most {greatest:,} tokens fit {card.describe()}; kept as batch.greatest_slot"
-    return _with_greatest_slot(config, greatest), card, [line]
+    return with_greatest_slot(config, greatest), card, [line]
 
 
 def too_tight(memory: Memory, card: Card) -> str:
@@ -131,7 +131,8 @@ def too_tight(memory: Memory, card: Card) -> str:
     )
 
 
-def _with_greatest_slot(config: TrainerConfig, greatest: int | None) -> TrainerConfig:
+def with_greatest_slot(config: TrainerConfig, greatest: int | None) -> TrainerConfig:
+    """The config with this `batch.greatest_slot`."""
     return config.model_copy(update={"batch": config.batch.model_copy(update={"greatest_slot": greatest})})
 
 

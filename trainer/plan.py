@@ -130,7 +130,7 @@ class Plan:
             raise PlanError(
                 f"the checkpoint at step {state.step} belongs to plan {state.plan_hash[:12]}, this run has plan "
                 f"{self.hash[:12]}: data set, seed or batch settings differ, or another release began the run; restore "
-                f"them, or begin in a new output"
+                f"them, or begin in a new output, where resume_from=RUN keeps weights and moments"
             )
 
     def mask_set(self, epoch: int) -> int:

@@ -12,10 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.manifest import TOKENIZER_FOLDER, Manifest, open_data_set
-from pipeline.settings import Arguments, ConfigError, expand_path, load_settings, refuse_lost_path
+from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
+from pipeline.settings import Arguments, ConfigError, expand_path, load_tree, refuse_lost_path, validate
 from trainer import pretrained
-from trainer.branch import check_branch, is_branch_to_begin, settle_source, source_config
+from trainer.branch import (
+    check_branch,
+    find_branch_start,
+    is_branch_to_begin,
+    read_trained,
+    settle_source,
+    source_config,
+    steps_done,
+)
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
@@ -23,11 +31,11 @@ from trainer.config_effects import refuse_idle_settings
 from trainer.held_out import check_held_out
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
-from trainer.memory import largest_memory, settle_slot, too_tight
+from trainer.memory import largest_memory, settle_slot, too_tight, with_greatest_slot
 from trainer.metrics import EVALUATIONS_NAME, read_last_lines
-from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
+from trainer.phases import OpenPhase, Phase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
-from trainer.run_directory import check_run_directory, read_run_config
+from trainer.run_directory import check_run_directory, drop_idle_settings, is_run_config, read_run_config
 from trainer.vocabulary_check import check_same_vocabulary
 
 SAMPLE_CONFIG = Path("trainer") / "configs" / "sample.yaml"
@@ -37,12 +45,16 @@ PATH_KEYS = ("data", "output", "resume_from", "working_folder", "model.initializ
 def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
     """The config of a command line, its paths absolute.
 
-    Without --config it is the repository's sample, whose own paths are relative to the repository. All other
-    relative paths are relative to the current directory. Raises ConfigError.
+    A run's own config.yaml may hold settings without effect, as earlier versions wrote: they are left out. Without
+    --config it is the repository's sample, whose own paths are relative to the repository. All other relative paths
+    are relative to the current directory. Raises ConfigError.
     """
     file = arguments.file if arguments.file is not None else repository / SAMPLE_CONFIG
-    config = load_settings(TrainerConfig, file=file, overrides=arguments.overrides)
     overridden = {override.partition("=")[0] for override in arguments.overrides}
+    tree = load_tree(file, overrides=arguments.overrides)
+    if is_run_config(file):
+        tree = drop_idle_settings(tree, origin=str(file), keep=overridden)
+    config = validate(TrainerConfig, tree, origin=str(file))
     for key in (*PATH_KEYS, *(f"phases.{index}.data" for index in range(len(config.phases)))):
         value = _get(config, key)
         if value is None:
@@ -81,7 +93,9 @@ def check(config: TrainerConfig) -> Checked:
     manifests = [opened_sets[phase.config.data] for phase in phases]
     for phase, manifest in zip(phases, manifests, strict=True):
         check_model(phase.config, manifest=manifest)
-    planned = source_config(config) if saved is None and is_branch_to_begin(config) else saved
+    planned = saved
+    if saved is None and is_branch_to_begin(config):
+        planned = _source_with_plan(config, phases=phases, manifests=manifests)
     config, card, lines = settle_slot(config, saved=planned, phases=phases, manifests=manifests)
     phases = resolve_phases(config)
     opened = open_phases(phases, manifests=manifests)
@@ -93,7 +107,7 @@ def check(config: TrainerConfig) -> Checked:
                 f"lower workers or set {batch}={config.workers}"
             )
     refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
-    warnings = check_held_out(opened)
+    warnings = _check_held_out(config, phases=opened)
     changes = check_run_directory(config)
     refuse_if_alive(config.output)
     step = check_checkpoints(config, phases=opened)
@@ -109,6 +123,41 @@ def check(config: TrainerConfig) -> Checked:
         lines += each.describe()
     done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
     return Checked((*lines, *warnings, *changes), done=done, config=config)
+
+
+def _source_with_plan(
+    config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
+) -> TrainerConfig | None:
+    """Settings of a branch's source if the data go on with its plan; None where they begin anew, as in a new run."""
+    source, state = source_config(config), read_state(locate(str(config.resume_from)))
+    if config.batch.greatest_slot is None:
+        phases = resolve_phases(with_greatest_slot(config, source.batch.greatest_slot))
+    try:
+        opened = open_phases(phases, manifests=manifests)
+    except ValueError:  # told when the phases are opened with what is settled
+        return None
+    goes_on = state.step < config.max_steps and find_branch_start(state, phases=opened).same_data
+    return source if goes_on else None
+
+
+def _check_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
+    """check_held_out, also against what the source of a branch that is to begin was trained on."""
+    if not is_branch_to_begin(config):
+        return check_held_out(phases)
+    trained, lost = read_trained(config, phases=phases)
+    before = []
+    for phase, manifest in trained:
+        try:
+            verify_shards(phase.config.data, manifest.shards)
+            before.append((phase, manifest))
+        except DataSetError as error:
+            lost.append(str(error))
+    unread = [
+        f"WARNING: resume_from={config.resume_from}: whether it was trained on what is held out here cannot be told: "
+        f"{trouble}; bring that back to have it compared"
+        for trouble in lost
+    ]
+    return [*unread, *check_held_out(phases, before=before, step=steps_done(config))]
 
 
 def _newest_is_whole(config: TrainerConfig) -> bool:

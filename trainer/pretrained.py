@@ -36,6 +36,7 @@ from trainer.transformers_layout import (
 from trainer.vocabulary_check import check_same_vocabulary
 
 CONFIG_FILE = "config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -132,6 +133,20 @@ def read_config(folder: Location) -> dict[str, Any]:
         found = settings.get("model_type") if isinstance(settings, dict) else None
         raise PretrainedError(f"{path}: model_type is {found!r}; only {' and '.join(MODEL_TYPES.values())} can be read")
     return settings
+
+
+def read_longest(folder: Location) -> int:
+    """Tokens of the longest row that a model folder is for: of its tokenizer, at most its positions."""
+    positions: int = read_config(folder).get("max_position_embeddings", 512)
+    path = locate(folder, TOKENIZER_CONFIG_FILE)
+    if storage.find_file(path) is None:
+        return positions
+    try:
+        found = json.loads(storage.read_bytes(path)).get("model_max_length")
+    except (ValueError, AttributeError) as error:
+        raise PretrainedError(f"{path}: is not a JSON object ({error}); save the tokenizer again") from error
+    # transformers writes 1e30 where no length is known
+    return int(min(found, positions)) if isinstance(found, (int, float)) and found >= 1 else positions
 
 
 def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +20,7 @@ from pipeline.settings import ConfigError, dump_yaml, parse_yaml, to_tree, valid
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
 from trainer.config_deepspeed import drop_unknown_keys
-from trainer.config_effects import find_idle_settings
+from trainer.config_effects import find_given_idle, find_idle_settings
 from trainer.folders import make_folder
 from trainer.lease import belongs_to_lease
 from trainer.lease_store import LEASE_FOLDER
@@ -183,6 +183,28 @@ def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
     if isinstance(tree.get("deepspeed"), Mapping):
         tree = {**tree, "deepspeed": drop_unknown_keys(tree["deepspeed"])}
     return validate(TrainerConfig, tree, origin=origin, context={"saved": True})
+
+
+def is_run_config(file: str | Path) -> bool:
+    """Whether a file is the config.yaml of a run with checkpoints."""
+    path = Path(file)
+    return path.name == CONFIG_NAME and bool(list_checkpoints(path.absolute().parent))
+
+
+def drop_idle_settings(tree: Mapping[str, Any], *, origin: str, keep: Collection[str] = ()) -> dict[str, Any]:
+    """The tree of a config that a run saved, without settings that have no effect; those of `keep` stay."""
+    while True:
+        config = validate_saved(tree, origin=origin)
+        tree = to_tree(config)
+        idle = [key for key in find_given_idle(config) if not any(f"{key}.".startswith(f"{one}.") for one in keep)]
+        if not idle:
+            return dict(tree)
+        for key in idle:
+            node: Any = tree
+            *parents, name = key.split(".")
+            for part in parents:
+                node = node[int(part)] if part.isdigit() else node[part]
+            del node[name]
 
 
 def write_config(config: TrainerConfig) -> Location:

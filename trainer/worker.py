@@ -33,7 +33,7 @@ from trainer.metrics import RunLog
 from trainer.model import BertForPretraining
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState, lanes_of
-from trainer.pretrained import initialize_from
+from trainer.pretrained import initialize_from, read_longest
 from trainer.run_directory import CONFIG_NAME
 from trainer.run_files import RunFiles
 
@@ -270,7 +270,7 @@ def build_engine(
 ) -> tuple[Engine, dict[str, Any]]:
     """The model, with the weights that it starts from, in an engine that takes the steps of every phase.
 
-    And CheckpointState.rows of given weights: whether they know next sentences.
+    And CheckpointState.rows of given weights: their longest row, and whether they know next sentences.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
@@ -282,7 +282,8 @@ def build_engine(
     if config.model.initialize_from is not None and not list_checkpoints(config.output):
         tokenizer = storage.join(data, TOKENIZER_FOLDER)
         given = initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
-        rows = {"next_sentence": given}
+        longest = read_longest(locate(config.model.initialize_from))
+        rows = {"longest": min(longest, config.model.max_positions), "next_sentence": given}
     lanes = max(opened.plan.lanes for opened in phases)
     micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=lanes))
     return Engine(model, config=config, device=device, micro_batches=micro_batches), rows
