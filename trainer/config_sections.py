@@ -85,7 +85,7 @@ class BatchConfig(Settings):
     tokens_per_slot: Positive | None = None
     """Most tokens of a micro-batch. Null: derived, as few as keep the batch's pace."""
     greatest_slot: Positive | None = None
-    """Most tokens of a micro-batch that is derived. Null: what the smallest GPU of the run holds by the estimate of
+    """Most tokens of a micro-batch that is derived, from neither lanes nor tokens_per_slot. Null: what the smallest GPU of the run holds by the estimate of
     trainer/memory.py, at most 32,768; settled when the run begins and kept."""
     exact_pairs: bool = False
     """Every step holds exactly `pairs` pairs, at a cost in fill."""
