@@ -31,7 +31,11 @@ def load(raw: str) -> TrainerConfig:
             "{zero_optimisation: {overlap_comm: true}}",
             r"unknown key 'deepspeed\.zero_optimisation' .*did you mean 'z",
         ),
-        ("{zero_optimization: {overlap_com: true}}", r"'deepspeed\.zero_optimization\.overlap_com' .*'overlap_comm'"),
+        (
+            "{zero_optimization: {reduce_scater: true}}",
+            r"'deepspeed\.zero_optimization\.reduce_scater' .*'reduce_scatter'",
+        ),
+        ("{zero_optimization: {overlap_comm: true}}", r"overlap_comm: has raced with compiled models .*; leave it out"),
         ("{xyz: 1}", r"unknown key 'deepspeed\.xyz' \(value 1\); known: zero_optimization, wall_clock_breakdown"),
         ("{gradient_allreduce_op: sum}", r"deepspeed\.gradient_allreduce_op: changes what is computed; leave it out"),
         ("{prescale_gradients: true}", r"deepspeed\.prescale_gradients: changes what is computed"),
@@ -50,7 +54,10 @@ def load(raw: str) -> TrainerConfig:
             "{zero_optimization: {zero_quantized_gradients: true}}",
             r"zero_quantized_gradients: changes what is",
         ),
-        ("{zero_optimization: {overlap_comm: 1}}", r"deepspeed\.zero_optimization\.overlap_comm=1: .*valid boolean"),
+        (
+            "{zero_optimization: {reduce_scatter: 1}}",
+            r"deepspeed\.zero_optimization\.reduce_scatter=1: .*valid boolean",
+        ),
         ("{zero_optimization: {reduce_bucket_size: 5.5}}", r"reduce_bucket_size=5\.5: .*valid integer"),
         ("{zero_optimization: {reduce_bucket_size: 0}}", r"reduce_bucket_size=0: .*greater than or equal to 1"),
         ("{zero_optimization: true}", r"deepspeed\.zero_optimization=True: is a mapping in DeepSpeed's config"),
@@ -65,7 +72,8 @@ def test_what_is_not_taken_is_refused(raw: str, message: str) -> None:
 def test_numbers_as_deepspeed_writes_them() -> None:
     config = load("{zero_optimization: {reduce_bucket_size: 5e8}}")
     assert config.deepspeed.given() == {"zero_optimization": {"reduce_bucket_size": 500_000_000}}
-    assert load("{}").deepspeed.given() == {}
+    for nothing in ("{}", "{zero_optimization: {}}", "{zero_optimization: {reduce_scatter: null}}"):
+        assert load(nothing).deepspeed.given() == {}
 
 
 def plain_type(annotation: Any) -> Any:
@@ -98,7 +106,6 @@ def test_deepspeed_reads_each_key_of_the_top_level() -> None:
 
 
 VALUES = {
-    "overlap_comm": True,
     "contiguous_gradients": False,
     "reduce_scatter": False,
     "allgather_partitions": False,

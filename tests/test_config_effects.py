@@ -89,8 +89,47 @@ IDLE = [
         r"allgather_bucket_size=5 .*for ZeRO 1 and 2, and zero_stage=3; set zero_stage=1",
     ),
     (
-        ["zero_stage=0", "precision=fp32", "deepspeed={zero_optimization: {overlap_comm: false}}"],
-        r"overlap_comm=False .*for ZeRO 1 and 2 and 3, and zero_stage=0",
+        ["zero_stage=0", "precision=fp32", "deepspeed={zero_optimization: {reduce_scatter: false}}"],
+        r"reduce_scatter=False .*for ZeRO 1 and 2 and 3, and zero_stage=0",
+    ),
+    (["batch.lanes=2", "batch.greatest_slot=512"], r"batch\.greatest_slot=512 .*derived.*; take batch\.lanes and"),
+    (["batch.tokens_per_slot=64", "batch.greatest_slot=512"], r"batch\.greatest_slot=512 has no effect"),
+    (
+        ["batch.greatest_slot=512", "phases=[{max_steps: 9, batch: {lanes: 2}}, {batch: {tokens_per_slot: 64}}]"],
+        r"batch\.greatest_slot=512 has no effect",
+    ),
+    (["evaluation.every_steps=1001"], r"evaluation\.every_steps=1001 .*max_steps=1000; set it to at most 1000"),
+    (
+        ["phases=[{max_steps: 50, evaluation: {every_steps: 51}}, {}]"],
+        r"phases\.0\.evaluation\.every_steps=51 .*the phase ends at step 50",
+    ),
+    (
+        ["evaluation.max_pairs=7", "phases=[{max_steps: 9, evaluation: {max_pairs: 5}}, {evaluation: {max_pairs: 6}}]"],
+        r"evaluation\.max_pairs=7 has no effect: every phase has its own; leave that of a phase out, or leave",
+    ),
+    (
+        [
+            "optimizer.learning_rate=5e-3",
+            "schedule.span=phase",
+            "phases=[{max_steps: 9, learning_rate: 1e-3}, {learning_rate: 1e-4}]",
+        ],
+        r"optimizer\.learning_rate=0\.005 has no effect: every phase has its own",
+    ),
+    (
+        [
+            "schedule={span: phase, warmup_fraction: 0.5}",
+            "phases=[{max_steps: 9, schedule: {warmup_steps: 1}}, {schedule: {warmup_fraction: 0.2}}]",
+        ],
+        r"schedule\.warmup_fraction=0\.5 has no effect: every phase has its own",
+    ),
+    (
+        ["batch.lanes=2", "phases=[{max_steps: 9, batch: {lanes: 4}}, {batch: {lanes: 8}}]"],
+        r"batch\.lanes=2 has no effect: every phase has its own",
+    ),
+    (["self_check=false", "compile=false"], r"self_check=False has no effect: .*compile=False; leave compile out"),
+    (
+        ["communication_data_type=fp32", "precision=fp32"],
+        r"communication_data_type=fp32 has no effect: precision=fp32 sends fp32 anyway",
     ),
 ]
 
@@ -127,6 +166,12 @@ def test_all_of_them_are_named_at_once() -> None:
         ["output=s3://bucket/run", "working_folder=here"],
         ["min_workers=1", "workers=2", "batch.lanes=4", "resize_interval_s=9"],
         ["zero_stage=3", "deepspeed={zero_optimization: {stage3_max_live_parameters: 5}}"],
+        ["batch.greatest_slot=512"],
+        ["batch.greatest_slot=512", "phases=[{max_steps: 9, batch: {lanes: 2}}, {}]"],
+        ["evaluation.every_steps=1000"],
+        ["evaluation.max_pairs=7", "phases=[{max_steps: 9, evaluation: {max_pairs: 5}}, {}]"],
+        ["self_check=false"],
+        ["communication_data_type=fp32"],
     ],
 )
 def test_what_has_one_is_not(overrides: list[str]) -> None:
@@ -171,7 +216,7 @@ def test_runs_of_earlier_versions_go_on(tmp_path: Path) -> None:
     save_as_before(tmp_path / "run", config, schedule={"final_factor": 0.5, "warmup_fraction": 0.25}, deepspeed=raw)
     saved = read_run_config(tmp_path / "run")
     assert saved is not None
-    assert (saved.schedule.final_factor, saved.deepspeed.given()) == (0.5, {"zero_optimization": {}})
+    assert (saved.schedule.final_factor, saved.deepspeed.given()) == (0.5, {})
     assert check_run_directory(config) == []
     falling = make_config(
         tmp_path, tmp_path / "run", schedule={"name": "linear", "final_factor": 0.1, "warmup_steps": 3}

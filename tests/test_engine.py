@@ -291,11 +291,14 @@ def test_gradients_summed_in_our_own_buffers_need_no_others() -> None:
 
 
 def test_raw_keys_go_over_the_derived_ones() -> None:
-    raw = {"zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 1000}, "wall_clock_breakdown": True}
+    raw = {
+        "zero_optimization": {"contiguous_gradients": False, "reduce_bucket_size": 1000},
+        "wall_clock_breakdown": True,
+    }
     settings = deepspeed_dictionary(make_config(zero_stage=1, deepspeed=raw), micro_batches=1, num_elements=7)
     assert settings["wall_clock_breakdown"] is True
     assert settings["zero_optimization"]["stage"] == 1
-    assert settings["zero_optimization"]["overlap_comm"] is True
+    assert settings["zero_optimization"]["contiguous_gradients"] is False
     assert settings["zero_optimization"]["reduce_bucket_size"] == 1000
     assert "data_types" not in settings
 

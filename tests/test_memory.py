@@ -16,8 +16,8 @@ from pipeline.settings import ConfigError
 from trainer import cards, launch_ray, memory, ray_dashboard
 from trainer.cards import Card, ask_driver, smallest_of
 from trainer.config import TrainerConfig
-from trainer.dry_run import describe_memory
-from trainer.memory import estimate_memory, largest_slot
+from trainer.dry_run import Options, describe_run
+from trainer.memory import estimate_memory, judge_memory, largest_slot
 from trainer.phases import OpenPhase, open_phases, resolve_phases
 from trainer.preflight import check
 from trainer.run_directory import read_run_config, write_config
@@ -180,7 +180,7 @@ def configure(data: Path, output: Path, **changes: Any) -> TrainerConfig:
 
 
 def test_slots_are_settled_by_the_card_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resume on another card keeps the plan, and warns where it does not fit."""
+    """A resume on another card keeps the plan; it warns if that is tight, and is refused if the card has less."""
     config = configure(data, tmp_path / "run")
     with_card(monkeypatch, 16)
     checked = check(config)
@@ -193,13 +193,18 @@ def test_slots_are_settled_by_the_card_once(data: Path, tmp_path: Path, monkeypa
     (opened,) = phases_of(checked.config)
     assert opened.shape.slot.tokens <= greatest
     write_config(checked.config)
-    for gigabytes in (80, None, 8):
+    for gigabytes in (80, None, 13):
         with_card(monkeypatch, gigabytes)
         again = check(config)
         assert again.config.batch.greatest_slot == greatest
         assert phases_of(again.config)[0].plan.hash == opened.plan.hash
-        assert any("WARNING: more than 90% of it" in line for line in again.lines) == (gigabytes == 8)
+        assert any("WARNING: more than 90% of it" in line for line in again.lines) == (gigabytes == 13)
         assert not any("changed since" in line for line in again.lines)
+    with_card(monkeypatch, 8)
+    with pytest.raises(
+        ConfigError, match=r"^memory: about .* smallest is a card of 8\.0 GB; a slot has .*: lower batch"
+    ):
+        check(config)
 
 
 def test_a_run_from_before_keeps_its_plan(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,16 +221,13 @@ def test_what_is_not_derived_is_left_alone(data: Path, tmp_path: Path, monkeypat
     with_card(monkeypatch, 16)
     for changes in (
         {"batch": {"tokens": 65_536, "tokens_per_slot": 8_192}},
+        {"batch": {"tokens": 65_536, "lanes": 8}},
         {"batch": {"tokens": 65_536, "greatest_slot": 4_096}},
         {"device": "cpu"},
         {"model": {"size": "tiny"}},
     ):
         config = configure(data, tmp_path / "run", **changes)
         assert check(config).config == config, changes
-    with_card(monkeypatch, 3)
-    checked = check(configure(data, tmp_path / "run"))
-    assert checked.config.batch.greatest_slot == 1024
-    assert "WARNING: more than 90% of it" in checked.lines[1]
     with_card(monkeypatch, None)
     checked = check(configure(data, tmp_path / "run"))
     assert checked.config.batch.greatest_slot is None
@@ -243,27 +245,57 @@ def test_the_plan_does_not_depend_on_the_number_of_workers(
     assert len(hashes) == 1
 
 
-# ---- the dry run
+def test_a_card_that_holds_no_slot_alone(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said to fit; several workers, who share states out, may fit all the same."""
+    with_card(monkeypatch, 5)
+    checked = check(configure(data, tmp_path / "run", workers=8, zero_stage=3))
+    assert checked.config.batch.greatest_slot == 1024
+    assert checked.lines[0] == "memory: no slot fits a card of 5.0 GB alone; batch.greatest_slot=1024 is kept"
+    with pytest.raises(ConfigError, match=r"smallest is a card of 5\.0 GB; a slot has .*: lower batch\.greatest_slot"):
+        check(configure(data, tmp_path / "run"))
 
 
-def test_a_dry_run_tells_the_memory_and_refuses_too_small_a_card(
+# ---- the verdict on a card
+
+
+def test_a_start_tells_the_memory_and_refuses_too_small_a_card(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A real start and a dry run, which print the lines of the same check."""
     config = configure(data, tmp_path, batch={"tokens": 65_536, "tokens_per_slot": 33_000, "lanes": 2})
-    opened = phases_of(config)
+
+    def memory_line() -> str:
+        (line,) = [line for line in check(config).lines if line.startswith("memory:")]
+        return line
+
     with_card(monkeypatch, 80)
-    line = describe_memory(config, opened)
     assert re.fullmatch(
         r"memory: about 3\d\.\d GB \(weights 0\.6, masters 1\.2, moments 2\.4, gradients 1\.2, buckets 0\.1, "
         r"activations and loss 2\d\.\d\) of each GPU; the smallest is a card of 80\.0 GB",
-        line,
+        memory_line(),
     )
     with_card(monkeypatch, 34)
-    assert "WARNING: more than 90% of it" in describe_memory(config, opened)
+    assert "WARNING: more than 90% of it: a slot has 33,000 tokens: double batch.lanes to 4" in memory_line()
     with_card(monkeypatch, None)
-    assert describe_memory(config, opened).endswith("of each GPU; the memory of the GPUs is not known")
+    assert memory_line().endswith("of each GPU; the memory of the GPUs is not known")
     with_card(monkeypatch, 24)
-    with pytest.raises(
-        ConfigError, match=r"a card of 24\.0 GB; lower batch\.tokens_per_slot \(now 33,000\), raise zero"
-    ):
-        describe_memory(config, opened)
+    wanted = (
+        r"a card of 24\.0 GB; a slot has 33,000 tokens: double batch\.lanes to 4 and lower batch\.tokens_per_slot to 16"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        check(config)
+
+
+def test_a_run_without_gpus_is_not_told_of_their_memory(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory.torch.cuda, "device_count", lambda: 0)
+    for gigabytes in (None, 4):  # nvidia-smi may see a card that torch cannot use
+        with_card(monkeypatch, gigabytes)
+        config = configure(data, tmp_path / "run", device="auto")
+        checked = check(config)
+        assert checked.config == config
+        assert not any(line.startswith("memory:") for line in checked.lines)
+        lines = (*checked.lines, *describe_run(checked.config, Options(None, None)))
+        assert not any(line.startswith("memory:") for line in lines)
+    assert judge_memory(config, phases=phases_of(config), card=None) == ""

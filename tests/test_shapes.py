@@ -101,6 +101,16 @@ def test_slots_are_hardly_larger_than_the_pace_needs() -> None:
     assert 0.96 < shape.fill < 0.976
 
 
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("exact", [False, True])
+def test_derived_slots_keep_to_the_greatest(lengths: Lengths, exact: bool) -> None:
+    manifest = manifest_of(lengths(np.random.default_rng(0), 100_000, 128).astype(np.int64))
+    for greatest in (128, 256, 512, 1000, 4096):
+        for pairs in (7, 16, 48, 64, 100, 256, 1000):
+            batch = BatchConfig(pairs=pairs, greatest_slot=greatest, exact_pairs=exact)
+            assert derive_shape(manifest, batch=batch).slot.tokens <= greatest, batch
+
+
 def manifest_of(rows: np.ndarray, *, longest: int = 128) -> Manifest:
     """A manifest of one shard with rows of these lengths, of which 15% are masked."""
     counts, tokens = np.bincount(rows, minlength=longest + 1), int(rows.sum())

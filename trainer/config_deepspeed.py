@@ -15,6 +15,7 @@ from pipeline.settings import Settings, nested_settings
 
 _CHANGES_RESULTS = "changes what is computed; leave it out"
 _PROFILE = "is not taken; `python -m trainer.profiling` shows where a step's time goes"
+_RACES = "has raced with compiled models (DeepSpeed#8061, #5545), so that it stays off; leave it out"
 _NOT_SUPPORTED = "does not go with this engine, which keeps optimizer and checkpoints itself; leave it out"
 _REFUSED = {
     "train_batch_size": "batch.*",
@@ -41,6 +42,7 @@ _REFUSED = {
     "prescale_gradients": _CHANGES_RESULTS,
     "gradient_predivide_factor": _CHANGES_RESULTS,
     "data_types": _CHANGES_RESULTS,
+    "zero_optimization.overlap_comm": _RACES,
     "zero_optimization.zero_quantized_weights": _CHANGES_RESULTS,
     "zero_optimization.zero_quantized_gradients": _CHANGES_RESULTS,
     "zero_optimization.zero_quantized_nontrainable_weights": _CHANGES_RESULTS,
@@ -63,8 +65,6 @@ Bucket = Annotated[int, BeforeValidator(_to_whole), Field(ge=1)]
 class ZeroSettings(Settings):
     """DeepSpeed's zero_optimization; null: as derived, or DeepSpeed's default."""
 
-    overlap_comm: bool | None = None
-    """Reduce gradients while backward goes on. With compiled models it has raced (DeepSpeed#8061, #5545)."""
     contiguous_gradients: bool | None = None
     """Copy gradients to one buffer as they come."""
     reduce_scatter: bool | None = None
@@ -102,8 +102,9 @@ class DeepSpeedSettings(Settings):
     """Log memory between them, at the cost of a garbage collection each time."""
 
     def given(self) -> dict[str, Any]:
-        """What is set, as DeepSpeed's dictionary; empty if nothing is."""
-        return self.model_dump(mode="json", exclude_none=True)
+        """What is set, as DeepSpeed's dictionary; empty if nothing is, and without empty sections."""
+        tree = self.model_dump(mode="json", exclude_none=True)
+        return {key: value for key, value in tree.items() if value != {}}
 
     def has_reports(self) -> bool:
         """Whether DeepSpeed is to log what it measures."""
@@ -132,7 +133,7 @@ def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
         parts = dotted.split(".")
         for depth in range(1, len(parts) + 1):
             reason = _REFUSED.get(".".join(parts[:depth]))
-            if reason in (_CHANGES_RESULTS, _NOT_SUPPORTED, _PROFILE):
+            if reason in (_CHANGES_RESULTS, _NOT_SUPPORTED, _PROFILE, _RACES):
                 raise ValueError(f"deepspeed.{dotted}: {reason}")
             if reason is not None:
                 raise ValueError(f"deepspeed.{dotted}: has a field of its own in the trainer's config; set {reason}")

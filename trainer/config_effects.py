@@ -59,6 +59,10 @@ def find_idle_settings(config: TrainerConfig) -> list[IdleSetting]:
         *_find_in_schedule(config),
         *_find_in_checkpoint(config),
         *_find_in_deepspeed(config),
+        *_find_in_batch(config),
+        *_find_in_evaluation(config),
+        *_find_in_engine(config),
+        *_find_overridden(config),
     ]
 
 
@@ -105,9 +109,10 @@ def _find_in_schedule(config: TrainerConfig) -> Iterator[IdleSetting]:
     if run.span == "phase" and not config.phases:
         yield IdleSetting("schedule.span", "the run has no phases", "give phases")
     schedules = [phase.schedule_in(run) for phase in config.phases] if by_phase else [run]
-    if all(schedule.name == "constant" for schedule in schedules):
+    constant = all(schedule.name == "constant" for schedule in schedules)
+    if constant and not _all_override(config, "schedule.final_factor"):
         yield IdleSetting("schedule.final_factor", "schedule.name=constant never falls", "set schedule.name=linear")
-    if run.warmup_steps is not None:
+    if run.warmup_steps is not None and not _all_override(config, "schedule.warmup_fraction"):
         yield IdleSetting(
             "schedule.warmup_fraction",
             f"schedule.warmup_steps={run.warmup_steps} takes its place",
@@ -161,6 +166,60 @@ def _find_in_deepspeed(config: TrainerConfig) -> Iterator[IdleSetting]:
             yield IdleSetting(f"deepspeed.zero_optimization.{key}", why, f"set zero_stage={stages[0]}")
 
 
+def _find_in_batch(config: TrainerConfig) -> Iterator[IdleSetting]:
+    batches = [phase.batch_in(config.batch) for phase in config.phases] or [config.batch]
+    if all(batch.lanes is not None or batch.tokens_per_slot is not None for batch in batches):
+        why = "it limits slots that are derived, and batch.lanes or batch.tokens_per_slot is given"
+        yield IdleSetting("batch.greatest_slot", why, "take batch.lanes and batch.tokens_per_slot out")
+
+
+def _find_in_evaluation(config: TrainerConfig) -> Iterator[IdleSetting]:
+    every, steps = config.evaluation.every_steps, config.max_steps
+    if every is not None and every > steps and not _all_override(config, "evaluation.every_steps"):
+        yield IdleSetting("evaluation.every_steps", f"the run has max_steps={steps}", f"set it to at most {steps}")
+    for index, (phase, last) in enumerate(zip(config.phases, accumulate(config.phase_steps), strict=False)):
+        own = phase.evaluation.every_steps
+        if own is not None and own > last:
+            why = f"steps are counted over the run, and the phase ends at step {last}"
+            yield IdleSetting(f"phases.{index}.evaluation.every_steps", why, f"set it to at most {last}")
+
+
+def _find_in_engine(config: TrainerConfig) -> Iterator[IdleSetting]:
+    if config.compile is False:
+        yield IdleSetting("self_check", "it checks compiled models, and compile=False", "leave compile out")
+    if config.precision == "fp32":
+        why = "precision=fp32 sends fp32 anyway"
+        yield IdleSetting("communication_data_type", why, "set precision=bf16 or fp16")
+
+
+_OVERRIDES = {
+    "batch.lanes": ("batch.lanes",),
+    "batch.tokens_per_slot": ("batch.tokens_per_slot",),
+    "batch.exact_pairs": ("batch.exact_pairs",),
+    "evaluation.every_steps": ("evaluation.every_steps",),
+    "evaluation.max_pairs": ("evaluation.max_pairs",),
+    "optimizer.learning_rate": ("learning_rate",),
+    "schedule.name": ("schedule.name",),
+    "schedule.final_factor": ("schedule.final_factor",),
+    "schedule.warmup_steps": ("schedule.warmup_steps", "schedule.warmup_fraction"),
+    "schedule.warmup_fraction": ("schedule.warmup_steps", "schedule.warmup_fraction"),
+}
+"""Settings of the run that phases may take the place of: the settings of a phase, any of which does."""
+
+
+def _find_overridden(config: TrainerConfig) -> Iterator[IdleSetting]:
+    for key in _OVERRIDES:
+        if _all_override(config, key):
+            yield IdleSetting(key, "every phase has its own", "leave that of a phase out")
+
+
+def _all_override(config: TrainerConfig, key: str) -> bool:
+    """Whether every phase has a setting of its own in place of the run's."""
+    return bool(config.phases) and all(
+        any(_get(phase, own) is not None for own in _OVERRIDES[key]) for phase in config.phases
+    )
+
+
 def _find_idle_evaluation(config: TrainerConfig, *, held_out: Sequence[int]) -> Iterator[IdleSetting]:
     remedy = "build the data set with validation_fraction above 0"
     for name in ("every_steps", "max_pairs"):
@@ -180,7 +239,7 @@ def _own(phase: Any, name: str) -> int | None:
     return value
 
 
-def _get(config: TrainerConfig, key: str) -> Any:
+def _get(config: Settings, key: str) -> Any:
     node: Any = config
     for part in key.split("."):
         node = node[int(part)] if part.isdigit() else getattr(node, part)

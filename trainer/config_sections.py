@@ -85,8 +85,8 @@ class BatchConfig(Settings):
     tokens_per_slot: Positive | None = None
     """Most tokens of a micro-batch. Null: derived, as few as keep the batch's pace."""
     greatest_slot: Positive | None = None
-    """Most tokens of a micro-batch that is derived. Null: what the smallest GPU of the run holds by the estimate of
-    trainer/memory.py, at most 32,768; settled when the run begins and kept."""
+    """Most tokens of a micro-batch if neither lanes nor tokens_per_slot is given. Null: what the run's smallest GPU
+    holds by the estimate of trainer/memory.py, at most 32,768; settled when the run begins and kept."""
     exact_pairs: bool = False
     """Every step holds exactly `pairs` pairs, at a cost in fill."""
 
@@ -146,8 +146,9 @@ class CheckpointConfig(Settings):
     keep_every_steps: Positive | None = None
     """Checkpoints at multiples of this step stay for ever."""
     keep_best: Count = 0
-    """Checkpoints with the least held-out loss that stay, of each phase, among those at multiples of
-    evaluation.every_steps. Losses of another phase, data set, or number of pairs are not compared: each has its own."""
+    """Checkpoints with the least held-out loss that stay, of each phase, among those after whose step the run is
+    evaluated: multiples of evaluation.every_steps, a tenth of the run, and the ends of phases. Losses of another phase,
+    data set, or number of pairs are not compared: each has its own."""
 
 
 class GuardConfig(Settings):

@@ -20,10 +20,9 @@ from pipeline.disks import free_bytes
 from pipeline.manifest import open_data_set
 from pipeline.settings import ConfigError
 from trainer.branch import steps_done
-from trainer.cards import find_card
 from trainer.config import TrainerConfig
 from trainer.locations import locate
-from trainer.memory import count_parameters, largest_memory, too_tight
+from trainer.memory import count_parameters
 from trainer.metrics import METRICS_NAME, duration, read_last_lines
 from trainer.phases import OpenPhase, open_phases, resolve_phases
 
@@ -71,24 +70,7 @@ def describe_run(config: TrainerConfig, options: Options) -> Iterator[str]:
     yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {tokens / 1e6:,.1f} M tokens"
     yield from describe_time(config, options, tokens=tokens)
     yield describe_room(config, vocabulary_size=opened[0].manifest.vocabulary_size)
-    if config.device != "cpu":
-        yield describe_memory(config, opened)
     yield describe_machines(config)
-
-
-def describe_memory(config: TrainerConfig, phases: Sequence[OpenPhase]) -> str:
-    """What a step takes of each GPU, beside what the smallest one has; ConfigError where it has less."""
-    memory, card = largest_memory(config, phases=phases), find_card(config)
-    text = f"memory: about {memory.describe()} of each GPU"
-    if card is None:
-        return f"{text}; the memory of the GPUs is not known"
-    if memory.total > card.num_bytes:
-        slots = max(each.shape.slot.tokens for each in phases)
-        raise ConfigError(
-            f"{text}, and the smallest is {card.describe()}; lower batch.tokens_per_slot (now {slots:,}), raise "
-            f"zero_stage (now {config.zero_stage}) with several workers, or set precision=bf16"
-        )
-    return f"{text}; the smallest is {card.describe()}{too_tight(memory, card)}"
 
 
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:

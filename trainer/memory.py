@@ -22,18 +22,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
 from pipeline.manifest import Manifest
+from pipeline.settings import ConfigError
 from trainer.cards import Card, find_card
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.engine_setup import LARGEST_BUCKET
 from trainer.model.bert import VOCABULARY_MULTIPLE
 from trainer.model.cross_entropy import GPU_CHUNK_BYTES
 from trainer.phases import OpenPhase, Phase
-from trainer.shapes import GREATEST_DERIVED_SLOT
+from trainer.plan import PlanError
+from trainer.shapes import GREATEST_DERIVED_SLOT, derive_shape
 from trainer.slots import SlotShape
 
 USABLE_SHARE = 0.9
@@ -91,19 +94,23 @@ def settle_slot(
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
     """`batch.greatest_slot` by the smallest GPU; as in `saved`, the config that the plan is of, if there is one.
 
-    Also that GPU (not looked for on a cluster if nothing is to be settled), and lines for the user.
+    Also that GPU (not looked for on a cluster in a run that has begun), and lines for the user.
     """
-    batch, on_cluster = config.batch, config.launcher == "ray" and bool(os.environ.get("RAY_ADDRESS"))
-    derived = any(phase.config.batch.tokens_per_slot is None for phase in phases)
-    if saved is not None or batch.greatest_slot is not None or not derived or config.device == "cpu":
+    batch, on_cluster = config.batch, _is_on_cluster(config)
+    derived = [
+        manifest
+        for phase, manifest in zip(phases, manifests, strict=True)
+        if phase.config.batch.tokens_per_slot is None is phase.config.batch.lanes
+    ]
+    if saved is not None or batch.greatest_slot is not None or not derived or not _may_use_gpus(config):
         if saved is not None and batch.greatest_slot is None:
             config = with_greatest_slot(config, saved.batch.greatest_slot)
-        return config, None if on_cluster else find_card(config), []
+        asked = _may_use_gpus(config) and not (on_cluster and saved is not None)
+        return config, find_card(config) if asked else None, []
     card = find_card(config)
     if card is None:
-        unknown = config.device == "cuda" or on_cluster or torch.cuda.device_count() > 0
         line = f"memory: that of the GPUs is not known; slots of at most {GREATEST_DERIVED_SLOT:,} tokens"
-        return config, None, [line] if unknown else []
+        return config, None, [line]
     limits = [
         largest_slot(
             config,
@@ -112,23 +119,95 @@ def settle_slot(
             card_bytes=card.num_bytes,
             most=GREATEST_DERIVED_SLOT,
         )
-        for manifest in manifests
+        for manifest in derived
     ]
     greatest = min(limit if limit is not None else SLOT_STEP for limit in limits)
     if greatest >= GREATEST_DERIVED_SLOT:
         return config, card, []
     line = f"memory: slots of at most {greatest:,} tokens fit {card.describe()}; kept as batch.greatest_slot"
+    if None in limits:
+        line = f"memory: no slot fits {card.describe()} alone; batch.greatest_slot={greatest} is kept"
     return with_greatest_slot(config, greatest), card, [line]
 
 
-def too_tight(memory: Memory, card: Card) -> str:
-    """What to add where an estimate takes more of a card than it should; empty where it does not."""
-    if memory.total <= USABLE_SHARE * card.num_bytes:
+def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Card | None) -> str:
+    """What a step takes of each GPU, beside what the smallest one has; empty if no GPU is used.
+
+    ConfigError if the smallest one is known and has less, with the settings that need less.
+    """
+    if not _may_use_gpus(config) or (card is None and config.device == "auto" and _is_on_cluster(config)):
         return ""
-    return (
-        f"; WARNING: more than {USABLE_SHARE:.0%} of it: lower batch.tokens_per_slot in a new output, or raise "
-        f"zero_stage with several workers"
-    )
+    memory = largest_memory(config, phases=phases)
+    text = f"memory: about {memory.describe()} of each GPU"
+    if card is None:
+        return f"{text}; the memory of the GPUs is not known"
+    if memory.total > card.num_bytes:
+        raise ConfigError(f"{text}, and the smallest is {card.describe()}; {name_remedies(config, phases=phases)}")
+    text = f"{text}; the smallest is {card.describe()}"
+    if memory.total <= USABLE_SHARE * card.num_bytes:
+        return text
+    return f"{text}; WARNING: more than {USABLE_SHARE:.0%} of it: {name_remedies(config, phases=phases)}"
+
+
+def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
+    """The settings that need less memory and that the plan allows; `phases`: empty if they cannot be opened."""
+    remedies = []
+    if not phases:
+        remedies.append("make slots smaller (batch.lanes, batch.tokens_per_slot)")
+    elif smaller := _name_smaller_slots(config, phases=phases):
+        remedies.append(smaller)
+    slots = bool(remedies)
+    if config.zero_stage < 3 and config.workers > 1:
+        remedies.append(f"raise zero_stage={config.zero_stage}")
+    if config.precision == "fp32":
+        remedies.append("set precision=bf16")
+    if not remedies:
+        remedies.append("no smaller slots are possible: take GPUs with more memory, or a smaller model.size")
+    kept = ". A run that has begun keeps its slots: other slots need another output"
+    return ", or ".join(remedies) + (kept if slots else "")
+
+
+def _name_smaller_slots(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
+    """`a slot has 128 tokens: double batch.lanes to 4`, of the phase with the largest; empty if none can be smaller."""
+    opened = max(phases, key=lambda each: each.shape.slot.tokens)
+    batch, shape, longest = opened.phase.config.batch, opened.shape, opened.manifest.max_seq_length
+    half, lanes = max(longest, shape.slot.tokens // 2), min(2 * shape.lanes, int(shape.pairs))
+    size = {"tokens_per_slot": half} if batch.tokens_per_slot is not None else {}
+    ways = [{"lanes": lanes, **size}]
+    if batch.lanes is None:
+        ways.insert(0, {"greatest_slot" if batch.greatest_slot is not None and not size else "tokens_per_slot": half})
+    for way in ways:
+        with suppress(PlanError):
+            smaller = derive_shape(opened.manifest, batch=batch.model_copy(update=way))
+            if smaller.slot.tokens < shape.slot.tokens:
+                changes = [
+                    f"{'double' if value == 2 * shape.lanes else 'raise'} {_place(config, opened, name)} to {value:,}"
+                    if name == "lanes"
+                    else f"lower {_place(config, opened, name)} to {value:,}"
+                    for name, value in way.items()
+                ]
+                return f"a slot has {shape.slot.tokens:,} tokens: {' and '.join(changes)}"
+    return ""
+
+
+def _place(config: TrainerConfig, opened: OpenPhase, name: str) -> str:
+    """The key of a setting of the batch where it acts on a phase."""
+    index = opened.phase.index
+    inherited = not config.phases or getattr(config.phases[index].batch, name, None) is None
+    if name == "greatest_slot" or not config.phases or (inherited and getattr(config.batch, name) is not None):
+        return f"batch.{name}"
+    return f"phases.{index}.batch.{name}"
+
+
+def _is_on_cluster(config: TrainerConfig) -> bool:
+    return config.launcher == "ray" and bool(os.environ.get("RAY_ADDRESS"))
+
+
+def _may_use_gpus(config: TrainerConfig) -> bool:
+    """Whether the workers may be on GPUs; of a cluster that is not known yet."""
+    if config.device != "auto":
+        return config.device == "cuda"
+    return _is_on_cluster(config) or torch.cuda.device_count() > 0
 
 
 def with_greatest_slot(config: TrainerConfig, greatest: int | None) -> TrainerConfig:

@@ -14,7 +14,8 @@ import torch
 from pipeline.manifest import read_manifest
 from trainer.checkpoint_files import list_checkpoints
 from trainer.config import TrainerConfig
-from trainer.phases import open_phases, resolve_phases
+from trainer.memory import name_remedies
+from trainer.phases import OpenPhase, open_phases, resolve_phases
 
 _WORDS = re.compile(
     r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
@@ -43,32 +44,30 @@ def shortage_named(config: TrainerConfig, *, rank: int, device: torch.device) ->
 
 
 def find_shortage(error: BaseException) -> BaseException | None:
-    """The error that says that memory ran out: `error`, or one that it wraps; None if there is none."""
+    """The error that says that memory ran out: `error`, or one that it wraps; None if there is none.
+
+    ValueError and OSError say something of their own, whatever was handled when they were raised.
+    """
     seen: set[int] = set()
     node: BaseException | None = error
-    while node is not None and id(node) not in seen:
+    while node is not None and id(node) not in seen and not isinstance(node, ValueError | OSError):
         seen.add(id(node))
         if isinstance(node, torch.OutOfMemoryError) or (isinstance(node, RuntimeError) and _WORDS.search(str(node))):
             return node
-        node = node.__cause__ or node.__context__
+        handled = node.__context__ if isinstance(node, RuntimeError) and not node.__suppress_context__ else None
+        node = node.__cause__ or handled
     return None
 
 
 def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int, device: torch.device) -> str:
     """One line: what was asked for, what the device has and had in use, and the settings that need less."""
     asked = _ASKED.search(str(error))
-    tokens = _tokens_per_slot(config)
-    slots = "is too large" if tokens is None else f"is {tokens:,}: halve it to {tokens // 2:,}"
-    begun = bool(list_checkpoints(config.output))
-    remedies = [f"batch.tokens_per_slot {slots}"]
-    if config.zero_stage < 3 and config.workers > 1:
-        remedies.append(f"raise zero_stage={config.zero_stage}")
-    if config.precision == "fp32":
-        remedies.append("set precision=bf16")
+    remedies = name_remedies(config, phases=_open_phases(config))
+    begun = "another output" in remedies and list_checkpoints(config.output)
     return (
         f"worker {rank}: out of memory on {device.type}{f' (tried to allocate {asked[1]})' if asked else ''}"
-        f"{_in_use(device)}; {', or '.join(remedies)}. A run that has begun keeps its slots: other slots need another "
-        f"output" + (f", with resume_from={config.output} from its newest checkpoint" if begun else "")
+        f"{_in_use(device)}; {remedies}"
+        + (f", with resume_from={config.output} from its newest checkpoint" if begun else "")
     )
 
 
@@ -85,10 +84,9 @@ def _in_use(device: torch.device) -> str:
     return ""
 
 
-def _tokens_per_slot(config: TrainerConfig) -> int | None:
-    """Of the phase with the largest slots; None if the data sets cannot be read any more."""
+def _open_phases(config: TrainerConfig) -> tuple[OpenPhase, ...]:
+    """Empty if the data sets cannot be read any more."""
     with suppress(ValueError, OSError):
         phases = resolve_phases(config)
-        opened = open_phases(phases, manifests=[read_manifest(phase.config.data) for phase in phases])
-        return max(each.shape.slot.tokens for each in opened)
-    return None
+        return open_phases(phases, manifests=[read_manifest(phase.config.data) for phase in phases])
+    return ()

@@ -31,7 +31,7 @@ from trainer.config_effects import refuse_idle_settings
 from trainer.held_out import check_held_out
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
-from trainer.memory import largest_memory, settle_slot, too_tight, with_greatest_slot
+from trainer.memory import judge_memory, settle_slot, with_greatest_slot
 from trainer.metrics import EVALUATIONS_NAME, read_last_lines
 from trainer.phases import OpenPhase, Phase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
@@ -113,15 +113,14 @@ def check(config: TrainerConfig) -> Checked:
     step = check_checkpoints(config, phases=opened)
     evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
-    memory = largest_memory(config, phases=opened)
-    if card is not None and (warning := too_tight(memory, card)):
-        lines.append(f"memory: about {memory.describe()} of each GPU; the smallest is {card.describe()}{warning}")
+    done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
+    if not done and (memory := judge_memory(config, phases=opened, card=card)):
+        lines.append(memory)
     if is_branch_to_begin(config):
         lines.append(check_branch(config, phases=opened).describe(str(config.resume_from)))
     for each in opened:
         lines += [each.describe_place(len(opened))] if config.phases else []
         lines += each.describe()
-    done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
     return Checked((*lines, *warnings, *changes), done=done, config=config)
 
 

@@ -134,7 +134,7 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "
     lengths = Lengths(np.array(manifest.row_lengths(split), dtype=np.int64))
     stated = Fraction(batch.pairs) if batch.pairs is not None else Fraction((batch.tokens or 0) * rows, tokens)
     pairs = stated if batch.exact_pairs else min(stated, Fraction(rows))
-    lanes = batch.lanes or _derive_lanes(lengths, pairs=pairs, batch=batch)
+    lanes = batch.lanes or _derive_lanes(lengths, pairs=pairs, batch=batch, longest=manifest.max_seq_length)
     slot_pairs = pairs / lanes
     name = f"batch.pairs={batch.pairs}" if batch.pairs is not None else f"batch.tokens={batch.tokens}"
     if slot_pairs < 1:
@@ -143,11 +143,8 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "
             f"least; raise the batch or set batch.lanes to at most {max(1, int(pairs))}"
         )
     longest, most = manifest.max_seq_length, math.ceil(slot_pairs)
-    if batch.exact_pairs:
-        needed, held = most * longest, float(slot_pairs)
-    else:
-        needed = max(longest, _round_up(lengths.tokens_for(float(slot_pairs))))
-        held = lengths.pairs_in(batch.tokens_per_slot or needed)
+    needed = max(longest, _tokens_needed(lengths, pairs=slot_pairs, exact=batch.exact_pairs, longest=longest))
+    held = float(slot_pairs) if batch.exact_pairs else lengths.pairs_in(batch.tokens_per_slot or needed)
     size = batch.tokens_per_slot or needed
     if size >= longest and (size < needed if batch.exact_pairs else held < 0.9 * slot_pairs):
         holds = f"holds about {max(1.0, held):,.1f} (mean length {lengths.mean:,.0f})"
@@ -178,7 +175,7 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "
     )
 
 
-def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig) -> int:
+def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, longest: int) -> int:
     """Lanes that fill the given slots; without, a power of two: slots of at most batch.greatest_slot tokens (null:
     GREATEST_DERIVED_SLOT), and up to 8 lanes while slots stay long enough to be full."""
     mean = lengths.longest if batch.exact_pairs else lengths.mean
@@ -186,12 +183,20 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig) -> i
         held = lengths.pairs_in(batch.tokens_per_slot) if not batch.exact_pairs else batch.tokens_per_slot // mean
         return max(1, min(math.ceil(0.99 * float(pairs) / max(1.0, held)), int(pairs)))
     lanes, step = 1, float(pairs) * mean
-    greatest = max(batch.greatest_slot or GREATEST_DERIVED_SLOT, lengths.longest)
-    while step / lanes + (lengths.longest - mean) / 2 > greatest:
+    greatest = max(batch.greatest_slot or GREATEST_DERIVED_SLOT, _round_up(longest))
+    while step / lanes > greatest:  # more than that is needed, so that the search below begins near its end
+        lanes *= 2
+    exact = batch.exact_pairs
+    while lanes < pairs and _tokens_needed(lengths, pairs=pairs / lanes, exact=exact, longest=longest) > greatest:
         lanes *= 2
     while lanes < _EASY_LANES and step / (2 * lanes) >= _FULL_SLOT_ROWS * lengths.longest:
         lanes *= 2
     return max(1, min(lanes, int(pairs)))
+
+
+def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: int) -> int:
+    """Tokens of slots that keep a pace of `pairs` each; `longest`: of the rows that the data set may have."""
+    return math.ceil(pairs) * longest if exact else _round_up(lengths.tokens_for(float(pairs)))
 
 
 def _round_up(value: float) -> int:
