@@ -62,7 +62,7 @@ def _compare(earlier: OpenPhase, later: OpenPhase) -> str:
     return (
         f"WARNING: {name}: none of its held-out documents is known to {other}, though both have a source "
         f"{', '.join(shared)}: unless the texts differ, they were divided into documents or cleaned otherwise, and "
-        f"the earlier phase may train on held-out text; build both from the same files with the same settings of sources"
+        "the earlier phase may train on held-out text; build both from the same files with the same settings of sources"
     )
 
 
