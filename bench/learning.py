@@ -24,6 +24,7 @@ from typing import IO
 
 import torch
 
+from bench.cards import name_card
 from bench.learning_ours import ROOT, train_ours
 from bench.learning_report import make_report, write_report
 from bench.learning_tasks import (
@@ -119,7 +120,7 @@ def choose_tasks(options: argparse.Namespace) -> list[Task]:
 
 def run_missing(tasks: Sequence[Task], *, folder: Path, options: argparse.Namespace, command: str) -> list[str]:
     """Run what has no curve yet: equal steps side by side, equal time alone on a GPU. Names of those that failed."""
-    card = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    card = name_card(options.device)
     missing = [task for task in tasks if not has_curve(task, folder=folder)]
     failed: list[str] = []
     for timed in (False, True):

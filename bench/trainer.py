@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from bench.cards import name_card
 from bench.trainer_parts import RATE, TOKENS, WARM_UP, Setting
 from bench.trainer_tables import NAMES, Result, describe, list_faults, read_results
 from pipeline.manifest import read_manifest
@@ -92,7 +93,7 @@ def run_parts(options: argparse.Namespace) -> list[Result]:
     now = datetime.now()
     shared = {
         "size": setting.size,
-        "card": torch.cuda.get_device_name() if setting.device == "cuda" else "CPU",
+        "card": name_card(setting.device),
         "torch": torch.__version__,
         "date": str(now.date()),
         "data": describe_lengths(setting.data),
@@ -142,6 +143,7 @@ def run_part(name: str, *, setting: Setting) -> Result:
         cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip
     if done.returncode != 0:
+        print(done.stdout[-3000:], flush=True)
         return {"part": name, "failed": f"exit status {done.returncode}"}
     result: Result = json.loads(done.stdout.splitlines()[-1])
     return result

@@ -26,6 +26,7 @@ NAMES = {
     "zero-2": "ours, engine, ZeRO-2",
     "zero-3": "ours, engine, ZeRO-3",
 }
+ONE_CARD = "Not run: two cards. No rate of theirs is known for a step that is seen to learn."
 NOT_ROWS = ("peak", "parts", "attention")
 """Parts that train nothing that is a row."""
 COLUMNS = (
@@ -63,9 +64,11 @@ def section_of(result: Result) -> tuple[str, str, str, str, int]:
 
 
 def describe(results: Sequence[Result]) -> str:
-    """The page: a table for each size, card, torch and data set."""
+    """The page: a table for each size, card, torch and data set; first of all that no run had two cards, if so."""
     sections = dict.fromkeys(section_of(result) for result in results)
-    return "\n".join(_describe_section([each for each in results if section_of(each) == key]) for key in sections)
+    page = "\n".join(_describe_section([each for each in results if section_of(each) == key]) for key in sections)
+    several = any(result.get("workers", 1) > 1 for result in results)
+    return page if several else page.replace("\n\n", f"\n\n{ONE_CARD}\n\n", 1)
 
 
 def list_faults(results: Sequence[Result]) -> list[str]:

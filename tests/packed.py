@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.batches import Batch
+from trainer.model.attention_gpu import attention_column_keys, attention_row_keys, keep_products
 
 
 def random_batch(lengths: Sequence[int], *, vocabulary_size: int, masked_share: float = 0.2, seed: int = 0) -> Batch:
@@ -65,3 +66,9 @@ def with_tokens_of_pair_changed(batch: Batch, *, pair: int, vocabulary_size: int
     ids[start:stop] = (ids[start:stop] + 1) % vocabulary_size
     segments[start:stop] = 1 - segments[start:stop]
     return dataclasses.replace(batch, input_ids=ids, segment_ids=segments)
+
+
+def keep_mask(seed: Tensor | int, *, head: int, tokens: Tensor, columns: Tensor, threshold: int) -> Tensor:
+    """What dropout in attention keeps, bool [tokens, columns]: `tokens` are places in the packed batch; int32 both."""
+    rows = attention_row_keys(tokens, head=head, seed=seed)
+    return keep_products(rows, attention_column_keys(columns), threshold=threshold)

@@ -60,6 +60,12 @@ def test_what_holds_is_rendered_with_pictures(tmp_path: Path) -> None:
     assert "masked-LM loss: ours, the mean of 3 seeds, is within transformers' spread or below it: 8.2300" in text
     assert "| 30.0 | 8.0000 | 30 | 7.6667 | 25.0 | 25 | -0.3333 |" in text  # 10 s and 25 s are not later than 30 s
     assert "| 60.0 | 7.0000 | 60 | 6.6667 | 55.0 | 55 | -0.3333 |" in text  # 62 s is
+    (row,) = [line for line in text.splitlines() if line.startswith("| steps-ours-3 |")]
+    assert row == "| steps-ours-3 | 3 | a card | 2 | 5 | 2026-01-01 | 100 |"
+    (settings,) = [part for part in text.split("Settings of ") if part.startswith("a resumed run, BERT small:")]
+    assert "\ndeterministic: true\n" in settings
+    (steps,) = [part for part in text.split("\n## ") if part.startswith("Equal steps")]
+    assert "that loss is noisy at these steps and its verdict weak" in steps
     assert {path.name for path in (tmp_path / "docs").glob("*.png")} == {
         f"learning-{part}.png" for part in ("steps", "resume", "time")
     }
@@ -91,12 +97,25 @@ def test_a_missing_run_is_not_judged(tmp_path: Path, name: str) -> None:
     assert "**NOT JUDGED:**" in text
 
 
-def test_what_was_not_run_at_all_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "title"),
+    [
+        ("time-large-*", "Equal time, BERT large"),
+        ("time-base-*", "Equal time, BERT base"),
+        ("steps-*", "Equal steps"),
+        ("[rw]*-ours-1", "A resumed run"),
+    ],
+)
+def test_what_was_not_run_at_all_is_named_and_missing(
+    tmp_path: Path, pattern: str, title: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make_curves(tmp_path / "out")
-    for path in folder.glob("time-large-*.json"):
+    for path in folder.glob(f"{pattern}.json"):
         path.unlink()
-    assert render(folder, tmp_path / "docs") == 0
-    assert "Not run: Equal time, BERT large." in (tmp_path / "docs" / "LEARNING.md").read_text()
+    assert render(folder, tmp_path / "docs") == 1
+    assert f"FAILED: {title}: not run" in capsys.readouterr().out
+    top, _, _ = (tmp_path / "docs" / "LEARNING.md").read_text().partition("\n## ")
+    assert f"Not run: {title}." in top
 
 
 def test_runs_with_other_settings_or_cards_are_not_compared(tmp_path: Path) -> None:
@@ -126,6 +145,10 @@ def test_a_resumed_run_has_the_bits_of_the_whole_one_and_was_stopped(tmp_path: P
     report = make_report(read_curves(make_curves(tmp_path / "a", resume_ours_1=jump)))
     (line,) = report.failed
     assert "masked-LM loss: the same to the last bit in 98 of 100 steps" in line
+    broken = {"mlm": [9.0] * 99 + [None]}
+    report = make_report(read_curves(make_curves(tmp_path / "c", resume_ours_1=broken, whole_ours_1=broken)))
+    (line,) = report.failed
+    assert "masked-LM loss: the same to the last bit in 99 of 100 steps" in line, "a loss that is not finite is no bit"
     report = make_report(read_curves(make_curves(tmp_path / "b", resume_ours_1={"stops": [100]})))
     assert report.incomplete == ["A resumed run, BERT small: resume-ours-1 was not stopped on its way (stops: [100])."]
 
@@ -174,10 +197,20 @@ def test_both_sides_start_alike_and_a_resumed_run_has_the_same_curve(
 
 
 def test_equal_time_evaluates_the_same_rows(data: Path, tmp_path: Path) -> None:
-    run(data, tmp_path, "time", "--minutes", "0.05", "--every-s", "1", "--every-steps", "1", "--pairs", "16")
+    few = ("--minutes", "0.05", "--every-s", "1", "--every-steps", "1", "--pairs", "16")
+    status = run(data, tmp_path, "time", *few)
     ours, theirs = (read_curves(tmp_path)[f"time-tiny-{who}"]["evaluations"] for who in ("ours", "transformers"))
     assert {(each["pairs"], each["masked"]) for each in (*ours, *theirs)} == {(theirs[0]["pairs"], theirs[0]["masked"])}
     assert theirs[0]["pairs"] == 128
+    report = make_report(read_curves(tmp_path))
+    assert not [line for line in report.incomplete if "BERT tiny" in line], "the verdict is given"
+    lower = [
+        max((own for own in ours if own["time_s"] <= each["time_s"]), key=lambda own: own["time_s"])["mlm_loss"]
+        < each["mlm_loss"]
+        for each in theirs
+        if any(own["time_s"] <= each["time_s"] for own in ours)
+    ]
+    assert status == (0 if all(lower) and len(lower) == len(theirs) else 1)
     assert [each["time_s"] for each in ours] == sorted(each["time_s"] for each in ours)
 
 

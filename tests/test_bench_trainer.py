@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from synthetic import write_data_set
 
-from bench import trainer
+from bench import learning, trainer
+from bench.cards import name_card
 from bench.trainer_parts import BATCHES, ROUNDS, measure, rate_at
 from bench.trainer_tables import FALL, describe, list_faults, read_results
+from trainer.cards import Card
 
 
 def make_result(part: str = "zero-1", **changes: Any) -> dict[str, Any]:
@@ -78,6 +82,46 @@ def test_several_calls_make_one_page_and_the_last_of_a_part_counts(tmp_path: Pat
     assert "# BERT base on a card, 2026-01-01" in page
     assert "222,222" in page
     assert page.count("200,000") == 1
+
+
+def test_two_cards_that_were_not_measured_are_named() -> None:
+    one = [make_result(), make_result("product-1-zero-1-1", workers=1)]
+    assert "Not run: two cards." in describe(one)
+    assert "Not run" not in describe([*one, make_result("product-2-zero-1-1", workers=2)])
+
+
+def test_the_card_is_named_without_a_context_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: pytest.fail("makes a context"))
+    monkeypatch.setattr("bench.cards.ask_driver", lambda: Card(1e9, "a card"))
+    assert (name_card("cuda"), name_card("cpu")) == ("a card", "CPU")
+    monkeypatch.setattr("bench.cards.ask_driver", lambda: None)
+    with pytest.raises(SystemExit, match="nvidia-smi"):
+        name_card("cuda")
+
+
+def test_neither_bench_makes_a_context_on_the_card_that_it_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_data_set(tmp_path / "data", rows=4, max_seq_length=64, vocabulary_size=256)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: pytest.fail("makes a context"))
+    monkeypatch.setattr("trainer.cards.subprocess.run", lambda *_, **__: SimpleNamespace(stdout="1000, a card\n"))
+    monkeypatch.setattr(trainer, "list_runs", lambda *_, **__: [lambda: {"part": "peak"}])
+    (result,) = trainer.run_parts(trainer.parse([str(tmp_path / "data"), "--out", str(tmp_path)]))
+    assert result["card"] == "a card"
+    options = learning.parse([str(tmp_path / "data"), "--device", "cuda"])
+    assert learning.run_missing([], folder=tmp_path, options=options, command="") == []
+
+
+def test_what_a_failed_part_wrote_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "part.py").write_text("print('the last words'); raise SystemExit(3)")
+    monkeypatch.setattr(trainer, "ROOT", tmp_path)
+    monkeypatch.setattr(trainer, "MODULES", {"zero-1": ("part",)})
+    setting = trainer.Setting("data", "tiny", "cpu", 256)
+    assert trainer.run_part("zero-1", setting=setting) == {"part": "zero-1", "failed": "exit status 3"}
+    assert "the last words" in capsys.readouterr().out
 
 
 def test_a_file_without_results_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import threading
 from pathlib import Path
@@ -82,6 +83,16 @@ def test_the_rule_by_hand() -> None:
 
 def test_losses_are_those_of_the_evaluations(run: Path) -> None:
     assert rank_evaluations(run) == [{1: 5.5, 2: 2.0, 3: 4.0, 4: 2.5}]
+
+
+def test_a_next_sentence_loss_that_is_not_finite_is_never_the_best(tmp_path: Path) -> None:
+    """It is null, as where no pair has a label; but then there is no accuracy either."""
+    evaluations = JsonLines(tmp_path / EVALUATIONS_NAME, keep_through=0)
+    for step, nsp_loss, accuracy in ((1, 0.5, 0.8), (2, math.nan, 0.5)):
+        evaluations.write({"step": step, "mlm_loss": 5.0, "nsp_loss": nsp_loss, "nsp_accuracy": accuracy})
+    evaluations.write({"step": 3, "mlm_loss": 4.0, "nsp_loss": None, "nsp_accuracy": None})
+    evaluations.close()
+    assert rank_evaluations(tmp_path) == [{1: 5.5, 3: 4.0}]
 
 
 def test_losses_of_different_sets_are_not_compared(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lost_gradient import lose_gradient
 from packed import random_batch
 from test_model_gpu import relative, to_gpu
 from torch import Tensor
@@ -119,13 +120,7 @@ def test_the_engine_learns_compiled_as_eager(one_rank: None, precision: str, sta
 
 def test_the_self_check_finds_a_lost_gradient(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    whole = heads.linear_cross_entropy_sum
-
-    def without_gradient(*tensors: Tensor, **others: Any) -> Any:
-        lost = torch.compiler.is_compiling()
-        return whole(*(tensor.detach() if lost else tensor for tensor in tensors), **others)
-
-    monkeypatch.setattr(heads, "linear_cross_entropy_sum", without_gradient)
+    monkeypatch.setattr(heads, "linear_cross_entropy_sum", lose_gradient(heads.linear_cross_entropy_sum))
     engine = make_engine(precision="bf16", stage=1, compiled=True)
     batch = to_gpu(random_batch(LENGTHS, vocabulary_size=VOCABULARY))
     with pytest.raises(ConfigError, match=r"gradient norm of mlm_head\S* 0 compiled.*compile=false"):

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from packed import keep_mask
 from torch import Tensor
 
-from trainer.model.attention_gpu import keep_mask, threshold_of
+from trainer.model.attention_gpu import threshold_of
 from trainer.model.dropout import hash_dropout, keep_hash
 
 PROBABILITY = 0.1

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from planting import copy_set
 from small_runs import make_config
-from synthetic import write_data_set
 
-from pipeline.manifest import Manifest, read_manifest
+from pipeline.manifest import read_manifest, write_manifest
 from pipeline.run import main as build
 from pipeline.settings import ConfigError
 from trainer import preflight
@@ -71,8 +71,8 @@ def test_a_larger_fraction_in_a_later_phase_is_refused_with_the_numbers(sets: Bu
     with pytest.raises(ConfigError) as refused:
         preflight.check(phases_of(small, large, output=tmp_path / "run"))
     assert str(refused.value) == (
-        f"phases.1.data={large}: {len(documents & trained)} of its {len(documents)} held-out documents, in {affected} "
-        f"of its {len(held_out)} held-out pairs, are trained on before, in phase 0, {small}: that set has "
+        f"phases.1.data={large}: an earlier phase trains on {len(documents & trained)} of its {len(documents)} "
+        f"held-out documents, in {affected} of its {len(held_out)} held-out pairs: phase 0, {small}, has "
         f"validation_fraction=0.05, this one 0.2; build both with the same validation_fraction"
     )
     assert not (tmp_path / "run").exists()
@@ -84,15 +84,15 @@ def test_a_dry_run_refuses_too(sets: Build, tmp_path: Path, capsys: pytest.Captu
     phases = f"phases=[{{share: 0.5}}, {{data: {large}}}]"
     (tmp_path / "empty.yaml").write_text(f"data: {small}\n")
     assert train(["--config", str(tmp_path / "empty.yaml"), "--dry-run", *words, phases]) == 2
-    assert "held-out pairs, are trained on before, in phase 0" in capsys.readouterr().err
+    assert "an earlier phase trains on" in capsys.readouterr().err
 
 
 def test_any_earlier_phase_counts(sets: Build, tmp_path: Path) -> None:
     """Also where a set comes back after another: its evaluation is then that of a model that saw its held-out text."""
     small, large, other = sets(0.05), sets(0.2, length=48), sets(0.2, text="b")
-    with pytest.raises(ConfigError, match=r"phases\.2\.data=.*are trained on before, in phase 0"):
+    with pytest.raises(ConfigError, match=r"phases\.2\.data=.*an earlier phase trains on .*: phase 0, "):
         preflight.check(phases_of(small, other, large, output=tmp_path / "run"))
-    with pytest.raises(ConfigError, match=r"phases\.2\.data=.*are trained on before, in phase 1"):
+    with pytest.raises(ConfigError, match=r"phases\.2\.data=.*an earlier phase trains on .*: phase 1, "):
         preflight.check(phases_of(large, small, large, output=tmp_path / "run"))
     with pytest.raises(ConfigError, match=r"phases\.1\.data=.*validation_fraction=0\.0, this one 0\.05"):
         preflight.check(phases_of(sets(0.0), small, output=tmp_path / "run"))
@@ -121,13 +121,18 @@ def test_sets_over_other_texts_are_not_refused(sets: Build, tmp_path: Path) -> N
 def test_the_same_text_divided_otherwise_is_warned_of(sets: Build, tmp_path: Path) -> None:
     small, halves = sets(0.2, length=48), sets(0.05, rows_per_document=3)
     lines = preflight.check(phases_of(small, halves, output=tmp_path / "run")).lines
-    assert len([line for line in lines if "held-out text may be trained on before" in line]) == 1
+    assert len([line for line in lines if "the earlier phase may train on held-out text" in line]) == 1
 
 
-def test_fractions_that_are_not_known_are_no_excuse(tmp_path: Path) -> None:
+def test_fractions_that_are_not_known_are_no_excuse(sets: Build, tmp_path: Path) -> None:
     """By the documents themselves, where the manifest does not say how they were chosen."""
-    manifests: list[Manifest] = []
-    for name, parts in (("one", {"shards": 2, "validation_shards": 1}), ("two", {"shards": 1, "validation_shards": 2})):
-        manifests.append(write_data_set(tmp_path / name, rows=10, max_seq_length=32, vocabulary_size=256, **parts))
-    lines = preflight.check(phases_of(tmp_path / "one", tmp_path / "two", output=tmp_path / "run")).lines
-    assert not [line for line in lines if "WARNING" in line], "both hold out the same rows"
+    unknown = []
+    for made in (sets(0.05), sets(0.2, length=48)):
+        manifest = read_manifest(copy_set(made, tmp_path / made.name))
+        config = {key: value for key, value in manifest.config.items() if key != "validation_fraction"}
+        write_manifest(tmp_path / made.name, manifest.model_copy(update={"config": config}), run={"made_by": "tests"})
+        unknown.append(tmp_path / made.name)
+    with pytest.raises(ConfigError, match=r"an earlier phase trains on .*validation_fraction=None, this one None"):
+        preflight.check(phases_of(*unknown, output=tmp_path / "run"))
+    lines = preflight.check(phases_of(*reversed(unknown), output=tmp_path / "run")).lines
+    assert not [line for line in lines if "WARNING" in line], "what was evaluated before may be trained on"

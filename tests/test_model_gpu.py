@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from packed import random_batch
+from packed import keep_mask, random_batch
 from torch import Tensor
 
 from trainer.batches import Batch
@@ -17,7 +17,7 @@ from trainer.config import ModelConfig
 from trainer.model import BertForPretraining, cross_entropy
 from trainer.model.attention import SequenceLayout, attend_flash, attend_padded, attend_short
 from trainer.model.attention_cpu import attend_each
-from trainer.model.attention_gpu import keep_mask, short_attention, threshold_of
+from trainer.model.attention_gpu import short_attention, threshold_of
 from trainer.model.cross_entropy import linear_cross_entropy_sum
 from trainer.model.dropout import draw_seeds, keep_hash
 from trainer.model.gelu_gpu import gelu_of_biased

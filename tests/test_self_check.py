@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from lost_gradient import lose_gradient
 from packed import random_batch
 from small_runs import make_config, run, run_rank, write_small_set
 from test_initial_weights import VOCABULARY, make_bert_engine
-from torch import Tensor, nn
+from torch import nn
 from toy_training import gather_state
 from worker_group import WorkerGroup
 
@@ -38,13 +39,8 @@ def check(rank: int, stage: int, precision: str, planted: bool, only_rank: int |
     engine.module.compile(backend="aot_eager", dynamic=False)
     before = gather_state(engine)
     whole = heads.linear_cross_entropy_sum
-
-    def without_gradient(*tensors: Tensor, **others: Any) -> Any:
-        lost = torch.compiler.is_compiling() and only_rank in (None, rank)
-        return whole(*(tensor.detach() if lost else tensor for tensor in tensors), **others)
-
-    if planted:
-        heads.linear_cross_entropy_sum = without_gradient
+    if planted and only_rank in (None, rank):
+        heads.linear_cross_entropy_sum = lose_gradient(whole)
     try:
         batch = random_batch([9, 30, 12, 40], vocabulary_size=VOCABULARY, seed=rank)
         check_compiled_model(engine, batch, precision=precision, seed=5)  # type: ignore[arg-type]
@@ -164,12 +160,8 @@ def run_compiled(rank: int, config: TrainerConfig, planted: bool) -> tuple[str, 
     def compile_quickly(module: nn.Module, **_: Any) -> None:
         compile_module(module, backend="aot_eager", dynamic=False)
 
-    def without_gradient(*tensors: Tensor, **others: Any) -> Any:
-        lost = torch.compiler.is_compiling()
-        return whole(*(tensor.detach() if lost else tensor for tensor in tensors), **others)
-
     nn.Module.compile = compile_quickly  # type: ignore[method-assign, assignment]
-    heads.linear_cross_entropy_sum = without_gradient if planted else whole
+    heads.linear_cross_entropy_sum = lose_gradient(whole) if planted else whole
     try:
         return "", len(run_rank(rank, config, None).executed)
     except ConfigError as error:

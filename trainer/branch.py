@@ -53,10 +53,10 @@ class BranchStart:
 
 
 def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """`resume_from` as the checkpoint that is meant, read whole; as it stands in `saved`, the run's config, if there.
+    """Replace `resume_from` by the checkpoint that it means, and verify that one.
 
-    A run directory means its newest checkpoint that verifies, once: the same command later means that one too.
-    ConfigError where there is none, or where it is not whole.
+    A run directory means its newest checkpoint that verifies. If `saved`, the run's own config, names the checkpoint
+    already, that one stays. ConfigError if there is none, or if it does not verify.
     """
     given = config.resume_from
     if given is None:

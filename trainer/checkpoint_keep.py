@@ -18,7 +18,7 @@ from trainer.locations import Location, locate
 from trainer.metrics import EVALUATIONS_NAME, read_json_lines
 
 COMPARABLE = ("phase", "data_hash", "pairs", "masked")
-"""Two evaluations compare if they agree in these; records from before one of them was noted agree in its absence."""
+"""Two evaluations compare if they agree in these. A record that does not name one compares with others without it."""
 
 
 def choose_kept(
@@ -45,7 +45,8 @@ def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
     """
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
     for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
-        if record["mlm_loss"] is not None:
+        labelled = record.get("nsp_accuracy") is not None  # then a loss of null was not finite
+        if record["mlm_loss"] is not None and not (labelled and record["nsp_loss"] is None):
             key = tuple(record.get(name) for name in COMPARABLE)
             rankings[key] = rankings.pop(key, {}) | {
                 record["step"]: record["mlm_loss"] + (record.get("nsp_loss") or 0.0)

@@ -1,4 +1,4 @@
-"""Settings that cannot have an effect beside the others: given all the same, they are refused.
+"""Refuses settings that cannot have an effect beside the others.
 
 Invariant: a user never waits for what a setting promises and the run does not do. A value equal to the default promises
 nothing, so that a config which holds every field, as RUN/config.yaml does, loads.

@@ -44,7 +44,7 @@ class Options:
 
 
 def read_options(flags: Sequence[str], *, program: str) -> Options:
-    """The numbers of --tokens-per-second=N and --price=P; ConfigError where they are none."""
+    """Read --tokens-per-second=N and --price=P; ConfigError if one of them is not a number above 0."""
     found: dict[str, float] = {}
     for flag in flags:
         name, _, text = flag.partition("=")

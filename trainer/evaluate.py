@@ -59,7 +59,7 @@ class Evaluation:
     unigram_loss: float
     """Cross-entropy of the same masked tokens under the training set's unigram distribution (add-one smoothed)."""
     phase: int | None = None
-    """From 0; None in records of before it was noted, as with `data_hash`."""
+    """From 0. Older records name neither phase nor `data_hash`: both are None."""
     data_hash: str | None = None
     """Of the data set's manifest."""
     sources: tuple[SourceLoss, ...] = ()

@@ -60,8 +60,8 @@ def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, of: str) -
         documents = held_out.filter(pc.is_in(held_out, value_set=_documents_of(trained)))
         pairs = _is_of(rows, documents)
         raise ConfigError(
-            f"{name}: {len(documents):,} of its {len(held_out):,} held-out documents, in {pc.sum(pairs).as_py():,} of "
-            f"its {rows.num_rows:,} held-out pairs, are trained on before, in {other}: that set has "
+            f"{name}: an earlier phase trains on {len(documents):,} of its {len(held_out):,} held-out documents, in "
+            f"{pc.sum(pairs).as_py():,} of its {rows.num_rows:,} held-out pairs: {other}, has "
             f"validation_fraction={before}, this one {now}; build both with the same validation_fraction"
         )
     shared = sorted(set(manifest.sources) & set(later.manifest.sources))
@@ -70,7 +70,7 @@ def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, of: str) -
     return (
         f"WARNING: {name}: none of its held-out documents is known to {other}, though both have a source "
         f"{', '.join(shared)}: unless the texts differ, they were divided into documents or cleaned otherwise, and "
-        f"held-out text may be trained on before; build both from the same files with the same settings of sources"
+        "the earlier phase may train on held-out text; build both from the same files with the same settings of sources"
     )
 
 

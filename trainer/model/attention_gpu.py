@@ -98,9 +98,3 @@ def keep_products(row_keys: Tensor, column_keys: Tensor, *, threshold: int) -> T
     """What the kernels keep by its keys: bool [..., rows, columns] of int32 [..., rows] and [columns]."""
     draws = row_keys[..., :, None] * column_keys
     return draws + wrap(LEVELS // 2) >= threshold - LEVELS // 2  # unsigned, as the kernels compare
-
-
-def keep_mask(seed: Tensor | int, *, head: int, tokens: Tensor, columns: Tensor, threshold: int) -> Tensor:
-    """What the kernels keep, bool [tokens, columns]: `tokens` are places in the packed batch, int32 like `columns`."""
-    rows = attention_row_keys(tokens, head=head, seed=seed)
-    return keep_products(rows, attention_column_keys(columns), threshold=threshold)
