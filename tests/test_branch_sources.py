@@ -81,7 +81,7 @@ def test_what_the_source_trained_on_may_not_be_held_out(
     single: WorkerGroup, texts: Path, source: Path, tmp_path: Path
 ) -> None:
     held_out, same = texts / "0.3", texts / "0.0"
-    message = r"phases\.0\.data=.*0\.3: .* are trained on before, in phase 0 of resume_from's run, .*0\.0: that set has"
+    message = r"phases\.0\.data=.*0\.3: an earlier phase trains on .*: phase 0 of resume_from's run, .*0\.0, has"
     with pytest.raises(ConfigError, match=message):
         check(configure(held_out, tmp_path / "branch", resume_from=str(source)))
     between = check(configure(same, tmp_path / "between", resume_from=str(source), max_steps=3)).config
