@@ -174,9 +174,7 @@ def _find_in_batch(config: TrainerConfig) -> Iterator[IdleSetting]:
 
 
 def _find_in_evaluation(config: TrainerConfig) -> Iterator[IdleSetting]:
-    every, steps = config.evaluation.every_steps, config.max_steps
-    if every is not None and every > steps and not _all_override(config, "evaluation.every_steps"):
-        yield IdleSetting("evaluation.every_steps", f"the run has max_steps={steps}", f"set it to at most {steps}")
+    # One longer than the run is no mistake: a config of many steps is tried with a few.
     for index, (phase, last) in enumerate(zip(config.phases, accumulate(config.phase_steps), strict=False)):
         own = phase.evaluation.every_steps
         if own is not None and own > last:
