@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -155,14 +154,16 @@ def test_a_cluster_is_asked_in_the_form_of_its_address(
     monkeypatch.setattr(ray_dashboard, "list_resources", refuse)
     assert cards.find_card(config) is None
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    monkeypatch.setattr(launch_ray, "ray_session", nullcontext)
+    monkeypatch.setattr(launch_ray, "join_cluster", lambda config: None)
     monkeypatch.setattr(launch_ray, "cluster_resources", lambda: found)
     assert cards.find_card(config) == Card(40 * GB, "A100")
     checked = check(config)
     assert checked.config.batch.greatest_slot is None
     write_config(checked.config)
-    monkeypatch.setattr(launch_ray, "cluster_resources", lambda: 1 / 0)  # nothing is to be settled any more
+    small = {"GPU": 1.0, "accelerator_type:T4": 1.0}
+    monkeypatch.setattr(launch_ray, "cluster_resources", lambda: small)  # a run that has begun keeps its plan
     assert check(config).config == checked.config
+    assert "T4" in "\n".join(check(config).lines)
 
 
 # ---- what is settled when a run begins

@@ -90,8 +90,8 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
     from trainer import launch_ray, ray_dashboard  # absent where the loop runs without Ray
 
     if not address.startswith(("http://", "https://")):
-        with launch_ray.ray_session(config):
-            return launch_ray.cluster_resources()
+        launch_ray.join_cluster(config)  # left connected, for the run itself
+        return launch_ray.cluster_resources()
     try:
         return ray_dashboard.list_resources(address)
     except ConnectionError:

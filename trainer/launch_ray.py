@@ -70,14 +70,11 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 
     Raises ConfigError that says what is asked for, what there is and what to change.
     """
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(config.start_timeout_s))
-    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     cluster = bool(os.environ.get("RAY_ADDRESS"))
     if cluster:
-        connect(attempts=1, **common)
+        join_cluster(config)
     else:
+        _set_quiet(config)
         cores = len(os.sched_getaffinity(0))
         # `timeout`, Slurm and systemd send SIGTERM to all processes of a command. Ray's own inherit this mask and
         # live on, so that the workers can finish their step; ray.shutdown ends them.
@@ -89,7 +86,6 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
                 num_cpus=max(cores, math.ceil(cpus_needed(config, workers=config.workers))),
                 object_store_memory=object_store_bytes(config),
                 include_dashboard=False,
-                **common,
             )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -99,6 +95,23 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
         ray.shutdown()
 
 
+def join_cluster(config: TrainerConfig) -> None:
+    """Connect to the cluster of RAY_ADDRESS; no more than once in a process.
+
+    Ray deletes the working directory of a job when its driver disconnects, so no driver could connect again.
+    Raises ClusterError with Ray's reason.
+    """
+    if not ray.is_initialized():
+        _set_quiet(config)
+        connect(attempts=1)
+
+
+def _set_quiet(config: TrainerConfig) -> None:
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(config.start_timeout_s))
+
+
 def connect(*, attempts: int, **arguments: Any) -> None:
     """ray.init, again where it fails: Ray gives its own processes 30 s to start, too few on a busy machine.
 
@@ -106,7 +119,7 @@ def connect(*, attempts: int, **arguments: Any) -> None:
     """
     for attempt in range(1, attempts + 1):
         try:
-            ray.init(**arguments)
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **arguments)
             return
         except Exception as error:  # Ray raises Exception itself here
             ray.shutdown()

@@ -94,9 +94,9 @@ def settle_slot(
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
     """`batch.greatest_slot` by the smallest GPU; as in `saved`, the config that the plan is of, if there is one.
 
-    Also that GPU (not looked for on a cluster in a run that has begun), and lines for the user.
+    Also that GPU, and lines for the user.
     """
-    batch, on_cluster = config.batch, _is_on_cluster(config)
+    batch = config.batch
     derived = [
         manifest
         for phase, manifest in zip(phases, manifests, strict=True)
@@ -105,8 +105,7 @@ def settle_slot(
     if saved is not None or batch.greatest_slot is not None or not derived or not _may_use_gpus(config):
         if saved is not None and batch.greatest_slot is None:
             config = with_greatest_slot(config, saved.batch.greatest_slot)
-        asked = _may_use_gpus(config) and not (on_cluster and saved is not None)
-        return config, find_card(config) if asked else None, []
+        return config, find_card(config) if _may_use_gpus(config) else None, []
     card = find_card(config)
     if card is None:
         line = f"memory: that of the GPUs is not known; slots of at most {GREATEST_DERIVED_SLOT:,} tokens"
