@@ -17,10 +17,11 @@ from datetime import date
 from pathlib import Path
 
 from bench.processes import watch
+from pipeline.clusters import choose_workers
+from pipeline.command import read_config
 from pipeline.estimate import Estimate, estimate
 from pipeline.manifest import read_manifest
 from pipeline.quantities import Quantity
-from pipeline.run import choose_workers, read_config
 from pipeline.settings import split_arguments
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -28,8 +28,9 @@ from distributed import Client, KilledWorker
 
 from pipeline.clusters import DaskCluster, Say
 from pipeline.dask_runner import BuildRunner, Errand, count_working
-from pipeline.failures import PassingError, choose_kept, leave_failure
-from pipeline.publish import describe_code
+from pipeline.errors import PassingError
+from pipeline.failures import choose_kept, leave_failure
+from pipeline.versions import describe_code
 
 _LOGGER = logging.getLogger(__name__)
 _PARTITIONS_A_WORKER = 8

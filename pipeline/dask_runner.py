@@ -23,8 +23,8 @@ from functools import partial
 from typing import Any
 
 from pipeline import beam_worker
-from pipeline.failures import PassingError
-from pipeline.publish import describe_code
+from pipeline.errors import PassingError
+from pipeline.versions import describe_code
 
 beam_worker.silence_beam()
 

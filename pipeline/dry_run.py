@@ -10,15 +10,18 @@ from pathlib import Path
 
 from pipeline import storage
 from pipeline.build_mark import MARK_NAME
+from pipeline.clusters import choose_workers, count_readers
 from pipeline.config import PipelineConfig
 from pipeline.disks import free_bytes
 from pipeline.doubts import list_doubts
 from pipeline.estimate import describe_bytes, estimate, format_estimate
+from pipeline.interrupts import say_at_once
 from pipeline.manifest import MANIFEST_NAME
 from pipeline.output import check_writable
-from pipeline.run import check_paths, choose_workers, count_readers, given_vocabulary, say_at_once
+from pipeline.recipe import check_paths
 from pipeline.settings import ConfigError
 from pipeline.sources import list_splits, share_books
+from pipeline.vocabulary import given_vocabulary
 
 
 def describe_build(config: PipelineConfig, *, price: float | None = None) -> Iterator[str]:

@@ -16,13 +16,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from functools import partial
 from pathlib import Path
 from traceback import format_exc
 
 from pipeline import beam_worker, storage
-from pipeline.documents import Split
-from pipeline.tally import BuildResult, ReadTally
 
 beam_worker.silence_beam()
 
@@ -32,10 +29,10 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from pipeline.clusters import DaskCluster
-from pipeline.failures import FAILURE_NAME, Keeps, leave_failure, read_failure
+from pipeline.errors import Keeps
+from pipeline.failures import FAILURE_NAME, leave_failure, read_failure
 from pipeline.interrupts import raise_caught
-from pipeline.job import Job, names_runner, temporary_below
-from pipeline.transforms import build_graph, load_result
+from pipeline.job import names_runner
 
 _LOGGER = logging.getLogger(__name__)
 _ROOT = str(Path(__file__).resolve().parent.parent)
@@ -58,25 +55,6 @@ class WorkerError(ValueError):
     def __init__(self, message: str, *, details: str, keeps: Keeps) -> None:
         super().__init__(message)
         self.details, self.keeps = details, keeps
-
-
-def run_graph(
-    splits: Sequence[Split], *, job: Job, workers: int, beam_options: Sequence[str], cluster: DaskCluster | None = None
-) -> tuple[BuildResult, ReadTally]:
-    """Build every shard. Raises as run_on_engine."""
-    note_unknown(beam_options)
-    hands = None if cluster is not None or names_runner(beam_options) else workers
-    lay_out = partial(build_graph, splits=splits, job=job, hands=hands)
-    run_on_engine(
-        lay_out,
-        exchange=job.exchange,
-        held=job.work,
-        temporary=temporary_below(job.notes),
-        workers=workers,
-        beam_options=beam_options,
-        cluster=cluster,
-    )
-    return load_result(job)
 
 
 def run_on_engine(

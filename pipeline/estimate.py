@@ -16,19 +16,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.buckets import Buckets, choose_buckets
+from pipeline.clusters import choose_workers, count_readers
+from pipeline.command import read_config
 from pipeline.config import PipelineConfig
 from pipeline.documents import Document, Split
 from pipeline.engine_config import KEYS
 from pipeline.filters import DocumentFilter
+from pipeline.interrupts import say_at_once
 from pipeline.job import SHARDS, SPILLS, Job
 from pipeline.progress import describe_seconds
 from pipeline.quantities import Quantity
-from pipeline.run import choose_workers, count_readers, given_vocabulary, read_config, say_at_once
 from pipeline.sample_build import Measured, measure_source
 from pipeline.sampling import Unit, choose_units, list_frame, read_units
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from pipeline.sources import list_splits, share_books
-from pipeline.vocabulary import count_words, train_tokenizer
+from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
 from pipeline.wordpieces import WordTokenizer
 
 _TIME_BAND = 0.3

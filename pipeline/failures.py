@@ -11,19 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from pipeline import storage
+from pipeline.errors import Keeps, PassingError
 
 FAILURE_NAME = "failure.json"
-Keeps: TypeAlias = Literal["nothing", "all", "unchanged_input"]
-"""unchanged_input: what was made from files that are still the same, once the one to blame is mended."""
-
-
-class PassingError(ValueError):
-    """An error that the same command need not meet again: a lost worker, a file of our own that was damaged."""
-
-    keeps: Keeps = "all"
 
 
 @dataclass(frozen=True, slots=True)

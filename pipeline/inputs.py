@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.failures import Keeps
+from pipeline.errors import Keeps
 
 _WHOLE_BYTES = 64 << 20
 _PLACES = 64

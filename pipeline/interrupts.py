@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -66,3 +66,50 @@ def exit_with(status: int) -> NoReturn:
 def _raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
     _caught.append(TerminatedError() if number == signal.SIGTERM else KeyboardInterrupt())
     raise _caught[-1]
+
+
+Say = Callable[[str], None]
+"""Shows one line to the user."""
+
+
+def say_at_once(line: str) -> None:
+    """Print a line of the recipe's story, also where the output is a pipe."""
+    print(line, flush=True)
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and what schedulers and `ray job stop` send."""
+
+
+class StopRequest:
+    """True once a signal has come; a second signal interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal_number is not None
+
+    def listen(self) -> None:
+        """Take the signals. Again after whatever takes them for itself, as ray.init does."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self.receive)
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        """Signal handler. Raises KeyboardInterrupt the second time."""
+        if self.signal_number is not None:
+            raise KeyboardInterrupt
+        self.signal_number = number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turn SIGINT and SIGTERM into a StopRequest inside the block. For the main thread."""
+    request = StopRequest()
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    request.listen()
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -19,7 +19,8 @@ from typing import Any
 
 from pipeline.build_mark import MARK_NAME, BuildMark
 from pipeline.disks import find_existing, sync, sync_below
-from pipeline.failures import Keeps, choose_kept, describe_error, leave_failure
+from pipeline.errors import Keeps
+from pipeline.failures import choose_kept, describe_error, leave_failure
 from pipeline.job import EXCHANGE, PROGRESS, SHARDS, SPILLS
 from pipeline.ledger import list_records
 from pipeline.manifest import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,12 +35,9 @@ from pipeline.settings import to_tree
 from pipeline.summary import summarize_build
 from pipeline.tally import BuildResult, ReadTally, RowTally, merge_reads, summarize_rows
 from pipeline.tokenizer_files import describe_text
+from pipeline.versions import hash_code, library_versions
 from pipeline.wordpieces import WordTokenizer
 
-CODE_VERSION = "4"
-"""Version of our own cleaning, pairing and masking; raised whenever the same input gives other bytes."""
-_LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
-_NEAR_DUPLICATE_LIBRARIES = ("datasketch",)
 _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
 """Share of rows labelled as not next; the published algorithm draws every single-sentence chunk as not next."""
 _ENOUGH_ROWS = 400
@@ -188,30 +181,6 @@ def write_set(
     (folder / SUMMARY_NAME).write_text(text + "\n", encoding="utf-8")
     (folder / REPORT_NAME).write_text(render_report(summary), encoding="utf-8")
     return manifest
-
-
-def describe_code() -> dict[str, str]:
-    """Our code, and all that it stands on: where these are equal, a worker elsewhere makes the same bytes."""
-    libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
-    python = ".".join(map(str, sys.version_info[:2]))
-    return {"the pipeline's code": hash_code(), "Python": python, "unicode": unicodedata.unidata_version, **libraries}
-
-
-def library_versions(config: PipelineConfig) -> dict[str, str]:
-    """Versions of everything that shapes the data."""
-    names = _LIBRARIES + (_NEAR_DUPLICATE_LIBRARIES if config.cleaning.near_duplicates else ())
-    libraries = {name: version(name) for name in names}
-    return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
-
-
-@cache
-def hash_code() -> str:
-    """Hash of our own sources: an unfinished build is only continued by the code that began it."""
-    folder = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".tsv", ".txt")):
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\0".encode())
-    return digest.hexdigest()[:16]
 
 
 def hash_build(

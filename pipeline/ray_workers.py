@@ -26,7 +26,7 @@ from pipeline.clusters import DaskCluster, Say
 from pipeline.dask_engine import await_worker, connect
 from pipeline.engine_config import RayConfig
 from pipeline.engines import python_path
-from pipeline.failures import PassingError
+from pipeline.errors import PassingError
 from pipeline.settings import ConfigError
 
 _OBJECT_STORE_BYTES = 100 << 20

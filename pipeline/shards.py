@@ -26,7 +26,7 @@ from pipeline.config import PipelineConfig
 from pipeline.disks import sync
 from pipeline.documents import ID_BYTES
 from pipeline.doubles import count_doubles
-from pipeline.failures import PassingError
+from pipeline.errors import PassingError
 from pipeline.instances import Instances
 from pipeline.manifest import Shard, SplitName, file_sha256, footer_sha256
 from pipeline.masking import Masks

@@ -23,7 +23,7 @@ from pipeline import storage
 from pipeline.config import NearDuplicatesConfig
 from pipeline.documents import ID_BYTES, Document
 from pipeline.doubles import Match
-from pipeline.failures import PassingError
+from pipeline.errors import PassingError
 from pipeline.near_duplicates import MATCH_TYPE, Signer, band_keys, choose_bands, choose_dropped, compare_group
 
 _FLUSH_DOCUMENTS = 4096

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from pipeline import storage
 from pipeline.documents import ID_BYTES, WHOLE, Piece
-from pipeline.failures import PassingError
+from pipeline.errors import PassingError
 from pipeline.wordpieces import TokenizedDocument
 
 FLUSH_TOKENS = 4_000_000

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.failures import PassingError
+from pipeline.errors import PassingError
 
 BEAT_S = 20.0
 DEAD_S = 90.0

@@ -17,7 +17,8 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.build_mark import MARK_NAME, BuildMark
-from pipeline.failures import Keeps, choose_kept, leave_failure
+from pipeline.errors import Keeps
+from pipeline.failures import choose_kept, leave_failure
 from pipeline.job import EXCHANGE, PROGRESS, SHARDS
 from pipeline.ledger import list_records
 from pipeline.manifest import MANIFEST_NAME

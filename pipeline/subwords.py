@@ -15,12 +15,10 @@ import numpy.typing as npt
 from tokenizers import pre_tokenizers
 
 from pipeline.merges import Criterion, MergeTable
-from pipeline.tokenizer_files import PIECE_PREFIX
+from pipeline.tokenizer_files import END_OF_WORD, PIECE_PREFIX
 
 LAYOUT = ("[PAD]", *(f"[unused{number}]" for number in range(1, 100)), "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The first 104 entries of every vocabulary: BERT's places."""
-END_OF_WORD = "</w>"
-"""Marks a BPE unit that ends a word."""
 _DROPPED_SHARE, _DROPPED_SHARE_AT_MOST = 1e-5, 1e-4
 _FALL = 0.8
 

@@ -16,9 +16,8 @@ from tokenizers import decoders
 from pipeline.config import PipelineConfig
 from pipeline.manifest import Manifest
 from pipeline.pairs import NEXT, NOT_NEXT
-from pipeline.subwords import END_OF_WORD
 from pipeline.tally import WORD_PIECES, BuildResult, Counts, Example, ReadTally, RowTally, merge_reads
-from pipeline.tokenizer_files import PIECE_PREFIX
+from pipeline.tokenizer_files import END_OF_WORD, PIECE_PREFIX
 from pipeline.wordpieces import WordTokenizer
 
 SUMMARY_VERSION = 1

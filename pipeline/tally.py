@@ -281,3 +281,8 @@ def _add(one: Counts, other: Counts) -> Counts:
 
 def _rate(part: int, whole: int) -> float | None:
     return part / whole if whole else None
+
+
+def join_paths(parts: Iterable[list[str]]) -> list[str]:
+    """All paths in one list."""
+    return [path for part in parts for path in part]

@@ -179,3 +179,7 @@ def save_tokenizer(backend: Tokenizer, folder: Path, *, tokens: Sequence[str], s
 
 def _write(path: Path, text: str) -> None:
     path.write_bytes(text.encode("utf-8"))
+
+
+END_OF_WORD = "</w>"
+"""Marks a BPE unit that ends a word."""

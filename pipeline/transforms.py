@@ -31,6 +31,7 @@ from pipeline.spill import Extent, read_index
 from pipeline.tally import (
     BuildResult,
     ReadTally,
+    join_paths,
     merge_reads,
     merge_results,
     reads_from_tree,
@@ -298,11 +299,6 @@ def _tally_of(result: SplitResult) -> ReadTally:
 
 def _bands_of(result: SplitResult) -> Iterable[tuple[int, BandExtent]]:
     return result.bands
-
-
-def join_paths(parts: Iterable[list[str]]) -> list[str]:
-    """All paths in one list."""
-    return [path for part in parts for path in part]
 
 
 def _extents_of(result: SplitResult) -> Iterable[tuple[int, Extent]]:

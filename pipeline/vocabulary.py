@@ -21,15 +21,16 @@ from pipeline import storage
 from pipeline.clusters import DaskCluster, check_engine, open_cluster
 from pipeline.config import PipelineConfig, VocabularyConfig
 from pipeline.engine_config import KEYS
-from pipeline.interrupts import catch_interrupts, exit_with, fail_interrupted
+from pipeline.interrupts import Say, catch_interrupts, exit_with, fail_interrupted
 from pipeline.job import local_notes, names_runner, temporary_below
 from pipeline.progress import ProgressPrinter
 from pipeline.scratch import scratch_folder
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from pipeline.sources import list_splits
-from pipeline.subwords import END_OF_WORD, train_bpe, train_wordpiece
-from pipeline.tokenizer_files import BERT_SPECIAL, build_wordpiece, finish, word_rules
+from pipeline.subwords import train_bpe, train_wordpiece
+from pipeline.tokenizer_files import BERT_SPECIAL, END_OF_WORD, build_wordpiece, finish, word_rules
 from pipeline.word_counts import WordCounter, most_common, read_words
+from pipeline.wordpieces import WordTokenizer
 
 MAX_WORDS = 500_000
 """So many different words, the most frequent, are trained on."""
@@ -181,7 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     What stands after -- goes to Apache Beam as it is.
     """
-    from pipeline.run import read_config, say_at_once  # which imports this module
+    from pipeline.command import read_config
+    from pipeline.interrupts import say_at_once
 
     program = "python -m pipeline.vocabulary"
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -220,3 +222,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     exit_with(main())
+
+
+def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
+    """The vocabulary of vocabulary.path; None where one is to be trained."""
+    settings = config.vocabulary
+    if settings.path is None or (settings.train and not storage.exists(settings.path)):
+        return None
+    return WordTokenizer.from_path(settings.path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+
+
+def trained_vocabulary(
+    config: PipelineConfig,
+    *,
+    scratch: str,
+    say: Say,
+    beam_options: Sequence[str] = (),
+    cluster: DaskCluster | None = None,
+) -> WordTokenizer:
+    """Train a vocabulary into vocabulary.path, where later builds find it, or for this build alone."""
+    settings = config.vocabulary
+    path = settings.path if settings.path is not None else storage.join(scratch, vocabulary_name(config))
+    say(f"training a vocabulary of {settings.size:,} entries into {path}")
+    train_vocabulary(config, path=path, beam_options=beam_options, cluster=cluster)
+    return WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+
+
+def vocabulary_name(config: PipelineConfig) -> str:
+    """Name of the file of a vocabulary that is trained for one build alone."""
+    return "vocab.txt" if config.vocabulary.algorithm == "wordpiece" else "tokenizer.json"

@@ -21,8 +21,8 @@ from pipeline.failures import report_failure
 from pipeline.filters import DocumentFilter
 from pipeline.progress import WorkReport
 from pipeline.sources import read_documents
+from pipeline.tally import join_paths
 from pipeline.tokenizer_files import word_rules
-from pipeline.transforms import join_paths
 from pipeline.word_counts import Run, WordCounter, join_most_common, write_most_common
 
 WORDS_NAME = "words.tsv"

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from pipeline.config import PipelineConfig
 from pipeline.manifest import Manifest
-from pipeline.run import build
+from pipeline.recipe import build
 from pipeline.settings import validate
 
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]

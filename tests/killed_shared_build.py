@@ -10,10 +10,10 @@ import sys
 from killed_build import kill_at
 from test_shared_books import GREAT, in_pieces
 
-from pipeline import reading, run
+from pipeline import reading, recipe, run
 
 if __name__ == "__main__":
     reading.GREAT_CHARACTERS = GREAT
-    run.share_books = in_pieces(3)
+    recipe.share_books = in_pieces(3)
     kill_at("pipeline.spill", "SpillWriter._flush", count=int(sys.argv[1]))
     sys.exit(run.main(sys.argv[2:]))

@@ -15,7 +15,7 @@ from trainer import loop
 from trainer.config import TrainerConfig
 from trainer.feed import RunFeed
 from trainer.ingest import Step
-from trainer.launch import Outcome, Place
+from trainer.link import Outcome, Place
 from trainer.metrics import read_json_lines
 from trainer.run_directory import write_config
 from trainer.slots import Slot

@@ -71,7 +71,7 @@ def stop_before_publishing(monkeypatch: pytest.MonkeyPatch, *words: str) -> None
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.run.write_set", full_disk)
+        patch.setattr("pipeline.recipe.write_set", full_disk)
         assert main(["--config", "c.yaml", *words]) == 2
 
 

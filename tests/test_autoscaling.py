@@ -25,10 +25,11 @@ from processes import command_of
 from ray_head import Head
 from small_runs import make_config, write_small_set
 
+from pipeline.interrupts import StopRequest
 from trainer import launch_ray
 from trainer.config import TrainerConfig
-from trainer.launch import Outcome, StopRequest
 from trainer.launch_ray import ray_session, run_on_ray
+from trainer.link import Outcome
 from trainer.metrics import read_json_lines
 from trainer.ray_watch import GroupWatch, Wishes, look_at_nodes
 from trainer.restarts import run_attempts

@@ -16,7 +16,7 @@ from bench import learning, trainer
 from bench.cards import name_card
 from bench.trainer_parts import BATCHES, ROUNDS, measure, rate_at
 from bench.trainer_tables import FALL, describe, list_faults, read_results
-from trainer.cards import Card
+from trainer.memory import Card
 
 
 def make_result(part: str = "zero-1", **changes: Any) -> dict[str, Any]:

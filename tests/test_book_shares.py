@@ -12,9 +12,9 @@ from corpora import make_config
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.clusters import CLUSTER_WORKERS, count_readers
 from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.documents import WHOLE, Piece, Split
-from pipeline.run import CLUSTER_WORKERS, count_readers
 from pipeline.sources import cut_split, deal_splits, list_splits, own_text_bytes, share_books
 
 

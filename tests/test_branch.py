@@ -24,12 +24,12 @@ from worker_group import WorkerError, WorkerGroup
 from pipeline import storage
 from pipeline.manifest import read_manifest, write_manifest
 from pipeline.settings import ConfigError, dump_yaml, split_arguments
-from trainer import launch_processes, loop, run_directory
+from trainer import config_saved, launch_processes, loop, run_directory
 from trainer.branch import find_branch_start, settle_source
 from trainer.checkpoint import list_checkpoints, read_state, read_weights
 from trainer.checkpoint_files import write_json
 from trainer.config import TrainerConfig
-from trainer.launch import Link, Place
+from trainer.link import Link, Place
 from trainer.model_card import render_model_card
 from trainer.preflight import check, read_config
 from trainer.run import PROGRAM, main
@@ -114,7 +114,7 @@ def test_a_branch_that_was_stopped_goes_on_without_the_original(
     config = configure(data, tmp_path / "branch", resume_from=f"{moved}/", max_steps=12)
     _, report = branch(pair, config, stop_at=8)
     assert report.executed == [7, 8]
-    saved = run_directory.read_run_config(tmp_path / "branch")
+    saved = config_saved.read_run_config(tmp_path / "branch")
     assert saved is not None
     assert saved.resume_from == str(moved / "checkpoints" / "step-00000006")
     shutil.rmtree(moved)

@@ -17,7 +17,7 @@ from worker_group import WorkerGroup
 
 from pipeline.run import main as build
 from pipeline.settings import ConfigError
-from trainer import cards
+from trainer import cards, memory
 from trainer.checkpoint import list_checkpoints, read_state
 from trainer.checkpoint_files import STATE, read_manifest, write_json, write_manifest
 from trainer.preflight import check
@@ -181,7 +181,7 @@ def test_the_sources_slots_are_kept_only_with_its_plan(
     batch = {"tokens": 8192}
     run(single, configure(data, tmp_path / "old", max_steps=1, batch={**batch, "greatest_slot": 1024}))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cards, "ask_driver", lambda: cards.Card(80e9, "a card"))
+    monkeypatch.setattr(cards, "ask_driver", lambda: memory.Card(80e9, "a card"))
     for changes, kept in (({}, True), ({"batch": {"tokens": 4096}}, False), ({"seed": 9}, False)):
         settings = {"resume_from": str(tmp_path / "old"), "device": "cuda", "batch": batch, **changes}
         checked = check(configure(data, tmp_path / "branch", **settings))

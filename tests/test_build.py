@@ -19,7 +19,7 @@ from corpora import build_text, make_config, make_documents, read_rows, write_te
 from pipeline.audit.run import audit
 from pipeline.documents import Document
 from pipeline.manifest import open_data_set, read_manifest
-from pipeline.run import build
+from pipeline.recipe import build
 from pipeline.schema import METADATA_VOCABULARY_HASH
 from pipeline.wordpieces import WordTokenizer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_builds import refused, write_build
 
-from pipeline import engines
+from pipeline import recipe
 from pipeline.manifest import MANIFEST_NAME
 from pipeline.run import main
 
@@ -158,7 +158,7 @@ def test_interruption_cleans_up(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engines, "run_graph", interrupted)
+    monkeypatch.setattr(recipe, "run_graph", interrupted)
     assert main(["--config", "c.yaml"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
     assert not (folder / "out").exists()

@@ -15,13 +15,13 @@ from torch import nn
 from untrained_run import _StillEngine
 
 from pipeline import disks
+from pipeline.interrupts import StopRequest
 from trainer import checkpoint_command, checkpoint_writer
 from trainer.checkpoint import CheckpointError, CheckpointWriter, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import put_back, read_manifest, step_of, write_json, write_manifest
 from trainer.checkpoint_keep import choose_kept, rank_evaluations
 from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.engine import Engine
-from trainer.launch import StopRequest
 from trainer.lease import hold
 from trainer.metrics import EVALUATIONS_NAME, JsonLines
 from trainer.run_directory import write_config

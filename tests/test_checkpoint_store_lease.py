@@ -7,8 +7,8 @@ from object_store import bucket, s3_server
 from stored_checkpoints import kept, make_writer
 
 from pipeline import storage
+from pipeline.interrupts import StopRequest
 from trainer.checkpoint import CheckpointError
-from trainer.launch import StopRequest
 from trainer.lease import held, release, take
 
 __all__ = ["bucket", "s3_server"]

@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import make_config, make_documents, write_text
 
-from pipeline import inputs, publish, sources
+from pipeline import inputs, publish, sources, versions
+from pipeline.command import absolute_paths
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop
-from pipeline.run import absolute_paths, build
+from pipeline.recipe import build
 from pipeline.sources import list_splits, read_documents
 from pipeline.vocabulary import train_vocabulary
 
@@ -98,9 +99,9 @@ def test_a_change_of_the_cleaning_alone_makes_another_file(
     for change in ("", "# another way to clean\n"):
         with open(code / "clean.py", "a", encoding="utf-8") as module:
             module.write(change)
-        publish.hash_code.cache_clear()
+        versions.hash_code.cache_clear()
         read(dump, folder)
-    publish.hash_code.cache_clear()
+    versions.hash_code.cache_clear()
     assert len(list(folder.iterdir())) == 2
 
 

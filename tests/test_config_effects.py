@@ -12,8 +12,9 @@ from synthetic import write_data_set
 
 from pipeline.settings import ConfigError, dump_yaml, load_settings, to_tree
 from trainer.config import TrainerConfig
+from trainer.config_saved import read_run_config, validate_saved
 from trainer.preflight import check
-from trainer.run_directory import check_run_directory, read_run_config, validate_saved, write_config
+from trainer.run_directory import check_run_directory, write_config
 
 TRAINER = ["output=out", "data=set", "max_steps=1000", "batch.pairs=8"]
 

@@ -21,10 +21,11 @@ from watched_worker import CALLS, KILLS
 
 from pipeline import clusters, dask_engine, vocabulary
 from pipeline.dask_runner import Errand, _deal, check_worker
-from pipeline.failures import FAILURE_NAME, AbandonedError, PassingError, raise_if_abandoned
+from pipeline.errors import PassingError
+from pipeline.failures import FAILURE_NAME, AbandonedError, raise_if_abandoned
 from pipeline.manifest import open_data_set
-from pipeline.publish import describe_code
 from pipeline.run import main
+from pipeline.versions import describe_code
 
 SPLITS = 6
 CLEANING = "cleaning={min_words: 12, near_duplicates: {}, keep_rejects: rejects}"

@@ -12,7 +12,7 @@ from corpora import make_config, make_documents, write_text
 
 from pipeline.config import PipelineConfig
 from pipeline.manifest import Manifest, read_manifest
-from pipeline.run import build
+from pipeline.recipe import build
 from pipeline.settings import dump_yaml
 
 SETTINGS = {"shards": 5, "validation_fraction": 0.1, "passes": 2, "max_seq_length": 32}

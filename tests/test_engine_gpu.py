@@ -20,7 +20,7 @@ from toy_training import accumulate, gather_state, make_config, make_engine, tra
 
 from trainer import checkpoint
 from trainer.engine import Engine
-from trainer.launch import Place
+from trainer.link import Place
 from trainer.model import BertForPretraining
 from trainer.worker import set_up_process
 

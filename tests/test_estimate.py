@@ -27,7 +27,7 @@ from pipeline.config import SourceConfig
 from pipeline.documents import Document
 from pipeline.estimate import describe_bytes, estimate, main, makespan
 from pipeline.quantities import Quantity, expand
-from pipeline.run import build
+from pipeline.recipe import build
 from pipeline.sampling import Frame, Unit, choose_units, list_frame, read_units
 from pipeline.settings import validate
 from pipeline.sources import list_splits, read_documents

@@ -18,7 +18,8 @@ from worker_group import WorkerGroup
 from pipeline.manifest import read_manifest
 from trainer import evaluate
 from trainer.engine import Engine
-from trainer.evaluate import Evaluation, Evaluator, SourceLoss, SourceSums
+from trainer.evaluate import Evaluator, SourceSums
+from trainer.evaluation import Evaluation, SourceLoss
 from trainer.ingest import SlotStream
 from trainer.metrics import read_json_lines
 from trainer.shapes import derive_shape

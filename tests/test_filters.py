@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pipeline.config import CleaningConfig, SourceConfig
 from pipeline.documents import Document, Drop
 from pipeline.filters import EXCERPT_CHARACTERS, DocumentFilter, beginning, excerpt
-from pipeline.run import build
+from pipeline.recipe import build
 from pipeline.scripts import _lists, script_of, scripts_of, stop_words
 from pipeline.vocabulary import count_sources
 

@@ -16,13 +16,14 @@ from synthetic import write_data_set
 from worker_group import WorkerError, WorkerGroup
 
 from trainer import loop
+from trainer.branch import branch_command
 from trainer.checkpoint import list_checkpoints, read_state, read_weights
 from trainer.checkpoint_files import step_name
 from trainer.config import GuardConfig, TrainerConfig
 from trainer.engine import Engine
 from trainer.guard import BAD_STEPS_NAME, DivergenceError, Fault, Guard, RollBack, note_bad_step
 from trainer.metrics import read_json_lines
-from trainer.run_directory import branch_command, write_config
+from trainer.run_directory import write_config
 
 NAN, INF = float("nan"), float("inf")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from corpora import make_config, make_documents
 
-from pipeline.run import build
+from pipeline.recipe import build
 
 
 def page(title: str, text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config import PipelineConfig
-from pipeline.run import build
+from pipeline.recipe import build
 from pipeline.settings import validate
 
 

@@ -20,10 +20,10 @@ from synthetic import write_data_set
 from torch import nn
 from untrained_run import _StillEngine
 
+from pipeline.interrupts import StopRequest
 from trainer import preflight
 from trainer.checkpoint import CheckpointError, CheckpointWriter, list_checkpoints
 from trainer.engine import Engine
-from trainer.launch import StopRequest
 from trainer.lease import LEASE_NAME, LOCK_NAME, LeaseError, beat_once, held, hold, refuse_if_alive, release, take
 from trainer.run_directory import check_run_directory, write_config
 

@@ -16,9 +16,9 @@ from small_runs import make_config
 from test_lease import Clock, never, race
 
 from pipeline import storage
+from pipeline.interrupts import StopRequest
 from pipeline.storage import StorageError
 from trainer import lease_store
-from trainer.launch import StopRequest
 from trainer.lease import LeaseError, beat_once, held, hold, refuse_if_alive, release, take
 from trainer.run_directory import check_run_directory, write_config
 

@@ -13,13 +13,14 @@ from synthetic import full_lengths, write_data_set
 
 from pipeline.settings import ConfigError
 from trainer import cards, launch_ray, memory, ray_dashboard
-from trainer.cards import Card, ask_driver, smallest_of
+from trainer.cards import ask_driver, smallest_of
 from trainer.config import TrainerConfig
+from trainer.config_saved import read_run_config
 from trainer.dry_run import Options, describe_run
-from trainer.memory import estimate_memory, judge_memory, largest_slot
+from trainer.memory import Card, estimate_memory, judge_memory, largest_slot
 from trainer.phases import OpenPhase, open_phases, resolve_phases
 from trainer.preflight import check
-from trainer.run_directory import read_run_config, write_config
+from trainer.run_directory import write_config
 from trainer.slots import SlotShape
 
 GB = 1e9

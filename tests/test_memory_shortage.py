@@ -15,12 +15,13 @@ import torch
 from small_runs import make_config
 from trainer_command import config_file, data, refusal
 
+from pipeline.interrupts import StopRequest
 from pipeline.manifest import read_manifest
 from pipeline.settings import ConfigError
 from trainer import launch_processes, launch_ray, loop
 from trainer.config import TrainerConfig
-from trainer.launch import Link, Outcome, Place, StopRequest
 from trainer.launch_ray import ray_session, run_on_ray
+from trainer.link import Link, Outcome, Place
 from trainer.memory_shortage import describe_shortage, find_shortage
 from trainer.phases import resolve_phases
 from trainer.preflight import check

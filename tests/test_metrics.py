@@ -17,7 +17,8 @@ from synthetic import write_data_set
 from trainer import metrics
 from trainer.config import TrainerConfig
 from trainer.curve import MAX_POINTS, average_down, draw_curve, smooth
-from trainer.evaluate import Evaluation, unigram_log_probabilities
+from trainer.evaluate import unigram_log_probabilities
+from trainer.evaluation import Evaluation
 from trainer.metrics import (
     JsonLines,
     Progress,

@@ -12,7 +12,7 @@ from corpora import make_config, make_documents, read_rows, write_text
 
 from pipeline.manifest import Manifest
 from pipeline.mixture import passes_of
-from pipeline.run import build
+from pipeline.recipe import build
 from pipeline.settings import ConfigError
 
 IDS = [number.to_bytes(16, "little") for number in range(20_000)]

@@ -31,7 +31,7 @@ from pipeline.near_duplicates import (
     compare_group,
     shingle_hashes,
 )
-from pipeline.run import build
+from pipeline.recipe import build
 from pipeline.signatures import (
     SignatureWriter,
     _SignatureReader,

@@ -262,7 +262,7 @@ def test_a_killed_build_goes_on_and_nothing_half_written_is_visible(
 
 
 def test_a_damaged_shard_of_a_stopped_build_is_made_again(small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    kill_build("pipeline.run", "write_manifest", count=1)
+    kill_build("pipeline.recipe", "write_manifest", count=1)
     name = storage.list_files(f"{small}/data")[0].name
     data = storage.read_bytes(f"{small}/data/{name}")
     storage.write_bytes(f"{small}/data/{name}", data[:100] + b"X" + data[101:])
@@ -343,7 +343,9 @@ def test_a_build_from_and_to_gs(
         f"output: {gs_bucket}/out\nmax_seq_length: 32\nvalidation_fraction: 0\nshards: 1\nworkers: 1\n"
     )
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.run.write_manifest", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "Input error")))
+        patch.setattr(
+            "pipeline.recipe.write_manifest", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "Input error"))
+        )
         assert main(["--config", "c.yaml"]) == 2
     capsys.readouterr()
     assert main(["--config", "c.yaml", "--", "--runner=FnApiRunner"]) == 0  # named, so all that is shared is in OUT

@@ -15,12 +15,13 @@ import pytest
 from corpora import build_text, make_config, make_documents, write_text
 from small_builds import refused, write_build
 
-from pipeline import beam_worker, engines, run
+from pipeline import beam_worker, clusters, command, engines
 from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
 from pipeline.failures import Failure, choose_kept, read_failure, report_failure
 from pipeline.manifest import read_manifest
 from pipeline.progress import ProgressPrinter, WorkReport
-from pipeline.run import build, main
+from pipeline.recipe import build
+from pipeline.run import main
 from pipeline.spill import SpillError
 
 DUMP = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="en">
@@ -54,8 +55,8 @@ def test_without_the_sample_the_remedy_is_named(
     config = folder / "pipeline" / "configs" / "sample.yaml"
     config.parent.mkdir(parents=True)
     config.write_text((folder / "c.yaml").read_text())
-    monkeypatch.setattr(run, "_ROOT", folder)
-    monkeypatch.setattr(run, "SAMPLE_CONFIG", config)
+    monkeypatch.setattr(command, "_ROOT", folder)
+    monkeypatch.setattr(command, "SAMPLE_CONFIG", config)
     assert main([]) == 2
     assert capsys.readouterr().err.endswith("the sample corpus is not there; fetch it with `make sample`\n")
 
@@ -71,7 +72,7 @@ def test_the_sample_config_is_relative_to_the_repository(
 ) -> None:
     monkeypatch.chdir(folder)
     made: list[PipelineConfig] = []
-    monkeypatch.setattr(run, "build", lambda config, **_: made.append(config))
+    monkeypatch.setattr("pipeline.run.build", lambda config, **_: made.append(config))
     assert main(["seed=7"]) == 0
     assert main(["output=mine", "sources.1.path=corpus.txt"]) == 0
     first, second = made
@@ -88,7 +89,7 @@ def test_the_sample_config_is_relative_to_the_repository(
 def test_a_missing_sample_is_named_with_the_remedy(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "_ROOT", folder)
+    monkeypatch.setattr(command, "_ROOT", folder)
     assert main([]) == 2
     message = f"error: {folder}/data/sample: the sample corpus is not there; fetch it with `make sample`"
     assert capsys.readouterr().err.strip() == message
@@ -138,9 +139,9 @@ def test_more_workers_than_cores_is_a_warning(folder: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     lines: list[str] = []
     config = make_config(folder, sources=[{"kind": "text", "path": str(folder / "corpus.txt")}])
-    assert run.choose_workers(config.model_copy(update={"workers": cores + 1}), say=lines.append) == cores + 1
+    assert clusters.choose_workers(config.model_copy(update={"workers": cores + 1}), say=lines.append) == cores + 1
     assert lines == [f"warning: workers={cores + 1} is more than the {cores} cores of this machine"]
-    assert run.choose_workers(config.model_copy(update={"workers": None}), say=lines.append) == cores
+    assert clusters.choose_workers(config.model_copy(update={"workers": None}), say=lines.append) == cores
     assert len(lines) == 1
 
 

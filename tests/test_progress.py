@@ -17,7 +17,7 @@ from corpora import make_config, make_documents, write_text
 
 from pipeline import progress
 from pipeline.progress import PLAN_NAME, ProgressPrinter, WorkReport, describe_seconds
-from pipeline.run import build
+from pipeline.recipe import build
 
 
 class Terminal(io.StringIO):

@@ -18,10 +18,11 @@ from small_runs import curve, make_config, rows_by_step, run
 from synthetic import write_data_set
 from worker_group import WorkerGroup
 
+from pipeline.interrupts import StopRequest
 from pipeline.settings import ConfigError
 from trainer import launch_ray
 from trainer.config import TrainerConfig
-from trainer.launch import ClusterError, StopRequest
+from trainer.launch import ClusterError
 from trainer.launch_ray import ray_session, run_on_ray
 from trainer.ray_watch import GroupWatch, look_at_nodes, settle
 from trainer.restarts import run_attempts

@@ -21,7 +21,7 @@ from watched_worker import CALLS, KILLS
 
 from pipeline import ray_workers
 from pipeline.engine_config import RayConfig
-from pipeline.failures import PassingError
+from pipeline.errors import PassingError
 from pipeline.manifest import open_data_set
 from pipeline.run import main
 from pipeline.settings import ConfigError

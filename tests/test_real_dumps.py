@@ -9,7 +9,7 @@ import pytest
 from corpora import make_config
 
 from pipeline.manifest import Manifest
-from pipeline.run import build
+from pipeline.recipe import build
 
 TOO_FEW = r"the sources hold 1 distinct document\(s\) with text; at least 2 are needed"
 NO_XML = r"%s: not a MediaWiki XML dump: it begins with '%s"

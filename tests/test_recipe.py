@@ -14,7 +14,7 @@ from corpora import make_documents, write_vocabulary
 from dump_mirror import Mirror, serve_mirror
 from dumps import dump, page
 
-from pipeline import download, run
+from pipeline import command, download, run
 from pipeline.clusters import check_engine
 from pipeline.config import PipelineConfig
 from pipeline.engine_config import KEYS
@@ -69,8 +69,8 @@ def test_the_recipe_names_engines_as_the_command_takes_them(recipe: Path) -> Non
     text = recipe.read_text().replace(" \\\n#", "")
     commands = re.findall(r"^# .*python pipeline/run\.py (.*)$", text, re.MULTILINE)
     engines = []
-    for command in commands:
-        given = split_arguments(command.split(), program="test", keys=KEYS)
+    for line in commands:
+        given = split_arguments(line.split(), program="test", keys=KEYS)
         config = load_settings(PipelineConfig, file=recipe, overrides=given.overrides)
         check_engine(config, beam_options=given.rest)
         engines.append(config.engine)
@@ -92,11 +92,11 @@ def test_books_that_are_missing_are_named_before_anything_is_fetched(
     Path("data/wikipedia/en").mkdir(parents=True)
     Path("data/wikipedia/en/enwiki.xml").write_text(dump(page("A", "a")))
     with pytest.raises(ValueError, match=MISSING):
-        run.read_config(split_arguments(["--config", str(recipe)], program="test"))
+        command.read_config(split_arguments(["--config", str(recipe)], program="test"))
     put_books(Path("data/bookcorpus"))
     Path("data/wikipedia/en/enwiki.xml").unlink()
     with pytest.raises(ValueError, match=r"sources\.0 \(wikipedia\): no file .*Fetch it with `make download CONFIG="):
-        run.read_config(split_arguments(["--config", str(recipe)], program="test"))
+        command.read_config(split_arguments(["--config", str(recipe)], program="test"))
 
 
 def test_the_recipe_fetches_once_and_builds(

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from corpora import make_config, make_documents, write_text
 
+from pipeline.command import absolute_paths
 from pipeline.manifest import Manifest
+from pipeline.recipe import build
 from pipeline.rejects import REJECTS_NAME, RejectWriter, write_rejects
-from pipeline.run import absolute_paths, build
 from pipeline.settings import ConfigError
 
 DOCUMENTS = make_documents(30, sentences=(6, 9))

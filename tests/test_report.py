@@ -17,13 +17,13 @@ from corpora import SYLLABLES, build_text, make_config, make_documents, read_row
 from pipeline.manifest import Manifest
 from pipeline.masking import Masks
 from pipeline.publish import label_bounds
+from pipeline.recipe import build
 from pipeline.report import render_pair, render_report
 from pipeline.rows import Rows
-from pipeline.run import build
 from pipeline.shards import _count_rows
-from pipeline.subwords import END_OF_WORD
 from pipeline.summary import TokenReader, describe_pair, summarize_masks
 from pipeline.tally import BuildResult, Example, ReadTally, RowTally, merge_reads, results_from_tree, results_to_tree
+from pipeline.tokenizer_files import END_OF_WORD
 from pipeline.vocabulary import train_tokenizer
 from pipeline.wordpieces import WordTokenizer
 

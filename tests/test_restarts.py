@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from small_runs import make_config
 
+from pipeline.interrupts import StopRequest
 from pipeline.settings import ConfigError
 from trainer.checkpoint_files import step_name
-from trainer.launch import GO_ON, ClusterError, Outcome, StopRequest, WorkerError
+from trainer.launch import GO_ON, ClusterError, WorkerError
+from trainer.link import Outcome
 from trainer.restarts import run_attempts
 
 DONE = Outcome(first_step=0, last_step=9, finished=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from stopped_builds import SPLITS, base, check_same, folder, go_on, refuse, stop_before_publishing, stopped
 
-from pipeline import inputs, run
+from pipeline import inputs, recipe
 from pipeline.engines import WorkerError
 from pipeline.failures import choose_kept
 from pipeline.inputs import fingerprint_inputs
@@ -34,7 +34,7 @@ def test_a_build_killed_at_every_stage_ends_with_the_same_bytes(
         ("pipeline.spill", "SpillWriter._flush", 3, 2, 0),
         ("pipeline.transforms", "plan_shards", 1, SPLITS, 0),
         ("pipeline.shards", "_commit", 2, SPLITS, 1),
-        ("pipeline.run", "write_manifest", 1, SPLITS, 3),
+        ("pipeline.recipe", "write_manifest", 1, SPLITS, 3),
     ]
     before = (0, 0)
     for module, name, count, splits, shards in points:
@@ -127,10 +127,10 @@ def test_other_settings_are_refused(
     assert "config.seed: 12345 -> 7;" in refuse(capsys, "seed=7")
     assert "config.masks_per_pair: 1 -> 2;" in refuse(capsys, "masks_per_pair=2")
     with monkeypatch.context() as patch:
-        patch.setattr(run, "hash_code", lambda: "another")
+        patch.setattr(recipe, "hash_code", lambda: "another")
         assert 'code: "' in refuse(capsys)
     with monkeypatch.context() as patch:
-        patch.setattr(run, "library_versions", lambda config: {"numpy": "0.1"})
+        patch.setattr(recipe, "library_versions", lambda config: {"numpy": "0.1"})
         assert '-> "0.1"' in refuse(capsys)
     vocabulary = (folder / "vocab.txt").read_text()
     (folder / "vocab.txt").write_text(vocabulary + "dada\n")

@@ -19,7 +19,7 @@ import torch.multiprocessing
 from small_runs import curve, make_config, rows_by_step, run_rank, write_small_set
 
 from trainer.checkpoint import list_checkpoints
-from trainer.launch import Place
+from trainer.link import Place
 from trainer.run_directory import write_config
 from trainer.worker import set_up_process
 

@@ -14,12 +14,12 @@ from torch import nn
 from untrained_run import _StillEngine
 from worker_group import WorkerGroup
 
+from pipeline.interrupts import StopRequest
 from pipeline.settings import ConfigError, load_settings
 from trainer import preflight
 from trainer.checkpoint import CheckpointError, CheckpointWriter, list_checkpoints
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
-from trainer.launch import StopRequest
 from trainer.lease import hold
 from trainer.run_directory import MAY_CHANGE, check_run_directory, write_config
 

@@ -23,7 +23,7 @@ from pipeline.settings import ConfigError
 from trainer import loop
 from trainer.checkpoint import list_checkpoints
 from trainer.config import TrainerConfig
-from trainer.evaluate import Evaluation
+from trainer.evaluation import Evaluation
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 from trainer.model import heads
 from trainer.run_directory import write_config

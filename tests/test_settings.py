@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import PipelineConfig
+from pipeline.paths import expand_path
 from pipeline.settings import (
     Arguments,
     ConfigError,
     describe,
     dump_yaml,
-    expand_path,
     load_settings,
     parse_yaml,
     refuse_flags,

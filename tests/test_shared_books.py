@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, normalizers
 
-from pipeline import buckets, estimate, reading, run, sources
+from pipeline import buckets, command, estimate, interrupts, reading, recipe, run, sources
 from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.documents import WHOLE, Document, Drop, Note, Piece, Split
 from pipeline.progress import WorkReport
@@ -104,7 +104,7 @@ def configure(folder: Path, *, output: str, **settings: Any) -> PipelineConfig:
 def outcome(config: PipelineConfig) -> dict[str, Any]:
     """All that a build leaves but times: manifest, hashes of files, counts by source, rejects."""
     lines: list[str] = []
-    manifest = run.build(config, say=lines.append)
+    manifest = recipe.build(config, say=lines.append)
     report = json.loads((Path(config.output) / "report.json").read_text())
     for name in ("seconds", "workers"):
         del report["run"][name]
@@ -137,7 +137,7 @@ def test_a_build_from_pieces_is_that_from_the_whole(
     assert ("near_duplicate" in reasons) == near
     for number, pieces in enumerate([(2,), (3,), (3, 1, 2)]):
         with monkeypatch.context() as patch:
-            patch.setattr(run, "share_books", in_pieces(*pieces))
+            patch.setattr(recipe, "share_books", in_pieces(*pieces))
             found = outcome(configure(folder, output=f"pieces-{number}", unit=unit, cleaning=cleaning))
         assert found == whole
 
@@ -147,8 +147,8 @@ def test_a_build_from_pieces_keeps_cleaned_documents_once(folder: Path, monkeypa
     entry = {"kind": "books", "path": str(folder / "books"), "clean_documents": str(folder / "clean")}
     hashes = []
     for name, pieces in (("whole", 1), ("pieces", 3), ("others", 2)):
-        monkeypatch.setattr(run, "share_books", in_pieces(pieces))
-        manifest = run.build(make_config(folder, sources=[entry], output=str(folder / name)), say=lambda line: None)
+        monkeypatch.setattr(recipe, "share_books", in_pieces(pieces))
+        manifest = recipe.build(make_config(folder, sources=[entry], output=str(folder / name)), say=lambda line: None)
         hashes.append([shard.sha256 for shard in manifest.shards])
         assert len(list((folder / "clean").iterdir())) == len(list((folder / "books").iterdir()))
     assert hashes[0] == hashes[1] == hashes[2]
@@ -162,7 +162,7 @@ def test_worker_processes_share_a_great_book(tmp_path: Path, monkeypatch: pytest
         lines: list[str] = []
         entry = {"kind": "books", "path": str(tmp_path / "books")}
         config = make_config(tmp_path, sources=[entry], workers=workers, output=str(tmp_path / f"out-{workers}"))
-        manifest = run.build(config, say=lines.append)
+        manifest = recipe.build(config, say=lines.append)
         hashes.append([shard.sha256 for shard in manifest.shards])
         assert f"{splits} splits, " in "\n".join(lines)
         assert any("read 2 documents" in line for line in lines)
@@ -227,11 +227,11 @@ def test_a_piece_without_tokens_is_one_and_a_document_without_any_is_none(
     (books / "c.txt").write_text("Ba de fi ba.\n\nDe fi.")
     found = []
     for name, pieces in (("whole", 1), ("pieces", 4)):
-        monkeypatch.setattr(run, "share_books", in_pieces(pieces))
+        monkeypatch.setattr(recipe, "share_books", in_pieces(pieces))
         entry = {"kind": "books", "path": str(books)}
         vocabulary = {"path": str(tmp_path / "tokenizer.json")}
         config = make_config(tmp_path, sources=[entry], output=str(tmp_path / name), vocabulary=vocabulary)
-        manifest = run.build(config, say=lambda line: None)
+        manifest = recipe.build(config, say=lambda line: None)
         report = json.loads((tmp_path / name / "report.json").read_text())
         (counts,) = report["run"]["sources"]
         assert (counts["documents"], counts["drops"]) == (2, {"no_tokens": 1})
@@ -247,7 +247,7 @@ def test_a_build_that_loses_a_piece_says_so(
     def lose(splits: Sequence[Split], **how: Any) -> list[Split]:
         return [split for split in in_pieces(3)(splits, **how) if split.piece.number != 1]
 
-    monkeypatch.setattr(run, "share_books", lose)
+    monkeypatch.setattr(recipe, "share_books", lose)
     write_great_book(tmp_path / "books")
     write_vocabulary(tmp_path / "vocab.txt")
     (tmp_path / "c.yaml").write_text(
@@ -271,8 +271,8 @@ def test_pieces_together_tell_of_the_text_once(folder: Path, monkeypatch: pytest
     monkeypatch.setattr(WorkReport, "add", note)
     for pieces in (1, 3):
         told.append(Counter())
-        monkeypatch.setattr(run, "share_books", in_pieces(pieces))
-        run.build(configure(folder, output=f"pieces-{pieces}"), say=lambda line: None)
+        monkeypatch.setattr(recipe, "share_books", in_pieces(pieces))
+        recipe.build(configure(folder, output=f"pieces-{pieces}"), say=lambda line: None)
     assert told[0]["characters"] == told[1]["characters"] > 0
     assert told[0]["of_text"] == pytest.approx(told[1]["of_text"], rel=1e-3)
 
@@ -297,10 +297,10 @@ def test_a_build_killed_between_two_pieces_goes_on(folder: Path, monkeypatch: py
         done = subprocess.run([sys.executable, KILLED, "5", *words], env=environment, check=False)
         assert done.returncode == -9
         lines: list[str] = []
-        monkeypatch.setattr(run, "share_books", in_pieces(pieces))
-        monkeypatch.setattr(run, "say_at_once", lines.append)
-        config = run.read_config(run.split_arguments(words, program="x", keys=()))
-        run.build(config, say=lines.append)
+        monkeypatch.setattr(recipe, "share_books", in_pieces(pieces))
+        monkeypatch.setattr(interrupts, "say_at_once", lines.append)
+        config = command.read_config(run.split_arguments(words, program="x", keys=()))
+        recipe.build(config, say=lines.append)
         assert any(f"resumed: {kept} of {9 * pieces} splits" in line for line in lines)
         for one, other in zip_longest(*(sorted(Path(name, "data").iterdir()) for name in ("whole", f"out-{number}"))):
             assert one.read_bytes() == other.read_bytes()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pipeline.clean import normalize_line
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
-from pipeline.run import build
+from pipeline.recipe import build
 from pipeline.sources import list_splits, read_documents, records, split_file, textlines, wikipedia
 
 

@@ -15,8 +15,9 @@ import pytest
 from corpora import make_documents, write_text, write_vocabulary
 from object_store import bucket, s3_server
 
-from pipeline import run, storage, store_hold, store_output, transforms
-from pipeline.failures import FAILURE_NAME, PassingError
+from pipeline import recipe, storage, store_hold, store_output, transforms, vocabulary
+from pipeline.errors import PassingError
+from pipeline.failures import FAILURE_NAME
 from pipeline.run import main
 from pipeline.store_hold import StoreHold
 
@@ -107,7 +108,7 @@ def test_a_build_that_was_taken_over_publishes_nothing(
 ) -> None:
     """And leaves what is there to the other."""
     if moment == "before it is published":
-        spoil(monkeypatch, run, "write_set", first=lambda *_, **__: take_over(output))
+        spoil(monkeypatch, recipe, "write_set", first=lambda *_, **__: take_over(output))
     else:
         spoil(
             monkeypatch, storage, "store_file",
@@ -132,7 +133,7 @@ def test_settings_that_are_refused_late_remove_nothing_of_the_other_build(
         take_over(output)
         raise ValueError("refused")
 
-    spoil(monkeypatch, run, "check_labels", first=refuse)
+    spoil(monkeypatch, recipe, "check_labels", first=refuse)
     assert main(["--config", "c.yaml"]) == 2
     assert "error: refused" in capsys.readouterr().err
     assert storage.list_names(f"{output}/_tmp/holders") == {OTHERS}
@@ -143,7 +144,7 @@ def test_a_vocabulary_for_a_build_that_was_taken_over_is_not_noted(
     output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The mark is the other build's."""
-    spoil(monkeypatch, run, "train_vocabulary", first=lambda *_, **__: take_over(output))
+    spoil(monkeypatch, vocabulary, "train_vocabulary", first=lambda *_, **__: take_over(output))
     assert main(["--config", "c.yaml", "vocabulary={size: 150}"]) == 2
     assert TAKEN_OVER in capsys.readouterr().err
     assert "vocabulary_hash" not in json.loads(storage.read_bytes(f"{output}/_build.json"))

@@ -19,12 +19,12 @@ from untrained_run import VOCABULARY_SIZE, write_data, write_run
 from worker_group import WorkerError, WorkerGroup
 
 from pipeline import storage
+from pipeline.interrupts import StopRequest
 from pipeline.settings import ConfigError, split_arguments
 from trainer import preflight
 from trainer.checkpoint import CheckpointError, newest_verified, read_weights
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.export import ExportError, export
-from trainer.launch import StopRequest
 from trainer.lease import LeaseError, take
 from trainer.model import BertForPretraining
 from trainer.pretrained import PretrainedError, initialize_from, load_model

@@ -17,8 +17,8 @@ from tiny_text import make_config as make_tiny_config
 
 from pipeline.masking import make_masks
 from pipeline.pairs import make_pairs
+from pipeline.recipe import build
 from pipeline.rows import assemble_rows
-from pipeline.run import build
 
 
 @pytest.fixture(scope="module")

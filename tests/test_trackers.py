@@ -18,9 +18,9 @@ from pipeline.settings import ConfigError, load_settings, to_tree
 from trainer import gauges as run_gauges
 from trainer import trackers
 from trainer.config import LoggingConfig, TrainerConfig
+from trainer.config_saved import read_run_config
 from trainer.gauges import list_names
 from trainer.metrics import RunLog
-from trainer.run_directory import read_run_config
 
 
 def settings(output: Path, tracker: str) -> TrainerConfig:

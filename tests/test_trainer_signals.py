@@ -19,13 +19,15 @@ import pytest
 from small_runs import curve, make_config, run
 from trainer_command import config_file, data, refusal
 
+from pipeline.interrupts import StopRequest, stop_on_signals
 from pipeline.settings import ConfigError, load_settings
 from trainer import launch_processes
 from trainer import run as train_run
 from trainer.checkpoint import list_checkpoints
 from trainer.config import TrainerConfig
-from trainer.launch import Failure, Outcome, StopRequest, WorkerError, raise_first, stop_on_signals
+from trainer.launch import Failure, WorkerError, raise_first
 from trainer.lease import hold
+from trainer.link import Outcome
 from trainer.metrics import read_json_lines
 from trainer.run import PROGRAM, main
 from trainer.run_directory import write_config

@@ -6,8 +6,11 @@ then on it is a run like any other, and the other run may go.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from pipeline import storage
@@ -25,11 +28,11 @@ from trainer.checkpoint import (
 )
 from trainer.checkpoint_files import STATE, is_checkpoint, step_of, verify
 from trainer.config import TrainerConfig
+from trainer.config_saved import CONFIG_NAME, validate_saved
 from trainer.engine import Engine
 from trainer.locations import Location, locate
 from trainer.phases import OpenPhase, Phase, find_start, resolve_phases
 from trainer.plan import PlanState
-from trainer.run_directory import validate_saved
 
 _SAME_MODEL = ("size", "max_positions", "activation", "norm")
 """Settings of the model that its weights depend on."""
@@ -250,3 +253,22 @@ def _check_vocabulary(
             f"{manifest.vocabulary_hash[:12]}: the same id would be another token; build the data set with the run's "
             f"vocabulary (vocabulary.path of the pipeline)"
         )
+
+
+def branch_command(config: TrainerConfig, *, before: int) -> str:
+    """The command that goes on from the newest checkpoint before step `before`, in a new output at half the rate."""
+    checkpoints = [folder for folder in list_checkpoints(config.output) if step_of(folder) < before]
+    step = step_of(checkpoints[-1]) if checkpoints else 0
+    run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate
+    if config.schedule.span == "phase":
+        phase = sum(end < before for end in list(accumulate(config.phase_steps))[:-1])
+        own = config.phases[phase].learning_rate if config.phases else None
+        key, rate = (key, rate) if own is None else (f"phases.{phase}.learning_rate", own)
+    settings = [
+        *([f"resume_from={checkpoints[-1]}"] if checkpoints else []),
+        *(["model.initialize_from=null"] if checkpoints and config.model.initialize_from is not None else []),
+        f"output={run}-from-{step}",
+        f"{key}={rate / 2:g}",
+    ]
+    file = str(locate(run, CONFIG_NAME)) if isinstance(run, Path) else "YOUR_CONFIG"
+    return shlex.join(["python", "trainer/run.py", "--config", file, *settings])

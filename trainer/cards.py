@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
+from pipeline.manifest import Manifest
 from trainer.config import TrainerConfig
+from trainer.memory import SLOT_STEP, Card, largest_slot, may_use_gpus, with_greatest_slot
+from trainer.phases import Phase
+from trainer.shapes import GREATEST_DERIVED_SLOT
 
 TYPE = "accelerator_type:"
 """Begins the name of the resource by which Ray says what GPUs a node has."""
@@ -33,19 +36,6 @@ CARD_GB = {
 }
 """Memory by Ray's names, 10^9 bytes; the least where the maker sells several."""
 TIMEOUT_S = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """The smallest GPU that a run may get."""
-
-    num_bytes: float
-    name: str
-    """For people."""
-
-    def describe(self) -> str:
-        """`NVIDIA L4 of 24.1 GB`"""
-        return f"{self.name} of {self.num_bytes / 1e9:.1f} GB"
 
 
 def find_card(config: TrainerConfig) -> Card | None:
@@ -96,3 +86,43 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
         return ray_dashboard.list_resources(address)
     except ConnectionError:
         return {}
+
+
+def settle_slot(
+    config: TrainerConfig, *, saved: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
+) -> tuple[TrainerConfig, Card | None, list[str]]:
+    """`batch.greatest_slot` by the smallest GPU; as in `saved`, the config that the plan is of, if there is one.
+
+    Also that GPU, and lines for the user.
+    """
+    batch = config.batch
+    derived = [
+        manifest
+        for phase, manifest in zip(phases, manifests, strict=True)
+        if phase.config.batch.tokens_per_slot is None is phase.config.batch.lanes
+    ]
+    if saved is not None or batch.greatest_slot is not None or not derived or not may_use_gpus(config):
+        if saved is not None and batch.greatest_slot is None:
+            config = with_greatest_slot(config, saved.batch.greatest_slot)
+        return config, find_card(config) if may_use_gpus(config) else None, []
+    card = find_card(config)
+    if card is None:
+        line = f"memory: that of the GPUs is not known; slots of at most {GREATEST_DERIVED_SLOT:,} tokens"
+        return config, None, [line]
+    limits = [
+        largest_slot(
+            config,
+            vocabulary_size=manifest.vocabulary_size,
+            longest=manifest.max_seq_length,
+            card_bytes=card.num_bytes,
+            most=GREATEST_DERIVED_SLOT,
+        )
+        for manifest in derived
+    ]
+    greatest = min(limit if limit is not None else SLOT_STEP for limit in limits)
+    if greatest >= GREATEST_DERIVED_SLOT:
+        return config, card, []
+    line = f"memory: slots of at most {greatest:,} tokens fit {card.describe()}; kept as batch.greatest_slot"
+    if None in limits:
+        line = f"memory: no slot fits {card.describe()} alone; batch.greatest_slot={greatest} is kept"
+    return with_greatest_slot(config, greatest), card, [line]

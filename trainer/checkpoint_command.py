@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline import storage
+from pipeline.interrupts import StopRequest
 from pipeline.settings import fail, validate
 from trainer.checkpoint_files import (
     MANIFEST,
@@ -25,10 +26,9 @@ from trainer.checkpoint_files import (
 )
 from trainer.checkpoint_keep import choose_kept, rank_evaluations, remove
 from trainer.config import CheckpointConfig
-from trainer.launch import StopRequest
+from trainer.config_saved import CONFIG_NAME, read_run_config
 from trainer.lease import hold
 from trainer.locations import Location, locate
-from trainer.run_directory import CONFIG_NAME, read_run_config
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 

@@ -7,11 +7,9 @@ mask set, so that all evaluations on a data set compare; dropout is off. Sums ar
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,82 +23,13 @@ from pipeline.manifest import TOKEN_COUNTS_NAME, Manifest
 from trainer.batches import to_batch
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
+from trainer.evaluation import Evaluation, SourceLoss
 from trainer.ingest import SlotStream, validation_plan
 from trainer.shapes import BatchShape
 from trainer.slots import Slot
 
 UNIGRAM_SMOOTHING = 1.0
 """Added to every token's count, so that tokens which training never saw have a probability too."""
-_SOURCE_KEYS = ("mlm_loss", "unigram_loss", "masked", "pairs")
-
-
-@dataclass(frozen=True, slots=True)
-class SourceLoss:
-    """The held-out masked-LM loss on one source, in nats: the mean over its masked tokens."""
-
-    name: str
-    pairs: int
-    masked: int
-    mlm_loss: float
-    unigram_loss: float
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Losses in nats; `nsp_*` are None where no pair has a label."""
-
-    step: int
-    pairs: int
-    masked: int
-    mlm_loss: float
-    mlm_accuracy: float
-    nsp_loss: float | None
-    nsp_accuracy: float | None
-    unigram_loss: float
-    """Cross-entropy of the same masked tokens under the training set's unigram distribution (add-one smoothed)."""
-    phase: int | None = None
-    """From 0. Older records name neither phase nor `data_hash`: both are None."""
-    data_hash: str | None = None
-    """Of the data set's manifest."""
-    sources: tuple[SourceLoss, ...] = ()
-    """Of each source with a masked token among the pairs; none where the set has a single source."""
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Evaluation:
-        """What `record` made."""
-        sources = tuple(
-            SourceLoss(name, **{key: record[f"{key}/{name}"] for key in _SOURCE_KEYS})
-            for name in (key.partition("/")[2] for key in record if key.startswith(f"{_SOURCE_KEYS[0]}/"))
-        )
-        return cls(**{key: value for key, value in record.items() if "/" not in key}, sources=sources)
-
-    def record(self) -> dict[str, float | int | str | None]:
-        """The numbers by name; those of a source as `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and
-        `pairs/NAME`."""
-        numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
-        for source in self.sources:
-            for key in _SOURCE_KEYS:
-                numbers[f"{key}/{source.name}"] = getattr(source, key)
-        return numbers
-
-    def lines(self) -> list[str]:
-        """The result in words."""
-        gain = self.unigram_loss - self.mlm_loss
-        place = f"{abs(gain):.4f} nats {'below' if gain >= 0 else 'ABOVE'} it"
-        lines = [
-            f"held-out masked-LM loss {self.mlm_loss:.4f} nats (perplexity {_perplexity(self.mlm_loss)}), "
-            f"accuracy {self.mlm_accuracy:.2%}, over {self.masked:,} masked tokens of {self.pairs:,} pairs",
-            f"unigram cross-entropy of the same masked tokens {self.unigram_loss:.4f} nats (token frequencies of the "
-            f"training set, add-one smoothing): the model is {place}",
-        ]
-        if self.nsp_accuracy is not None:
-            lines.append(f"held-out next-sentence accuracy {self.nsp_accuracy:.2%}, loss {self.nsp_loss:.4f} nats")
-        for source in self.sources:
-            lines.append(
-                f"held-out masked-LM loss on {source.name} {source.mlm_loss:.4f} nats (unigram "
-                f"{source.unigram_loss:.4f}), over {source.masked:,} masked tokens of {source.pairs:,} pairs"
-            )
-        return lines
 
 
 class Evaluator:
@@ -213,7 +142,3 @@ def unigram_log_probabilities(data: str | Path, *, vocabulary_size: int) -> npt.
     counts = np.full(vocabulary_size, UNIGRAM_SMOOTHING)
     np.add.at(counts, table["id"].to_numpy(), table["count"].to_numpy())
     return np.asarray(np.log(counts) - math.log(counts.sum()), dtype=np.float64)
-
-
-def _perplexity(loss: float) -> str:
-    return f"{math.exp(loss):,.1f}" if loss < 20 else "over 1e8"

@@ -28,13 +28,13 @@ from trainer.checkpoint import CheckpointState, list_checkpoints, newest_verifie
 from trainer.checkpoint_files import STATE, is_checkpoint, step_of
 from trainer.checkpoint_keep import rank_evaluations
 from trainer.config import TrainerConfig
+from trainer.config_saved import validate_saved
 from trainer.folders import put_in_place
 from trainer.locations import Location, locate
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 from trainer.model_card import render_model_card
 from trainer.phases import resolve_phases
 from trainer.pretrained import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE
-from trainer.run_directory import validate_saved
 from trainer.transformers_layout import MODEL_TYPES, to_transformers, transformers_config
 
 MARKER = "cloze_export.json"

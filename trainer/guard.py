@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from trainer.branch import branch_command
 from trainer.config import GuardConfig, TrainerConfig
 from trainer.locations import locate, naming
-from trainer.run_directory import branch_command
 
 BAD_STEPS_NAME = "bad_steps.jsonl"
 

@@ -1,59 +1,12 @@
-"""What the launchers share: where a worker stands, how it talks back, how a run is asked to stop.
-
-trainer/launch_ray.py (Ray Train) and trainer/launch_processes.py (spawned processes) both run
-trainer.worker.work and differ in nothing that reaches a number.
-"""
+"""How the failure of a worker is told, whoever launched it."""
 
 from __future__ import annotations
 
-import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
-from typing import Protocol
 
 from pipeline.settings import ConfigError
-
-Say = Callable[[str], None]
-"""Shows one line to the user."""
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and what schedulers and `ray job stop` send."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a worker stands among the others."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run came to, the same on every rank."""
-
-    first_step: int
-    """The last step that was done when it started: 0, or the step it resumed at."""
-    last_step: int
-    """The last step that was done when it ended."""
-    finished: bool
-    """All steps are done; otherwise the run was asked to stop."""
-
-
-class Link(Protocol):
-    """A worker's line to whoever started it."""
-
-    def say(self, line: str) -> None:
-        """Show a line to the user."""
-
-    def stop_requested(self) -> bool:
-        """Whether the run is to end after the present step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,37 +54,3 @@ def raise_first(failures: list[Failure]) -> None:
     if first.by_input:
         raise ConfigError(first.message)
     raise WorkerError(f"worker {first.rank} failed: {first.message}\n{first.traceback}")
-
-
-class StopRequest:
-    """True once a signal has come; a second signal interrupts at once."""
-
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
-
-    def __bool__(self) -> bool:
-        return self.signal_number is not None
-
-    def listen(self) -> None:
-        """Take the signals. Again after whatever takes them for itself, as ray.init does."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, self.receive)
-
-    def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Signal handler. Raises KeyboardInterrupt the second time."""
-        if self.signal_number is not None:
-            raise KeyboardInterrupt
-        self.signal_number = number
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a StopRequest inside the block. For the main thread."""
-    request = StopRequest()
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    request.listen()
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

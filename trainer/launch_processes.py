@@ -22,20 +22,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from pipeline.interrupts import STOP_SIGNALS, Say, StopRequest
 from pipeline.settings import ConfigError
 from trainer.config import TrainerConfig
-from trainer.launch import (
-    GO_ON,
-    STOP_SIGNALS,
-    Failure,
-    Link,
-    Outcome,
-    Place,
-    Say,
-    StopRequest,
-    WorkerError,
-    raise_first,
-)
+from trainer.launch import GO_ON, Failure, WorkerError, raise_first
+from trainer.link import Link, Outcome, Place
 from trainer.worker import backend_of, work
 
 Watch = Callable[[Link, Place], AbstractContextManager[Link]]

@@ -26,20 +26,12 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline import storage
+from pipeline.interrupts import Say, StopRequest
 from pipeline.settings import ConfigError
 from trainer.config import TrainerConfig
 from trainer.gauges import RestartCount
-from trainer.launch import (
-    GO_ON,
-    ClusterError,
-    Failure,
-    Outcome,
-    Place,
-    Say,
-    StopRequest,
-    WorkerError,
-    raise_first,
-)
+from trainer.launch import GO_ON, ClusterError, Failure, WorkerError, raise_first
+from trainer.link import Outcome, Place
 from trainer.ray_watch import INGEST_CPUS, GroupWatch, largest_resources, look_at_nodes, next_group, settle
 from trainer.switchboard import Switchboard
 from trainer.worker import backend_of, work

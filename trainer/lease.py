@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.disks import sync
+from pipeline.interrupts import Say, StopRequest
 from trainer import lease_store
 from trainer.folders import make_folder
-from trainer.launch import Say, StopRequest
 from trainer.lease_holder import BEATS, Holder, LeaseError, identify, refusal
 from trainer.locations import Location, locate, naming
 

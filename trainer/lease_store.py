@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from pipeline import storage
-from trainer.launch import Say, StopRequest
+from pipeline.interrupts import Say, StopRequest
 from trainer.lease_holder import BEATS, Holder, LeaseError, identify, refusal
 
 LEASE_FOLDER = "lease"

@@ -28,7 +28,7 @@ from trainer.feed import RunFeed
 from trainer.flops import count_flops
 from trainer.guard import BAD_STEPS_NAME, Fault, Guard, RollBack, note_bad_step
 from trainer.ingest import Step
-from trainer.launch import Link
+from trainer.link import Link
 from trainer.metrics import RunLog, StepMetrics, row_ids
 from trainer.phases import OpenPhase, rows_trained
 from trainer.plan import PlanState

@@ -27,16 +27,14 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.manifest import Manifest
 from pipeline.settings import ConfigError
-from trainer.cards import Card, find_card
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.engine_setup import LARGEST_BUCKET
 from trainer.model.bert import VOCABULARY_MULTIPLE
 from trainer.model.cross_entropy import GPU_CHUNK_BYTES
-from trainer.phases import OpenPhase, Phase
+from trainer.phases import OpenPhase
 from trainer.plan import PlanError
-from trainer.shapes import GREATEST_DERIVED_SLOT, derive_shape
+from trainer.shapes import derive_shape
 from trainer.slots import SlotShape
 
 USABLE_SHARE = 0.9
@@ -89,52 +87,12 @@ def estimate_memory(
     )
 
 
-def settle_slot(
-    config: TrainerConfig, *, saved: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
-) -> tuple[TrainerConfig, Card | None, list[str]]:
-    """`batch.greatest_slot` by the smallest GPU; as in `saved`, the config that the plan is of, if there is one.
-
-    Also that GPU, and lines for the user.
-    """
-    batch = config.batch
-    derived = [
-        manifest
-        for phase, manifest in zip(phases, manifests, strict=True)
-        if phase.config.batch.tokens_per_slot is None is phase.config.batch.lanes
-    ]
-    if saved is not None or batch.greatest_slot is not None or not derived or not _may_use_gpus(config):
-        if saved is not None and batch.greatest_slot is None:
-            config = with_greatest_slot(config, saved.batch.greatest_slot)
-        return config, find_card(config) if _may_use_gpus(config) else None, []
-    card = find_card(config)
-    if card is None:
-        line = f"memory: that of the GPUs is not known; slots of at most {GREATEST_DERIVED_SLOT:,} tokens"
-        return config, None, [line]
-    limits = [
-        largest_slot(
-            config,
-            vocabulary_size=manifest.vocabulary_size,
-            longest=manifest.max_seq_length,
-            card_bytes=card.num_bytes,
-            most=GREATEST_DERIVED_SLOT,
-        )
-        for manifest in derived
-    ]
-    greatest = min(limit if limit is not None else SLOT_STEP for limit in limits)
-    if greatest >= GREATEST_DERIVED_SLOT:
-        return config, card, []
-    line = f"memory: slots of at most {greatest:,} tokens fit {card.describe()}; kept as batch.greatest_slot"
-    if None in limits:
-        line = f"memory: no slot fits {card.describe()} alone; batch.greatest_slot={greatest} is kept"
-    return with_greatest_slot(config, greatest), card, [line]
-
-
 def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Card | None) -> str:
     """What a step takes of each GPU, beside what the smallest one has; empty if no GPU is used.
 
     ConfigError if the smallest one is known and has less, with the settings that need less.
     """
-    if not _may_use_gpus(config) or (card is None and config.device == "auto" and _is_on_cluster(config)):
+    if not may_use_gpus(config) or (card is None and config.device == "auto" and _is_on_cluster(config)):
         return ""
     memory = largest_memory(config, phases=phases)
     text = f"memory: about {memory.describe()} of each GPU"
@@ -202,7 +160,7 @@ def _is_on_cluster(config: TrainerConfig) -> bool:
     return config.launcher == "ray" and bool(os.environ.get("RAY_ADDRESS"))
 
 
-def _may_use_gpus(config: TrainerConfig) -> bool:
+def may_use_gpus(config: TrainerConfig) -> bool:
     """Whether the workers may be on GPUs; of a cluster that is not known yet."""
     if config.device != "auto":
         return config.device == "cuda"
@@ -271,3 +229,16 @@ def _activations(config: TrainerConfig, *, slot: SlotShape, size: int) -> float:
     ends = 3 * size * width + 32  # embeddings, and the batch itself
     heads = size * width * (6 * slot.masked + 4 * slot.pairs)
     return slot.tokens * (model.num_layers * layer + ends) + heads
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The smallest GPU that a run may get."""
+
+    num_bytes: float
+    name: str
+    """For people."""
+
+    def describe(self) -> str:
+        """`NVIDIA L4 of 24.1 GB`"""
+        return f"{self.name} of {self.num_bytes / 1e9:.1f} GB"

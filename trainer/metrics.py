@@ -19,13 +19,13 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import storage
+from pipeline.interrupts import Say
 from trainer.config import TrainerConfig
-from trainer.launch import Say
 from trainer.locations import Location, naming
 from trainer.trackers import Tracker, open_tracker
 
 if TYPE_CHECKING:
-    from trainer.evaluate import Evaluation
+    from trainer.evaluation import Evaluation
     from trainer.gauges import Gauges
     from trainer.ingest import Step
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
-from pipeline.settings import Arguments, ConfigError, expand_path, load_tree, refuse_lost_path, validate
+from pipeline.paths import expand_path, refuse_lost_path
+from pipeline.settings import Arguments, ConfigError, load_tree, validate
 from trainer import pretrained
 from trainer.branch import (
     check_branch,
@@ -24,18 +25,20 @@ from trainer.branch import (
     source_config,
     steps_done,
 )
+from trainer.cards import settle_slot
 from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state
 from trainer.checkpoint_files import step_of
 from trainer.config import TrainerConfig
 from trainer.config_effects import refuse_idle_settings
+from trainer.config_saved import drop_idle_settings, read_run_config
 from trainer.held_out import check_held_out
 from trainer.lease import refuse_if_alive
 from trainer.locations import locate
-from trainer.memory import judge_memory, settle_slot, with_greatest_slot
+from trainer.memory import judge_memory, with_greatest_slot
 from trainer.metrics import EVALUATIONS_NAME, read_last_lines
 from trainer.phases import OpenPhase, Phase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState
-from trainer.run_directory import check_run_directory, drop_idle_settings, is_run_config, read_run_config
+from trainer.run_directory import check_run_directory, is_run_config
 from trainer.vocabulary_check import check_same_vocabulary
 
 SAMPLE_CONFIG = Path("trainer") / "configs" / "sample.yaml"

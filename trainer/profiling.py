@@ -21,10 +21,12 @@ from typing import Any
 import torch
 
 from pipeline import storage
+from pipeline.interrupts import stop_on_signals
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from trainer import launch_processes
 from trainer.config import TrainerConfig
-from trainer.launch import Link, Place, WorkerError, stop_on_signals
+from trainer.launch import WorkerError
+from trainer.link import Link, Place
 from trainer.preflight import check, read_config
 from trainer.run_directory import write_config
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from pipeline.interrupts import Say, StopRequest
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
-from trainer.launch import GO_ON, ClusterError, Outcome, Say, StopRequest, WorkerError
+from trainer.launch import GO_ON, ClusterError, WorkerError
+from trainer.link import Outcome
 
 
 def run_attempts(attempt: Callable[[], Outcome], *, config: TrainerConfig, say: Say, stop: StopRequest) -> Outcome:

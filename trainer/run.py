@@ -3,35 +3,38 @@
 The same command continues an interrupted run, and says so when all is done.
 """
 
-# ruff: noqa: E402  (a script has to mend the path before it imports)
 from __future__ import annotations
 
-import signal
+import os.path
 import sys
+
+if not __package__:
+    # Run as a script, Python puts trainer/ first on the path. The repository belongs there: it is also what
+    # Ray's workers import from, in a submitted job the uploaded copy.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-if not __package__:
-    # Run as a script, Python puts trainer/ first on the path. The repository belongs there: it is also what
-    # Ray's workers import from, in a submitted job the uploaded copy.
-    sys.path[0] = str(REPOSITORY)
-
+from pipeline.interrupts import Say, StopRequest, stop_on_signals
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from trainer import dry_run, launch_processes
 from trainer.checkpoint import list_checkpoints
 from trainer.config import TrainerConfig
 from trainer.curve import draw_curve
-from trainer.evaluate import Evaluation
-from trainer.launch import Outcome, Say, StopRequest, WorkerError, stop_on_signals
+from trainer.evaluation import Evaluation
+from trainer.launch import WorkerError
 from trainer.lease import hold
+from trainer.link import Outcome
 from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 from trainer.preflight import SAMPLE_CONFIG, check, read_config
 from trainer.restarts import run_attempts
 from trainer.run_directory import check_fresh, write_config
 from trainer.run_files import RunFiles
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "trainer/run.py"
 HELP = f"""usage: python {PROGRAM} [--config FILE] [--fresh] [--dry-run] [key.sub=value ...]
 

@@ -7,8 +7,6 @@ differs in such a setting is refused, not started from zero and not mixed in.
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -16,17 +14,16 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.disks import find_existing, sync
-from pipeline.settings import ConfigError, dump_yaml, parse_yaml, to_tree, validate
+from pipeline.settings import ConfigError, dump_yaml, to_tree
 from trainer.checkpoint_files import list_checkpoints, step_of
 from trainer.config import TrainerConfig
-from trainer.config_deepspeed import drop_unknown_keys
-from trainer.config_effects import find_given_idle, find_idle_settings
+from trainer.config_effects import find_idle_settings
+from trainer.config_saved import CONFIG_NAME, read_run_config
 from trainer.folders import make_folder
 from trainer.lease import belongs_to_lease
 from trainer.lease_store import LEASE_FOLDER
 from trainer.locations import Location, locate
 
-CONFIG_NAME = "config.yaml"
 PARTIAL_NAME = f"{CONFIG_NAME}.partial"
 
 MAY_CHANGE = (
@@ -120,25 +117,6 @@ def check_fresh(config: TrainerConfig) -> None:
         )
 
 
-def branch_command(config: TrainerConfig, *, before: int) -> str:
-    """The command that goes on from the newest checkpoint before step `before`, in a new output at half the rate."""
-    checkpoints = [folder for folder in list_checkpoints(config.output) if step_of(folder) < before]
-    step = step_of(checkpoints[-1]) if checkpoints else 0
-    run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate
-    if config.schedule.span == "phase":
-        phase = sum(end < before for end in list(accumulate(config.phase_steps))[:-1])
-        own = config.phases[phase].learning_rate if config.phases else None
-        key, rate = (key, rate) if own is None else (f"phases.{phase}.learning_rate", own)
-    settings = [
-        *([f"resume_from={checkpoints[-1]}"] if checkpoints else []),
-        *(["model.initialize_from=null"] if checkpoints and config.model.initialize_from is not None else []),
-        f"output={run}-from-{step}",
-        f"{key}={rate / 2:g}",
-    ]
-    file = str(locate(run, CONFIG_NAME)) if isinstance(run, Path) else "YOUR_CONFIG"
-    return shlex.join(["python", "trainer/run.py", "--config", file, *settings])
-
-
 def phases_begun(config: TrainerConfig) -> int:
     """Phases of which the newest checkpoint holds a step; at least 1."""
     checkpoints = list_checkpoints(config.output)
@@ -155,56 +133,10 @@ def may_change(key: str, *, phases_begun: int) -> bool:
     return parts[0] in MAY_CHANGE
 
 
-def read_run_config(run: Location) -> TrainerConfig | None:
-    """RUN/config.yaml; None where there is none. ConfigError where it is not what a run can have written."""
-    path = locate(run, CONFIG_NAME)
-    if storage.find_file(path) is None:
-        return None
-    try:
-        tree = parse_yaml(storage.read_bytes(path).decode("utf-8"), origin=str(path))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: must hold a mapping of settings, found {type(tree).__name__}")
-    return validate_saved(tree, origin=str(path))
-
-
-def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
-    """The config that a run or a checkpoint holds, also of an earlier version.
-
-    Its `logging.tensorboard` becomes the tracker; settings without effect and raw DeepSpeed keys, which are refused
-    now, were not: the former stay, the latter go.
-    """
-    logging = tree.get("logging")
-    if isinstance(logging, Mapping) and "tensorboard" in logging:
-        tracker = logging.get("tracker") or ("tensorboard" if logging["tensorboard"] else "none")
-        others = {key: value for key, value in logging.items() if key != "tensorboard"}
-        tree = {**tree, "logging": {**others, "tracker": tracker}}
-    if isinstance(tree.get("deepspeed"), Mapping):
-        tree = {**tree, "deepspeed": drop_unknown_keys(tree["deepspeed"])}
-    return validate(TrainerConfig, tree, origin=origin, context={"saved": True})
-
-
 def is_run_config(file: str | Path) -> bool:
     """Whether a file is the config.yaml of a run with checkpoints."""
     path = Path(file)
     return path.name == CONFIG_NAME and bool(list_checkpoints(path.absolute().parent))
-
-
-def drop_idle_settings(tree: Mapping[str, Any], *, origin: str, keep: Collection[str] = ()) -> dict[str, Any]:
-    """The tree of a config that a run saved, without settings that have no effect; those of `keep` stay."""
-    while True:
-        config = validate_saved(tree, origin=origin)
-        tree = to_tree(config)
-        idle = [key for key in find_given_idle(config) if not any(f"{key}.".startswith(f"{one}.") for one in keep)]
-        if not idle:
-            return dict(tree)
-        for key in idle:
-            node: Any = tree
-            *parents, name = key.split(".")
-            for part in parents:
-                node = node[int(part)] if part.isdigit() else node[part]
-            del node[name]
 
 
 def write_config(config: TrainerConfig) -> Location:

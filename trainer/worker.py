@@ -19,13 +19,14 @@ from pipeline.settings import ConfigError
 from trainer.branch import begin_branch
 from trainer.checkpoint import CheckpointState, CheckpointWriter, list_checkpoints, resume
 from trainer.config import TrainerConfig
+from trainer.config_saved import CONFIG_NAME
 from trainer.engine import Engine
 from trainer.evaluate import Evaluator, unigram_log_probabilities
 from trainer.feed import Feed, RunFeed
 from trainer.flops import find_peak
 from trainer.guard import Guard, RollBack
 from trainer.ingest import SlotStream
-from trainer.launch import Link, Outcome, Place
+from trainer.link import Link, Outcome, Place
 from trainer.locations import locate
 from trainer.loop import Job, train
 from trainer.memory_shortage import shortage_named
@@ -34,7 +35,6 @@ from trainer.model import BertForPretraining
 from trainer.phases import OpenPhase, find_start, open_phases, resolve_phases
 from trainer.plan import PlanState, lanes_of
 from trainer.pretrained import initialize_from, read_longest
-from trainer.run_directory import CONFIG_NAME
 from trainer.run_files import RunFiles
 
 if TYPE_CHECKING:

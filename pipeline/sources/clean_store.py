@@ -23,8 +23,8 @@ from pipeline import storage
 from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Note, Split
 from pipeline.inputs import fingerprint_inputs, list_modified
-from pipeline.publish import hash_code
 from pipeline.settings import to_tree
+from pipeline.versions import hash_code
 
 FORMAT = 2
 _GROUP_CHARACTERS = 8 << 20

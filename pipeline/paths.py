@@ -1,0 +1,48 @@
+"""Paths and URLs that users write into settings."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from pipeline import storage
+from pipeline.settings import ConfigError
+
+
+def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
+    """A path setting with ~ expanded, or an s3:// or gs:// URL as it is; file:// becomes a path.
+
+    ConfigError naming `key` where it is empty, holds a NUL, is a URL that is no address of a store, or with
+    `local_only` is a URL at all.
+    """
+    if not value or "\0" in value:
+        raise ConfigError(f"{key}={value!r}: not a path; give the name of a file or folder")
+    if storage.is_url(value):
+        if local_only:
+            raise ConfigError(f"{key}={value}: object stores are not supported here; give a local or mounted path")
+        try:
+            storage.check_url(value)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        return value.rstrip("/")
+    if value.lower().startswith("file://"):
+        return str(storage.local_path(value))
+    return os.path.expanduser(value)
+
+
+def job_working_folder() -> str | None:
+    """The uploaded folder (`--working-dir`) of the submitted Ray job that this process is, if it is one."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    folder = (job.get("runtime_env") or {}).get("working_dir")
+    return None if folder is None else str(folder)
+
+
+def refuse_lost_path(value: str, *, key: str) -> None:
+    """ConfigError for a relative path in a submitted job whose folder was uploaded."""
+    uploaded = job_working_folder()
+    if uploaded is not None and not os.path.isabs(value):
+        raise ConfigError(
+            f"{key}={value}: this job runs in an uploaded copy of its folder ({uploaded}), where ignored files "
+            f"such as data are missing and what is written is lost; give an absolute path that all nodes see, "
+            f"as in {key}=$PWD/{value}"
+        )

@@ -1,0 +1,46 @@
+"""What shapes the bytes of a data set beside its config and input: our code and the libraries under it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import unicodedata
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from pipeline.config import PipelineConfig
+from pipeline.manifest import file_sha256
+
+CODE_VERSION = "4"
+"""Version of our own cleaning, pairing and masking; raised whenever the same input gives other bytes."""
+
+
+_LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
+
+
+_NEAR_DUPLICATE_LIBRARIES = ("datasketch",)
+
+
+def describe_code() -> dict[str, str]:
+    """Our code, and all that it stands on: where these are equal, a worker elsewhere makes the same bytes."""
+    libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"the pipeline's code": hash_code(), "Python": python, "unicode": unicodedata.unidata_version, **libraries}
+
+
+def library_versions(config: PipelineConfig) -> dict[str, str]:
+    """Versions of everything that shapes the data."""
+    names = _LIBRARIES + (_NEAR_DUPLICATE_LIBRARIES if config.cleaning.near_duplicates else ())
+    libraries = {name: version(name) for name in names}
+    return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
+
+
+@cache
+def hash_code() -> str:
+    """Hash of our own sources: an unfinished build is only continued by the code that began it."""
+    folder = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".tsv", ".txt")):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\0".encode())
+    return digest.hexdigest()[:16]
