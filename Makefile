@@ -68,10 +68,10 @@ test: setup  ## Run the tests (no GPU, no network beyond the package registries)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu:  ## Run the tests that need a GPU, with the python on the path
-	python -m pytest -m gpu $$(grep -l "mark.gpu" tests/test_*.py) $(ARGS)
+	python -m pytest -m gpu $$(grep -rl --include="test_*.py" "mark.gpu" tests) $(ARGS)
 
 chaos: setup  ## Kill, freeze, fill and damage real runs; all must be as uninterrupted (docs/RELIABILITY.md)
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(BIN)/python -m chaos $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support $(BIN)/python -m chaos $(ARGS)
 
 check: setup  ## Format, lint, types and import contracts; never changes a file
 	$(BIN)/ruff format --check .

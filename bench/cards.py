@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.cards import ask_driver
+from trainer.launch.cards import ask_driver
 
 
 def name_card(device: str) -> str:

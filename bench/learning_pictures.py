@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.learning_tasks import SEEDS, Curve
-from trainer.curve import average_down, smooth
+from trainer.telemetry.curve import average_down, smooth
 
 COLOURS = {"ours": "#1f4e79", "transformers": "#d9822b"}
 PANELS = {"mlm": "masked-LM loss, nats", "nsp": "next-sentence loss, nats"}

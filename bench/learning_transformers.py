@@ -31,13 +31,13 @@ from bench.transformers_bert import (
     send,
     with_places,
 )
-from pipeline.manifest import read_manifest
-from trainer.batches import to_batch
-from trainer.config import TrainerConfig
-from trainer.ingest import SlotStream, Step, validation_plan
-from trainer.optimizers import build_optimizer
-from trainer.phases import OpenPhase, open_phases, resolve_phases
-from trainer.schedules import learning_rate
+from pipeline.dataset.manifest import read_manifest
+from trainer.config.schema import TrainerConfig
+from trainer.data.phases import OpenPhase, open_phases, resolve_phases
+from trainer.data.stream import SlotStream, Step, validation_plan
+from trainer.engine.optimizers import build_optimizer
+from trainer.engine.schedules import learning_rate
+from trainer.model.batch import to_batch
 
 PARTS, MULTIPLE = 4, 64
 """Parts of a step of equal steps, each padded to a multiple of so many tokens."""

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from bench.processes import ROOT, describe_machine, peak_bytes, watch
-from pipeline.manifest import MANIFEST_NAME, Manifest, Shard, Special, read_manifest, shard_name, write_manifest
-from pipeline.schema import SCHEMA_VERSION
-from trainer.plan import Plan, lanes_of
-from trainer.slots import SlotShape
+from pipeline.dataset.manifest import MANIFEST_NAME, Manifest, Shard, Special, read_manifest, shard_name, write_manifest
+from pipeline.dataset.schema import SCHEMA_VERSION
+from trainer.data.micro_batch import SlotShape
+from trainer.data.plan import Plan, lanes_of
 
 OUT = ROOT / "bench" / "out"
 MEAN_LENGTH = 256

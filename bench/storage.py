@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline import schema
-from pipeline.manifest import Manifest
+from pipeline.dataset import schema
+from pipeline.dataset.manifest import Manifest
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 

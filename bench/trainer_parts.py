@@ -22,16 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.transformers_bert import IGNORED, build_model, initial_state, pad, rows_of, send
-from pipeline.manifest import read_manifest
-from trainer.batches import Batch, to_batch
-from trainer.config import ModelConfig, TrainerConfig
-from trainer.engine import Engine
-from trainer.flops import count_flops
-from trainer.ingest import SlotStream, Step
+from pipeline.dataset.manifest import read_manifest
+from trainer.config.schema import ModelConfig, TrainerConfig
+from trainer.data.phases import open_phases, resolve_phases
+from trainer.data.stream import SlotStream, Step
+from trainer.engine.engine import Engine
+from trainer.engine.optimizers import build_optimizer
 from trainer.model import BertForPretraining
-from trainer.optimizers import build_optimizer
-from trainer.phases import open_phases, resolve_phases
-from trainer.worker import backend_of
+from trainer.model.batch import Batch, to_batch
+from trainer.telemetry.flops import count_flops
+from trainer.train.worker import backend_of
 
 TOKENS = 32_768
 """Real tokens of a micro-batch, at most; a padded batch has as many token places."""

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from pipeline.manifest import Manifest
-from trainer.batches import Batch
-from trainer.config import ModelConfig
+from pipeline.dataset.manifest import Manifest
+from trainer.config.schema import ModelConfig
+from trainer.hf.weight_names import to_transformers, transformers_config
 from trainer.model import BertForPretraining
-from trainer.transformers_layout import to_transformers, transformers_config
+from trainer.model.batch import Batch
 
 IGNORED = -100
 """transformers' label of what is not predicted."""

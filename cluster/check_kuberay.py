@@ -17,7 +17,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from cluster.check_launcher import TOO_SHORT, has_version
 from cluster.findings import Files, Finding
 from cluster.values import PREPROCESSING
-from trainer.ray_watch import GROWS_TO
+from trainer.launch.elastic import GROWS_TO
 
 KUBERNETES_VERSION = "1.33"
 """Whose schemas pods are held against; the oldest one that is supported."""

@@ -17,7 +17,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 from cluster.findings import Files, Finding
 from cluster.values import PREPROCESSING
-from trainer.ray_watch import GROWS_TO
+from trainer.launch.elastic import GROWS_TO
 
 KINDS = ("aws", "gcp", "hosts")
 TOO_SHORT = "a GPU node takes longer to boot, would be ended and asked for again without end; set 1200 or more"

@@ -1,7 +1,7 @@
 """The Grafana dashboard of runs and builds, cluster/grafana/cloze.json: `python -m cluster.dashboard` writes it.
 
-Its queries are made of the names in trainer/gauges.py and pipeline/gauges.py; a test holds them against what a running
-Ray really serves.
+Its queries are made of the names in trainer/telemetry/prometheus.py and pipeline/engines/metrics.py; a test holds them
+against what a running Ray really serves.
 """
 
 from __future__ import annotations

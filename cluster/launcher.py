@@ -44,7 +44,7 @@ def resources_of(group: Group) -> Tree:
 
 
 def grown(*groups: Group) -> dict[str, int]:
-    """What the cluster may grow to, as the head tells trainer/launch_ray.py: Ray's autoscalers do not say it."""
+    """What the cluster may grow to, as the head tells trainer/launch/ray_train.py: Ray's autoscalers do not say it."""
     return {
         "grows_to_CPU": sum(group.cpus * group.max_nodes for group in groups),
         "grows_to_GPU": sum(group.gpus * group.max_nodes for group in groups),

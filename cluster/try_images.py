@@ -18,7 +18,7 @@ from cluster.values import CLUSTER, REPOSITORY
 TRIALS = {
     "preprocessing": (
         *(("pipeline/run.py", "--help"), ("-m", "cluster.notice", "--help")),
-        ("-c", "import apache_beam, pipeline.ray_workers"),
+        ("-c", "import apache_beam, pipeline.engines.ray_cluster"),
     ),
     "training": (
         *(("pipeline/run.py", "--help"), ("trainer/run.py", "--help"), ("-m", "cluster.notice", "--help")),

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline import storage
-from pipeline.manifest import Shard, SplitName
+from pipeline.dataset.manifest import Shard, SplitName
 
 NUM_EXAMPLES = 5
 WORD_PIECES = 8
@@ -48,7 +48,7 @@ class ReadTally:
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """A few (name, detail) of every reason of drops and notes."""
     rejects: list[str] = field(default_factory=list)
-    """Files with documents that were left out, where they are kept (pipeline/rejects.py)."""
+    """Files with documents that were left out, where they are kept (pipeline/cleaning/rejects.py)."""
 
     def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
         """Count one thing that was left out."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+
 from ray_head import AS_OTHERS
 from worker_group import WorkerGroup
 

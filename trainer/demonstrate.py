@@ -15,10 +15,10 @@ import torch
 from tokenizers import Tokenizer
 
 from pipeline.settings import fail
-from trainer.batches import Batch
+from trainer.hf.pretrained import load_model
+from trainer.hf.vocabulary_check import read_vocabulary
 from trainer.model import BertForPretraining
-from trainer.pretrained import load_model
-from trainer.vocabulary_check import read_vocabulary
+from trainer.model.batch import Batch
 
 MASK = "[MASK]"
 EXAMPLES = (

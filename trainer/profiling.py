@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from pipeline import storage
-from pipeline.interrupts import stop_on_signals
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
-from trainer import launch_processes
-from trainer.config import TrainerConfig
-from trainer.launch import WorkerError
-from trainer.link import Link, Place
-from trainer.preflight import check, read_config
-from trainer.run_directory import write_config
+from pipeline.signals import stop_on_signals
+from trainer.config.schema import TrainerConfig
+from trainer.launch import processes
+from trainer.launch.failures import WorkerError
+from trainer.launch.preflight import check, read_config
+from trainer.launch.run_directory import write_config
+from trainer.train.link import Link, Place
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "python -m trainer.profiling"
@@ -128,10 +128,10 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
     )
     for line in check(config).lines:
         print(line, flush=True)
-    config = launch_processes.resolve_device(config)
+    config = processes.resolve_device(config)
     write_config(config)
     with stop_on_signals() as stop:
-        launch_processes.run_in_processes(config, say=print, stop=stop, watch=partial(record, folder=str(folder)))
+        processes.run_in_processes(config, say=print, stop=stop, watch=partial(record, folder=str(folder)))
     shutil.rmtree(scratch)
     parts = read_parts(folder / TRACE)
     (folder / PARTS).write_text(parts.table(), encoding="utf-8")

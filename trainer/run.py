@@ -18,21 +18,21 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.interrupts import Say, StopRequest, stop_on_signals
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
-from trainer import dry_run, launch_processes
-from trainer.checkpoint import list_checkpoints
-from trainer.config import TrainerConfig
-from trainer.curve import draw_curve
-from trainer.evaluation import Evaluation
-from trainer.launch import WorkerError
-from trainer.lease import hold
-from trainer.link import Outcome
-from trainer.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
-from trainer.preflight import SAMPLE_CONFIG, check, read_config
-from trainer.restarts import run_attempts
-from trainer.run_directory import check_fresh, write_config
-from trainer.run_files import RunFiles
+from pipeline.signals import Say, StopRequest, stop_on_signals
+from pipeline.storage.lease import hold
+from trainer.checkpoint.load import list_checkpoints
+from trainer.config.schema import TrainerConfig
+from trainer.launch import dry_run, processes
+from trainer.launch.failures import WorkerError
+from trainer.launch.preflight import SAMPLE_CONFIG, check, read_config
+from trainer.launch.restarts import run_attempts
+from trainer.launch.run_directory import check_fresh, write_config
+from trainer.telemetry.curve import draw_curve
+from trainer.telemetry.evaluation import Evaluation
+from trainer.telemetry.log_files import RunFiles
+from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
+from trainer.train.link import Outcome
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "trainer/run.py"
@@ -108,21 +108,21 @@ def launch(config: TrainerConfig, *, stop: StopRequest, say: Say) -> Outcome:
     """
     lease = partial(hold, config.output, timeout_s=config.lease_timeout_s, say=say, stop=stop)
     if config.launcher == "processes":
-        settled = launch_processes.resolve_device(config)
+        settled = processes.resolve_device(config)
         with lease() as token:
             write_config(config)
-            attempt = partial(launch_processes.run_in_processes, settled, stop=stop, say=say, lease_token=token)
+            attempt = partial(processes.run_in_processes, settled, stop=stop, say=say, lease_token=token)
             return run_attempts(attempt, config=config, stop=stop, say=say)
-    from trainer import launch_ray  # absent where the loop runs without it
-    from trainer.ray_watch import GroupWatch, Wishes
+    from trainer.launch import ray_train  # absent where the loop runs without it
+    from trainer.launch.elastic import GroupWatch, Wishes
 
-    with launch_ray.ray_session(config) as settled:
+    with ray_train.ray_session(config) as settled:
         stop.listen()
         with lease() as token:
             write_config(config)
-            each = launch_ray.resources_of(settled)
+            each = ray_train.resources_of(settled)
             watch = GroupWatch(settled, each=each, wishes=Wishes(each))
-            attempt = partial(launch_ray.run_on_ray, settled, stop=stop, say=say, lease_token=token, watch=watch)
+            attempt = partial(ray_train.run_on_ray, settled, stop=stop, say=say, lease_token=token, watch=watch)
             return run_attempts(attempt, config=config, stop=stop, say=say)
 
 

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline import schema, storage
+from pipeline import storage
 from pipeline.audit.blocks import Block, Bools, Facts, Int64s, Vocabulary, offsets_of
 from pipeline.audit.findings import Findings, Place
 from pipeline.audit.rows import Counts
 from pipeline.audit.words import describe_tokens
-from pipeline.manifest import (
+from pipeline.dataset import schema
+from pipeline.dataset.manifest import (
     MANIFEST_NAME,
     TOKEN_COUNTS_NAME,
     TOKENIZER_FOLDER,
@@ -28,9 +29,9 @@ from pipeline.manifest import (
     resolve_inside,
     verify_shard,
 )
-from pipeline.output import PUBLISHED
-from pipeline.tokenizer_files import read_tokenizer
-from pipeline.wordpieces import WordTokenizer
+from pipeline.output.folder import PUBLISHED
+from pipeline.tokenizer.files import read_tokenizer
+from pipeline.tokenizer.tokenizer import WordTokenizer
 
 KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
 """Files of a set beside those that the manifest lists."""

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.booktext import book_paragraphs
-from pipeline.chapters import split_chapters
-from pipeline.config import SourceConfig
-from pipeline.decoding import REPAIRED, WINDOWS, decode_text
+from pipeline.cleaning.sentences import split_sentences
+from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Drop, Note, Split, shown_name
-from pipeline.sentences import split_sentences
 from pipeline.sources import archives
 from pipeline.sources.archives import Member, read_members, split_archive
 from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_whole
+from pipeline.sources.chapters import split_chapters
+from pipeline.sources.decoding import REPAIRED, WINDOWS, decode_text
+from pipeline.sources.gutenberg import book_paragraphs
 from pipeline.sources.listing import is_archive
 
 _TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}

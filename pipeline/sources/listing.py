@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.config import PipelineConfig, SourceConfig
-from pipeline.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
-from pipeline.rejects import REJECTS_NAME
+from pipeline.cleaning.rejects import REJECTS_NAME
+from pipeline.config.schema import PipelineConfig, SourceConfig
+from pipeline.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
 from pipeline.sources.bytestreams import COMPRESSED, REFUSED
 
 _LOGGER = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import storage
-from pipeline.clean import normalize_line
-from pipeline.config import SourceConfig
+from pipeline.cleaning.characters import normalize_line
+from pipeline.cleaning.sentences import split_sentences
+from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
-from pipeline.sentences import split_sentences
 from pipeline.sources.assembly import assemble
 from pipeline.sources.textlines import next_line, read_lines, split_lines
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.clean import normalize_line
-from pipeline.config import SourceConfig
-from pipeline.decoding import AUTO
+from pipeline.cleaning.characters import normalize_line
+from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
 from pipeline.sources.assembly import assemble
+from pipeline.sources.decoding import AUTO
 from pipeline.sources.textlines import after_blank_line, next_line, read_lines, split_lines
 
 MOST_CHARACTERS = 256 << 20

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.checkpoint_files import list_checkpoints
+from trainer.checkpoint.format import list_checkpoints
 
 from .findings import Finding, judge
 from .runs import ChaosError, Run, Stage

@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.dataset.manifest import Manifest
+from pipeline.storage.lease import LEASE_NAME
+from pipeline.storage.lease_store import LEASE_FOLDER
 from processes import command_of
 from small_runs import curve, rows_by_step
-
-from pipeline.manifest import Manifest
-from trainer.checkpoint_files import checkpoints_folder
-from trainer.lease import LEASE_NAME
-from trainer.lease_store import LEASE_FOLDER
-from trainer.metrics import read_json_lines
+from trainer.checkpoint.format import checkpoints_folder
+from trainer.telemetry.metrics import read_json_lines
 
 from .runs import EVERY_STEPS, MAX_STEPS, Run
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from trainer.metrics import read_json_lines
+from trainer.telemetry.metrics import read_json_lines
 
 from .findings import Finding, judge
 from .runs import Run, Stage

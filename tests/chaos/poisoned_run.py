@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from trainer import loop
-from trainer.engine import Engine
+from trainer.engine.engine import Engine
 from trainer.run import main
+from trainer.train import loop
 
 NAN_STEPS = {int(step) for step in os.environ.get("CHAOS_NAN_STEPS", "").split(",") if step}
 
@@ -38,7 +38,7 @@ def poison() -> None:
 
 
 def fork_workers() -> None:
-    """Let trainer.launch_processes fork where it would spawn."""
+    """Let trainer.launch.processes fork where it would spawn."""
     from worker_group import PRELOAD
 
     context = multiprocessing.get_context("forkserver")

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import psutil
-from processes import command_of
 
 from cluster.local import free_ports
+from processes import command_of
 
 from .runs import ChaosError, Stage, marked
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import psutil
 
-from trainer.metrics import read_json_lines
+from trainer.telemetry.metrics import read_json_lines
 
 from .findings import END_S, Finding, find_remains, judge
 from .ray_cluster import CPUS_PER_WORKER, Cluster

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
+
+from pipeline import storage
+from pipeline.dataset.manifest import Manifest
 from processes import command_of
 from ray_head import AS_OTHERS
 from synthetic import write_data_set
-
-from pipeline import storage
-from pipeline.manifest import Manifest
-from trainer.checkpoint_files import checkpoints_folder, list_checkpoints, step_of
+from trainer.checkpoint.format import checkpoints_folder, list_checkpoints, step_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 MARK = "CLOZE_CHAOS"
@@ -258,7 +258,7 @@ class Stage:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         return {
             **kept,
-            "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}",
+            "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}:{REPOSITORY / 'tests' / 'support'}",
             "PYTHONUNBUFFERED": "1",
             "DS_ACCELERATOR": "cpu",
             "TOKENIZERS_PARALLELISM": "false",

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
 from faulty_store import Fault, FaultyStore
 from object_store import environment_of, make_bucket, run_server
-
 from pipeline import storage
-from trainer.lease_store import LEASE_FOLDER
+from pipeline.storage.lease_store import LEASE_FOLDER
 
 from .findings import Finding, judge
 from .runs import ChaosError, Command, Run, Stage

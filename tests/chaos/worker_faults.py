@@ -6,8 +6,7 @@ import signal
 import time
 
 from small_runs import rows_by_step
-
-from trainer.metrics import read_json_lines
+from trainer.telemetry.metrics import read_json_lines
 
 from .findings import Finding, find_remains, judge
 from .runs import MAX_STEPS, ChaosError, Run, Stage, kill

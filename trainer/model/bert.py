@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
+from trainer.config.schema import ModelConfig
 from trainer.model.attention import SequenceLayout
 from trainer.model.dropout import draw_seeds
 from trainer.model.embeddings import Embeddings
@@ -21,7 +21,7 @@ from trainer.model.encoder import SITES_A_LAYER, PostNormEncoder, PreNormEncoder
 from trainer.model.heads import MaskedLanguageHead, NextSentenceHead, Pooler, cross_entropy_sum
 
 if TYPE_CHECKING:
-    from trainer.batches import Batch
+    from trainer.model.batch import Batch
 
 VOCABULARY_MULTIPLE = 64
 INITIAL_DEVIATION = 0.02

@@ -1,0 +1,81 @@
+"""What of a config is legal but hardly meant, told before anything is read. Pure.
+
+Both mistakes cost a whole run: text by another language's rules, and words that the vocabulary cannot hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tokenizers import Tokenizer
+
+from pipeline.config.schema import PipelineConfig, SourceConfig
+from pipeline.tokenizer.tokenizer import RARE_LETTERS, WordTokenizer
+from pipeline.wikitext.names import language_codes
+
+_OF_COUNTRIES = {
+    "cn": "zh",
+    "cz": "cs",
+    "dk": "da",
+    "gr": "el",
+    "il": "he",
+    "ir": "fa",
+    "jp": "ja",
+    "kr": "ko",
+    "tw": "zh",
+    "ua": "uk",
+    "vn": "vi",
+}
+"""Codes of countries that are taken for their languages' (kr is Kanuri, or nothing)."""
+_FEW_CAPITALS = 0.01
+
+
+def list_doubts(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
+    """A line each; `tokenizer`: the given vocabulary, None where one is to be trained."""
+    found = list(_doubt_languages(config.sources))
+    path = config.vocabulary.path
+    if path is not None and path.endswith(".json"):
+        given = [key for key in ("lowercase", "strip_accents") if key in config.vocabulary.model_fields_set]
+        found += [f"vocabulary.{key}: not looked at, since {path} says so itself; leave it out" for key in given]
+        found += [] if tokenizer is None else _doubt_unknown(tokenizer.backend, path=path)
+    elif tokenizer is not None and path is not None:
+        found += _doubt_case(tokenizer.tokens, path=path, lowercase=config.vocabulary.lowercase)
+    return found
+
+
+def _doubt_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
+    for index, source in enumerate(sources):
+        code = source.language
+        meant = _OF_COUNTRIES.get(code)
+        if meant is not None:
+            yield f"sources.{index}.language={code!r}: a country's code; its language is {meant!r}"
+        elif code not in language_codes() and code.partition("-")[0] not in language_codes():
+            yield (
+                f"sources.{index}.language={code!r}: no Wikipedia has this code, so sentences may end by English "
+                "rules; give one such as ko, ja, zh, de"
+            )
+
+
+def _doubt_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:
+    """BPE without unk_token and without bytes leaves out what it does not know."""
+    gone = [letter for letter in RARE_LETTERS if not backend.encode(letter, add_special_tokens=False).ids]
+    if gone:
+        yield (
+            f"{path}: leaves out characters that its vocabulary lacks, such as {gone[0]}; set the model's unk_token or "
+            "byte_fallback, or make sure that it has all characters of the text"
+        )
+
+
+def _doubt_case(tokens: Sequence[str], *, path: str, lowercase: bool) -> Iterator[str]:
+    words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
+    capitals = sum(word != word.lower() for word in words)
+    if lowercase and capitals > _FEW_CAPITALS * len(words):
+        yield (
+            f"{path}: {capitals:,} of {len(words):,} entries have capital letters, which lower-cased text never uses; "
+            "set vocabulary.lowercase=false for a cased vocabulary"
+        )
+    if not lowercase and not capitals and any(word.upper() != word for word in words):
+        yield (
+            f"{path}: no entry has a capital letter, so words with one become [UNK]; set vocabulary.lowercase=true for "
+            "an uncased vocabulary"
+        )

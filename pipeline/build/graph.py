@@ -1,0 +1,305 @@
+"""The Beam graph of a build: few, coarse elements, nothing but names and counts across the shuffles.
+
+It uses neither tagged outputs nor finish_bundle output, which some engines lose, and counters for display alone.
+Any engine gives the same shards, because every group is sorted and every draw is keyed by the data.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+
+from pipeline import storage
+from pipeline.build.read_split import SplitResult, spill_split, split_key
+from pipeline.build.write_shard import build_shard
+from pipeline.dataset.manifest import SplitName, file_sha256, shard_name
+from pipeline.dedup.signatures import BandExtent, find_matches, read_dropped, write_dropped
+from pipeline.documents import Split
+from pipeline.instances.pairs import fewest_documents
+from pipeline.runtime.context import Job
+from pipeline.runtime.failures import raise_if_abandoned, report_failure
+from pipeline.runtime.progress import PLAN_NAME, Stage, WorkReport
+from pipeline.shuffle.buckets import BucketCount, ShardPlan, membership, plan_shards
+from pipeline.shuffle.spill import Extent, read_index
+from pipeline.sources.splits import deal_splits, refuse_empty_source
+from pipeline.tally import (
+    BuildResult,
+    ReadTally,
+    join_paths,
+    merge_reads,
+    merge_results,
+    reads_from_tree,
+    reads_to_tree,
+    results_from_tree,
+    results_to_tree,
+)
+from pipeline.tokenizer.tokenizer import WordTokenizer
+
+RESULT_NAME = "result.json"
+DROPPED_NAME = "near-duplicates"
+
+
+def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job, hands: int | None = None) -> None:
+    """Lay out the whole build on `pipeline`; its result is left as RESULT_NAME in the exchange folder.
+
+    `hands`: for an engine that deals the elements to so many workers once and for all, as FnApiRunner does, which
+    would leave a great book and half of the rest to one worker; None: any worker takes the next split.
+    """
+    parts = [(split,) for split in splits] if hands is None else deal_splits(splits, hands=hands)
+    read = (
+        pipeline
+        | "List splits" >> beam.Create(parts, reshuffle=False)
+        | "Spread splits" >> beam.Reshuffle()
+        | "Take each" >> beam.FlatMap(_each)
+        | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(job))
+    )
+    tally = read | "Tallies" >> beam.Map(_tally_of) | "Sum tallies" >> beam.CombineGlobally(merge_reads)
+    grouped = read | "Extents" >> beam.FlatMap(_extents_of) | "Group by bucket" >> beam.GroupByKey()
+    near = {"dropped": find_near_duplicates(read, job=job)} if job.config.cleaning.near_duplicates else {}
+    counts = grouped | "Count buckets" >> beam.ParDo(CountBuckets(job), **near)
+    plan = tally | "Plan shards" >> beam.ParDo(PlanShards(job), counts=beam.pvalue.AsList(counts))
+    only_plan = beam.pvalue.AsSingleton(plan)
+    results = (
+        grouped
+        | "Join small buckets" >> beam.FlatMap(assign_shard, plan=only_plan)
+        | "Group by shard" >> beam.GroupByKey()
+        | "Pair, mask, write" >> beam.ParDo(WriteShards(job), **near)
+        | "Gather shards" >> beam.CombineGlobally(merge_results)
+    )
+    _ = results | "Leave the result" >> beam.ParDo(LeaveResult(job), tally=beam.pvalue.AsSingleton(tally))
+
+
+def find_near_duplicates(read: beam.PCollection, *, job: Job) -> beam.pvalue.AsSingleton:
+    """The path of the file that says which documents to leave out as near duplicates (signatures.read_dropped)."""
+    dropped = (
+        read
+        | "Band keys" >> beam.FlatMap(_bands_of)
+        | "Group by band key" >> beam.GroupByKey()
+        | "Compare signatures" >> beam.ParDo(CompareSignatures(job))
+        | "Gather near duplicates" >> beam.CombineGlobally(join_paths)
+        | "Choose what stays" >> beam.ParDo(ChooseDropped(job))
+    )
+    return beam.pvalue.AsSingleton(dropped)
+
+
+class CompareSignatures(beam.DoFn):
+    """(partition, band extents) -> path of a file of matches, where there are any."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
+        """Compare the documents that share a band key."""
+        settings = self.job.config.cleaning.near_duplicates
+        assert settings is not None
+        with report_failure(self.job.exchange):
+            matches = find_matches(element[1], threshold=settings.threshold)
+            if matches.size:
+                path = storage.join(self.job.spills, f"matches-{uuid.uuid4().hex[:16]}")
+                storage.write_bytes(path, matches.tobytes())
+                yield [path]
+
+
+class ChooseDropped(beam.DoFn):
+    """Paths of all matches -> path of what to leave out."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def process(self, paths: list[str]) -> Iterator[str]:
+        """Decide and write."""
+        with report_failure(self.job.exchange):
+            path = storage.join(self.job.exchange, DROPPED_NAME)
+            write_dropped(paths, path=path)
+            yield path
+
+
+class _Step(beam.DoFn):
+    """A step that leaves the reason of its failure where the main process finds it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def setup(self) -> None:
+        """Load the tokenizer once a worker."""
+        self.tokenizer = WordTokenizer.from_path(self.job.tokenizer, lowercase=self.job.config.vocabulary.lowercase)
+
+
+class SpillSplits(_Step):
+    """Split -> SplitResult."""
+
+    def process(self, split: Split) -> Iterator[SplitResult]:
+        """Read, clean, tokenize and spill one split, unless that is done."""
+        with (
+            report_failure(self.job.exchange, of_input=True),
+            _report_work(self.job, stage="read", key=split_key(split, job=self.job)) as report,
+        ):
+            yield spill_split(split, job=self.job, tokenizer=self.tokenizer, report=report)
+
+
+class CountBuckets(beam.DoFn):
+    """(bucket, extents) -> BucketCount."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
+        """Count what stays, from the index alone."""
+        with report_failure(self.job.exchange):
+            yield count_bucket(element, dropped)
+
+
+class PlanShards(beam.DoFn):
+    """(tally, all bucket counts) -> ShardPlan; refuses sources without documents."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
+        """Check what was read, then plan."""
+        with report_failure(self.job.exchange):
+            for index, source in enumerate(self.job.config.sources):
+                drops = tally.drops.get(index, Counter())
+                others = tally.documents.total()
+                refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
+            fewest = fewest_documents(self.job.config.next_sentence)
+            plan = plan_shards(counts, buckets=self.job.buckets, fewest=fewest)
+            size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
+            _leave(size, path=storage.join(self.job.progress, PLAN_NAME))
+            yield plan
+
+
+class WriteShards(_Step):
+    """((split name, index, count), groups of extents) -> BuildResult of one shard."""
+
+    def process(
+        self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None
+    ) -> Iterator[BuildResult]:
+        """Load, pair, mask, write and verify one shard, unless that is done."""
+        (split, index, count), groups = element
+        extents = [extent for group in groups for extent in group]
+        part: SplitName = "train" if split == "train" else "validation"
+        name = shard_name(part, index, count)
+        with report_failure(self.job.exchange), _report_work(self.job, stage="shard", key=name) as report:
+            yield write_shard(
+                extents,
+                job=self.job,
+                tokenizer=self.tokenizer,
+                split=part,
+                name=name,
+                dropped=dropped,
+                report=report,
+            )
+
+
+class LeaveResult(beam.DoFn):
+    """Writes the sum of everything where the main process finds it: engines cannot return values."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def process(self, result: BuildResult, tally: ReadTally) -> None:
+        """Write RESULT_NAME."""
+        with report_failure(self.job.exchange):
+            tree = {"result": results_to_tree(result), "read": reads_to_tree(tally)}
+            _leave(tree, path=storage.join(self.job.exchange, RESULT_NAME))
+
+
+def load_result(job: Job) -> tuple[BuildResult, ReadTally]:
+    """What LeaveResult wrote."""
+    tree = json.loads(storage.read_bytes(storage.join(job.exchange, RESULT_NAME)))
+    return results_from_tree(tree["result"], folder=job.spills), reads_from_tree(tree["read"], folder=job.spills)
+
+
+def write_shard(
+    extents: Sequence[Extent],
+    *,
+    job: Job,
+    tokenizer: WordTokenizer,
+    split: SplitName,
+    name: str,
+    dropped: str | None,
+    report: WorkReport,
+) -> BuildResult:
+    """What is recorded of a shard that an earlier start finished from the same documents; else build and record it."""
+    content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
+    key = [name, content, None if dropped is None else file_sha256(dropped)]
+    recorded = job.ledger.find("shard", key=key)
+    if recorded is not None:
+        result = results_from_tree(recorded, folder=job.spills)
+        (shard,), (tally,) = result.shards, result.tallies.values()
+        report.add(kept=1, documents=tally.documents, rows=shard.rows, bytes=shard.bytes)
+        report.add(of_tokens=tally.document_tokens, drops=sum(result.left_out.count_reasons().values()))
+        return result
+    result = build_shard(
+        extents,
+        config=job.config,
+        tokenizer=tokenizer,
+        split=split,
+        name=name,
+        folder=job.shards,
+        scratch=job.spills,
+        dropped=dropped,
+        report=report,
+    )
+    files = [storage.join(job.shards, storage.base_name(name)), *result.left_out.rejects]
+    job.ledger.record("shard", key=key, files=files, content=results_to_tree(result))
+    return result
+
+
+def _report_work(job: Job, *, stage: Stage, key: Any) -> WorkReport:
+    """A report that also counts for Beam, as cloze/read_documents and the like, and ends work that is in vain."""
+
+    def count(name: str, value: int) -> None:
+        raise_if_abandoned(job.exchange)
+        Metrics.counter("cloze", f"{stage}_{name}").inc(value)
+
+    return WorkReport(job.progress, stage=stage, count=count, key=key)
+
+
+def _leave(tree: Any, *, path: str) -> None:
+    storage.write_bytes(path, json.dumps(tree).encode("ascii"), make_folders=False)
+
+
+def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
+    """Distinct documents of a bucket that stay; reads the index of each extent only."""
+    bucket, extents = element
+    index = read_index(extents)
+    kept = index.distinct()
+    if dropped is not None:
+        near = read_dropped(dropped, [index.ids[position].tobytes() for position in kept])
+        kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
+    first = kept[index.first[kept]]
+    lowest = sorted(membership(index.ids[position].tobytes()) for position in first[:2])
+    return BucketCount(bucket, documents=first.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
+
+
+def assign_shard(
+    element: tuple[int, Iterable[Extent]], plan: ShardPlan
+) -> Iterator[tuple[tuple[str, int, int], tuple[Extent, ...]]]:
+    """Key a bucket's extents by the shard that it goes to."""
+    bucket, extents = element
+    split, index = plan.shard_of[bucket]
+    yield (split, index, plan.num_shards[split]), tuple(extents)
+
+
+def _each(part: tuple[Split, ...]) -> tuple[Split, ...]:
+    return part
+
+
+def _tally_of(result: SplitResult) -> ReadTally:
+    return result.tally
+
+
+def _bands_of(result: SplitResult) -> Iterable[tuple[int, BandExtent]]:
+    return result.bands
+
+
+def _extents_of(result: SplitResult) -> Iterable[tuple[int, Extent]]:
+    return result.extents

@@ -1,0 +1,293 @@
+"""The manifest: what a data set consists of, written last; a folder without one is not a data set.
+
+Readers open only what it lists. Size and footer hash of every shard are checked when a set is opened
+(milliseconds a shard), page checksums at every read, whole-file hashes on request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from operator import mul
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal, TypeAlias
+
+from pydantic import ValidationError
+
+from pipeline import storage
+from pipeline.dataset.schema import SCHEMA_VERSION
+from pipeline.settings import Settings
+from pipeline.storage.durable import sync
+
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+TOKEN_COUNTS_NAME = "token_counts.parquet"
+_PARQUET_MAGIC = b"PAR1"
+_TAIL_BYTES = 1 << 16
+"""Read from the end of a Parquet file in one request; most footers fit."""
+_STORE_THREADS = 16
+"""Shards checked at a time on a store, where each takes two requests."""
+_MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+SplitName: TypeAlias = Literal["train", "validation"]
+
+
+class DataSetError(ValueError):
+    """A data set is absent, incomplete, changed, or of another version."""
+
+
+class Shard(Settings):
+    """One Parquet file of the set."""
+
+    path: str
+    """Relative to the data set's folder, with forward slashes."""
+    split: SplitName
+    """Which part of the set it belongs to."""
+    rows: int
+    """Sentence pairs in it."""
+    tokens: int
+    """Sum of num_tokens."""
+    bytes: int
+    """File size."""
+    sha256: str
+    """Hash of the whole file."""
+    footer_sha256: str
+    """Hash of the Parquet footer (metadata, its length and the magic bytes)."""
+    row_group_rows: tuple[int, ...]
+    """Rows of each row group."""
+    row_group_tokens: tuple[int, ...]
+    """Tokens of each row group."""
+    max_masked: int
+    """Largest number of masked positions in any row and mask set."""
+    masked: int
+    """Masked positions, summed over rows and mask sets."""
+
+
+class Special(Settings):
+    """Ids of the special tokens."""
+
+    pad: int
+    """[PAD]"""
+    unk: int
+    """[UNK]"""
+    cls: int
+    """[CLS]"""
+    sep: int
+    """[SEP]"""
+    mask: int
+    """[MASK]"""
+
+
+class Manifest(Settings):
+    """Everything that identifies a data set, and how it was made."""
+
+    schema_version: int
+    """Version of the column contract."""
+    config: dict[str, Any]
+    """The full pipeline config, without workers and output."""
+    seed: int
+    """Seed of every draw."""
+    versions: dict[str, str]
+    """Versions of the libraries and of our own code that shape the data."""
+    vocabulary_hash: str
+    """Hash of the ordered vocabulary and its normalisation."""
+    vocabulary_size: int
+    """Number of ids."""
+    special: Special
+    """Ids of the special tokens."""
+    max_seq_length: int
+    """No row is longer."""
+    max_predictions: int
+    """No mask set of a row has more positions."""
+    mask_sets: int
+    """K, mask sets beside each row."""
+    next_sentence: str
+    """How the second segment was chosen; none: there is no second segment."""
+    sources: tuple[str, ...]
+    """Names of the sources, as the column `source` counts them."""
+    shards: tuple[Shard, ...]
+    """Every Parquet file of the set, in order of path."""
+    files: dict[str, str]
+    """sha256 of every other file that readers use (tokenizer, token counts), by relative path."""
+    drops: dict[str, int]
+    """Documents, pages or sentences left out, by reason."""
+    statistics: dict[str, Any]
+    """Counts that the report and the data card show."""
+
+    @property
+    def hash(self) -> str:
+        """sha256 over everything above: equal for equal data, whoever built it, wherever."""
+        return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
+
+    def shards_of(self, split: SplitName) -> tuple[Shard, ...]:
+        """The shards of one split, in order of path."""
+        return tuple(shard for shard in self.shards if shard.split == split)
+
+    def num_rows(self, split: SplitName) -> int:
+        """Rows of one split."""
+        return sum(shard.rows for shard in self.shards_of(split))
+
+    def num_tokens(self, split: SplitName) -> int:
+        """Tokens of one split, specials included."""
+        return sum(shard.tokens for shard in self.shards_of(split))
+
+    def row_lengths(self, split: SplitName) -> tuple[int, ...]:
+        """Rows of one split by their number of tokens, from 0. DataSetError where the counts do not add up."""
+        found = self.statistics.get("splits", {}).get(split, {}).get("lengths", ())
+        if (sum(found), sum(map(mul, found, count()))) != (self.num_rows(split), self.num_tokens(split)):
+            raise DataSetError(
+                f"{MANIFEST_NAME}: statistics.splits.{split}.lengths holds {sum(found):,} rows, the shards "
+                f"{self.num_rows(split):,}, or their tokens differ; build the set again"
+            )
+        return tuple(found)
+
+
+def canonical_json(tree: Any) -> bytes:
+    """JSON bytes that depend on the values alone: sorted keys, no spaces, ASCII."""
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def shard_name(split: SplitName, index: int, count: int) -> str:
+    """Relative path of shard `index` of `count`: data/train-00000-of-00064.parquet."""
+    return f"data/{split}-{index:05d}-of-{count:05d}.parquet"
+
+
+def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any]) -> str:
+    """Write OUT/manifest.json atomically; then it is on the disk. `run` (workers, time, host facts) is kept beside and
+    enters no hash."""
+    tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
+    path = storage.join(root, MANIFEST_NAME)
+    text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
+    if storage.is_url(root):
+        storage.write_bytes(path, text.encode("utf-8"))
+        return path
+    temporary = Path(path).with_suffix(".json.partial")
+    temporary.write_text(text, encoding="utf-8")
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(root)
+    return path
+
+
+def read_manifest(root: str | Path) -> Manifest:
+    """Read OUT/manifest.json and check its own hash. DataSetError names what is wrong and the remedy; OSError where a
+    store cannot be reached or denies access."""
+    path = storage.join(root, MANIFEST_NAME)
+    try:
+        text = storage.read_bytes(path)
+    except _MISSING as error:
+        if not storage.exists(root) or isinstance(error, NotADirectoryError):
+            no_bucket = f" ({error})" if storage.is_url(root) else ""
+            raise DataSetError(
+                f"{root}: no such data set folder{no_bucket}; build one with `make preprocess` or correct `data`"
+            ) from error
+        raise DataSetError(
+            f"{root}: has no {MANIFEST_NAME}, so it is not a (finished) data set; run the same `make preprocess` again"
+        ) from error
+    try:
+        tree = json.loads(text.decode("utf-8"))
+        stated, _ = tree.pop("hash"), tree.pop("run")
+        version = tree.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise DataSetError(
+                f"{path}: schema version {version}, this release reads {SCHEMA_VERSION}; build the set again"
+            )
+        manifest = Manifest.model_validate_json(json.dumps(tree))
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValidationError) as error:
+        raise DataSetError(f"{path}: damaged manifest ({error}); build the set again") from error
+    if manifest.hash != stated:
+        raise DataSetError(f"{path}: content does not match its own hash {stated}; it was edited: build the set again")
+    for name in [shard.path for shard in manifest.shards] + list(manifest.files):
+        resolve_inside(root, name)
+    return manifest
+
+
+def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
+    """Read the manifest and verify every listed file: size and footer hash, or the whole sha256 with `full`.
+
+    Raises DataSetError that names the file and what differs.
+    """
+    manifest = read_manifest(root)
+    verify_shards(root, manifest.shards, full=full)
+    for name, expected in manifest.files.items():
+        path = resolve_inside(root, name)
+        try:
+            found = file_sha256(path)
+        except _MISSING as error:
+            raise DataSetError(
+                f"{path}: listed in the manifest but missing; restore it or build the set again"
+            ) from error
+        if found != expected:
+            raise DataSetError(f"{path}: sha256 {found} differs from the manifest's {expected}; restore it")
+    return manifest
+
+
+def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = False) -> None:
+    """Check shards against their entries, on a store several at a time; the first that differs is the DataSetError."""
+    if not storage.is_url(root):
+        for shard in shards:
+            verify_shard(root, shard, full=full)
+        return
+    with ThreadPoolExecutor(max_workers=_STORE_THREADS, thread_name_prefix="verify-shard") as pool:
+        list(pool.map(partial(verify_shard, root, full=full), shards))  # raises the first error
+
+
+def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
+    """Check one shard against its entry; DataSetError names file, expected and found."""
+    path = resolve_inside(root, shard.path)
+    try:
+        with storage.open_input(path) as stream:
+            size = stream.seek(0, os.SEEK_END)
+            if size != shard.bytes:
+                raise DataSetError(
+                    f"{path}: {size} bytes, the manifest says {shard.bytes}; restore it or build the set again"
+                )
+            found = _hash_footer(stream, path=path)
+    except _MISSING as error:
+        raise DataSetError(f"{path}: listed in the manifest but missing; restore it or build the set again") from error
+    if found != shard.footer_sha256:
+        raise DataSetError(f"{path}: footer hash {found} differs from the manifest's {shard.footer_sha256}; restore it")
+    if full:
+        found = file_sha256(path)
+        if found != shard.sha256:
+            raise DataSetError(f"{path}: sha256 {found} differs from the manifest's {shard.sha256}; restore it")
+
+
+def resolve_inside(root: str | Path, name: str) -> str:
+    """Path or URL of `name` under `root`; DataSetError where it is absolute or climbs out."""
+    pure = PurePosixPath(name)
+    if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name:
+        raise DataSetError(f"{storage.join(root, MANIFEST_NAME)}: path '{name}' leaves the data set's folder; refused")
+    return storage.join(root, str(pure))
+
+
+def file_sha256(path: str | Path) -> str:
+    """sha256 of a whole file, read in blocks."""
+    with storage.open_input(path, read_ahead=8 * storage.READ_AHEAD_BYTES) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def footer_sha256(path: str | Path) -> str:
+    """sha256 of a Parquet file's footer. DataSetError where the file does not end as Parquet does."""
+    with storage.open_input(path) as stream:
+        return _hash_footer(stream, path=path)
+
+
+def _hash_footer(stream: IO[bytes], *, path: str | Path) -> str:
+    size = stream.seek(0, os.SEEK_END)
+    if size < 12:
+        raise DataSetError(f"{path}: {size} bytes are too few for a Parquet file")
+    stream.seek(max(0, size - _TAIL_BYTES))
+    tail = stream.read()
+    length = int.from_bytes(tail[-8:-4], "little")
+    if tail[-4:] != _PARQUET_MAGIC or length + 12 > size:
+        raise DataSetError(f"{path}: does not end as a Parquet file does (truncated?)")
+    if length + 8 > len(tail):
+        stream.seek(size - 8 - length)
+        tail = stream.read()
+    return hashlib.sha256(tail[-8 - length :]).hexdigest()

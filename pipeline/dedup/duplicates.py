@@ -1,0 +1,68 @@
+"""Documents that a bucket holds in vain: copies of one text, and near duplicates of a text elsewhere.
+
+Copies meet in one bucket, because it is chosen by hash of the text. What is said of them comes from the spill's index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.cleaning.filters import excerpt
+from pipeline.cleaning.rejects import RejectWriter
+from pipeline.documents import ID_BYTES
+from pipeline.shuffle.spill import Extent, Origin, read_index, read_origins
+from pipeline.tally import ReadTally
+
+DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
+
+
+class Match(NamedTuple):
+    """The document that another one is nearly the same as: its name, and the share of shingles in common."""
+
+    name: str
+    similarity: float
+
+
+def count_doubles(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
+    """Counts, examples and rejects of the copies and near duplicates in a bucket.
+
+    Of copies one of the source that the rows name stays (Index.distinct), the first by (name, source).
+    Memory: the origins of doubles alone, text included where rejects are kept.
+    """
+    tally = ReadTally()
+    copies = _repeated_ids(extents)
+    if not copies and not near:
+        return tally
+    waiting: dict[bytes, list[tuple[int, Origin]]] = {}
+    for name, number, origin in read_origins(extents):
+        if name in copies:
+            waiting.setdefault(name, []).append((number, origin))
+        elif name in near:
+            _leave_out(origin, NEAR_DUPLICATE, _say(near[name]), tally=tally, rejects=rejects)
+    for name, found in waiting.items():
+        (_, first), *others = sorted(found, key=lambda item: (item[0], item[1].name, item[1].source))
+        if name in near:
+            _leave_out(first, NEAR_DUPLICATE, _say(near[name]), tally=tally, rejects=rejects)
+        for _, origin in others:
+            _leave_out(origin, DUPLICATE, f"same text as {first.name}", tally=tally, rejects=rejects)
+    return tally
+
+
+def _repeated_ids(extents: Sequence[Extent]) -> frozenset[bytes]:
+    index = read_index(extents)
+    ids = index.ids[index.first]
+    _, first, counts = np.unique(ids.view(f"V{ID_BYTES}").ravel(), return_index=True, return_counts=True)
+    return frozenset(ids[position].tobytes() for position in first[counts > 1])
+
+
+def _say(match: Match) -> str:
+    return f"{match.similarity:.2f} like {match.name}"
+
+
+def _leave_out(origin: Origin, reason: str, detail: str, *, tally: ReadTally, rejects: RejectWriter) -> None:
+    shown = f"{detail}: {excerpt(origin.text)}"
+    tally.count_drop(reason, source=origin.source, name=origin.name, detail=shown)
+    rejects.add(source=origin.source, name=origin.name, reason=reason, detail=detail, text=origin.text)

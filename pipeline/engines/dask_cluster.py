@@ -1,0 +1,234 @@
+"""A graph on a Dask cluster: what a lost worker had in hand is done by another, and every wait has an end.
+
+A piece that was finished before its worker was lost is taken from its record (pipeline/runtime/ledger.py), not made
+again.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from traceback import format_exc
+from typing import Any
+
+from pipeline import storage
+from pipeline.engines import beam_worker
+
+beam_worker.silence_beam()
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from distributed import Client, KilledWorker
+
+from pipeline.engines.base import DaskCluster, Say
+from pipeline.engines.dask_runner import BuildRunner, Errand, count_working
+from pipeline.errors import PassingError
+from pipeline.runtime.failures import choose_kept, leave_failure
+from pipeline.versions import describe_code
+
+_LOGGER = logging.getLogger(__name__)
+_PARTITIONS_A_WORKER = 8
+"""Pieces of a list of splits, so many for each worker: enough to spread what is left at the end."""
+_LEAST_PARTITIONS = 16
+_CONNECT_S = 30.0
+_ANSWER_S = 120.0
+"""A scheduler that says nothing for so long is taken for lost."""
+_POLL_S, _LOOK_S = 0.1, 2.0
+_SAY_AFTER_S, _SAY_EVERY_S = 5.0, 60.0
+_LET_GO_S = 30.0
+
+
+class LostSchedulerError(PassingError):
+    """The scheduler is gone, and with it what it knew of the graph."""
+
+
+def run_on_dask(
+    lay_out: Callable[[beam.Pipeline], None],
+    *,
+    cluster: DaskCluster,
+    exchange: str,
+    held: str,
+    beam_options: Sequence[str],
+) -> None:
+    """Run the graph that `lay_out` puts on a pipeline; what a worker that was lost had in hand is done by another.
+
+    On any error the tasks that still work are told through the folder `exchange` to stop, and waited for. Raises what
+    a task raised, PassingError where workers or scheduler are gone for good.
+    """
+    try:
+        for attempt in range(1, cluster.attempts + 1):
+            try:
+                _run_once(lay_out, cluster=cluster, exchange=exchange, held=held, beam_options=beam_options)
+                return
+            except LostSchedulerError as error:
+                if attempt == cluster.attempts:
+                    raise
+                _LOGGER.warning("warning: %s; it is started again and goes on from what is finished", error)
+    except BaseException as error:
+        leave_failure(
+            exchange,
+            message=str(error),
+            details=format_exc(),
+            is_users=isinstance(error, (ValueError, OSError)),
+            keeps=choose_kept(error),
+        )
+        if storage.is_url(exchange):
+            _wait_until_idle(exchange, cluster=cluster)
+        else:
+            _wait_until_free(held)
+        raise
+
+
+def _run_once(
+    lay_out: Callable[[beam.Pipeline], None],
+    *,
+    cluster: DaskCluster,
+    exchange: str,
+    held: str,
+    beam_options: Sequence[str],
+) -> None:
+    errand = Errand(uuid.uuid4().hex, describe_code(), exchange, held)
+    partitions = max(_LEAST_PARTITIONS, _PARTITIONS_A_WORKER * cluster.workers)
+    with connect(cluster) as client:
+        runner = BuildRunner(client, errand=errand, partitions=partitions)
+        pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(list(beam_options)))
+        lay_out(pipeline)
+        result = pipeline.run()
+        try:
+            _attend(client, result.futures, cluster=cluster)
+        finally:
+            with suppress(Exception):
+                client.cancel(result.futures, force=True)
+
+
+@contextmanager
+def connect(cluster: DaskCluster) -> Iterator[Client]:
+    """A client of the cluster's scheduler. LostSchedulerError where none answers."""
+    for name in ("distributed", "distributed.client"):  # each has a level; what they have to say is raised as well
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    try:
+        client = Client(cluster.address, security=cluster.security, timeout=_CONNECT_S)
+    except (OSError, ValueError) as error:
+        raise LostSchedulerError(f"{cluster.name}: no Dask scheduler answers at {cluster.address} ({error})") from error
+    try:
+        yield client
+    finally:
+        with suppress(Exception):
+            client.close(timeout=5)
+
+
+def _attend(client: Client, futures: Sequence[Any], *, cluster: DaskCluster) -> None:
+    """Until the futures are done; raises what a task raised."""
+    look, alone_since = time.monotonic(), None
+    while not all(future.done() for future in futures):
+        time.sleep(_POLL_S)
+        if time.monotonic() < look:
+            continue
+        look = time.monotonic() + _LOOK_S
+        if count_workers(client, cluster=cluster):
+            alone_since = None
+        else:
+            alone_since = alone_since or time.monotonic()
+            if time.monotonic() - alone_since > cluster.wait_s:
+                raise PassingError(
+                    f"{cluster.name}: all workers are gone and none has come back in {cluster.wait_s:g} s; start "
+                    "workers and run the same command again: it goes on from what is finished"
+                )
+    for future in futures:
+        if future.status == "error":
+            raise _explain(future.exception())
+        if future.status != "finished":
+            raise LostSchedulerError(f"{cluster.name}: the connection to its Dask scheduler was lost")
+
+
+def count_workers(client: Client, *, cluster: DaskCluster) -> int:
+    """Workers that the scheduler has now. LostSchedulerError where it does not answer."""
+    try:
+        return len(client.sync(client.scheduler.ncores, callback_timeout=_ANSWER_S))
+    except (OSError, AttributeError) as error:  # AttributeError: the client has given up
+        raise LostSchedulerError(f"{cluster.name}: the connection to its Dask scheduler was lost ({error})") from error
+
+
+def _explain(error: BaseException) -> BaseException:
+    """What a task raised, as the user should see it."""
+    if isinstance(error, KilledWorker):
+        return PassingError(
+            f"{error.allowed_failures + 1} workers were lost one after another over the same piece of work (out of "
+            "memory?); give workers more memory and run the same command again: it goes on from what is finished"
+        )
+    if isinstance(error, ModuleNotFoundError) or "No module named" in str(error):
+        return PassingError(
+            f"the package is not installed where the Dask scheduler and its workers run ({error}); install it there, "
+            "as docs/how-to/engines.md says"
+        )
+    return error
+
+
+def _wait_until_free(folder: str) -> None:
+    """Until no task holds the folder, at most _LET_GO_S."""
+    deadline = time.monotonic() + _LET_GO_S
+    while folder and time.monotonic() < deadline:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_POLL_S)
+        except OSError:  # no locks there
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _wait_until_idle(exchange: str, *, cluster: DaskCluster) -> None:
+    """The same where nothing can be locked: until no worker that answers says that it works, at most _LET_GO_S."""
+    deadline = time.monotonic() + _LET_GO_S
+    with suppress(Exception), connect(cluster) as client:
+        working = True
+        while working and (left := deadline - time.monotonic()) > 0:
+            time.sleep(_POLL_S)  # also for what was taken back a moment ago to be so on the workers
+            counts = client.sync(client.run, count_working, exchange, on_error="ignore", callback_timeout=left)
+            working = any(counts.values())
+
+
+def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
+    """The cluster of a scheduler, once it has a worker. ValueError where there is no scheduler or no worker in time."""
+    cluster = DaskCluster(address, name=f"dask.address={address}", workers=1, wait_s=wait_s)
+    with connect(cluster) as client:
+        await_worker(client, cluster=cluster, waiting_for=lambda: "start some with `dask worker`", say=say)
+        threads = client.nthreads()
+    if not threads:
+        raise PassingError(f"{cluster.name}: its last worker has just left; start some with `dask worker`")
+    say(f"Dask at {address}: {len(threads)} worker(s)")
+    if max(threads.values()) > 1:
+        say(
+            f"warning: a Dask worker has {max(threads.values())} threads, of which one works at a time, since the "
+            "pipeline is bound by Python; start workers with --nthreads 1 and one for each core"
+        )
+    return replace(cluster, workers=sum(threads.values()))
+
+
+def await_worker(client: Client, *, cluster: DaskCluster, waiting_for: Callable[[], str], say: Say) -> None:
+    """Until the scheduler has a worker; says soon, and every minute, what it waits for. PassingError after
+    cluster.wait_s."""
+    began = time.monotonic()
+    tell = began + _SAY_AFTER_S
+    while not count_workers(client, cluster=cluster):
+        now = time.monotonic()
+        if now - began > cluster.wait_s:
+            raise PassingError(f"{cluster.name}: no worker in {cluster.wait_s:g} s: {waiting_for()}")
+        if now > tell:
+            tell = now + _SAY_EVERY_S
+            say(f"{cluster.name}: no worker yet: {waiting_for()}")
+        time.sleep(_POLL_S)

@@ -1,0 +1,300 @@
+"""Beam's DaskRunner made fit for a build: side inputs are computed once, and a step travels to a worker once.
+
+Beam's own lets every task that reads a side input compute it anew, which here means to read the text again, and sends
+each step with each of its tasks. This module is what the scheduler and its workers import.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import threading
+import uuid
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pipeline.engines import beam_worker
+from pipeline.errors import PassingError
+from pipeline.versions import describe_code
+
+beam_worker.silence_beam()
+
+import apache_beam as beam
+import dask
+from apache_beam.internal import pickler
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.common import DoFnContext, DoFnInvoker, DoFnSignature, Receiver, _OutputHandler
+from apache_beam.runners.dask import dask_runner as beam_dask
+from apache_beam.runners.dask import transform_evaluator
+from apache_beam.runners.dask.overrides import _Create, _GroupByKeyOnly, dask_overrides
+from apache_beam.transforms.sideinputs import SideInputMap
+from dask.bag import Bag
+from dask.delayed import delayed
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What every task of one run of a graph goes by."""
+
+    run: str
+    """Name of this run."""
+    code: dict[str, str]
+    """describe_code() of the process that wants the data."""
+    folder: str
+    """Folder of this run that every worker must see."""
+    held: str
+    """Folder that is locked (shared) while a task works; "": none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A ParDo as it travels to the workers."""
+
+    errand: Errand
+    label: str
+    fn: beam.DoFn
+    window_fn: Any
+    args: list[Any]
+    kwargs: dict[str, Any]
+    views: tuple[tuple[Any, Any], ...]
+    """Kind and options of each side input."""
+
+
+class _Kept(threading.local):
+    """Steps that were set up in this thread, of one run."""
+
+    run = ""
+
+    def __init__(self) -> None:
+        self.steps: dict[bytes, Step] = {}
+
+
+_kept = _Kept()
+_working: Counter[str] = Counter()
+"""Steps that work in this process now, by the folder of their run."""
+_counting = threading.Lock()
+
+
+class _Collector(Receiver):
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def receive(self, windowed_value: Any) -> None:
+        self.values.append(windowed_value.value)
+
+
+class RunStep(transform_evaluator.DaskBagOp):
+    """ParDo, a task for each partition of its input."""
+
+    def __init__(self, applied: Any, bag_kwargs: Any, *, errand: Errand) -> None:
+        super().__init__(applied, bag_kwargs)
+        self._errand = errand
+
+    def apply(self, input_bag: Bag, side_inputs: Sequence[SideInputMap] | None = None) -> Bag:
+        """The bag of what the step gives for `input_bag`."""
+        transform, sides = self.transform, side_inputs or ()
+        main_input = next(iter(self.applied.main_inputs.values()))
+        step = Step(
+            errand=self._errand,
+            label=self.applied.full_label,
+            fn=transform.fn,
+            window_fn=main_input.windowing.windowfn,
+            args=list(transform.args),
+            kwargs=dict(transform.kwargs),
+            views=tuple((side._view_class, side._view_options) for side in sides),
+        )
+        packed = delayed(pickler.dumps(step), name=f"step-{uuid.uuid4().hex}")
+        values = [delayed(_join)(side._iterable.bag.to_delayed(optimize_graph=False)) for side in sides]
+        return input_bag.map_partitions(run_step, packed, *values)
+
+
+class Spread(transform_evaluator.DaskBagOp):
+    """Create: a list dealt out to partitions like cards, since the splits of a build are sorted by size."""
+
+    def apply(self, input_bag: Any, side_inputs: Any = None) -> Bag:
+        """The bag of the list."""
+        items = list(self.transform.values)
+        size = self.bag_kwargs.get("partition_size")
+        number = -(-len(items) // size) if size else self.bag_kwargs["npartitions"]
+        number = max(1, min(number, len(items)))
+        name = f"create-{uuid.uuid4().hex}"
+        return Bag({(name, index): items[index::number] for index in range(number)}, name, number)
+
+
+class Group(transform_evaluator.DaskBagOp):
+    """GroupByKey in two tasks for each partition, where Dask's own takes one for each pair of them.
+
+    For that each worker fetches all that crosses: 100 bytes for each bucket of each split, 25 MB at 16 GB of text.
+    """
+
+    def apply(self, input_bag: Bag, side_inputs: Any = None) -> Bag:
+        """The bag of (key, values), as many partitions as before; each key is in one of them."""
+        number, run = input_bag.npartitions, uuid.uuid4().hex
+        dealt = {(f"deal-{run}", index): (_deal, (input_bag.name, index), number) for index in range(number)}
+        name = f"group-{run}"
+        layer = dealt | {(name, index): (_gather, index, list(dealt)) for index in range(number)}
+        return Bag(HighLevelGraph.from_collections(name, layer, dependencies=[input_bag]), name, number)
+
+
+def _deal(elements: Iterable[tuple[Any, Any]], number: int) -> list[dict[Any, list[Any]]]:
+    """The values by key, the keys dealt out to `number` parts alike in every process."""
+    parts: list[dict[Any, list[Any]]] = [{} for _ in range(number)]
+    for key, value in elements:
+        part = parts[zlib.crc32(repr(key).encode()) % number]
+        part.setdefault(key, []).append(transform_evaluator.defenestrate(value))
+    return parts
+
+
+def _gather(index: int, dealt: list[list[dict[Any, list[Any]]]]) -> list[tuple[Any, list[Any]]]:
+    groups: dict[Any, list[Any]] = {}
+    for parts in dealt:
+        for key, values in parts[index].items():
+            groups.setdefault(key, []).extend(values)
+    return list(groups.items())
+
+
+class BuildRunner(beam_dask.DaskRunner):
+    """Runs one graph on the cluster of `client`, in `partitions` pieces unless the options say otherwise."""
+
+    def __init__(self, client: Client, *, errand: Errand, partitions: int) -> None:
+        super().__init__()
+        self._client, self._errand, self._partitions = client, errand, partitions
+
+    def run_pipeline(self, pipeline: beam.Pipeline, options: PipelineOptions) -> beam_dask.DaskRunnerResult:
+        """Hand the graph to the scheduler."""
+        given = options.view_as(beam_dask.DaskOptions).get_all_options(drop_default=True, current_only=True)
+        sizes = beam_dask.DaskOptions._extract_bag_kwargs(given) or {"npartitions": self._partitions}
+        pipeline.replace_all(dask_overrides())
+        step = partial(RunStep, errand=self._errand)
+        with _translating({_Create: Spread, beam.ParDo: step, _GroupByKeyOnly: Group}):
+            visitor = self.to_dask_bag_visitor(sizes)
+            pipeline.visit(visitor)
+        last = list(visitor.bags.values())[-1]
+        return beam_dask.DaskRunnerResult(self._client, self._client.compute(dask.optimize(last)))
+
+
+def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[Any]:
+    """What a step gives for the elements of one partition; runs in a worker.
+
+    Raises PassingError where the worker has other code or does not see the folder of the run.
+    """
+    elements = list(elements)
+    if not elements:
+        return []
+    key = hashlib.sha256(packed).digest()
+    step = _kept.steps.get(key) or _unpack(packed)
+    collector = _Collector()
+    maps = [
+        SideInputMap(view, options, [transform_evaluator.get_windowed_value(value, None) for value in values])
+        for (view, options), values in zip(step.views, sides, strict=True)
+    ]
+    invoker = DoFnInvoker.create_invoker(
+        DoFnSignature(step.fn),
+        _OutputHandler(
+            window_fn=step.window_fn,
+            main_receivers=collector,
+            tagged_receivers={},
+            per_element_output_counter=None,
+            output_batch_converter=None,
+            process_yields_batches=False,
+            process_batch_yields_elements=False,
+        ),
+        context=DoFnContext(step.label, state=None),
+        side_inputs=maps,
+        input_args=step.args,
+        input_kwargs=step.kwargs,
+        user_state_context=None,
+        bundle_finalizer_param=beam.DoFn.BundleFinalizerParam(),
+    )
+    with _holding(step.errand):
+        if key not in _kept.steps:
+            invoker.invoke_setup()
+            _kept.steps[key] = step
+        invoker.invoke_start_bundle()
+        for element in elements:
+            invoker.invoke_process(transform_evaluator.get_windowed_value(element, step.window_fn))
+        invoker.invoke_finish_bundle()
+    return collector.values
+
+
+def _unpack(packed: bytes) -> Step:
+    """The step; the first of a run looks at where it is, and what was kept of another run is let go."""
+    step: Step = pickler.loads(packed)
+    if step.errand.run != _kept.run:
+        _kept.steps.clear()
+        check_worker(step.errand)
+        _kept.run = step.errand.run
+    return step
+
+
+def check_worker(errand: Errand) -> None:
+    """Refuse to work with other code than that of the process that wants the data, or without its storage."""
+    here, found = socket.gethostname(), describe_code()
+    differences = [
+        f"{name} {found.get(name)}, not {value}" for name, value in errand.code.items() if found.get(name) != value
+    ]
+    if differences:
+        raise PassingError(
+            f"the worker on {here} has {'; '.join(differences)}: its rows might differ; install the same there"
+        )
+    if "://" not in errand.folder and not os.path.isdir(errand.folder):
+        raise PassingError(
+            f"{errand.folder}: the worker on {here} does not see this folder; give absolute paths (output, "
+            "vocabulary.path, sources) on storage that all workers share with this machine"
+        )
+
+
+@contextmanager
+def _holding(errand: Errand) -> Iterator[None]:
+    """Lock its folder, shared, during the body, and count; a folder that cannot be locked is left as it is."""
+    descriptor = -1
+    if errand.held:
+        with suppress(OSError):
+            descriptor = os.open(errand.held, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    _count(errand.folder, 1)
+    try:
+        yield
+    finally:
+        _count(errand.folder, -1)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def count_working(folder: str) -> int:
+    """Steps of the run with this folder that work in this process now."""
+    return _working[folder]
+
+
+def _count(folder: str, step: int) -> None:
+    with _counting:
+        _working[folder] += step
+        if not _working[folder]:
+            del _working[folder]
+
+
+def _join(partitions: list[list[Any]]) -> list[Any]:
+    return [value for partition in partitions for value in partition]
+
+
+@contextmanager
+def _translating(operations: dict[type, Any]) -> Iterator[None]:
+    """Beam's table of transforms and their operations on Dask, with ours in it during the body."""
+    table = beam_dask.TRANSLATIONS
+    before = dict(table)
+    table.update(operations)
+    try:
+        yield
+    finally:
+        table.update(before)

@@ -1,0 +1,202 @@
+"""Runs a graph on an engine: Beam's FnApiRunner with one process a worker, a Dask cluster, or any Beam runner.
+
+Beam turns an error in a worker into a RuntimeError that holds a traceback as text; here it becomes what it was.
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import queue
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from traceback import format_exc
+
+from pipeline import storage
+from pipeline.engines import beam_worker
+
+beam_worker.silence_beam()
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.transforms.environments import SubprocessSDKEnvironment
+
+from pipeline.engines.base import DaskCluster
+from pipeline.errors import Keeps
+from pipeline.runtime.context import names_runner
+from pipeline.runtime.failures import FAILURE_NAME, leave_failure, read_failure
+from pipeline.signals import raise_caught
+
+_LOGGER = logging.getLogger(__name__)
+_ROOT = str(Path(__file__).resolve().parents[2])
+_WORKER_THREAD = "run_worker"
+"""Beam's name for the thread that waits for a worker process, and raises where that ends with an error."""
+_LOST_WORKER = (
+    "a worker process ended without a word (killed, or out of memory?); run again, with a smaller `workers` if memory "
+    "was short"
+)
+_LAST_WORDS_S = 10.0
+_LOOK_EVERY_S = 0.2
+"""How long a signal may wait at most for the main thread of a build."""
+_IGNORE_INTERRUPTS = "trap '' INT"
+"""Ctrl-C reaches every process of a terminal; workers leave it to the main process, which ends them."""
+
+
+class WorkerError(ValueError):
+    """An error of the user's in a worker: the message is the original one, `details` its traceback."""
+
+    def __init__(self, message: str, *, details: str, keeps: Keeps) -> None:
+        super().__init__(message)
+        self.details, self.keeps = details, keeps
+
+
+def run_on_engine(
+    lay_out: Callable[[beam.Pipeline], None],
+    *,
+    exchange: str,
+    held: str = "",
+    temporary: str = "",
+    workers: int,
+    beam_options: Sequence[str],
+    cluster: DaskCluster | None = None,
+) -> None:
+    """Run the graph that `lay_out` puts on a pipeline. Workers leave the reason of a failure in the folder `exchange`.
+
+    They hold a lock on the folder `held` while they live, if one is given. Local processes, which end without a
+    clean-up, leave their temporary files in the folder `temporary`, if one is given, for the caller to remove.
+    It runs on the Dask `cluster`, if one is given. Else FnApiRunner works with `workers` processes (one: in this
+    process); a --runner option names another.
+    Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for our own mistakes.
+    """
+    if cluster is not None:
+        from pipeline.engines.dask_cluster import run_on_dask  # Dask need not be installed for other engines
+
+        with _failures_explained(exchange):
+            run_on_dask(lay_out, cluster=cluster, exchange=exchange, held=held, beam_options=beam_options)
+        return
+    options = PipelineOptions([f"--direct_num_workers={workers}", *beam_options])
+    runner, in_processes = None, False
+    if not names_runner(beam_options):
+        in_processes = workers > 1
+        command = f"{_IGNORE_INTERRUPTS}; exec {shlex.quote(sys.executable)} -m {beam_worker.__name__}"
+        environment = SubprocessSDKEnvironment.from_command_string(command) if in_processes else None
+        runner = FnApiRunner(default_environment=environment)
+    pipeline = beam.Pipeline(runner=runner, options=options)
+    lay_out(pipeline)
+    variables = {
+        "PYTHONPATH": python_path(),
+        beam_worker.ABORT_VARIABLE: storage.join(exchange, FAILURE_NAME),
+        beam_worker.HELD_VARIABLE: held,
+        beam_worker.BUILD_VARIABLE: str(os.getpid()),
+    }
+    if in_processes and temporary:
+        variables["TMPDIR"] = temporary
+    with _environment(variables), open(os.devnull, "w") as null, _failures_explained(exchange), redirect_stderr(null):
+        if in_processes:  # Beam prints tracebacks of what it raises as well, to stderr
+            _run_watching_workers(pipeline, exchange=exchange)
+        else:
+            pipeline.run().wait_until_finish()
+
+
+@contextmanager
+def _failures_explained(exchange: str) -> Iterator[None]:
+    """Raise what a worker left in the folder `exchange` instead of what an engine made of it."""
+    try:
+        yield
+    except Exception as error:
+        raise_caught()
+        failure = read_failure(exchange)
+        if failure is None:
+            raise
+        if failure.is_users:
+            raise WorkerError(failure.message, details=failure.details, keeps=failure.keeps) from error
+        raise RuntimeError(f"a worker failed:\n{failure.details}") from error
+
+
+def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
+    """Run to the end, or until a worker process is lost, for which FnApiRunner would wait without end.
+
+    So the runner works in a thread of its own. However it ends, the worker processes are gone on return.
+    """
+    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run_pipeline() -> None:
+        try:
+            pipeline.run().wait_until_finish()
+            outcome.put(None)
+        except BaseException as error:
+            outcome.put(error)
+
+    def note_lost_worker(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.thread is not None and arguments.thread.name == _WORKER_THREAD:
+            leave_failure(exchange, message=_LOST_WORKER, details=str(arguments.exc_value), is_users=True)
+            outcome.put(arguments.exc_value)
+
+    def keep_quiet(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.thread is None or arguments.thread not in beams:
+            before(arguments)
+
+    before, threading.excepthook = threading.excepthook, note_lost_worker
+    others, beams, after = set(threading.enumerate()), set[threading.Thread](), before
+    try:
+        threading.Thread(target=run_pipeline, name="beam-runner", daemon=True).start()
+        error = _wait_for(outcome)
+        if error is not None:
+            raise error
+    except BaseException as error:
+        leave_failure(exchange, message=str(error), details=format_exc(), is_users=False)  # the other workers end now
+        for thread in threading.enumerate():
+            if thread.name == _WORKER_THREAD:
+                thread.join(timeout=_LAST_WORDS_S)
+        beams, after = set(threading.enumerate()) - others, keep_quiet  # they end later, with errors of their own
+        raise
+    finally:
+        threading.excepthook = after
+
+
+def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
+    """What the runner's thread ended with. Looks again and again: a signal that comes while this thread is not quite
+    asleep, or that the kernel hands to another thread, sets Python's flag and wakes nobody."""
+    while True:
+        try:
+            return outcome.get(timeout=_LOOK_EVERY_S)
+        except queue.Empty:
+            raise_caught()
+
+
+def note_unknown(beam_options: Sequence[str]) -> None:
+    """Warn of options that Beam would drop without a word; the runner named may still know them."""
+    known = set(PipelineOptions([]).get_all_options())
+    given = set(PipelineOptions(list(beam_options)).get_all_options(retain_unknown_options=True))
+    for name in sorted(given - known):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean --{near[0]}?" if near else ""
+        _LOGGER.warning("warning: Beam does not know the option --%s%s", name, hint)
+
+
+def python_path() -> str:
+    """Worker processes import `pipeline` from where this one has it, installed or not."""
+    before = os.environ.get("PYTHONPATH")
+    return _ROOT if not before else f"{_ROOT}{os.pathsep}{before}"
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,78 @@
+"""What a build would be, before anything is started or written: input, output, rows, bytes, time, room, price.
+
+A sample goes through the build's own code in a temporary folder (pipeline/estimate/cost.py): seconds, whatever the
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline import storage
+from pipeline.build.advice import list_doubts
+from pipeline.build.recipe import check_paths
+from pipeline.config.schema import PipelineConfig
+from pipeline.dataset.manifest import MANIFEST_NAME
+from pipeline.engines.base import choose_workers, count_readers
+from pipeline.estimate.cost import describe_bytes, estimate, format_estimate
+from pipeline.output.folder import check_writable
+from pipeline.output.identity import MARK_NAME
+from pipeline.settings import ConfigError
+from pipeline.signals import say_at_once
+from pipeline.sources.splits import list_splits, share_books
+from pipeline.storage.durable import free_bytes
+from pipeline.vocabulary.train import given_vocabulary
+
+
+def describe_build(config: PipelineConfig, *, price: float | None = None) -> Iterator[str]:
+    """Lines of the plan; `price`: of a CPU's hour. Raises ValueError for what would stop the build at its start."""
+    workers = choose_workers(config, say=say_at_once)
+    check_paths(config)
+    splits = list_splits(config.sources)
+    shared = share_books(splits, sources=config.sources, workers=count_readers(config, workers=workers))
+    total = sum(split.num_bytes for split in splits)
+    yield f"input: {len(shared):,} splits, {describe_bytes(total)}"
+    yield describe_output(config.output)
+    if is_finished(config.output):
+        return
+    for doubt in list_doubts(config, tokenizer=given_vocabulary(config)):
+        yield f"warning: {doubt}"
+    found = estimate(config, workers=workers)
+    yield from format_estimate(found)
+    yield describe_room(config.output, needed=found.bytes.value + found.temporary_bytes.value)
+    if price is not None:
+        hours = found.cpu_s.value / 3600
+        yield f"price: {hours * price:,.2f} for {hours:,.3g} CPU hours at {price:g}"
+
+
+def describe_output(output: str) -> str:
+    """What the build would find where it writes; ConfigError where it could not write there."""
+    if is_finished(output):
+        return f"output: {output}: holds a finished set; the same settings and input leave it as it is"
+    if not storage.is_url(output):
+        check_writable(Path(output), key="output")
+    names = storage.list_names(output)
+    if not names:
+        return f"output: {output}: new"
+    if MARK_NAME in names:
+        return f"output: {output}: holds an unfinished build; the same settings and input go on with it"
+    raise ConfigError(f"output={output}: not empty and not a build of ours; choose an empty or new folder")
+
+
+def is_finished(output: str) -> bool:
+    """Whether there is a manifest."""
+    return storage.find_file(storage.join(output, MANIFEST_NAME)) is not None
+
+
+def describe_room(output: str, *, needed: float) -> str:
+    """Bytes that the build needs at its most beside those that are free; ConfigError where they do not fit."""
+    if storage.is_url(output):
+        return f"room: {describe_bytes(needed)} at most"
+    free = free_bytes(Path(output))
+    if free < needed:
+        raise ConfigError(
+            f"output={output}: the build needs {describe_bytes(needed)} at most and {describe_bytes(free)} are free; "
+            f"free space, or choose another output"
+        )
+    return f"room: {describe_bytes(needed)} at most, {describe_bytes(free)} are free"

@@ -1,0 +1,161 @@
+"""A sample of the input that stands for all of it: which parts are read, and how large all parts are together.
+
+The same files and settings give the same sample. Parts are taken at even distances over every source, so that a dump
+whose first articles are the longest is seen from end to end.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline import storage
+from pipeline.config.schema import SourceConfig
+from pipeline.documents import Document, Drop, Split
+from pipeline.sources.archives import read_members
+from pipeline.sources.books import BOOK_SUFFIXES, read_book
+from pipeline.sources.bytestreams import compression_of
+from pipeline.sources.listing import is_archive, list_files
+from pipeline.sources.splits import read_documents, split_file
+
+SHARE = 0.01
+LEAST_UNITS = 8
+"""Units of a source: fewer say little about how they differ."""
+LEAST_TEXT_BYTES = 4_000_000
+"""Of all sources together; an input of twice that is read whole."""
+MOST_TEXT_BYTES = 256_000_000
+_UNIT_BYTES = 1 << 18
+_MOST_UNITS_OF_FILE = 4096
+_PREFIX_BYTES = 4 << 20
+_NO_PART = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A part of the input that can be read alone: a split, or a book of a compressed archive (`member` is its number).
+
+    `size`: bytes of it, in what its source is measured in. `begins`: only the beginning of a longer stream is read.
+    """
+
+    split: Split
+    size: int
+    member: int = -1
+    begins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """All units of a source. `size`: bytes of all, beyond what beginnings hold too; `text_bytes`: about the plain text.
+
+    `by_file`: a unit is a file of text, so that their number tells more of the documents than their size.
+    `passing_s`: path -> CPU seconds of reading past all of a file, which each part of a shared one does again.
+    """
+
+    source: int
+    units: tuple[Unit, ...]
+    size: int
+    text_bytes: int
+    by_file: bool
+    passing_s: Mapping[str, float]
+
+
+def list_frame(source: SourceConfig, *, index: int) -> Frame:
+    """Every unit of a source. Compressed archives are decompressed once; of other files little or nothing is read."""
+    units: list[Unit] = []
+    size = text_bytes = 0
+    by_file = source.kind == "books"
+    passing_s: dict[str, float] = {}
+    for path in list_files(source, label=f"sources.{index} ({source.kind})"):
+        step = max(_UNIT_BYTES, storage.size_of(path) // _MOST_UNITS_OF_FILE)
+        splits = split_file(path, source=source, index=index, split_bytes=step)
+        text_bytes += sum(split.text_bytes for split in splits)
+        compressed = bool(compression_of(path))
+        if by_file and is_archive(path) and compressed:
+            started = time.process_time()
+            found = _list_members(path, source=index)
+            passing_s[path] = time.process_time() - started
+        elif compressed and not by_file and len(splits) == 1 and splits[0].num_bytes > 2 * _PREFIX_BYTES:
+            read = max(_PREFIX_BYTES, round(SHARE * splits[0].num_bytes))
+            found = [Unit(splits[0], read, begins=True)]
+            passing_s[path] = _time_passing(found[0], source=source)
+        else:
+            found = [Unit(split, split.num_bytes) for split in splits]
+        units += found
+        size += sum(unit.split.num_bytes if unit.begins else unit.size for unit in found)
+    return Frame(index, tuple(units), size, text_bytes, by_file, passing_s)
+
+
+def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
+    """The units of each frame that are read: SHARE of them, more where that is little text; all where it is half."""
+    text = max(1, sum(frame.text_bytes for frame in frames))
+    share = max(SHARE, LEAST_TEXT_BYTES / text)
+    chosen: list[list[Unit]] = []
+    for frame in frames:
+        count = len(frame.units)
+        wanted = min(math.ceil(share * count), math.ceil(count * MOST_TEXT_BYTES / text))
+        wanted = max(LEAST_UNITS, wanted)
+        if 2 * wanted >= count:
+            chosen.append(list(frame.units))
+        else:
+            chosen.append([frame.units[(2 * place + 1) * count // (2 * wanted)] for place in range(wanted)])
+    return chosen
+
+
+def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple[Unit, Iterable[Document | Drop]]]:
+    """Each unit with what is in it. Nothing is read from or kept in clean_documents."""
+    source = source.model_copy(update={"clean_documents": None})
+    archives: dict[str, dict[int, Unit]] = {}
+    for unit in units:
+        if unit.member >= 0:
+            archives.setdefault(unit.split.path, {})[unit.member] = unit
+        elif unit.begins:
+            yield unit, _read_beginning(unit, source=source)
+        else:
+            yield unit, read_documents(unit.split, source)
+    for path, wanted in archives.items():
+        split = next(iter(wanted.values())).split
+        for number, member in enumerate(read_members(split, suffixes=BOOK_SUFFIXES)):
+            if number in wanted and member.data is not None:
+                yield wanted[number], read_book(member.name, member.data, source=source, folder=storage.parent_of(path))
+            if number == max(wanted):
+                break
+
+
+def _list_members(path: str, *, source: int) -> list[Unit]:
+    """The books of a compressed archive, which is one stream: to know the size of all it is read to its end."""
+    whole = Split(source, path, 0, -1, storage.size_of(path), 0)
+    members = enumerate(read_members(whole, suffixes=BOOK_SUFFIXES))
+    return [Unit(whole, len(member.data), number) for number, member in members if member.data is not None]
+
+
+def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
+    """CPU seconds of reading past all of a stream, by its beginning: what a part costs that takes next to nothing."""
+    idle = replace(unit.split, part=_NO_PART, parts=_NO_PART + 1)
+    source = source.model_copy(update={"clean_documents": None})
+    started = time.process_time()
+    with suppress(ValueError):  # it breaks off; what else is wrong shows when it is read
+        deque(_read_beginning(replace(unit, split=idle), source=source), maxlen=0)
+    return (time.process_time() - started) * unit.split.num_bytes / unit.size
+
+
+def _read_beginning(unit: Unit, *, source: SourceConfig) -> Iterator[Document | Drop]:
+    """What stands in the first bytes of a compressed stream: a copy of them is read up to where it breaks off."""
+    path = unit.split.path
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / Path(path).name
+        with storage.open_input(path) as stream:
+            copy.write_bytes(stream.read(unit.size))
+        given = False
+        try:
+            for item in read_documents(replace(unit.split, path=str(copy)), source):
+                given = given or isinstance(item, Document)
+                yield item
+        except ValueError:
+            if not given:  # the stream itself is to blame
+                raise

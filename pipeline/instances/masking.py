@@ -1,0 +1,260 @@
+"""Masked positions and what stands there, for a whole batch of rows at once (Devlin et al. 2019, appendix A.1).
+
+Draws are counters keyed by (row, mask set, token), so that rows may come in any batches and any order. The first set
+costs 60 ns a token, each further one 40: the words are found once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline import draws
+from pipeline.config.schema import PipelineConfig
+from pipeline.instances.rows import Ids, Rows
+from pipeline.instances.spans import draw_spans
+from pipeline.tokenizer.tokenizer import WordTokenizer
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+_BATCH_TOKENS = 1 << 19
+_MAX_BATCH_ROWS = 1 << 15
+_MASKED, _KEPT = 0.8, 0.9
+_ORDER, _ACTION, _PIECE, _SPAN = (
+    np.uint64(draws.key(0, "masking", name)) for name in ("order", "action", "piece", "span")
+)
+_U16, _U32, _U48, _LOW_16 = np.uint64(16), np.uint64(32), np.uint64(48), np.uint64(0xFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """One mask set of n rows: row r has entries offsets[r] to offsets[r + 1], at least one.
+
+    positions: uint16[m], ascending within a row, counted from its [CLS]. inputs: id dtype[m], the ids that stand there
+    after masking; the label is the row's id at the position. offsets: int64[n + 1].
+    """
+
+    positions: npt.NDArray[np.uint16]
+    inputs: Ids
+    offsets: Int64s
+
+    def __len__(self) -> int:
+        return int(self.offsets.size) - 1
+
+    def take(self, rows: Int64s) -> Masks:
+        """These rows, in this order."""
+        begin, length = self.offsets[rows], np.diff(self.offsets)[rows]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])
+        gather = np.repeat(begin - offsets[:-1], length) + np.arange(offsets[-1])
+        return Masks(self.positions[gather], self.inputs[gather], offsets)
+
+
+def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int) -> Int64s:
+    """N = min(max_predictions, max(1, round(probability x length))), halves to even, specials counted."""
+    wanted: Int64s = np.maximum(1, np.rint(lengths * probability)).astype(np.int64)
+    return np.minimum(max_predictions, wanted)
+
+
+def make_masks(
+    rows: Rows, *, config: PipelineConfig, tokenizer: WordTokenizer, mask_sets: Sequence[int]
+) -> list[Masks]:
+    """The mask sets with these numbers, of these rows (strict mode).
+
+    Words are tried in random order. The first is masked whole even where it alone passes the budget N (but not
+    max_predictions); a later one that would pass it is left alone and others are tried, until N is reached. Of the
+    words, 80% become [MASK] in all their pieces, 10% stay, and 10% get for each piece a random id that is neither
+    special nor unused; with replacement_draw: piece this is drawn for each piece. Special tokens are no targets. A row
+    of nothing but [UNK], or of one word longer than max_predictions, has N of its tokens masked rather than nothing.
+
+    masking: token takes every token as a word. masking: span orders whole spans of words (spans.draw_spans) instead of
+    words, tries their words from left to right, and draws 80/10/10 for each span.
+    """
+    is_special = np.zeros(tokenizer.vocab_size, np.bool_)
+    is_special[tokenizer.special_ids] = True
+    parts: list[list[tuple[npt.NDArray[np.uint16], Ids, Int64s]]] = [[] for _ in mask_sets]
+    for begin, end in _batches(rows.offsets):
+        batch = _Batch.cut(rows, begin, end, is_special=is_special, config=config)
+        for mask_set, made in zip(mask_sets, parts, strict=True):
+            keys = draws.derive(rows.keys[begin:end], mask_set)
+            words = _choose_words(batch, keys=keys, config=config)
+            made.append(_replace(batch, words, keys=keys, config=config, tokenizer=tokenizer))
+    empty = (np.zeros(0, np.uint16), rows.ids[:0], np.zeros(1, np.int64))
+    masks = []
+    for made in parts:
+        positions, inputs, counts = zip(empty, *made, strict=True)
+        masks.append(Masks(np.concatenate(positions), np.concatenate(inputs), np.cumsum(np.concatenate(counts))))
+    return masks
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Some rows and their candidate words, in order.
+
+    begin, length, row: int64 per word, its first token, tokens and row. per_row: words of each row; first: the first of
+    them. counters: uint64 per word, for draws by its position in the row. budget: N of each row. special: bool a token.
+    """
+
+    ids: Ids
+    special: npt.NDArray[np.bool_]
+    offsets: Int64s
+    begin: Int64s
+    length: Int64s
+    row: Int64s
+    per_row: Int64s
+    first: Int64s
+    counters: draws.UInt64s
+    budget: Int64s
+
+    @classmethod
+    def cut(
+        cls, rows: Rows, first: int, last: int, *, is_special: npt.NDArray[np.bool_], config: PipelineConfig
+    ) -> _Batch:
+        low, high = rows.offsets[first], rows.offsets[last]
+        ids, offsets = rows.ids[low:high], rows.offsets[first : last + 1] - low
+        special = is_special[ids]
+        if config.masking == "token":
+            begin, length = np.flatnonzero(~special), np.ones(1, np.int64)
+            length = np.broadcast_to(length, begin.shape)
+        else:
+            begin = np.flatnonzero(rows.word_starts[low:high])
+            length = np.diff(begin, append=ids.size)
+            keep = ~np.logical_or.reduceat(special, begin) & (length <= config.predictions)
+            begin, length = begin[keep], length[keep]
+        until = np.searchsorted(begin, offsets)
+        per_row = np.diff(until)
+        row = np.repeat(np.arange(last - first), per_row)
+        budget = num_to_predict(
+            np.diff(offsets), probability=config.masked_probability, max_predictions=config.predictions
+        )
+        counters = draws.counters(begin - np.repeat(offsets[:-1], per_row))
+        return cls(ids, special, offsets, begin, length, row, per_row, until[:-1], counters, budget)
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Chosen words in order: row, first token, tokens, and the first token of what is masked together with it."""
+
+    row: Int64s
+    begin: Int64s
+    length: Int64s
+    unit: Int64s
+
+
+def _batches(offsets: Int64s) -> list[tuple[int, int]]:
+    """Consecutive ranges of rows of about _BATCH_TOKENS tokens; the result never depends on them."""
+    batches = []
+    begin, count = 0, offsets.size - 1
+    while begin < count:
+        end = int(np.searchsorted(offsets, offsets[begin] + _BATCH_TOKENS, side="right")) - 1
+        end = min(max(end, begin + 1), begin + _MAX_BATCH_ROWS, count)
+        batches.append((begin, end))
+        begin = end
+    return batches
+
+
+def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig) -> _Words:
+    """The words to predict; every row has at least one."""
+    priority = draws.mix(np.repeat(keys ^ _ORDER, batch.per_row) + batch.counters) >> _U32
+    unit = batch.begin
+    if config.masking == "span":
+        joined = np.concatenate([[False], batch.begin[1:] == (batch.begin + batch.length)[:-1]])
+        lengths = draws.mix(np.repeat(keys ^ _SPAN, batch.per_row) + batch.counters)
+        heads = draw_spans(lengths, joined=joined & (np.diff(batch.row, prepend=-1) == 0))
+        unit, priority = batch.begin[heads], priority[heads]
+
+    # Sorting costs most, so words of high value are left out first; rows for which that was too few are done again.
+    limit = np.uint64(min(1.0, 1.5 * config.masked_probability + 0.03) * 2.0**32)
+    early = np.flatnonzero(priority < limit)
+    chosen, left = _take_until(batch, early, priority=priority)
+    short = left > 0
+    if short.any():
+        short &= np.bincount(batch.row[early], minlength=short.size) < batch.per_row
+        more, _ = _take_until(batch, np.flatnonzero(short[batch.row]), priority=priority)
+        chosen = np.concatenate([chosen[~short[batch.row[chosen]]], more])
+    chosen.sort()
+    words = _Words(batch.row[chosen], batch.begin[chosen], batch.length[chosen], unit[chosen])
+    empty = np.flatnonzero(np.bincount(words.row, minlength=batch.budget.size) == 0)
+    return _fill_empty(batch, words, empty=empty, keys=keys) if empty.size else words
+
+
+def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tuple[Int64s, Int64s]:
+    """Of these words those taken, and what is left of each row's budget.
+
+    Exactly the loop "take the first; take each later word that fits what is left", in one round for the words up to the
+    first that does not fit, and one more for each such word with something left after it.
+    """
+    row = batch.row[words]
+    order = row.astype(np.uint64) << _U48
+    order |= priority[words] << _U16
+    order |= (words - batch.first[row]).astype(np.uint64)
+    order.sort()
+    row = (order >> _U48).astype(np.int64)
+    word = batch.first[row] + (order & _LOW_16).astype(np.int64)
+    left = batch.budget.copy()
+    taken: list[Int64s] = [np.zeros(0, np.int64)]
+    leads = True
+    while word.size:
+        size = batch.length[word]
+        total = np.cumsum(size)
+        heads = np.flatnonzero(np.diff(row, prepend=-1))
+        spans = np.diff(heads, append=row.size)
+        take = total - np.repeat((total - size)[heads] + left[row[heads]], spans) <= 0
+        if leads:
+            take[heads] = True
+            leads = False
+        taken.append(word[take])
+        left -= np.bincount(row[take], weights=size[take], minlength=left.size).astype(np.int64)
+        rest = np.flatnonzero(~take)
+        rest = rest[size[rest] <= left[row[rest]]]
+        word, row = word[rest], row[rest]
+    return np.concatenate(taken), left
+
+
+def _fill_empty(batch: _Batch, words: _Words, *, empty: Int64s, keys: draws.UInt64s) -> _Words:
+    """Give rows without a usable word N single tokens of what they have. Rare, so a loop."""
+    added: list[Int64s] = []
+    for row in empty.tolist():
+        inside = np.arange(batch.offsets[row] + 1, batch.offsets[row + 1] - 1)
+        usable = inside[~batch.special[inside]]
+        if not usable.size:
+            ends = {int(batch.ids[batch.offsets[row]]), int(batch.ids[batch.offsets[row + 1] - 1])}
+            usable = inside[~np.isin(batch.ids[inside], list(ends))]
+        order = np.argsort(draws.mix(keys[row] + draws.counters(usable - batch.offsets[row])), kind="stable")
+        added.append(usable[order[: batch.budget[row]]])
+    begin = np.concatenate(added)
+    row = np.repeat(empty, [part.size for part in added])
+    order = np.lexsort((np.concatenate([words.begin, begin]), np.concatenate([words.row, row])))
+    return _Words(
+        np.concatenate([words.row, row])[order],
+        np.concatenate([words.begin, begin])[order],
+        np.concatenate([words.length, np.ones_like(begin)])[order],
+        np.concatenate([words.unit, begin])[order],
+    )
+
+
+def _replace(
+    batch: _Batch, words: _Words, *, keys: draws.UInt64s, config: PipelineConfig, tokenizer: WordTokenizer
+) -> tuple[npt.NDArray[np.uint16], Ids, Int64s]:
+    """Positions of all pieces of the words, the ids to put there, and their number in each row."""
+    place = np.repeat(words.begin - (np.cumsum(words.length) - words.length), words.length)
+    place += np.arange(place.size)
+    row = np.repeat(words.row, words.length)
+    position = place - batch.offsets[row]
+    counters = draws.counters(position)
+    if config.replacement_draw == "piece":
+        action = draws.mix((keys ^ _ACTION)[row] + counters)
+    else:
+        unit = draws.counters(words.unit - batch.offsets[words.row])
+        action = np.repeat(draws.mix((keys ^ _ACTION)[words.row] + unit), words.length)
+    inputs = np.full(place.size, tokenizer.special.mask, batch.ids.dtype)
+    kept = np.flatnonzero(action >= draws.threshold(_MASKED))
+    inputs[kept] = batch.ids[place[kept]]
+    replaced = np.flatnonzero(action >= draws.threshold(_KEPT))
+    others = tokenizer.replaceable_ids
+    number = draws.below(draws.mix((keys ^ _PIECE)[row[replaced]] + counters[replaced]), others.size)
+    inputs[replaced] = others[number].astype(inputs.dtype)
+    return position.astype(np.uint16), inputs, np.bincount(row, minlength=batch.budget.size).astype(np.int64)

@@ -1,0 +1,285 @@
+"""Sentence pairs as token ranges: which run of which document stands in the first and the second segment.
+
+The loop is that of the published algorithm (Devlin et al. 2019, section 3.1 and appendix A.2) and works on sentence
+lengths, never on tokens. Reference mode consumes one generator in the published order; strict mode has a stream keyed
+by (seed, document id, pass) for each document, so its pairs depend on the set of documents alone, not on their order.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline import draws
+from pipeline.config.schema import NextSentence, PipelineConfig
+from pipeline.instances.segments import (
+    Corpus,
+    Int32s,
+    Segment,
+    Tokens,
+    cut_units,
+    fit_one,
+    fit_two,
+    row_room,
+    units_before,
+    units_segment,
+)
+
+NEXT, NOT_NEXT, NO_LABEL = 0, 1, -1
+_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The quirks of the published algorithm, each with its name: STRICT mends them, REFERENCE keeps them."""
+
+    target_per_pair: bool
+    """Draw the target length for each pair; else once per document and pass, which costs fill."""
+    balance_labels: bool
+    """A pair has a true next segment to choose wherever the document has one (see _pair_document); else chunks of a
+    single sentence are always labelled as not next, and 50 to 60% of labels are."""
+    whole_word_cuts: bool
+    """Truncate between words, and cut sentences longer than a row into shorter runs; else anywhere."""
+    other_document: bool
+    """A negative never comes from the same document nor equals the true next; else up to ten tries, then whatever."""
+
+
+STRICT = Rules(target_per_pair=True, balance_labels=True, whole_word_cuts=True, other_document=True)
+REFERENCE = Rules(target_per_pair=False, balance_labels=False, whole_word_cuts=False, other_document=False)
+
+
+class Pair(NamedTuple):
+    """Two segments; the second is None, and the label NO_LABEL, where there is no pair."""
+
+    first: Segment
+    second: Segment | None
+    label: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairTable:
+    """Pairs as columns, all of one length n. Documents are indices into the list that make_pairs was given.
+
+    second_document is -1 where there is no second segment; label: 0 next, 1 not, -1 none. ordinal counts the pairs of
+    a document within its pass.
+    """
+
+    first_document: Int32s
+    first_start: Int32s
+    first_stop: Int32s
+    second_document: Int32s
+    second_start: Int32s
+    second_stop: Int32s
+    label: npt.NDArray[np.int8]
+    ordinal: Int32s
+    pass_number: Int32s
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[PairTable]) -> PairTable:
+        """The rows of all tables, one after another; all must be of the same documents."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(table, name) for table in tables]) for name in names))
+
+    @classmethod
+    def from_pairs(cls, pairs: Sequence[tuple[Pair, int, int]], *, documents: Sequence[int]) -> PairTable:
+        """Columns of (pair, ordinal, pass number); document d of a pair becomes documents[d]."""
+        rows = [(*pair.first, *(pair.second or (-1, 0, 0)), pair.label, *rest) for pair, *rest in pairs]
+        columns = np.array(rows, np.int64).reshape(-1, 9).T
+        given = np.array([*documents, -1], np.int64)
+        columns[0], columns[3] = given[columns[0]], given[columns[3]]
+        numbers = [np.ascontiguousarray(column, np.int32) for column in columns]
+        return cls(
+            first_document=numbers[0],
+            first_start=numbers[1],
+            first_stop=numbers[2],
+            second_document=numbers[3],
+            second_start=numbers[4],
+            second_stop=numbers[5],
+            label=numbers[6].astype(np.int8),
+            ordinal=numbers[7],
+            pass_number=numbers[8],
+        )
+
+    def __len__(self) -> int:
+        return int(self.label.size)
+
+    def take(self, rows: npt.NDArray[np.integer[Any]] | slice) -> PairTable:
+        """These rows (indices or a slice), in this order."""
+        return PairTable(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    @property
+    def num_tokens(self) -> npt.NDArray[np.int64]:
+        """Length of each row, special tokens included."""
+        second = self.second_stop - self.second_start
+        return (self.first_stop - self.first_start + second + np.where(self.second_document >= 0, 3, 2)).astype(
+            np.int64
+        )
+
+
+def make_pairs(
+    documents: Sequence[Tokens], *, config: PipelineConfig, pass_number: int, passes: Sequence[int] | None = None
+) -> PairTable:
+    """All pairs of one pass over the documents of a bucket, in the order of document ids (strict mode).
+
+    `passes`: how many each document takes part in (None: all do); the others still lend their text to negatives. Every
+    document that takes part gives at least one pair. The result names the same texts whatever the order of
+    `documents`. Raises ValueError for two documents with one id, a document without tokens, or (random_document)
+    fewer than two.
+    """
+    order = sorted(range(len(documents)), key=lambda index: documents[index].id)
+    check_documents(documents, next_sentence=config.next_sentence)
+    ranked = [documents[index] for index in order]
+    room = row_room(config.max_seq_length, next_sentence=config.next_sentence)
+    bounds = [cut_units(document, room=room, rng_parts=(config.seed, document.id, pass_number)) for document in ranked]
+    corpus = Corpus(ranked, bounds=bounds)
+    rows: list[tuple[Pair, int, int]] = []
+    for index, document in enumerate(ranked):
+        if passes is not None and passes[order[index]] <= pass_number:
+            continue
+        pairs = pair_document(
+            corpus,
+            index=index,
+            max_seq_length=config.max_seq_length,
+            short_sequence_probability=config.short_sequence_probability,
+            next_sentence=config.next_sentence,
+            rules=STRICT,
+            rng=draws.stream(config.seed, "pairs", document.id, pass_number),
+        )
+        rows += ((pair, ordinal, pass_number) for ordinal, pair in enumerate(pairs))
+    return PairTable.from_pairs(rows, documents=order)
+
+
+def pair_document(
+    corpus: Corpus,
+    *,
+    index: int,
+    max_seq_length: int,
+    short_sequence_probability: float,
+    next_sentence: NextSentence,
+    rules: Rules,
+    rng: random.Random,
+) -> Iterator[Pair]:
+    """Pairs of one document, each truncated to the row. `rng` may be consumed by others between two pairs.
+
+    Units are appended to a chunk until it reaches the target; a uniform number of them is A. B is the rest (a true
+    next), or comes from a uniform unit of another document, and the unused units are put back.
+
+    balance_labels: the label is a fair coin wherever the document has a true next. So a chunk takes a second unit
+    even where the first reaches the target alone; the last unit, where it is left alone, is A before a negative or B
+    after the units before it (which are used once more); and a document of one sentence is two units (cut_units).
+    What is left are documents of a single word: always negative.
+    """
+    bounds = corpus.bounds[index]
+    last = len(bounds) - 1
+    room = row_room(max_seq_length, next_sentence=next_sentence)
+    target = begin = 0
+    while begin < last:
+        if begin == 0 or rules.target_per_pair:
+            target = room
+            if rng.random() < short_sequence_probability:
+                target = rng.randint(2, room)
+        end = min(bisect_left(bounds, bounds[begin] + target, begin + 1), last)
+        if next_sentence == "none":
+            yield Pair(fit_one(corpus, units_segment(corpus, index, begin, end), room=room, rng=rng), None, NO_LABEL)
+            begin = end
+            continue
+        if rules.balance_labels and end == begin + 1 < last:
+            end += 1
+        lead, split = begin, end
+        if end - begin >= 2:
+            split = begin + rng.randint(1, end - begin - 1)
+        elif rules.balance_labels and begin > 0:
+            lead = units_before(bounds, begin, length=target - (bounds[end] - bounds[begin]))
+        true_next: tuple[Segment, Segment] | None = None
+        if split < end:
+            true_next = units_segment(corpus, index, begin, split), units_segment(corpus, index, split, end)
+        elif lead < begin:
+            true_next = units_segment(corpus, index, lead, begin), units_segment(corpus, index, begin, end)
+        alone = units_segment(corpus, index, begin, split)
+        if next_sentence == "sentence_order":
+            begin = end
+            if true_next is None:
+                yield Pair(fit_one(corpus, alone, room=room + 1, rng=rng), None, NO_LABEL)
+                continue
+            first, second = fit_two(corpus, *true_next, room=room, whole_words=rules.whole_word_cuts, rng=rng)
+            swapped = rng.random() < 0.5
+            yield Pair(second, first, NOT_NEXT) if swapped else Pair(first, second, NEXT)
+            continue
+        other: Segment | None = None
+        if true_next is None or rng.random() < 0.5:
+            length = target - (alone.stop - alone.start)
+            other = _draw_other(corpus, alone, length=length, rules=rules, required=true_next is None, rng=rng)
+        if other is not None:
+            first, second = fit_two(corpus, alone, other, room=room, whole_words=rules.whole_word_cuts, rng=rng)
+            yield Pair(first, second, NOT_NEXT)
+            begin = split
+        elif true_next is not None:
+            first, second = fit_two(corpus, *true_next, room=room, whole_words=rules.whole_word_cuts, rng=rng)
+            yield Pair(first, second, NEXT)
+            begin = end
+
+
+def fewest_documents(next_sentence: NextSentence) -> int:
+    """How many documents a part of a set needs: a wrong next sentence may have to come from another."""
+    return 2 if next_sentence == "random_document" else 1
+
+
+def check_documents(documents: Sequence[Tokens], *, next_sentence: NextSentence) -> None:
+    """Raise ValueError for what pairing cannot work with: too few documents, one without tokens, one given twice."""
+    if next_sentence == "random_document" and len(documents) < 2:
+        raise ValueError(
+            f"next_sentence: random_document takes second segments from other documents, but there are "
+            f"{len(documents)} in the bucket; give at least two, or set next_sentence: sentence_order or none"
+        )
+    seen: set[bytes] = set()
+    for document in documents:
+        if document.id in seen:
+            raise ValueError(f"document id {document.id.hex()} stands twice in a bucket; drop duplicates first")
+        seen.add(document.id)
+        if not document.ids.size:
+            raise ValueError(f"document {document.id.hex()} has no tokens; drop it before pairing")
+
+
+def _draw_other(
+    corpus: Corpus, first: Segment, *, length: int, rules: Rules, required: bool, rng: random.Random
+) -> Segment | None:
+    """Units of another document from a uniform one on, until they reach `length` tokens (at least one unit).
+
+    other_document: never from the same document, and None where every try gave the very text that follows `first`,
+    unless a segment is `required`.
+    """
+    for _ in range(_TRIES):
+        index = _draw_document(len(corpus.documents), but=first.document, rules=rules, rng=rng)
+        bounds = corpus.bounds[index]
+        start = rng.randint(0, len(bounds) - 2)
+        stop = min(bisect_left(bounds, bounds[start] + length, start + 1), len(bounds) - 1)
+        other = Segment(index, bounds[start], bounds[stop])
+        if required or not rules.other_document or not _follows(corpus, first, other):
+            return other
+    return None
+
+
+def _draw_document(count: int, *, but: int, rules: Rules, rng: random.Random) -> int:
+    if rules.other_document:
+        index = rng.randint(0, count - 2)
+        return index + (index >= but)
+    for _ in range(_TRIES):
+        index = rng.randint(0, count - 1)
+        if index != but:
+            break
+    return index
+
+
+def _follows(corpus: Corpus, first: Segment, other: Segment) -> bool:
+    """Whether the tokens of `other` are those that come after `first` in its document."""
+    own, foreign = corpus.documents[first.document].ids, corpus.documents[other.document].ids
+    if first.stop >= own.size or own[first.stop] != foreign[other.start]:
+        return False
+    size = min(other.stop - other.start, own.size - first.stop)
+    return bool(np.array_equal(own[first.stop : first.stop + size], foreign[other.start : other.start + size]))

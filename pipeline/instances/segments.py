@@ -1,0 +1,169 @@
+"""Segments of documents as token ranges: where sentences end, and how a segment is cut to fit a row.
+
+Pure; works on lengths and word starts, never on the tokens themselves.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline import draws
+from pipeline.config.schema import NextSentence
+
+Int32s: TypeAlias = npt.NDArray[np.int32]
+
+
+class Tokens(Protocol):
+    """What pairing needs of a document (wordpieces.TokenizedDocument has it)."""
+
+    @property
+    def id(self) -> bytes:
+        """16 bytes."""
+
+    @property
+    def ids(self) -> npt.NDArray[Any]:
+        """Token ids."""
+
+    @property
+    def word_starts(self) -> npt.NDArray[np.bool_]:
+        """True on the first token of each word."""
+
+    @property
+    def sentence_lengths(self) -> Int32s:
+        """Tokens per sentence."""
+
+    @property
+    def source(self) -> int:
+        """Index of its source."""
+
+
+class Segment(NamedTuple):
+    """Tokens start to stop of a document (index into the list given)."""
+
+    document: int
+    start: int
+    stop: int
+
+
+class Corpus:
+    """Documents as the pairing loop sees them: for each the bounds of its units (sentences) and where words start."""
+
+    def __init__(self, documents: Sequence[Tokens], *, bounds: Sequence[list[int]]) -> None:
+        self.documents = documents
+        self.bounds = bounds
+        """bounds[d][u] is the first token of unit u of document d; the last entry is the number of tokens."""
+        self.word_starts = [document.word_starts.tobytes() for document in documents]
+
+
+def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
+    """Tokens of text that a row has room for: [CLS] and one [SEP], or two, are taken off."""
+    return max_seq_length - (2 if next_sentence == "none" else 3)
+
+
+def whole_units(document: Tokens) -> list[int]:
+    """Unit bounds that are the sentence bounds."""
+    return [0, *np.cumsum(document.sentence_lengths, dtype=np.int64).tolist()]
+
+
+def cut_units(document: Tokens, *, room: int, rng_parts: tuple[int, bytes, int]) -> list[int]:
+    """Unit bounds of strict mode: sentences, but those longer than `room` tokens in runs, and never one unit alone.
+
+    Runs are of at most room // 4 tokens, about equal, and end between words; a word longer than a run is cut inside,
+    because it fits nowhere else. A document of one unit is cut in two at a word boundary, uniform by the key
+    (seed, document id, pass), for positives and negatives alike; one of a single word stays whole.
+    """
+    bounds = whole_units(document)
+    if len(bounds) > 2 and int(document.sentence_lengths.max()) <= room:
+        return bounds
+    starts = document.word_starts.tobytes()
+    run = max(1, room // 4)
+    units = [0]
+    for start, stop in pairwise(bounds):
+        if stop - start > room:
+            position = start
+            while stop - position > run:
+                cut = starts.rfind(b"\x01", position + 1, position + run + 1)
+                position = cut if cut > 0 else position + run
+                units.append(position)
+        units.append(stop)
+    if len(units) == 2:
+        inner = np.flatnonzero(document.word_starts[1:]) + 1
+        if inner.size:
+            seed, name, number = rng_parts
+            units.insert(1, int(inner[draws.stream(seed, "cut", name, number).randint(0, inner.size - 1)]))
+    return units
+
+
+def units_segment(corpus: Corpus, index: int, begin: int, end: int) -> Segment:
+    """Units begin to end of a document."""
+    bounds = corpus.bounds[index]
+    return Segment(index, bounds[begin], bounds[end])
+
+
+def units_before(bounds: list[int], begin: int, *, length: int) -> int:
+    """First of the units that end before `begin` and reach `length` tokens: at least one, all where none reaches."""
+    return max(0, min(bisect_right(bounds, bounds[begin] - length) - 1, begin - 1))
+
+
+def fit_two(
+    corpus: Corpus, first: Segment, second: Segment, *, room: int, whole_words: bool, rng: random.Random
+) -> tuple[Segment, Segment]:
+    """Truncate the longer of the two (the second where equal) until both fit: each token from front or back by a coin.
+
+    whole_words: and then what is left of words that were cut into.
+    """
+    if not whole_words:
+        return _cut_tokens(first, second, room=room, rng=rng)
+    lengths = first.stop - first.start, second.stop - second.start
+    excess = sum(lengths) - room
+    if excess <= 0:
+        return first, second
+    gap = abs(lengths[0] - lengths[1])
+    rest = max(0, excess - gap)
+    cuts = [rest // 2, rest - rest // 2]
+    cuts[0 if lengths[0] > lengths[1] else 1] += min(excess, gap)
+    return _cut_words(corpus, first, count=cuts[0], rng=rng), _cut_words(corpus, second, count=cuts[1], rng=rng)
+
+
+def fit_one(corpus: Corpus, segment: Segment, *, room: int, rng: random.Random) -> Segment:
+    """Truncate to `room` tokens between words, from front and back by a coin for each token."""
+    return _cut_words(corpus, segment, count=max(0, segment.stop - segment.start - room), rng=rng)
+
+
+def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Random) -> Segment:
+    """Take off at least `count` tokens, each from front or back by a fair coin, and then the words cut into.
+
+    A word that alone fills what is left is cut inside, because it fits nowhere else.
+    """
+    if count == 0:
+        return segment
+    document, start, stop = segment
+    word_starts = corpus.word_starts[document]
+    front = rng.getrandbits(count).bit_count()
+    start, stop = start + front, stop - (count - front)
+    if front:
+        at_word = word_starts.find(b"\x01", start, stop)
+        start = at_word if at_word >= 0 else start
+    if count > front and stop < len(word_starts):
+        at_word = word_starts.rfind(b"\x01", start + 1, stop + 1)
+        stop = at_word if at_word >= 0 else stop
+    return Segment(document, start, stop)
+
+
+def _cut_tokens(first: Segment, second: Segment, *, room: int, rng: random.Random) -> tuple[Segment, Segment]:
+    """As published: one draw for each token taken off."""
+    (document_1, start_1, stop_1), (document_2, start_2, stop_2) = first, second
+    while stop_1 - start_1 + stop_2 - start_2 > room:
+        at_front = rng.random() < 0.5
+        if stop_1 - start_1 > stop_2 - start_2:
+            start_1, stop_1 = (start_1 + 1, stop_1) if at_front else (start_1, stop_1 - 1)
+        else:
+            start_2, stop_2 = (start_2 + 1, stop_2) if at_front else (start_2, stop_2 - 1)
+    return Segment(document_1, start_1, stop_1), Segment(document_2, start_2, stop_2)

@@ -1,0 +1,248 @@
+"""What a build writes beside its shards: tokenizer, token counts, manifest, data card and report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.config.schema import PipelineConfig
+from pipeline.dataset.manifest import (
+    TOKEN_COUNTS_NAME,
+    TOKENIZER_FOLDER,
+    Manifest,
+    Special,
+    SplitName,
+    canonical_json,
+    file_sha256,
+)
+from pipeline.dataset.schema import SCHEMA_VERSION, token_counts_schema
+from pipeline.instances.pairs import NEXT, NOT_NEXT
+from pipeline.output.data_card import render_card
+from pipeline.output.folder import CARD_NAME, REPORT_NAME, SUMMARY_NAME
+from pipeline.output.report import render_report
+from pipeline.output.summary import summarize_build
+from pipeline.settings import to_tree
+from pipeline.shuffle.buckets import Buckets
+from pipeline.tally import BuildResult, ReadTally, RowTally, merge_reads, summarize_rows
+from pipeline.tokenizer.files import describe_text
+from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.versions import hash_code, library_versions
+
+_LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
+"""Share of rows labelled as not next; the published algorithm draws every single-sentence chunk as not next."""
+_ENOUGH_ROWS = 400
+"""Below this many labels the share may leave the bounds by chance (four standard deviations)."""
+_ENOUGH_TO_WARN = 1600
+"""The same for the narrower range of the warning."""
+
+MOST_UNKNOWN = 0.01
+"""Share of [UNK] in the text beyond which a build warns; a vocabulary trained on the text leaves below 0.001."""
+
+
+def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Range of the share of rows labelled as not next that needs no warning (halfway to one half), and the range
+    outside of which a build fails."""
+    low, high = config.not_next_bounds or _LABEL_BOUNDS[config.mode]
+    return ((low + 0.5) / 2, (high + 0.5) / 2), (low, high)
+
+
+def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
+    """ValueError where next-sentence labels are far from balanced: a model would learn the majority."""
+    labels = result.count_labels()
+    total = labels[NEXT] + labels[NOT_NEXT]
+    _, (low, high) = label_bounds(config)
+    if total >= _ENOUGH_ROWS and not low <= labels[NOT_NEXT] / total <= high:
+        found = f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% were expected)"
+        if labels[NOT_NEXT] / total < low:
+            raise ValueError(
+                f"{found}: what follows in other documents reads the same, since the text repeats itself or "
+                f"{100 * _unknown_rate(result):.1f}% of it are [UNK]; check the vocabulary's language and the sources, "
+                "or set next_sentence=none; not_next_bounds=[0,1] builds it all the same"
+            )
+        raise ValueError(
+            f"{found}: the documents are too short to have a next sentence; check what ends a document in the sources "
+            "(a blank line after every sentence?), or set next_sentence=none; not_next_bounds=[0,1] builds it all the "
+            "same"
+        )
+
+
+def _unknown_rate(result: BuildResult) -> float:
+    tallies = result.tallies.values()
+    return sum(tally.unknown for tally in tallies) / max(1, sum(tally.document_tokens for tally in tallies))
+
+
+def _describe_labels(labels: Counter[int]) -> str:
+    total = labels[NEXT] + labels[NOT_NEXT]
+    return (
+        f"{labels[NOT_NEXT]:,} of {total:,} second segments do not follow the first "
+        f"({100 * labels[NOT_NEXT] / total:.0f}%"
+    )
+
+
+def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
+    """What is legal but hardly meant: a setting that does nothing on this text, documents cut after every sentence."""
+    tallies = result.tallies.values()
+    documents, sentences = sum(tally.documents for tally in tallies), sum(tally.sentences for tally in tallies)
+    words, tokens = sum(tally.words for tally in tallies), sum(tally.document_tokens for tally in tallies)
+    found = []
+    if config.masking != "token" and words == tokens > 0:
+        found.append(
+            f"masking: {config.masking} masks single tokens here, because each of the {words:,} words is one piece (as "
+            "Chinese characters are); segment the text into words, use a smaller vocabulary, or set masking=token"
+        )
+    unknown = sum(tally.unknown for tally in tallies)
+    if unknown > MOST_UNKNOWN * tokens:
+        found.append(
+            f"{unknown:,} of the {tokens:,} tokens of the text are [UNK] ({100 * unknown / tokens:.1f}%): the "
+            "vocabulary lacks characters of it (is it of another language, script or case?); give another "
+            "vocabulary.path, or train one on this text"
+        )
+    if config.next_sentence != "none" and sentences < 1.1 * documents:
+        found.append(
+            f"{documents:,} documents have {sentences:,} sentences in all, so most pairs are halves of one; check "
+            "what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
+        )
+    labels = result.count_labels()
+    total = labels[NEXT] + labels[NOT_NEXT]
+    (low, high), _ = label_bounds(config)
+    if total >= _ENOUGH_TO_WARN and not low <= labels[NOT_NEXT] / total <= high:
+        found.append(
+            f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% is usual): many documents are too short "
+            "to have a next sentence; check what ends a document in the sources, or set next_sentence=none"
+        )
+    return found
+
+
+def write_set(
+    folder: Path,
+    *,
+    config: PipelineConfig,
+    tokenizer: WordTokenizer,
+    result: BuildResult,
+    read: ReadTally,
+    run: Mapping[str, Any] = MappingProxyType({}),
+) -> Manifest:
+    """Write everything but the shards and the manifest into `folder` (OUT/_tmp); returns the manifest to write last.
+
+    `run`: facts of this one build (workers, seconds, paths) that stand in the report's section of that name alone.
+    """
+    train = result.tallies["train"]
+    _write_token_counts(folder / TOKEN_COUNTS_NAME, train, tokenizer=tokenizer)
+    tokenizer.save(folder / TOKENIZER_FOLDER)
+    others = [folder / TOKEN_COUNTS_NAME, *sorted((folder / TOKENIZER_FOLDER).iterdir())]
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        config=config.data_tree(),
+        seed=config.seed,
+        versions=library_versions(config),
+        vocabulary_hash=tokenizer.vocabulary_hash,
+        vocabulary_size=tokenizer.vocab_size,
+        special=Special(**{name: getattr(tokenizer.special, name) for name in ("pad", "unk", "cls", "sep", "mask")}),
+        max_seq_length=config.max_seq_length,
+        max_predictions=config.predictions,
+        mask_sets=config.masks_per_pair,
+        next_sentence=config.next_sentence,
+        sources=config.source_names,
+        shards=tuple(result.shards),
+        files={path.relative_to(folder).as_posix(): file_sha256(path) for path in others},
+        drops=count_drops(result, read=read),
+        statistics={
+            "sources": summarize_sources(read, config=config, rows=result.tallies),
+            "text": describe_text(tokenizer.backend),
+            "notes": dict(sorted(read.notes.items())),
+            "splits": {
+                split: summarize_rows(tally, mask_sets=config.masks_per_pair, max_seq_length=config.max_seq_length)
+                for split, tally in sorted(result.tallies.items())
+            },
+        },
+    )
+    (folder / CARD_NAME).write_text(render_card(manifest), encoding="utf-8")
+    summary = summarize_build(
+        manifest,
+        config=config,
+        read=read,
+        result=result,
+        tokenizer=tokenizer,
+        warnings=list_warnings(result, config=config),
+        not_next_bounds=label_bounds(config),
+        run=run,
+    )
+    text = json.dumps(summary, indent=1, ensure_ascii=False)
+    (folder / SUMMARY_NAME).write_text(text + "\n", encoding="utf-8")
+    (folder / REPORT_NAME).write_text(render_report(summary), encoding="utf-8")
+    return manifest
+
+
+def hash_build(
+    config: PipelineConfig,
+    *,
+    buckets: Buckets,
+    vocabulary_hash: str,
+) -> str:
+    """Hash of all but the input that shapes the pieces of a build: settings, the order of the sources, buckets,
+    vocabulary, libraries, our own code, and whether rejects are kept."""
+    sources = to_tree(config)["sources"]
+    for source in sources:
+        del source["path"], source["clean_documents"]
+    shaping = {
+        "config": config.data_tree(),
+        "vocabulary_hash": vocabulary_hash,
+        "versions": library_versions(config),
+        "code": hash_code(),
+        "sources": sources,
+        "buckets": asdict(buckets),
+        "keeps_rejects": config.cleaning.keep_rejects is not None,
+    }
+    return hashlib.sha256(canonical_json(shaping)).hexdigest()
+
+
+def count_drops(result: BuildResult, *, read: ReadTally) -> dict[str, int]:
+    """Everything left out, by reason: while reading, and duplicates found afterwards."""
+    return merge_reads([read, result.left_out]).count_reasons()
+
+
+def summarize_sources(
+    read: ReadTally, *, config: PipelineConfig, rows: Mapping[SplitName, RowTally]
+) -> list[dict[str, Any]]:
+    """What each name of config.source_names gave, whatever the order and the paths of the sources.
+
+    Documents, sentences and characters are as read (exact doubles included, those dropped by weight not); rows and
+    tokens are those of the training part, by the source of the first segment.
+    """
+    summary = []
+    for number, (name, weight) in enumerate(zip(config.source_names, config.source_weights, strict=True)):
+        own = [index for index, source in enumerate(config.sources) if source.called == name]
+        summary.append(
+            {
+                "name": name,
+                "kind": ", ".join(sorted({config.sources[index].kind for index in own})),
+                "language": ", ".join(sorted({config.sources[index].language for index in own})),
+                "weight": weight,
+                "documents": sum(read.documents[index] for index in own),
+                "sentences": sum(read.sentences[index] for index in own),
+                "characters": sum(read.characters[index] for index in own),
+                "dropped_by_weight": sum(read.drops.get(index, Counter())["weight"] for index in own),
+                "rows": rows["train"].source_rows[number],
+                "tokens": rows["train"].source_tokens[number],
+            }
+        )
+    return summary
+
+
+def _write_token_counts(path: Path, tally: RowTally, *, tokenizer: WordTokenizer) -> None:
+    """How often each id stands in the training input_ids; special tokens count as zero."""
+    counts = tally.token_counts.copy()
+    counts[tokenizer.special_ids] = 0
+    columns = [np.arange(counts.size, dtype=np.int32), tokenizer.tokens, counts]
+    table = pa.table([pa.array(column) for column in columns], schema=token_counts_schema())
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True)

@@ -1,0 +1,270 @@
+"""report.json: every number of the report, from the counts that the build made on its way. No file is read again.
+
+All but the section `run` is a function of the inputs (names of files in examples included), the config and the seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import decoders
+
+from pipeline.config.schema import PipelineConfig
+from pipeline.dataset.manifest import Manifest
+from pipeline.instances.pairs import NEXT, NOT_NEXT
+from pipeline.tally import WORD_PIECES, BuildResult, Counts, Example, ReadTally, RowTally, merge_reads
+from pipeline.tokenizer.files import END_OF_WORD, PIECE_PREFIX
+from pipeline.tokenizer.tokenizer import WordTokenizer
+
+SUMMARY_VERSION = 1
+_BINS = 32
+_TOP_TOKENS = 20
+
+Bounds = tuple[tuple[float, float], tuple[float, float]]
+
+
+def summarize_build(
+    manifest: Manifest,
+    *,
+    config: PipelineConfig,
+    read: ReadTally,
+    result: BuildResult,
+    tokenizer: WordTokenizer,
+    warnings: Sequence[str],
+    not_next_bounds: Bounds,
+    run: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The tree of report.json. Shares are of one, null where nothing was counted; rows are training rows unless said.
+
+    `not_next_bounds`: the range that needs no warning, and the one outside of which a build fails.
+    """
+    train = result.tallies["train"]
+    reads = merge_reads([read, result.left_out])
+    reader = TokenReader(tokenizer)
+    return {
+        "version": SUMMARY_VERSION,
+        "data_set": manifest.hash,
+        "max_seq_length": manifest.max_seq_length,
+        "mask_sets": manifest.mask_sets,
+        "shards": len(manifest.shards),
+        "warnings": list(warnings),
+        "splits": {
+            split: {
+                **{name: value for name, value in facts.items() if name != "lengths"},
+                "row_lengths": _bin(result.tallies[split].lengths),
+                "document_lengths": _double(result.tallies[split].document_lengths),
+            }
+            for split, facts in manifest.statistics["splits"].items()
+        },
+        "sources": _by_name(manifest, reads, config=config),
+        "drops": _list_reasons(reads.count_reasons(), reads=reads),
+        "notes": _list_reasons(reads.notes, reads=reads),
+        "next_sentence": _summarize_labels(result, bounds=not_next_bounds),
+        "masking": summarize_masks(train, mask_sets=manifest.mask_sets),
+        "vocabulary": summarize_vocabulary(result, tokenizer=tokenizer),
+        "pairs": [describe_pair(example, reader=reader) for example in train.examples],
+        "config": manifest.config,
+        "versions": dict(sorted(manifest.versions.items())),
+        "run": {**run, "sources": _by_source(reads, config=config)} if run else {},
+    }
+
+
+def summarize_masks(tally: RowTally, *, mask_sets: int) -> dict[str, Any]:
+    """Targets by what is shown in their place, by pieces of their word, and by position.
+
+    A rate is targets over tokens of text ([CLS] and the closing [SEP]s are none, [UNK] is), over all mask sets.
+    """
+    edges = np.linspace(0, tally.text_at.size, min(_BINS, tally.text_at.size) + 1).astype(int)
+    position_tokens = np.add.reduceat(tally.text_at, edges[:-1]).tolist()
+    position_targets = np.add.reduceat(tally.masked_at, edges[:-1]).tolist()
+    pieces = zip(tally.text_by_pieces.tolist(), tally.masked_by_pieces.tolist(), strict=True)
+    tokens = int(tally.text_by_pieces.sum())
+    return {
+        "text_tokens": tokens,
+        "targets": tally.masked,
+        "rate": _share(tally.masked, mask_sets * tokens),
+        "shown_as": {kind: tally.masked_as[kind] for kind in ("mask", "kept", "random")},
+        "by_pieces": [
+            {
+                "pieces": number,
+                "or_more": number == WORD_PIECES,
+                "tokens": text,
+                "targets": targets,
+                "rate": _share(targets, mask_sets * text),
+            }
+            for number, (text, targets) in enumerate(pieces)
+            if number
+        ],
+        "by_position": [
+            {
+                "from": start,
+                "to": stop - 1,
+                "tokens": text,
+                "targets": targets,
+                "rate": _share(targets, mask_sets * text),
+            }
+            for start, stop, text, targets in zip(
+                edges[:-1].tolist(), edges[1:].tolist(), position_tokens, position_targets, strict=True
+            )
+        ],
+    }
+
+
+def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> dict[str, Any]:
+    """How much of the vocabulary stands in the training rows, and the share of [UNK] in all text.
+
+    `entries` and what follows of them leave out special and unused ones.
+    """
+    counts = result.tallies["train"].token_counts
+    text = counts[tokenizer.replaceable_ids]
+    top = tokenizer.replaceable_ids[np.argsort(-text, kind="stable")[:_TOP_TOKENS]].tolist()
+    tallies = result.tallies.values()
+    tokens = sum(tally.document_tokens for tally in tallies)
+    unknown = sum(tally.unknown for tally in tallies)
+    return {
+        "size": tokenizer.vocab_size,
+        "entries": int(text.size),
+        "used": int(np.count_nonzero(text)),
+        "used_share": _share(int(np.count_nonzero(text)), int(text.size)),
+        "seldom": int(np.count_nonzero((text > 0) & (text < 10))),
+        "tokens_per_word": _share(tokens, sum(tally.words for tally in tallies)),
+        "text_tokens": tokens,
+        "unknown": unknown,
+        "unknown_rate": _share(unknown, tokens),
+        "most_frequent": [
+            {"token": tokenizer.tokens[index], "count": int(counts[index])} for index in top if counts[index]
+        ],
+    }
+
+
+def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
+    """A row with its first mask set: for each token its text, whether it joins the one before, and, for a target,
+    what is shown in its place."""
+    shown = dict(zip(example.masked_positions, example.masked_inputs, strict=True))
+    ends = {0, example.first_length - 1, len(example.input_ids) - 1}
+    tokens: list[dict[str, Any]] = []
+    texts = reader.read(example.input_ids)
+    for position, (index, (text, joins)) in enumerate(zip(example.input_ids, texts, strict=True)):
+        token: dict[str, Any] = {"text": text, "joins": joins}
+        if position in shown:
+            stands = shown[position]
+            token["target"] = "mask" if stands == reader.mask else "kept" if stands == index else "random"
+            token["shown"] = reader.read([stands])[0][0]
+        elif position in ends:
+            token["special"] = True
+        tokens.append(token)
+    return {"follows": None if example.label is None else example.label == NEXT, "tokens": tokens}
+
+
+class TokenReader:
+    """Token ids as people read them: without the marks of WordPiece, BPE or byte-level BPE."""
+
+    def __init__(self, tokenizer: WordTokenizer) -> None:
+        self.mask = tokenizer.special.mask
+        self._tokens = tokenizer.tokens
+        self._special = set(tokenizer.special_ids.tolist())
+        self._byte_level = decoders.ByteLevel()
+        self._kind = (json.loads(tokenizer.backend.to_str())["decoder"] or {}).get("type")
+
+    def read(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
+        """(text, joins the one before) of each token."""
+        texts: list[tuple[str, bool]] = []
+        inside = False
+        for index in ids:
+            token = self._tokens[index]
+            if index in self._special:
+                texts.append((token, False))
+                inside = False
+            elif self._kind == "ByteLevel":
+                text = self._byte_level.decode([token])
+                texts.append((text.removeprefix(" "), not text.startswith(" ")))
+            elif self._kind == "BPEDecoder":
+                texts.append((token.removesuffix(END_OF_WORD), inside))
+                inside = not token.endswith(END_OF_WORD)
+            else:
+                texts.append((token.removeprefix(PIECE_PREFIX), token.startswith(PIECE_PREFIX)))
+        return texts
+
+
+def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
+    labels = result.count_labels()
+    total = labels[NEXT] + labels[NOT_NEXT]
+    return {
+        "next": labels[NEXT],
+        "not_next": labels[NOT_NEXT],
+        "not_next_share": _share(labels[NOT_NEXT], total),
+        "usual": list(bounds[0]),
+        "allowed": list(bounds[1]),
+    }
+
+
+def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
+    """Sources of one name together, whatever their order and paths."""
+    sources = []
+    for facts in manifest.statistics["sources"]:
+        own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
+        sources.append({**facts, "drops": _count_drops(reads, own)})
+    return sources
+
+
+def _list_reasons(counts: Mapping[str, int], *, reads: ReadTally) -> list[dict[str, Any]]:
+    """Most frequent first, with examples."""
+    return [
+        {
+            "reason": reason,
+            "count": count,
+            "examples": [{"name": name, "detail": detail} for name, detail in reads.examples[reason]],
+        }
+        for reason, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ]
+
+
+def _by_source(reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": source.kind,
+            "language": source.language,
+            "path": list(source.paths),
+            "documents": reads.documents[index],
+            "sentences": reads.sentences[index],
+            "characters": reads.characters[index],
+            "drops": _count_drops(reads, [index]),
+        }
+        for index, source in enumerate(config.sources)
+    ]
+
+
+def _count_drops(reads: ReadTally, indices: Sequence[int]) -> dict[str, int]:
+    drops: Counter[str] = Counter()
+    for index in indices:
+        drops += reads.drops.get(index, Counter())
+    return dict(sorted(drops.items()))
+
+
+def _bin(counts: Counts) -> list[dict[str, int]]:
+    """At most 32 ranges of equal width."""
+    edges = np.linspace(0, counts.size, min(_BINS, counts.size) + 1).astype(int)
+    sums = np.add.reduceat(counts, edges[:-1]).tolist()
+    return [
+        {"from": start, "to": stop - 1, "count": count}
+        for start, stop, count in zip(edges[:-1].tolist(), edges[1:].tolist(), sums, strict=True)
+    ]
+
+
+def _double(counts: Counts) -> list[dict[str, int]]:
+    """Ranges that double in width, from the first to the last with anything in it."""
+    found = np.flatnonzero(counts)
+    if not found.size:
+        return []
+    return [
+        {"from": 2 ** (digits - 1), "to": 2**digits - 1, "count": int(counts[digits])}
+        for digits in range(int(found[0]), int(found[-1]) + 1)
+    ]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,60 @@
+"""The config that a command line names, with absolute paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline import storage
+from pipeline.config.schema import PipelineConfig
+from pipeline.settings import Arguments, load_settings, to_tree, validate
+from pipeline.signals import Say, say_at_once
+from pipeline.sources.listing import check_brought
+from pipeline.storage.paths import expand_path, refuse_lost_path
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
+
+
+def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConfig:
+    """The config of a command line, with every path made absolute. ValueError where a source is to be brought first.
+
+    Relative paths are relative to the current directory; those that the sample config brings, to the repository.
+    """
+    if arguments.file is not None:
+        config = load_settings(PipelineConfig, file=arguments.file, overrides=arguments.overrides)
+        config = absolute_paths(config, base_of=lambda path: Path.cwd())
+        check_brought(config)
+        return config
+    say(f"no --config given: using {SAMPLE_CONFIG}")
+    if not arguments.overrides and not (_ROOT / "data" / "sample").is_dir():
+        raise ValueError(f"{_ROOT / 'data' / 'sample'}: the sample corpus is not there; fetch it with `make sample`")
+    sample = load_settings(PipelineConfig, file=SAMPLE_CONFIG)
+    brought = {sample.output, sample.vocabulary.path, *(path for source in sample.sources for path in source.paths)}
+    config = load_settings(PipelineConfig, file=SAMPLE_CONFIG, overrides=arguments.overrides)
+    return absolute_paths(config, base_of=lambda path: _ROOT if path in brought else Path.cwd())
+
+
+def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) -> PipelineConfig:
+    """The same config with output, vocabulary.path and every source's path joined to `base_of(path)`."""
+
+    def absolute(path: str, *, key: str) -> str:
+        expanded = expand_path(path, key=key)
+        if storage.is_url(expanded):
+            return expanded
+        refuse_lost_path(expanded, key=key)
+        return str(base_of(path) / expanded)
+
+    tree = to_tree(config)
+    tree["output"] = absolute(config.output, key="output")
+    if config.cleaning.keep_rejects is not None:
+        tree["cleaning"]["keep_rejects"] = absolute(config.cleaning.keep_rejects, key="cleaning.keep_rejects")
+    if config.vocabulary.path is not None:
+        tree["vocabulary"]["path"] = absolute(config.vocabulary.path, key="vocabulary.path")
+    for index, (source, entry) in enumerate(zip(config.sources, tree["sources"], strict=True)):
+        entry["path"] = [absolute(path, key=f"sources.{index}.path") for path in source.paths]
+        if source.clean_documents is not None:
+            entry["clean_documents"] = absolute(source.clean_documents, key=f"sources.{index}.clean_documents")
+    return validate(PipelineConfig, tree, origin="config")

@@ -1,0 +1,179 @@
+"""Finished pieces of a build (splits read, shards written), so that a later start goes on where an earlier one ended.
+
+A record appears in one rename once the files of its piece are whole, and nothing in it is trusted: a piece counts as
+finished only while its files and the record itself have the hashes that they had. Cost: each file is read once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pipeline import storage
+from pipeline.dataset.manifest import canonical_json, file_sha256
+
+Kind: TypeAlias = Literal["split", "shard"]
+
+RECORDS_NAME = "finished"
+_DAMAGED = "damaged-"
+_SHARDS = "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The records in `root`/finished. `root` is OUT/_tmp, the folder below which all files of pieces lie, but for
+    shards, which may lie in another; `build` is a hash of all that shapes them."""
+
+    root: str
+    build: str
+    shards: str = ""
+    """Folder of the shards; empty: `root`/data."""
+
+    def record_name(self, kind: Kind, key: Any) -> str:
+        """File name of the record of what was made from `key` (any JSON)."""
+        digest = hashlib.sha256(canonical_json([self.build, kind, key])).hexdigest()
+        return f"{kind}-{digest[:32]}.json"
+
+    def find(self, kind: Kind, *, key: Any) -> Any | None:
+        """What was recorded with a piece; None where there is none, or where it is not as it was: then the fault is
+        noted for take_damaged, and record and files are removed."""
+        path = storage.join(self._folder, self.record_name(kind, key))
+        try:
+            first, _, content = storage.read_bytes(path).decode("ascii", "replace").partition("\n")
+        except FileNotFoundError:
+            return None
+        head = _parse_head(first)
+        fault = f"{path}: not a record" if head is None else None
+        if head is not None:
+            if hashlib.sha256(content.encode()).hexdigest() != head["content"]:
+                fault = f"{path}: its content has not the hash that it had"
+            else:
+                fault = self._find_fault(head["files"])
+        if fault is None:
+            return json.loads(content)
+        note = storage.join(self._folder, f"{_DAMAGED}{uuid.uuid4().hex[:16]}.txt")
+        storage.write_bytes(note, fault.encode("utf-8"), make_folders=False)
+        self._remove(path, files=head["files"] if head is not None else ())
+        return None
+
+    def record(self, kind: Kind, *, key: Any, files: Iterable[str | Path], content: Any) -> None:
+        """Note that a piece is finished: its files, closed and whole, and what `find` will give back (JSON)."""
+        body = json.dumps(content, sort_keys=True)
+        head = {
+            "build": self.build,
+            "files": {self._name(file): [storage.size_of(file), file_sha256(file)] for file in sorted(map(str, files))},
+            "content": hashlib.sha256(body.encode()).hexdigest(),
+        }
+        text = f"{json.dumps(head, sort_keys=True)}\n{body}"
+        path = storage.join(self._folder, self.record_name(kind, key))
+        storage.write_bytes(path, text.encode("ascii"), make_folders=False)
+
+    def sweep(self, *, folders: Iterable[str], splits: Collection[str], keep_shards: bool = True) -> Counter[Kind]:
+        """Remove every file directly in `folders` (names below root) for which no record of this build stands, and
+        every record of another build, of a split whose record is not named in `splits`, and of shards without
+        `keep_shards`; count the records left.
+
+        Reads the first line of each record: no hash is checked here.
+        """
+        storage.make_folder(self._folder)
+        kept: Counter[Kind] = Counter()
+        vouched: set[str] = set()
+        gone: list[str] = []
+        records = list_records(self.root)
+        for path, head in zip(records, storage.map_paths(_read_head, records), strict=True):
+            name = storage.base_name(path)
+            kind: Kind = "split" if name.startswith("split-") else "shard"
+            if (
+                head is None
+                or head["build"] != self.build
+                or (name not in splits if kind == "split" else not keep_shards)
+            ):
+                gone.append(path)
+                continue
+            kept[kind] += 1
+            vouched.update(head["files"])
+        names = [file.name for file in storage.list_files(self._folder, below=False)]
+        gone += [storage.join(self._folder, name) for name in names if not name.endswith((".json", ".txt"))]
+        for folder in folders:
+            found = [f"{folder}/{file.name}" for file in storage.list_files(self._place(folder), below=False)]
+            gone += [self._place(name) for name in found if name not in vouched]
+        storage.map_paths(storage.delete, gone)
+        return kept
+
+    def take_damaged(self) -> list[str]:
+        """What `find` found damaged since this was last asked, one line each."""
+        found = []
+        for file in storage.list_files(self._folder, below=False):
+            if file.name.startswith(_DAMAGED):
+                path = storage.join(self._folder, file.name)
+                found.append(storage.read_bytes(path).decode("utf-8"))
+                storage.delete(path)
+        return sorted(found)
+
+    @property
+    def _folder(self) -> str:
+        return storage.join(self.root, RECORDS_NAME)
+
+    def _name(self, path: str) -> str:
+        """A file's name in records."""
+        if self.shards and storage.parent_of(path) == self.shards:
+            return f"{_SHARDS}/{storage.base_name(path)}"
+        return path[len(self.root) + 1 :] if storage.is_url(path) else os.path.relpath(path, self.root)
+
+    def _place(self, name: str) -> str:
+        """Where the file or folder of that name lies."""
+        first, _, rest = name.partition("/")
+        if self.shards and first == _SHARDS:
+            return storage.join(self.shards, rest) if rest else self.shards
+        return storage.join(self.root, name)
+
+    def _find_fault(self, files: Mapping[str, Any]) -> str | None:
+        for name, (size, sha256) in files.items():
+            path = self._place(name)
+            try:
+                found = storage.size_of(path)
+                if found != size:
+                    return f"{path}: {found} bytes, {size} were written"
+                if file_sha256(path) != sha256:
+                    return f"{path}: changed since it was written"
+            except OSError as error:
+                storage.raise_outage(error, url=path)
+                return f"{path}: cannot be read ({error.strerror or error})"
+        return None
+
+    def _remove(self, record: str, *, files: Iterable[str]) -> None:
+        storage.delete(record)
+        for name in files:
+            storage.delete(self._place(name))
+
+
+def list_records(root: str | Path) -> list[str]:
+    """The records below OUT/_tmp, whosever they are; none where there is no such folder."""
+    folder = storage.join(root, RECORDS_NAME)
+    names = [file.name for file in storage.list_files(folder, below=False)]
+    return [storage.join(folder, name) for name in names if fnmatch(name, "*-*.json")]
+
+
+def _read_head(path: str) -> dict[str, Any] | None:
+    with storage.open_input(path) as stream:
+        return _parse_head(stream.readline().decode("ascii", "replace"))
+
+
+def _parse_head(line: str) -> dict[str, Any] | None:
+    """The first line of a record; None where it is none (a disk that lost power may leave anything), or names files
+    outside the folder of the build: what is damaged is removed."""
+    try:
+        head = json.loads(line)
+        whole = set(head) == {"build", "files", "content"} and all(len(entry) == 2 for entry in head["files"].values())
+        inside = whole and not any(os.path.isabs(name) or ".." in Path(name).parts for name in head["files"])
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return dict(head) if inside else None

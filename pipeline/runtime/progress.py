@@ -1,0 +1,302 @@
+"""Signs of life during a build, whatever the engine: workers leave small files, the main process sums and prints them.
+
+A terminal gets a line a stage that is rewritten every second, anything else a plain line every 30 seconds. The same
+counts go to Beam's counters; nothing but this display depends on either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TextIO, TypeAlias
+
+from pipeline import storage
+from pipeline.dataset.manifest import canonical_json
+
+Stage: TypeAlias = Literal["read", "shard"]
+
+PLAN_NAME = "plan.json"
+"""In the same folder: how many shards there will be (`shards`), of documents with how many tokens (`tokens`)."""
+_WRITE_EVERY_S = 1.0
+_TERMINAL_EVERY_S = 1.0
+_PLAIN_EVERY_S = 30.0
+_STORE_EVERY_S = 10.0
+_UNIT = 1e6
+
+
+class WorkReport:
+    """Counts of one piece of work (a split, a shard), left in `folder` at most once a second (on a store every ten
+    seconds); None: nowhere.
+
+    Those that begin with `of_` say how much there will be, the others how much is done; each of the latter also goes to
+    `count`. The file is removed where the work fails. `key`: names the piece (any JSON), so that a second attempt,
+    after a lost worker, is not counted twice; what the first one said when it was done stands.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None,
+        *,
+        stage: Stage,
+        count: Callable[[str, int], None] | None = None,
+        key: Any | None = None,
+    ) -> None:
+        name = uuid.uuid4().hex if key is None else hashlib.sha256(canonical_json(key)).hexdigest()
+        self._path = None if folder is None else storage.join(folder, f"{stage}-{name[:16]}.json")
+        self._every_s = _STORE_EVERY_S if self._path is not None and storage.is_url(self._path) else _WRITE_EVERY_S
+        self._stands = key is not None and self._path is not None and _is_done(self._path)
+        self._count = count
+        self._counts: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()
+        self._written = 0.0
+
+    def __enter__(self) -> WorkReport:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._counts["done"] = 1
+            self._write()
+        elif self._path is not None and not self._stands:
+            with suppress(storage.StorageError):  # the error of the work is the one to be told
+                storage.delete(self._path)
+
+    def add(self, **counts: int) -> None:
+        """Add to the counts."""
+        self._counts.update(counts)
+        if time.monotonic() - self._written >= self._every_s:
+            self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        if self._count is not None:
+            for name, value in (self._counts - self._counted).items():
+                if not name.startswith("of_"):
+                    self._count(name, value)
+            self._counted = self._counts.copy()
+        if self._path is not None and not self._stands:
+            text = json.dumps(self._counts).encode("ascii")
+            if storage.is_url(self._path):
+                with suppress(storage.StorageError):  # what only tells of the work does not stop it
+                    storage.write_bytes(self._path, text)
+                return
+            partial = Path(self._path).with_suffix(f".{uuid.uuid4().hex[:8]}")
+            partial.write_bytes(text)
+            os.replace(partial, self._path)
+
+
+class ProgressPrinter:
+    """Prints what the workers report while the body of the `with` runs. `num_bytes` of input are in the splits."""
+
+    def __init__(
+        self, folder: str | Path, *, num_splits: int, num_bytes: int = 0, stream: TextIO | None = None
+    ) -> None:
+        self._folder, self._num_splits, self._num_bytes = str(folder), num_splits, num_bytes
+        self._plan = storage.join(folder, PLAN_NAME)
+        self._stream = stream if stream is not None else sys.stderr
+        self._terminal = self._stream.isatty()
+        self._started = time.monotonic()
+        self._stage_started: dict[Stage, float] = {"read": self._started}
+        self._finished: dict[str, Counter[str]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> ProgressPrinter:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def line(self, stage: Stage | None = None) -> str:
+        """What is known now of the running stage (or of `stage`), in one line."""
+        stage = stage or self.stage()
+        now = time.monotonic()
+        if stage not in self._stage_started:
+            self._stage_started[stage] = now - max(0.0, time.time() - self._plan_written())
+        seconds = max(now - self._stage_started[stage], 1e-3)
+        text = self._describe_read(seconds) if stage == "read" else self._describe_shards(seconds)
+        return f"{now - self._started:.0f} s: {text}"
+
+    def summary(self) -> str:
+        """Everything that was done, in one line."""
+        elapsed = time.monotonic() - self._started
+        read, shards = self.count("read"), self.count("shard")
+        made = sum(report["bytes"] for report in self._load("read") if not report["kept"])
+        return (
+            f"{elapsed:.0f} s: read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} M characters of "
+            f"{read['bytes'] / _UNIT:,.1f} MB of input{_rate(made / _UNIT, elapsed)}; wrote {shards['rows']:,} rows in "
+            f"{shards['done']:,} shards"
+        )
+
+    def stage(self) -> Stage:
+        """What is being done: shards are planned once every split was read."""
+        return "shard" if storage.find_file(self._plan) is not None else "read"
+
+    def count_kept(self) -> dict[Stage, int]:
+        """Pieces that an earlier start had finished."""
+        return {"read": self.count("read")["kept"], "shard": self.count("shard")["kept"]}
+
+    def count(self, stage: Stage) -> Counter[str]:
+        """Everything that the pieces of a stage report, those that were kept among them."""
+        return sum_counts(self._load(stage))
+
+    def read_plan(self) -> dict[str, int]:
+        """What PLAN_NAME says; zeros before there is a plan."""
+        try:
+            plan: dict[str, int] = json.loads(storage.read_bytes(self._plan))
+        except FileNotFoundError:
+            return {"shards": 0, "tokens": 0}
+        return plan
+
+    def _describe_read(self, seconds: float) -> str:
+        reports = self._load("read")
+        read = sum_counts(reports)
+        done_bytes, kept_bytes = _bytes_read(reports), sum(report["bytes"] for report in reports if report["kept"])
+        made_bytes = done_bytes - kept_bytes
+        share = ""
+        if self._num_bytes:
+            share = (
+                f", {100 * done_bytes / self._num_bytes:.0f}% of {self._num_bytes / _UNIT:,.1f} MB of input"
+                f"{_rate(made_bytes / _UNIT, seconds)}"
+            )
+        return (
+            f"read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} M characters, "
+            f"{read['done']:,} of {self._num_splits:,} splits{share}{_kept(read)}"
+            f"{_left(made_bytes, self._num_bytes - done_bytes, seconds)}"
+        )
+
+    def _describe_shards(self, seconds: float) -> str:
+        reports = self._load("shard")
+        wrote, plan = sum_counts(reports), self.read_plan()
+        made = sum_counts(report for report in reports if not report["kept"])
+        done, kept = _tokens_written(reports), sum(report["of_tokens"] for report in reports if report["kept"])
+        left = _left(done - kept, plan["tokens"] - done, seconds)
+        return (
+            f"wrote {wrote['rows']:,} rows of {wrote['documents']:,} documents, {wrote['bytes'] / _UNIT:,.1f} MB"
+            f"{_rate(made['bytes'] / _UNIT, seconds)}, {wrote['done']:,} of {plan['shards']:,} shards"
+            f"{_kept(wrote)}{left}"
+        )
+
+    def _load(self, stage: Stage) -> list[Counter[str]]:
+        """Every report of a stage; a finished one is read once."""
+        found: list[Counter[str]] = []
+        for file in storage.list_files(self._folder, below=False):
+            if not (file.name.startswith(f"{stage}-") and file.name.endswith(".json")):
+                continue
+            report = self._finished.get(file.name)
+            if report is None:
+                report = _read_report(storage.join(self._folder, file.name))
+                if report["done"]:
+                    self._finished[file.name] = report
+            found.append(report)
+        return found
+
+    def _plan_written(self) -> float:
+        plan = storage.find_file(self._plan)
+        return time.time() if plan is None else plan.modified
+
+    def _run(self) -> None:
+        shown: Stage = "read"
+        often_s = _STORE_EVERY_S if storage.is_url(self._folder) else _TERMINAL_EVERY_S
+        while not self._stop.wait(often_s if self._terminal else _PLAIN_EVERY_S):
+            try:
+                shown = self._show(shown)
+            except storage.StorageError as error:  # what only tells of the build does not stop it
+                self._stream.write(f"progress is not known: {error}\n")
+
+    def _show(self, shown: Stage) -> Stage:
+        stage = self.stage()
+        if self._terminal and stage != shown:
+            self._stream.write(f"\r{self.line(shown)}\x1b[K\n")  # the last word of a stage stays
+        self._stream.write(f"\r{self.line(stage)}\x1b[K" if self._terminal else f"{self.line(stage)}\n")
+        self._stream.flush()
+        return stage
+
+
+def _read_report(path: str) -> Counter[str]:
+    """What it says; nothing where the work has failed meanwhile."""
+    try:
+        return Counter(json.loads(storage.read_bytes(path)))
+    except FileNotFoundError:
+        return Counter()
+
+
+def _is_done(path: str) -> bool:
+    try:
+        return bool(_read_report(path)["done"])
+    except storage.StorageError:  # what only tells of the work does not stop it
+        return False
+
+
+def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
+    """Sum of reports."""
+    total: Counter[str] = Counter()
+    for report in reports:
+        total.update(report)
+    return total
+
+
+def _bytes_read(reports: list[Counter[str]]) -> float:
+    """Bytes of input behind what was read. Of a split in work the share is known by its text alone: by what was
+    expected of it, corrected by how far that was out for the splits that are done."""
+    done = [report for report in reports if report["done"]]
+    expected = sum(report["of_text"] for report in done)
+    ratio = sum(report["characters"] for report in done) / expected if expected else 1.0
+    total = float(sum(report["bytes"] for report in done))
+    for report in reports:
+        if not report["done"] and report["of_text"]:
+            share = report["characters"] / max(1.0, ratio * report["of_text"])
+            total += report["of_bytes"] * min(1.0, share)
+    return total
+
+
+def _tokens_written(reports: list[Counter[str]]) -> float:
+    """Tokens of documents behind the rows that are written: shards differ in size."""
+    return sum(
+        report["of_tokens"] * (1.0 if report["done"] else min(1.0, report["rows"] / max(1, report["of_rows"])))
+        for report in reports
+    )
+
+
+def _left(done: float, missing: float, seconds: float) -> str:
+    if done <= 0 or missing <= 0:
+        return ""
+    return f", {describe_seconds(missing * seconds / done)} left"
+
+
+def _kept(counts: Counter[str]) -> str:
+    return f" ({counts['kept']:,} kept)" if counts["kept"] else ""
+
+
+def _rate(megabytes: float, seconds: float) -> str:
+    return f" ({megabytes / max(seconds, 1e-3):.1f} MB/s)"
+
+
+def describe_seconds(seconds: float) -> str:
+    """12 s, 3 min, 5.2 h, 4.1 d: two digits say enough."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 36 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} d"

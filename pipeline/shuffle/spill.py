@@ -1,0 +1,329 @@
+"""Files between the two halves of a build: tokenized documents sorted by bucket, found again by byte range.
+
+Only names and offsets cross the shuffle (FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there).
+An extent is two Arrow messages: an index (id, number of tokens and origin of each document), which counting reads
+alone, and the tokens. A writer holds at most FLUSH_TOKENS tokens and one document more, whatever the size of the input.
+A great document may lie in pieces in several files, all of its bucket; it is read whole or not at all.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline import storage
+from pipeline.documents import ID_BYTES, WHOLE, Piece
+from pipeline.errors import PassingError
+from pipeline.tokenizer.tokenizer import TokenizedDocument
+
+FLUSH_TOKENS = 4_000_000
+FLUSH_DOCUMENTS = 50_000
+FLUSH_CHARACTERS = 32_000_000
+_STORE_THREADS = 16
+
+_INDEX = pa.schema(
+    [
+        pa.field("id", pa.binary(ID_BYTES)),
+        pa.field("tokens", pa.int64()),
+        pa.field("number", pa.uint16()),  # into config.source_names; `source` is into config.sources
+        pa.field("piece", pa.uint8()),
+        pa.field("pieces", pa.uint8()),
+        pa.field("source", pa.int32()),
+        pa.field("name", pa.string()),
+        pa.field("text", pa.large_string()),
+    ]
+)
+
+
+class SpillError(PassingError):
+    """A spill file is not as it was written."""
+
+
+class Origin(NamedTuple):
+    """Where a document comes from: index of its source, its name, and its text or how that begins. For people only."""
+
+    source: int = 0
+    name: str = ""
+    text: str = ""
+
+
+_NOWHERE = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where documents of one bucket lie: `num_bytes` from `offset` in a file, the first `index_bytes` the index."""
+
+    path: str
+    offset: int
+    index_bytes: int
+    num_bytes: int
+    checksum: int
+    """CRC-32 of the extent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Documents and pieces of some extents, in file order. ids: uint8[n, 16]; tokens: int64[n]; sources: uint16[n];
+    pieces: uint8[n, 2], which piece of how many (0 of 1: a whole document)."""
+
+    ids: npt.NDArray[np.uint8]
+    tokens: npt.NDArray[np.int64]
+    sources: npt.NDArray[np.uint16]
+    pieces: npt.NDArray[np.uint8]
+
+    @property
+    def first(self) -> npt.NDArray[np.bool_]:
+        """bool[n]: true for one piece of each document, copies included."""
+        found: npt.NDArray[np.bool_] = self.pieces[:, 0] == 0
+        return found
+
+    def distinct(self) -> npt.NDArray[np.int64]:
+        """Positions of every distinct document's pieces, ordered by id and piece; of equal documents that of the
+        lowest source, among these that in fewest pieces. SpillError where a piece of any is missing."""
+        words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
+        number, of = self.pieces.T
+        order = np.lexsort((number, of, self.sources, words[:, 1], words[:, 0]))
+        new_id = _changes(words[order])
+        new_run = new_id | _changes(np.stack([self.sources, of], axis=1)[order])
+        # A run holds the copies of a document that are from one source and in as many pieces: all first pieces, then
+        # all second ones, and so on.
+        starts = np.flatnonzero(new_run)
+        sizes = np.diff(starts, append=order.size)
+        copies = np.maximum(1, sizes // of[order[starts]])
+        run = np.repeat(np.arange(starts.size), sizes)
+        place = np.arange(order.size) - starts[run]
+        wrong = (sizes != copies * of[order[starts]])[run] | (number[order] != place // copies[run])
+        if wrong.any():
+            first = order[np.argmax(wrong)]
+            raise SpillError(
+                f"document {self.ids[first].tobytes().hex()}: some of its {of[first]} pieces are missing; run the "
+                f"build again"
+            )
+        kept: npt.NDArray[np.int64] = order[new_id[starts][run] & (place % copies[run] == 0)]
+        return kept
+
+
+class SpillWriter:
+    """Writes documents into one file of its own under `folder`, a path or URL; on an error the file is removed.
+
+    `name` only helps people; a random part keeps a second attempt at the same split apart.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        name: str,
+        bucket_of: Callable[[bytes], int],
+        id_type: pa.DataType,
+        flush_tokens: int = FLUSH_TOKENS,
+    ) -> None:
+        self.path = storage.join(folder, f"{name}-{uuid.uuid4().hex[:16]}.arrow")
+        self._bucket_of, self._schema, self._flush_tokens = bucket_of, _documents_schema(id_type), flush_tokens
+        self._pending: list[_Pending] = []
+        self._pending_tokens = self._pending_characters = 0
+        self._extents: list[tuple[int, Extent]] = []
+        self._output = storage.open_output(self.path, in_place=True)
+        self._stream = self._output.__enter__()
+
+    def __enter__(self) -> SpillWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._flush()
+        except BaseException as fault:
+            self._output.__exit__(type(fault), fault, fault.__traceback__)
+            raise
+        self._output.__exit__(kind, error, trace)
+
+    def add(self, document: TokenizedDocument, *, piece: Piece = WHOLE, origin: Origin = _NOWHERE) -> None:
+        """Take a document with at least one token, or a `piece` of one."""
+        self._pending.append(_Pending(self._bucket_of(document.id), document, piece, origin))
+        self._pending_tokens += document.ids.size
+        self._pending_characters += len(origin.text)
+        if (
+            self._pending_tokens >= self._flush_tokens
+            or self._pending_characters >= FLUSH_CHARACTERS
+            or len(self._pending) >= FLUSH_DOCUMENTS
+        ):
+            self._flush()
+
+    @property
+    def extents(self) -> list[tuple[int, Extent]]:
+        """(bucket, extent) of everything written; complete once the writer is closed."""
+        return self._extents
+
+    def _flush(self) -> None:
+        self._pending.sort(key=attrgetter("bucket"))
+        start = 0
+        for stop in range(1, len(self._pending) + 1):
+            if stop == len(self._pending) or self._pending[stop].bucket != self._pending[start].bucket:
+                self._write(self._pending[start].bucket, self._pending[start:stop])
+                start = stop
+        self._pending.clear()
+        self._pending_tokens = self._pending_characters = 0
+
+    def _write(self, bucket: int, pending: Sequence[_Pending]) -> None:
+        documents = [entry.document for entry in pending]
+        ids = pa.array([document.id for document in documents], pa.binary(ID_BYTES))
+        tokens = np.array([document.ids.size for document in documents], np.int64)
+        numbers = pa.array([document.source for document in documents], pa.uint16())
+        rest = zip(*((*entry.piece, *entry.origin) for entry in pending), strict=True)
+        others = [pa.array(values, field.type) for values, field in zip(rest, list(_INDEX)[3:], strict=True)]
+        index = pa.record_batch([ids, pa.array(tokens), numbers, *others], schema=_INDEX).serialize()
+        columns = [
+            _list_array([getattr(document, field.name) for document in documents], field.type) for field in self._schema
+        ]
+        data = pa.record_batch(columns, schema=self._schema).serialize()
+        checksum = zlib.crc32(data, zlib.crc32(index))
+        extent = Extent(self.path, self._stream.tell(), index.size, index.size + data.size, checksum)
+        self._stream.write(index)
+        self._stream.write(data)
+        self._extents.append((bucket, extent))
+
+
+def read_index(extents: Iterable[Extent]) -> Index:
+    """Ids, token counts, sources and pieces of the extents' documents; reads nothing else of the files."""
+    return _join_indexes(
+        pa.ipc.read_record_batch(buffer, _INDEX) for _, buffer in _read_each(extents, index_alone=True)
+    )
+
+
+def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
+    """(id, number of the source, origin) of the extents' documents, copies included, extent by extent."""
+    for _, buffer in _read_each(extents, index_alone=True):
+        batch = pa.ipc.read_record_batch(buffer, _INDEX)
+        names = ("id", "number", "piece", *Origin._fields)
+        for name, number, piece, *origin in zip(*(batch.column(each).to_pylist() for each in names), strict=True):
+            if piece == 0:
+                yield name, number, Origin(*origin)
+
+
+def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
+    """Distinct documents of the extents, ordered by id, and how many duplicates were left out.
+
+    Equal for equal documents, whatever extents and pieces they lie in. The arrays are views of the files' bytes, but
+    those of pieces copies: 2.2 bytes a token and 4 a sentence in memory. SpillError where a file is not as it was
+    written, or a piece is missing.
+    """
+    schema = _documents_schema(id_type)
+    found: list[TokenizedDocument] = []
+    indexes: list[pa.RecordBatch] = []
+    for extent, buffer in _read_each(extents, index_alone=False):
+        if zlib.crc32(buffer) != extent.checksum:
+            raise SpillError(
+                f"{extent.path} at byte {extent.offset}: changed since it was written; run the build again"
+            )
+        index = pa.ipc.read_record_batch(buffer.slice(0, extent.index_bytes), _INDEX)
+        batch = pa.ipc.read_record_batch(buffer.slice(extent.index_bytes), schema)
+        indexes.append(index)
+        columns = [_split_list(batch.column(position)) for position in range(len(schema))]
+        found += map(TokenizedDocument, index.column(0).to_pylist(), *columns, index.column(2).to_pylist())
+    joined = _join_indexes(indexes)
+    kept = groupby((found[position] for position in joined.distinct()), key=attrgetter("id"))
+    documents = [_join_pieces(list(pieces)) for _, pieces in kept]
+    return documents, int(np.count_nonzero(joined.first)) - len(documents)
+
+
+class _Pending(NamedTuple):
+    """A document, or a piece of one, before it is written."""
+
+    bucket: int
+    document: TokenizedDocument
+    piece: Piece
+    origin: Origin
+
+
+def _join_indexes(batches: Iterable[pa.RecordBatch]) -> Index:
+    ids, tokens = [np.zeros((0, ID_BYTES), np.uint8)], [np.zeros(0, np.int64)]
+    sources, pieces = [np.zeros(0, np.uint16)], [np.zeros((0, 2), np.uint8)]
+    for batch in batches:
+        ids.append(_fixed_binary(batch.column(0)))
+        tokens.append(batch.column(1).to_numpy())
+        sources.append(batch.column(2).to_numpy())
+        pieces.append(np.stack([batch.column(3).to_numpy(), batch.column(4).to_numpy()], axis=1))
+    return Index(np.concatenate(ids), np.concatenate(tokens), np.concatenate(sources), np.concatenate(pieces))
+
+
+def _join_pieces(pieces: Sequence[TokenizedDocument]) -> TokenizedDocument:
+    if len(pieces) == 1:
+        return pieces[0]
+    return TokenizedDocument(
+        pieces[0].id,
+        np.concatenate([piece.ids for piece in pieces]),
+        np.concatenate([piece.word_starts for piece in pieces]),
+        np.concatenate([piece.sentence_lengths for piece in pieces]),
+        pieces[0].source,
+    )
+
+
+def _changes(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """bool[n]: where a row differs from the one before; true for the first."""
+    changes = np.ones(len(rows), np.bool_)
+    changes[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+    return changes
+
+
+def _documents_schema(id_type: pa.DataType) -> pa.Schema:
+    """One list a document; the field names are those of TokenizedDocument."""
+    return pa.schema(
+        [
+            pa.field("ids", pa.list_(id_type)),
+            pa.field("word_starts", pa.list_(pa.bool_())),
+            pa.field("sentence_lengths", pa.list_(pa.int32())),
+        ]
+    )
+
+
+def _list_array(parts: Sequence[npt.NDArray[Any]], kind: pa.DataType) -> pa.Array:
+    offsets = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum([part.size for part in parts], out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(parts), kind.value_type))
+
+
+def _split_list(column: pa.ListArray) -> list[npt.NDArray[Any]]:
+    values = column.values.to_numpy(zero_copy_only=False)
+    return np.split(values, column.offsets.to_numpy()[1:-1])
+
+
+def _fixed_binary(column: pa.FixedSizeBinaryArray) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(column.buffers()[1], np.uint8, len(column) * ID_BYTES).reshape(-1, ID_BYTES)
+
+
+def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tuple[Extent, pa.Buffer]]:
+    """Each extent with its bytes, or with those of its index; on a store several are asked for at a time."""
+
+    def read(extent: Extent) -> pa.Buffer:
+        return _read(extent, num_bytes=extent.index_bytes if index_alone else extent.num_bytes)
+
+    listed = list(extents)
+    if not any(storage.is_url(extent.path) for extent in listed):
+        for extent in listed:
+            yield extent, read(extent)
+        return
+    with ThreadPoolExecutor(max_workers=_STORE_THREADS, thread_name_prefix="read-spill") as pool:
+        yield from zip(listed, pool.map(read, listed), strict=True)
+
+
+def _read(extent: Extent, *, num_bytes: int) -> pa.Buffer:
+    data = storage.read_range(extent.path, offset=extent.offset, length=num_bytes)
+    if len(data) != num_bytes:
+        raise SpillError(f"{extent.path}: ends before byte {extent.offset + num_bytes}; run the build again")
+    return pa.py_buffer(data)

@@ -1,0 +1,139 @@
+"""Cleaned documents kept as Parquet, so that later builds and vocabulary training need not parse the input again.
+
+One file a split, complete or absent. Its name is a key over all that shapes it: the input file's fingerprint, the
+split's place, the source's settings, our code (a hash of all of it) and the libraries. So a file is never wrong, only
+unused. Its footer holds a hash of every row, which each reading checks; page checksums find flipped bits. Zstandard
+keeps a dump's articles in about the size that bzip2 has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline import storage
+from pipeline.config.schema import SourceConfig
+from pipeline.documents import Document, Drop, Note, Split
+from pipeline.settings import to_tree
+from pipeline.sources.fingerprints import fingerprint_inputs, list_modified
+from pipeline.versions import hash_code
+
+FORMAT = 2
+_GROUP_CHARACTERS = 8 << 20
+_NAME_BYTES = 160
+"""Of the input's name; a whole one may have 255."""
+_KEY, _HASH, _MADE_FROM = b"cloze.key", b"cloze.rows", b"cloze.made_from"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("document_id", pa.binary(16)),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("sentences", pa.list_(pa.string())),
+        pa.field("reason", pa.string()),
+        pa.field("detail", pa.string()),
+        pa.field("noted", pa.bool_()),
+    ]
+)
+"""A row is a document (id, sentences), or what was left out (reason, detail) or, where `noted`, only noted;
+in the order of the input."""
+
+
+def read_through(
+    items: Iterable[Document | Drop], *, split: Split, source: SourceConfig, folder: str
+) -> Iterator[Document | Drop]:
+    """What `folder` keeps of a split; where it has nothing, `items`, which are kept there once they were all read.
+
+    `items` must be lazy. Raises ValueError naming a kept file that is damaged, OSError where one cannot be written.
+    """
+    made_from = _describe(split, source=source)
+    key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    place = f"{split.start}.{split.part}" if split.parts > 1 else str(split.start)
+    name = Path(split.path).name[:60].encode("utf-8", "ignore")[:_NAME_BYTES].decode("utf-8", "ignore")
+    path = storage.join(folder, f"{name}-{place}-{key[:16]}.parquet")
+    if storage.find_file(path) is not None:
+        yield from _read(path, key=key)
+    else:
+        yield from _keep(items, path=path, key=key, made_from=made_from)
+
+
+def _describe(split: Split, *, source: SourceConfig) -> dict[str, Any]:
+    settings = to_tree(source)
+    del settings["path"], settings["clean_documents"], settings["name"], settings["weight"]
+    versions = {"code": hash_code(), "sentencex": version("sentencex"), "unicode": unicodedata.unidata_version}
+    return {
+        "format": FORMAT,
+        "input": fingerprint_inputs([split.path]),
+        "modified": list(list_modified([split.path]).values()),
+        "start": split.start,
+        "end": split.end,
+        **({"part": split.part, "parts": split.parts} if split.parts > 1 else {}),
+        "source": settings,
+        "versions": versions,
+    }
+
+
+def _keep(
+    items: Iterable[Document | Drop], *, path: str, key: str, made_from: dict[str, Any]
+) -> Iterator[Document | Drop]:
+    rows: list[dict[str, Any]] = []
+    held = 0
+    digest = hashlib.sha256()
+    with (
+        storage.open_output(path) as stream,
+        pq.ParquetWriter(stream, SCHEMA, compression="zstd", write_page_checksum=True) as writer,
+    ):
+        for item in items:
+            row = _row(item)
+            digest.update(_row_bytes(row))
+            rows.append(row)
+            held += sum(map(len, item.sentences)) if isinstance(item, Document) else 100
+            if held > _GROUP_CHARACTERS:
+                writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+                rows, held = [], 0
+            yield item
+        writer.write_table(pa.Table.from_pylist(rows, SCHEMA))
+        made = json.dumps(made_from, sort_keys=True)
+        writer.add_key_value_metadata({_KEY: key, _HASH: digest.hexdigest(), _MADE_FROM: made})
+
+
+def _row(item: Document | Drop) -> dict[str, Any]:
+    if isinstance(item, Drop):
+        noted = isinstance(item, Note)
+        return {"name": item.name, "reason": item.reason, "detail": item.detail, "noted": noted}
+    return {"document_id": item.id, "name": item.name, "sentences": list(item.sentences)}
+
+
+def _row_bytes(row: dict[str, Any]) -> bytes:
+    content = [row["name"], row.get("sentences"), row.get("reason"), row.get("detail"), row.get("noted")]
+    return json.dumps(content, ensure_ascii=True).encode() + b"\n"
+
+
+def _read(path: str, *, key: str) -> Iterator[Document | Drop]:
+    remedy = "remove it to have it made again"
+    digest = hashlib.sha256()
+    try:
+        with storage.open_parquet(path) as file:
+            metadata = file.metadata.metadata or {}
+            if metadata.get(_KEY) != key.encode() or file.schema_arrow.names != SCHEMA.names:
+                raise ValueError(f"{path}: not the cleaned documents that its name says; {remedy}")
+            for batch in file.iter_batches(batch_size=256):
+                for row in batch.to_pylist():
+                    digest.update(_row_bytes(row))
+                    if row["sentences"] is None:
+                        yield (Note if row["noted"] else Drop)(row["reason"], row["name"], row["detail"])
+                    else:
+                        yield Document(row["name"], tuple(row["sentences"]))
+    except storage.StorageError:
+        raise
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise ValueError(f"{path}: damaged: {error}; {remedy}") from error
+    if metadata.get(_HASH) != digest.hexdigest().encode():
+        raise ValueError(f"{path}: its rows are not the ones whose hash it holds; {remedy}")

@@ -1,0 +1,163 @@
+"""The text of a book file: Project Gutenberg's header and licence cut, hard-wrapped lines rejoined into paragraphs.
+Pure.
+
+Whether lines are wrapped is judged from the whole file, so that files with a paragraph a line stay as they are; and
+again for each block between blank lines, so that verse, tables, lists and title pages keep their lines.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+from pipeline.cleaning.characters import normalize_text
+
+# Marks after which a book begins; the last one in the head counts (small print of 1991-2003, then the modern form).
+_START = re.compile(
+    r"\W*(?:START OF (?:THE |THIS )?PROJECT GUTENBERG|END\W+THE SMALL PRINT|END OF THE SMALL PRINT"
+    r"|THE FULL PROJECT GUTENBERG LICEN[CS]E (?:STANDS|IS) AT THE END)",
+    re.I,
+)
+# Marks at which it ends; the first one after the start counts.
+_END = re.compile(
+    r"\W*(?:END OF (?:THE |THIS )?PROJECT GUTENBERG|END OF (?:\w+ ){0,3}PROJECT GUTENBERG|START: FULL LICENSE"
+    r"|START\W+THE SMALL PRINT|This file should be named \S+\.(?:txt|zip)"
+    r"|(?:END|FIN|ENDE) (?:OF |DE |DU |DIESES |DES )?(?:THIS |CE |THE )?PROJE[CK]T GUTENBERG"
+    r"|ENDE DIESES (?:ETEXTS?|E-?BOOKS?)\b)",
+    re.I,
+)
+_LETTERHEAD = re.compile(
+    r"\W*(?:THE )?(?:THIS IS THE )?PROJECT GUTENBERG(?:'S|\u2019S)? (?:E-?TEXT|E-?BOOK|EDITION)\b", re.I
+)
+_CREDITS = re.compile(
+    r"(?:produced by|this (?:e-?text|e-?book|file) was (?:produced|prepared|created)|e-?text prepared by|prepared by"
+    r"|transcribed (?:by|from)|html version by|\[?this file last updated)",
+    re.I,
+)
+_ILLUSTRATION = re.compile(r"\[(?:Illustration|Transcriber'?s? note|Sidenote|Frontispiece)\b[^\[\]]{0,2000}\]", re.I)
+_UNDERSCORES = re.compile(r"(?<![A-Za-z0-9])_([^_\n]{1,300})_(?![A-Za-z0-9])")
+_EMPHASIS = re.compile(r"(?<![\w=*])([=*])([A-Za-z][^=*\n]{0,200}?)\1(?![\w=*])")
+_BROKEN_WORD = re.compile(r"[^\W\d_]-$")
+_COLUMNS = re.compile(r"\S(?: {3,}|\t+| *\| *|(?: ?\.){4,} ?)\S")
+_COLUMN_MARKS = ("   ", "\t", "|", "..", ". .")
+_LONGEST_WRAPPED = 120
+_ROOM = 0.85
+"""Of the width: a line that the next word would not fill to this share was ended on purpose."""
+
+
+def book_paragraphs(text: str) -> list[str]:
+    """Paragraphs in order, each on one line, none empty."""
+    lines = [line.rstrip() for line in _cut_boilerplate(normalize_text(text).split("\n"))]
+    width = _wrap_width(lines)
+    paragraphs = _join_wrapped(lines, width=width) if width else [line.strip() for line in lines if line]
+    return [clean for clean in map(_clean_paragraph, paragraphs) if clean]
+
+
+def _cut_boilerplate(lines: list[str]) -> list[str]:
+    """The lines between Gutenberg's marks; all lines where there are none.
+
+    Without a mark of the start only what stands in the last fifth is an end, and a first paragraph that names the
+    e-text goes.
+    """
+    head = [index for index, line in enumerate(lines[: max(600, len(lines) // 3)]) if _START.match(line)]
+    start = head[-1] + 1 if head else 0
+    search = start if head else 4 * len(lines) // 5
+    end = next((index for index in range(search, len(lines)) if _END.match(lines[index])), len(lines))
+    if head:
+        return _cut_credits(lines[start:end])
+    first = next((index for index, line in enumerate(lines) if line.strip()), 0)
+    if lines[first:] and _LETTERHEAD.match(lines[first]):
+        return _cut_credits(_after_paragraph(lines[:end], first))
+    return lines[:end]
+
+
+def _cut_credits(lines: list[str]) -> list[str]:
+    """Leading paragraphs that say who typed the book go (the first three are looked at)."""
+    kept = lines
+    for _ in range(3):
+        first = next((index for index, line in enumerate(kept) if line.strip()), None)
+        if first is None or not _CREDITS.match(kept[first].strip()):
+            break
+        kept = _after_paragraph(kept, first)
+    return kept
+
+
+def _after_paragraph(lines: list[str], first: int) -> list[str]:
+    return lines[next((index for index in range(first, len(lines)) if not lines[index].strip()), len(lines)) :]
+
+
+def _wrap_width(lines: list[str]) -> int:
+    """The width at which lines are broken; 0 where they are not: many are long, or most that another follows are not
+    near the width."""
+    lengths = sorted(len(line) for line in lines if line)
+    if not lengths:
+        return 0
+    width = lengths[int(0.95 * (len(lengths) - 1))]
+    if width > _LONGEST_WRAPPED:
+        return 0
+    inner = [len(line) for line, following in pairwise(lines) if line and following]
+    near = sum(1 for length in inner if length >= 0.7 * width)
+    return width if 2 * near > len(inner) else 0
+
+
+def _join_wrapped(lines: list[str], *, width: int) -> list[str]:
+    """Lines up to a blank one, or to one that is indented where its predecessor is not, make a block: a paragraph, or
+    lines that stay as they are (_join_block)."""
+    paragraphs: list[str] = []
+    block: list[str] = []
+    was_indented = False
+    for line in [*lines, ""]:
+        indented = line.startswith(("  ", "\t"))
+        if block and (not line.strip() or (indented and not was_indented)):
+            paragraphs += _join_block(block, width=width)
+            block = []
+        if line.strip():
+            block.append(line)
+        was_indented = indented
+    return paragraphs
+
+
+def _join_block(block: list[str], *, width: int) -> list[str]:
+    """The lines of a block, joined where they were broken only because the next word had no room.
+
+    Rows with columns stay rows. A line that ends well before the width though its successor's first word would fit
+    was ended on purpose; where that is more than one in three (some e-texts are ragged), the block is verse or a list
+    and keeps its lines, but one that begins with a small letter goes on from the line before.
+    """
+    lines = [line.strip() for line in block]
+    if len(lines) > 1 and _may_have_columns(lines) and 2 * sum(map(bool, map(_COLUMNS.search, lines))) > len(lines):
+        return lines
+    ended = sum(
+        1 for line, following in pairwise(block) if len(line) + 1 + len(following.split(None, 1)[0]) <= _ROOM * width
+    )
+    if 3 * ended <= len(lines) - 1:
+        return [_join(lines)]
+    starts = [index for index, line in enumerate(lines) if index == 0 or not line[0].islower()]
+    return [_join(lines[start:stop]) for start, stop in pairwise([*starts, len(lines)])]
+
+
+def _may_have_columns(lines: list[str]) -> bool:
+    """Whether a line may match _COLUMNS: without one of these none does, and that is soon seen."""
+    block = "\n".join(lines)
+    return any(mark in block for mark in _COLUMN_MARKS)
+
+
+def _join(lines: list[str]) -> str:
+    """One line; no space after a hyphen inside a word ("well-/known") or a dash at the end of a line."""
+    joined = " ".join(lines)
+    if "- " not in joined and "\u2014 " not in joined:
+        return joined
+    joined = lines[0]
+    for line in lines[1:]:
+        tight = joined.endswith(("--", "\u2014")) or (_BROKEN_WORD.search(joined[-2:]) and line[:1].islower())
+        joined += line if tight else " " + line
+    return joined
+
+
+def _clean_paragraph(text: str) -> str:
+    text = _ILLUSTRATION.sub("", text)
+    if "_" in text:
+        text = _UNDERSCORES.sub(r"\1", text)
+    if "=" in text or "*" in text:
+        text = _EMPHASIS.sub(r"\2", text)
+    return text.strip()

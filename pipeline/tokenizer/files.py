@@ -1,0 +1,185 @@
+"""Tokenizer files: BERT's vocab.txt, tokenizer.json, and what transformers wants beside them.
+
+Reading checks what later stages rely on; writing gives the same bytes for the same vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from pipeline import storage
+from pipeline.config.schema import VocabularyConfig
+
+BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PIECE_PREFIX = "##"
+MAX_WORD_CHARACTERS = 100
+"""Longer words are [UNK], as in the `tokenizers` library (the first BERT code had 200)."""
+
+
+def read_vocabulary(path: str | Path) -> list[str]:
+    """Tokens of a vocab.txt in the order of their ids. ValueError: no file, not UTF-8, a token twice, none at all."""
+    if storage.find_file(path) is None:
+        raise ValueError(f"{path}: no such vocabulary file; give a vocab.txt or tokenizer.json, or train one")
+    try:
+        text = storage.read_bytes(path).decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8; a vocab.txt is UTF-8, one token a line") from error
+    lines = [line.removesuffix("\r") for line in text.split("\n" if "\n" in text else "\r")]
+    if lines[-1] == "":
+        lines.pop()
+    seen: dict[str, int] = {}
+    for number, token in enumerate(lines, start=1):
+        if token in seen:
+            raise ValueError(f"{path}, line {number}: token {token!r} stands in line {seen[token]} too; remove one")
+        if not token:
+            raise ValueError(f"{path}, line {number}: empty; a token a line is expected, remove it")
+        seen[token] = number
+    if not lines:
+        raise ValueError(f"{path}: the vocabulary is empty; one token a line is expected")
+    return lines
+
+
+def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bool | None, origin: str) -> Tokenizer:
+    """BERT's own pipeline around a list of tokens; ValueError names `origin` and the special tokens that are missing.
+
+    Accents are stripped by canonical decomposition, which takes Hangul syllables apart too. Where the vocabulary holds
+    composed characters the text is composed again (NFC) afterwards; vocabularies without any, such as Google's
+    uncased ones, get the jamo that they were trained on.
+    """
+    missing = [token for token in BERT_SPECIAL if token not in set(tokens)]
+    if missing:
+        raise ValueError(f"{origin}: not a BERT vocabulary, it lacks {', '.join(missing)}; add them or train one")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS))
+    backend.normalizer = bert_normalizer(
+        lowercase=lowercase, strip_accents=strip_accents, recompose=any(map(is_composed, tokens))
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix=PIECE_PREFIX)
+    finish(backend, special=dict(zip(("pad", "unk", "cls", "sep", "mask"), BERT_SPECIAL, strict=True)))
+    return backend
+
+
+def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: bool) -> Any:
+    """BertNormalizer (control characters out, Chinese characters apart), then NFC where `recompose` and stripping."""
+    bert = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
+    )
+    strips = lowercase if strip_accents is None else strip_accents
+    return normalizers.Sequence([bert, normalizers.NFC()]) if strips and recompose else bert
+
+
+def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
+    """Normalizer and pre-tokenizer of a vocabulary in training.
+
+    Stripping accents takes composed characters apart (Hangul syllables into jamo, too); what is left is composed again,
+    unless jamo were asked for.
+    """
+    if settings.algorithm != "byte_level_bpe":
+        normalizer = bert_normalizer(
+            lowercase=settings.lowercase, strip_accents=settings.strip_accents, recompose=settings.hangul == "syllables"
+        )
+        return normalizer, pre_tokenizers.BertPreTokenizer()
+    strips = settings.lowercase if settings.strip_accents is None else settings.strip_accents
+    composed = [normalizers.NFC()] if settings.hangul == "syllables" else []
+    steps: list[Any] = [normalizers.NFD(), normalizers.StripAccents(), *composed] if strips else [normalizers.NFC()]
+    if settings.lowercase:
+        steps.append(normalizers.Lowercase())
+    return normalizers.Sequence(steps), pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
+
+
+def describe_text(backend: Tokenizer) -> dict[str, str]:
+    """What the tokenizer's normalisation does to case (lowered, kept), accents (removed, kept) and Hangul (syllables,
+    jamo), found by trying."""
+
+    def normalize(text: str) -> str:
+        return text if backend.normalizer is None else str(backend.normalizer.normalize_str(text))
+
+    accent = unicodedata.normalize("NFC", normalize("\u00e9"))
+    return {
+        "case": "kept" if normalize("A") == "A" else "lowered",
+        "accents": "kept" if accent == "\u00e9" else "removed",
+        "hangul": "syllables" if normalize("\uac00") == "\uac00" else "jamo",
+    }
+
+
+def is_composed(text: str) -> bool:
+    """Whether canonical decomposition (NFD) changes the text, as it does with Hangul syllables and accented letters."""
+    return not unicodedata.is_normalized("NFD", text)
+
+
+def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
+    """Mark the special tokens (keys pad, unk, cls, sep, mask) and set the template [CLS] A [SEP] B [SEP]."""
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.values()])
+    cls, sep = special["cls"], special["sep"]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(token, backend.token_to_id(token)) for token in (cls, sep)],
+    )
+
+
+def read_tokenizer(path: str | Path) -> Tokenizer:
+    """Read a tokenizer.json, without its truncation and padding. ValueError: no file, or one the library refuses."""
+    if storage.find_file(path) is None:
+        raise ValueError(f"{path}: no such tokenizer file; give a vocab.txt or tokenizer.json, or train one")
+    data = storage.read_bytes(path)
+    try:
+        backend = Tokenizer.from_str(data.decode("utf-8"))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{path}: not a tokenizer.json that the tokenizers library reads: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def vocabulary_hash(backend: Tokenizer, *, tokens: Sequence[str]) -> str:
+    """sha256 (hex) over the tokens in the order of their ids, merges, normalisation and word splitting."""
+    layout = json.loads(backend.to_str())
+    model = layout["model"]
+    facts = {
+        "tokens": list(tokens),
+        "model": {name: value for name, value in model.items() if name != "vocab"},
+        "normalizer": layout["normalizer"],
+        "pre_tokenizer": layout["pre_tokenizer"],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def save_tokenizer(backend: Tokenizer, folder: Path, *, tokens: Sequence[str], special: Mapping[str, str]) -> None:
+    """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt into `folder` (made if absent)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    layout = json.loads(backend.to_str())
+    normalizer = layout["normalizer"] or {}
+    is_bert = layout["model"]["type"] == "WordPiece" and normalizer.get("type") == "BertNormalizer"
+    config: dict[str, Any] = {
+        "tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    }
+    config |= {f"{name}_token": token for name, token in special.items()}
+    if is_bert:
+        config |= {
+            "do_lower_case": normalizer["lowercase"],
+            "strip_accents": normalizer["strip_accents"],
+            "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+        }
+    if layout["model"]["type"] == "WordPiece":
+        _write(folder / "vocab.txt", "".join(f"{token}\n" for token in tokens))
+    _write(folder / "tokenizer.json", backend.to_str(pretty=True) + "\n")
+    _write(folder / "tokenizer_config.json", json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_bytes(text.encode("utf-8"))
+
+
+END_OF_WORD = "</w>"
+"""Marks a BPE unit that ends a word."""

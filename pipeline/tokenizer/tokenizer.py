@@ -1,0 +1,296 @@
+"""Text to token ids and word starts, exactly as the `tokenizers` library does it, several times as fast.
+
+In front of the library stand two caches: of texts between spaces and of single words. What they hold came
+from the library's own steps, so they change the speed and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from pipeline.dataset.schema import MAX_UINT16_VOCABULARY
+from pipeline.documents import WHOLE, Document, Piece
+from pipeline.tokenizer.files import build_wordpiece, read_tokenizer, read_vocabulary, save_tokenizer, vocabulary_hash
+
+Ids: TypeAlias = npt.NDArray[Any]
+"""uint16 or int32."""
+
+_ASCII_WORDS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
+_PRINTABLE = re.compile(r"[!-~]*")
+_UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
+_NAMES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+RARE_LETTERS = "\u16a0\u2d4d\u13a0\ua999"
+"""Of four scripts; few vocabularies have them, and no normalizer takes them away."""
+_MAX_CHUNKS = 400_000
+_MAX_CHARACTERS = 16_000_000
+_MAX_WORDS = 250_000
+_BLOCK_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialIds:
+    """Ids of the five tokens that are not text."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedDocument:
+    """A document, or a piece of one, as ids; sentences without tokens are left out.
+
+    ids: uint16, or int32 where the vocabulary has more than 65,536 entries. word_starts: bool, true on the first
+    token of each word of the pre-tokenizer. sentence_lengths: int32, all positive. source: index into
+    PipelineConfig.source_names.
+    Invariant: ids.size == word_starts.size == sentence_lengths.sum().
+    """
+
+    id: bytes
+    ids: Ids
+    word_starts: npt.NDArray[np.bool_]
+    sentence_lengths: npt.NDArray[np.int32]
+    source: int = 0
+
+
+class WordTokenizer:
+    """A vocabulary with its normalisation. Texts like "[MASK]" in a document are text, never special tokens."""
+
+    def __init__(self, backend: Tokenizer, *, origin: str) -> None:
+        """Wrap a `tokenizers` pipeline; ValueError names `origin` and what it lacks."""
+        self.backend = backend
+        """The library's own tokenizer, as it is saved beside the data."""
+        vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = len(vocabulary)
+        self.tokens: list[str] = sorted(vocabulary, key=vocabulary.__getitem__)
+        """Every token, in the order of the ids."""
+        if vocabulary[self.tokens[-1]] != self.vocab_size - 1:
+            raise ValueError(
+                f"{origin}: {self.vocab_size} tokens, but the greatest id is {vocabulary[self.tokens[-1]]}; "
+                f"ids must run from 0 without gaps"
+            )
+        _check_unknown(backend, origin=origin)
+        self.special = SpecialIds(**{name: _find(vocabulary, name, origin=origin) for name in _NAMES})
+        special = {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
+        special |= {getattr(self.special, name) for name in _NAMES}
+        unused = {index for index, token in enumerate(self.tokens) if _UNUSED.fullmatch(token)}
+        kept = [index for index in range(self.vocab_size) if index not in special and index not in unused]
+        if not kept:
+            raise ValueError(f"{origin}: the vocabulary holds special and unused tokens only; train one on real text")
+        self.special_ids: npt.NDArray[np.int64] = np.array(sorted(special), dtype=np.int64)
+        """Ids that stand for no text: never a target, never a replacement."""
+        self.unused_ids: npt.NDArray[np.int64] = np.array(sorted(unused), dtype=np.int64)
+        self.replaceable_ids: npt.NDArray[np.int64] = np.array(kept, dtype=np.int64)
+        """Ids allowed as random replacement: neither special nor unused."""
+        self.id_dtype: np.dtype[Any] = np.dtype(np.uint16 if self.vocab_size <= MAX_UINT16_VOCABULARY else np.int32)
+        self.vocabulary_hash: str = vocabulary_hash(backend, tokens=self.tokens)
+        self._chunks = _ChunkTable(backend, id_dtype=self.id_dtype)
+
+    @classmethod
+    def from_path(cls, path: str | Path, *, lowercase: bool, strip_accents: bool | None = None) -> WordTokenizer:
+        """Read a BERT vocab.txt (one token a line) or a tokenizer.json.
+
+        `lowercase` and `strip_accents` say how a vocab.txt was made; a tokenizer.json says so itself and they are not
+        looked at. ValueError names the file and what is wrong with it.
+        """
+        origin = str(path)
+        if origin.endswith(".json"):
+            return cls(read_tokenizer(path), origin=origin)
+        tokens = read_vocabulary(path)
+        backend = build_wordpiece(tokens, lowercase=lowercase, strip_accents=strip_accents, origin=origin)
+        return cls(backend, origin=origin)
+
+    def tokenize(self, document: Document, *, piece: Piece = WHOLE) -> TokenizedDocument:
+        """Ids of a piece of a document: what `tokenizers` gives for each sentence with encode_special_tokens set.
+
+        The pieces' arrays, one after another, are those of the whole.
+        """
+        ids, word_starts, lengths = self._chunks.tokenize(piece.cut(document.sentences))
+        return TokenizedDocument(document.id, ids, word_starts, lengths)
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt, as AutoTokenizer loads them.
+
+        The bytes depend on the vocabulary and its normalisation alone.
+        """
+        names = {name: self.tokens[getattr(self.special, name)] for name in _NAMES}
+        save_tokenizer(self.backend, Path(folder), tokens=self.tokens, special=names)
+
+
+class _Numbers(dict[str, int]):
+    """Numbers texts in the order of their first appearance and remembers the new ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fresh: list[str] = []
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        self.fresh.append(text)
+        return number
+
+
+class _Column:
+    """A numpy array that grows at its end, by doubling."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.values: npt.NDArray[Any] = np.zeros(1024, dtype)
+        self.size = 0
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        size = self.size + values.size
+        if size > self.values.size:
+            larger = np.zeros(max(size, 2 * self.values.size), self.values.dtype)
+            larger[: self.size] = self.values[: self.size]
+            self.values = larger
+        self.values[self.size : size] = values
+        self.size = size
+
+
+class _ChunkTable:
+    """Ids of texts between spaces, in growing flat arrays that a whole document is gathered from.
+
+    A space always ends a word for BERT's normalisation and word splitting, and nothing crosses it, so a sentence's ids
+    are those of its parts. Other tokenizers get whole sentences as parts, and no memory of them.
+    """
+
+    def __init__(self, backend: Tokenizer, *, id_dtype: np.dtype[Any]) -> None:
+        self._id_dtype = id_dtype
+        self._backend = Tokenizer.from_str(backend.to_str())
+        self._backend.encode_special_tokens = True
+        layout = json.loads(backend.to_str())
+        normalizer = layout["normalizer"] or {}
+        steps = normalizer.get("normalizers", [normalizer])
+        self._by_space = (
+            (layout["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
+            and [step.get("type") for step in steps] in (["BertNormalizer"], ["BertNormalizer", "NFC"])
+            and all(token["special"] for token in layout["added_tokens"])
+        )
+        self._lowercase = self._by_space and bool(steps[0]["lowercase"])
+        self._words: dict[str, list[int]] = {}
+        self._forget()
+
+    def tokenize(self, sentences: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+        """Flat ids, word starts and tokens per sentence that has any."""
+        blocks = [self._tokenize(block) for block in _cut_blocks(sentences)]
+        if len(blocks) == 1:
+            return blocks[0]
+        ids, word_starts, lengths = zip(*blocks, strict=True)
+        return np.concatenate(ids), np.concatenate(word_starts), np.concatenate(lengths)
+
+    def _tokenize(self, sentences: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+        if not self._by_space or len(self._numbers) > _MAX_CHUNKS or self._characters > _MAX_CHARACTERS:
+            self._forget()
+        if self._by_space:
+            chunks: Sequence[str] = " ".join(sentences).split(" ")
+            sizes = np.fromiter((sentence.count(" ") + 1 for sentence in sentences), np.int64, len(sentences))
+        else:
+            chunks, sizes = sentences, np.ones(len(sentences), np.int64)
+        numbers = np.fromiter(map(self._numbers.__getitem__, chunks), np.int64, len(chunks))
+        if self._numbers.fresh:
+            self._learn()
+        lengths = self._lengths.values[numbers]
+        stops = np.cumsum(lengths)
+        gather = np.repeat(self._begins.values[numbers] - (stops - lengths), lengths)
+        gather += np.arange(gather.size)
+        sentence_lengths = np.diff(stops[np.cumsum(sizes) - 1], prepend=0)
+        return (
+            self._ids.values[gather],
+            self._word_starts.values[gather],
+            sentence_lengths[sentence_lengths > 0].astype(np.int32),
+        )
+
+    def _forget(self) -> None:
+        self._numbers = _Numbers()
+        self._characters = 0
+        self._ids = _Column(self._id_dtype)
+        self._word_starts = _Column(np.dtype(np.bool_))
+        self._begins = _Column(np.dtype(np.int64))
+        self._lengths = _Column(np.dtype(np.int64))
+
+    def _learn(self) -> None:
+        """Append what the new chunks give; the cost is that of the new chunks."""
+        ids: list[int] = []
+        starts = bytearray()
+        lengths: list[int] = []
+        take = self._split_chunk if self._by_space else self._encode_sentence
+        for chunk in self._numbers.fresh:
+            before = len(ids)
+            take(chunk, ids, starts)
+            lengths.append(len(ids) - before)
+            self._characters += len(chunk)
+        self._numbers.fresh.clear()
+        sizes = np.array(lengths, np.int64)
+        self._begins.append(self._ids.size + np.cumsum(sizes) - sizes)
+        self._lengths.append(sizes)
+        self._ids.append(np.array(ids, self._id_dtype))
+        self._word_starts.append(np.frombuffer(bytes(starts), np.bool_))
+
+    def _split_chunk(self, chunk: str, ids: list[int], starts: bytearray) -> None:
+        """BERT's word splitting of text without spaces; plain ASCII needs no more than a pattern."""
+        if _PRINTABLE.fullmatch(chunk):
+            words: list[str] = _ASCII_WORDS.findall(chunk.lower() if self._lowercase else chunk)
+        else:
+            normal = self._backend.normalizer.normalize_str(chunk)
+            words = [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(normal)]
+        for word in words:
+            pieces = self._words.get(word)
+            if pieces is None:
+                if len(self._words) > _MAX_WORDS:
+                    self._words.clear()
+                pieces = self._words[word] = [token.id for token in self._backend.model.tokenize(word)]
+            ids += pieces
+            starts += b"\x01" + bytes(len(pieces) - 1)
+
+    def _encode_sentence(self, sentence: str, ids: list[int], starts: bytearray) -> None:
+        encoding = self._backend.encode(sentence, add_special_tokens=False)
+        ids += encoding.ids
+        words = encoding.word_ids
+        starts += bytes(position == 0 or words[position] != words[position - 1] for position in range(len(words)))
+
+
+def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
+    """The sentences in runs of about _BLOCK_CHARACTERS: a text between spaces costs 150 bytes while a run is worked on,
+    so a great document is not taken at once. At least one run."""
+    stops = np.cumsum(np.fromiter(map(len, sentences), np.int64, len(sentences)))
+    if not stops.size or stops[-1] <= _BLOCK_CHARACTERS:
+        return [sentences]
+    cuts = np.searchsorted(stops, np.arange(_BLOCK_CHARACTERS, stops[-1], _BLOCK_CHARACTERS)) + 1
+    edges = sorted({0, *cuts.tolist(), len(sentences)})
+    return [sentences[start:stop] for start, stop in pairwise(edges)]
+
+
+def _check_unknown(backend: Tokenizer, *, origin: str) -> None:
+    """ValueError where text that the vocabulary lacks cannot be tokenized: WordLevel and Unigram without [UNK]."""
+    try:
+        backend.encode(RARE_LETTERS, add_special_tokens=False)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(
+            f"{origin}: text that is not in the vocabulary cannot be tokenized: {error}; set the model's unk_token "
+            f"to one that the vocabulary has"
+        ) from error
+
+
+def _find(vocabulary: dict[str, int], name: str, *, origin: str) -> int:
+    for token in _NAMES[name]:
+        if token in vocabulary:
+            return vocabulary[token]
+    raise ValueError(f"{origin}: the vocabulary has none of {', '.join(_NAMES[name])}; add one of them")

@@ -1,0 +1,62 @@
+"""`python -m pipeline.vocabulary --config FILE key.sub=value`: trains the vocabulary that a config names."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from pipeline import storage
+from pipeline.config.engines import KEYS
+from pipeline.config.schema import PipelineConfig
+from pipeline.engines.base import check_engine, open_cluster
+from pipeline.runtime.command import read_config
+from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
+from pipeline.signals import catch_interrupts, exit_with, fail_interrupted, say_at_once
+from pipeline.sources.splits import list_splits
+from pipeline.vocabulary.train import train_vocabulary
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train the config's vocabulary where it is not there yet; exit status 2 for bad input, 130 or 143 where stopped.
+
+    What stands after -- goes to Apache Beam as it is.
+    """
+
+    program = "python -m pipeline.vocabulary"
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        with catch_interrupts():
+            words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=program, keys=KEYS)
+            refuse_flags(words.flags, program=program)
+            if "--help" in words.flags:
+                usage = f"{program} [--config FILE] [key.sub=value ...] [--engine NAME] [-- --beam_option ...]"
+                print(f"{usage}\n\n{main.__doc__}\n\n{describe(PipelineConfig)}")
+                return 0
+            if words.rest and not words.rest[0].startswith("-"):
+                raise ConfigError(
+                    f"{program}: nothing may follow '--' but options of Beam, found {' '.join(words.rest)}"
+                )
+            config = read_config(words)
+            check_engine(config, beam_options=words.rest)
+            if config.vocabulary.path is None:
+                raise ConfigError("vocabulary.path is not set; name the file to train into, such as data/vocab.txt")
+            path = config.vocabulary.path
+            if storage.exists(path):
+                print(f"{path} is there already; remove it to train it anew")
+                return 0
+            if words.rest:
+                from pipeline.engines.local import note_unknown
+
+                note_unknown(words.rest)
+            with open_cluster(config, most=len(list_splits(config.sources)), say=say_at_once) as cluster:
+                train_vocabulary(config, path=path, beam_options=words.rest, cluster=cluster)
+    except (ValueError, OSError) as error:
+        return fail(error)
+    except KeyboardInterrupt as error:
+        return fail_interrupted(error)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main())

@@ -1,0 +1,129 @@
+"""The Beam graph that counts words: splits become run files, each part of their words is merged, the commonest stay.
+
+An element is a group of splits, since a thousand small files counted one by one cost twice the time.
+
+Only names and places of files cross the shuffle, and memory is that of WordCounter and of the words that stay. Counts
+are exact, so that any engine, number of workers and attempt gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import apache_beam as beam
+
+from pipeline import storage
+from pipeline.cleaning.filters import DocumentFilter
+from pipeline.config.schema import PipelineConfig
+from pipeline.documents import Document, Split
+from pipeline.runtime.failures import report_failure
+from pipeline.runtime.progress import WorkReport
+from pipeline.sources.splits import read_documents
+from pipeline.tally import join_paths
+from pipeline.tokenizer.files import word_rules
+from pipeline.vocabulary.word_counts import Run, WordCounter, join_most_common, write_most_common
+
+WORDS_NAME = "words.tsv"
+GROUP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WordJob:
+    """What every worker needs to know."""
+
+    config: PipelineConfig
+    folder: str
+    """For everything that is written; must be visible to all workers."""
+    limit: int
+    """So many different words, the most frequent, stay."""
+    notes: str = ""
+    """Where counts and failures are left, if not in `folder`."""
+
+    @property
+    def exchange(self) -> str:
+        """Folder of counts and failures."""
+        return self.notes or self.folder
+
+
+def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
+    """Neighbours together until they hold GROUP_BYTES of text."""
+    groups: list[tuple[Split, ...]] = []
+    held: list[Split] = []
+    for split in splits:
+        held.append(split)
+        if sum(each.text_bytes for each in held) >= GROUP_BYTES:
+            groups.append(tuple(held))
+            held = []
+    return [*groups, tuple(held)] if held else groups
+
+
+def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], job: WordJob) -> None:
+    """Lay out the counting on `pipeline`; its result is left as WORDS_NAME in the folder of the job."""
+    _ = (
+        pipeline
+        | "List groups" >> beam.Create(groups, reshuffle=False)
+        | "Spread groups" >> beam.Reshuffle()
+        | "Read, clean, count" >> beam.ParDo(CountSplits(job))
+        | "Group by part" >> beam.GroupByKey()
+        | "Merge runs" >> beam.ParDo(MergeRuns(job))
+        | "Gather parts" >> beam.CombineGlobally(join_paths)
+        | "Leave the words" >> beam.ParDo(LeaveWords(job))
+    )
+
+
+class _Step(beam.DoFn):
+    def __init__(self, job: WordJob) -> None:
+        self.job = job
+
+
+class CountSplits(_Step):
+    """Group of splits -> (part, run) of its words."""
+
+    def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
+        """Read, clean and count one group."""
+        with report_failure(self.job.exchange):
+            runs = count_splits(splits, job=self.job)
+        for run in runs:
+            yield run.part, run
+
+
+class MergeRuns(_Step):
+    """(part, runs) -> path of a file with the part's most frequent words."""
+
+    def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
+        """Merge the runs of one part."""
+        with report_failure(self.job.exchange):
+            yield [write_most_common(list(element[1]), folder=self.job.folder, limit=self.job.limit)]
+
+
+class LeaveWords(_Step):
+    """Paths of all parts -> WORDS_NAME: engines cannot return values."""
+
+    def process(self, paths: list[str]) -> None:
+        """Join the parts."""
+        with report_failure(self.job.exchange):
+            joined = join_most_common(paths, folder=self.job.folder, limit=self.job.limit)
+            storage.write_bytes(storage.join(self.job.folder, WORDS_NAME), storage.read_bytes(joined))
+
+
+def count_splits(splits: Sequence[Split], *, job: WordJob) -> list[Run]:
+    """Count the words of the documents that a build with the same settings would keep, but for duplicates."""
+    normalizer, splitter = word_rules(job.config.vocabulary)
+    name = Path(splits[0].path).name[:40]
+    with (
+        WorkReport(job.exchange, stage="read") as report,
+        WordCounter(normalizer=normalizer, splitter=splitter, folder=job.folder, name=name) as counter,
+    ):
+        num_bytes = sum(split.num_bytes for split in splits)
+        report.add(of_bytes=num_bytes, of_text=sum(split.text_bytes for split in splits))
+        for split in splits:
+            source = job.config.sources[split.source]
+            documents = DocumentFilter(job.config.cleaning, source=source)
+            for document in read_documents(split, source):
+                if isinstance(document, Document) and documents.reject(document) is None:
+                    counter.add(document.sentences)
+                    report.add(documents=1, characters=sum(map(len, document.sentences)))
+        report.add(bytes=num_bytes)
+        return counter.finish()

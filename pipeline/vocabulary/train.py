@@ -1,0 +1,204 @@
+"""A vocabulary from the config's sources: count words, train subwords, write the file.
+
+`python -m pipeline.vocabulary --config FILE` trains into vocabulary.path where nothing is there yet. Words are counted
+by Beam, in parallel and in bounded memory; the file depends on the text and the settings alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models
+
+from pipeline import storage
+from pipeline.config.schema import PipelineConfig, VocabularyConfig
+from pipeline.engines.base import DaskCluster
+from pipeline.runtime.context import local_notes, names_runner, temporary_below
+from pipeline.runtime.progress import ProgressPrinter
+from pipeline.runtime.scratch import scratch_folder
+from pipeline.settings import ConfigError
+from pipeline.signals import Say
+from pipeline.sources.splits import list_splits
+from pipeline.tokenizer.files import BERT_SPECIAL, END_OF_WORD, build_wordpiece, finish, word_rules
+from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.vocabulary.subwords import train_bpe, train_wordpiece
+from pipeline.vocabulary.word_counts import WordCounter, most_common, read_words
+
+MAX_WORDS = 500_000
+"""So many different words, the most frequent, are trained on."""
+_BYTES_WORTH_A_WORKER = 4 << 20
+"""Text for which one more process, which takes seconds to start, pays."""
+
+_logger = logging.getLogger(__name__)
+
+
+def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict[str, int]:
+    """Words of these sentences as the vocabulary's tokenizer will see them, most frequent first."""
+    normalizer, splitter = word_rules(settings)
+    with tempfile.TemporaryDirectory() as folder:
+        counter = WordCounter(normalizer=normalizer, splitter=splitter, folder=Path(folder), name="words")
+        counter.add(sentences)
+        return most_common(counter.finish(), folder=Path(folder), limit=MAX_WORDS)
+
+
+def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfig) -> Tokenizer:
+    """Train subword units of the configured kind and wrap them in a tokenizer.
+
+    Raises ValueError where the size has no room for the alphabet, and logs a warning where it cannot be reached.
+    """
+    if settings.algorithm == "wordpiece":
+        tokens = train_wordpiece(
+            word_counts, size=settings.size, criterion=settings.criterion, min_pair_count=settings.min_pair_count
+        )
+        return build_wordpiece(
+            tokens, lowercase=settings.lowercase, strip_accents=settings.strip_accents, origin="trained vocabulary"
+        )
+    byte_level = settings.algorithm == "byte_level_bpe"
+    subwords = train_bpe(word_counts, size=settings.size, byte_level=byte_level, min_pair_count=settings.min_pair_count)
+    vocabulary = {token: index for index, token in enumerate(subwords.tokens)}
+    if byte_level:
+        backend = Tokenizer(models.BPE(vocabulary, subwords.merges))
+        backend.decoder = decoders.ByteLevel()
+    else:
+        backend = Tokenizer(models.BPE(vocabulary, subwords.merges, unk_token="[UNK]", end_of_word_suffix=END_OF_WORD))
+        backend.decoder = decoders.BPEDecoder(suffix=END_OF_WORD)
+    normalizer, splitter = word_rules(settings)
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = splitter
+    finish(backend, special=dict(zip(("pad", "unk", "cls", "sep", "mask"), BERT_SPECIAL, strict=True)))
+    return backend
+
+
+def train_vocabulary(
+    config: PipelineConfig, *, path: str | Path, beam_options: Sequence[str] = (), cluster: DaskCluster | None = None
+) -> None:
+    """Train the config's vocabulary from its sources into `path` (.txt or .json), which appears whole; on the Dask
+    `cluster`, if one is given.
+
+    The folder of `path`, which may be on a store, must be visible to all workers.
+    Raises ValueError for a file name that does not go with the algorithm, and for sources without a word.
+    """
+    settings = config.vocabulary
+    check_name(Path(path), settings=settings)
+    parent = storage.parent_of(path)
+    storage.make_folder(parent)
+    started = time.monotonic()
+    with scratch_folder(parent, prefix=".words-") as folder:
+        counts = count_sources(config, folder=folder, beam_options=beam_options, cluster=cluster)
+    words = sum(counts.values())
+    if not words:
+        raise ValueError("the sources have no words to train a vocabulary on; check sources.*.path and kind")
+    counted = time.monotonic()
+    backend = train_tokenizer(counts, settings=settings)
+    vocabulary = backend.get_vocab()
+    if Path(path).suffix == ".json":
+        text = backend.to_str(pretty=True) + "\n"
+    else:
+        text = "".join(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.__getitem__))
+    try:
+        storage.write_bytes(path, text.encode("utf-8"))
+    except storage.StorageError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written ({error.strerror}); free space or give another path") from error
+    pieces, unknown = measure(backend, counts)
+    _logger.info(
+        "%s: %d entries from %d words (%d different), %.3f tokens a word, %.4f%% [UNK]; counted in %.1f s, "
+        "trained in %.1f s",
+        path,
+        len(vocabulary),
+        words,
+        len(counts),
+        pieces,
+        100 * unknown,
+        counted - started,
+        time.monotonic() - counted,
+    )
+
+
+def count_sources(
+    config: PipelineConfig, *, folder: str, beam_options: Sequence[str] = (), cluster: DaskCluster | None = None
+) -> dict[str, int]:
+    """The most frequent words of all sources, counted by Beam; its files are left in `folder`.
+
+    Raises what the engine does (engines.run_on_engine).
+    """
+    from pipeline.engines.local import run_on_engine  # Beam takes 2 s to import
+    from pipeline.vocabulary.graph import WORDS_NAME, WordJob, build_word_graph, group_splits
+
+    splits = list_splits(config.sources)
+    groups = group_splits(splits)
+    worth = sum(split.text_bytes for split in splits) // _BYTES_WORTH_A_WORKER
+    workers = min(len(groups), config.workers or len(os.sched_getaffinity(0)), max(1, worth))
+    with local_notes(folder, shared=cluster is not None or names_runner(beam_options)) as notes:
+        job = WordJob(config=config, folder=folder, limit=MAX_WORDS, notes=notes)
+        with ProgressPrinter(job.exchange, num_splits=len(groups), num_bytes=sum(split.num_bytes for split in splits)):
+            lay_out = partial(build_word_graph, groups=groups, job=job)
+            run_on_engine(
+                lay_out,
+                exchange=job.exchange,
+                temporary=temporary_below(notes),
+                workers=workers,
+                beam_options=beam_options,
+                cluster=cluster,
+            )
+    return read_words(storage.join(folder, WORDS_NAME))
+
+
+def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, float]:
+    """Tokens per word, and the share of words with an [UNK], over counted (already normalised) words."""
+    total = pieces = unknown = 0
+    unk = backend.token_to_id("[UNK]")
+    for word, count in word_counts.items():
+        ids = [token.id for token in backend.model.tokenize(word)]
+        total += count
+        pieces += count * len(ids)
+        unknown += count * (unk in ids)
+    return pieces / max(1, total), unknown / max(1, total)
+
+
+def check_name(path: Path, *, settings: VocabularyConfig) -> None:
+    """ConfigError where a vocabulary of this algorithm cannot be written to `path`."""
+    if path.suffix not in (".txt", ".json"):
+        raise ConfigError(f"vocabulary.path={path}: must end in .txt (WordPiece) or .json (tokenizer.json)")
+    if settings.algorithm != "wordpiece" and path.suffix != ".json":
+        raise ConfigError(
+            f"vocabulary.path={path}: a vocab.txt cannot hold the merges of {settings.algorithm}; "
+            f"name a file that ends in .json"
+        )
+
+
+def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
+    """The vocabulary of vocabulary.path; None where one is to be trained."""
+    settings = config.vocabulary
+    if settings.path is None or (settings.train and not storage.exists(settings.path)):
+        return None
+    return WordTokenizer.from_path(settings.path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+
+
+def trained_vocabulary(
+    config: PipelineConfig,
+    *,
+    scratch: str,
+    say: Say,
+    beam_options: Sequence[str] = (),
+    cluster: DaskCluster | None = None,
+) -> WordTokenizer:
+    """Train a vocabulary into vocabulary.path, where later builds find it, or for this build alone."""
+    settings = config.vocabulary
+    path = settings.path if settings.path is not None else storage.join(scratch, vocabulary_name(config))
+    say(f"training a vocabulary of {settings.size:,} entries into {path}")
+    train_vocabulary(config, path=path, beam_options=beam_options, cluster=cluster)
+    return WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
+
+
+def vocabulary_name(config: PipelineConfig) -> str:
+    """Name of the file of a vocabulary that is trained for one build alone."""
+    return "vocab.txt" if config.vocabulary.algorithm == "wordpiece" else "tokenizer.json"

@@ -1,0 +1,45 @@
+"""Links of wikitext: what a reader sees of [[...]] and [http://...]. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from pipeline.wikitext.names import PROJECT_PREFIXES, WikiNames, fold_name
+
+_PARENTHESES = re.compile(r"\s*[(\uff08][^()\uff08\uff09]*[)\uff09]\s*$")
+_EXTERNAL = re.compile(
+    r"\[(?:(?:https?|ftps?|ircs?|news|gopher|telnet|nntp|svn|git|ssh|sip|sips|xmpp|bitcoin|magnet|geo|urn|worldwind)"
+    r":(?://)?|mailto:|tel:|sms:|//)[^\s\[\]<>\"]*+[ \t]*+((?:[^\[\]\n]++|\[[^\[\]\n]*+\])*+)\]",
+    re.I,
+)
+
+
+def resolve_link(content: str, *, names: WikiNames) -> str:
+    """The visible text of `[[content]]`: the label, the target, or nothing (files, categories, other languages)."""
+    target, bar, label = content.partition("|")
+    visible_prefix = target.lstrip().startswith(":")
+    name = target.strip().lstrip(":").strip()
+    prefix, colon, rest = name.partition(":")
+    if colon:
+        folded = fold_name(prefix)
+        if not visible_prefix:
+            if folded in names.invisible or folded in names.language_codes:
+                return ""
+        elif not bar and folded in names.invisible:
+            return rest.strip()
+        if not bar and (folded in PROJECT_PREFIXES or folded in names.language_codes):
+            name = rest.partition(":")[2] if fold_name(rest.partition(":")[0]) in names.language_codes else rest
+    if "\n" in target:
+        return content.replace("|", " ")
+    if not bar:
+        return name.replace("_", " ")
+    if label.strip():
+        return label
+    # The pipe trick: [[Help:Mercury (planet)|]] reads "Mercury".
+    bare = _PARENTHESES.sub("", rest if colon else name)
+    return bare.partition(",")[0] if bare == name else bare
+
+
+def resolve_external_links(text: str) -> str:
+    """[http://x label] reads "label"; [http://x] reads nothing; a bare address stays."""
+    return _EXTERNAL.sub(r"\1", text) if "[" in text else text

@@ -1,0 +1,284 @@
+"""Numbers, measures, money and dates of inline templates as text, with the separators of the wiki's language. Pure.
+
+Measures are spelled as given, not converted: {{convert|1300|mi|km}} reads "1,300 mi".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pipeline.wikitext.tags import raise_digits
+
+
+class Arguments(NamedTuple):
+    """Arguments of one template: positional, named (case-folded names), and the language of the wiki."""
+
+    positional: list[str]
+    named: dict[str, str]
+    language: str
+
+    def at(self, position: int) -> str:
+        """The positional argument counted from 1; "" where it is absent."""
+        return self.positional[position - 1] if len(self.positional) >= position else ""
+
+    def filled(self) -> list[str]:
+        """The positional arguments that are not empty."""
+        return [value for value in self.positional if value]
+
+
+# ---- numbers, units, money ----
+
+_PLAIN_NUMBER = re.compile(r"([-+\u2212]?)(\d+)(\.\d+)?")
+_GROUPS = {
+    "en": (",", "."),
+    "ja": (",", "."),
+    "zh": (",", "."),
+    "ko": (",", "."),
+    "simple": (",", "."),
+    "he": (",", "."),
+    "de": (".", ","),
+    "es": ("\u00a0", ","),
+    "it": (".", ","),
+    "nl": (".", ","),
+    "pt": (".", ","),
+    "da": (".", ","),
+    "id": (".", ","),
+    "tr": (".", ","),
+    "el": (".", ","),
+    "ca": (".", ","),
+    "ro": (".", ","),
+    "hr": (".", ","),
+    "fr": ("\u202f", ","),
+    "ru": ("\u00a0", ","),
+    "uk": ("\u00a0", ","),
+    "pl": ("\u00a0", ","),
+    "cs": ("\u00a0", ","),
+    "sv": ("\u00a0", ","),
+    "fi": ("\u00a0", ","),
+    "no": ("\u00a0", ","),
+    "hu": ("\u00a0", ","),
+    "bg": ("\u00a0", ","),
+}
+
+
+def format_number(text: str, *, language: str) -> str:
+    """A plain number with the separators of the language; anything else unchanged."""
+    found = _PLAIN_NUMBER.fullmatch(text.replace(",", "") if language in ("en", "simple") else text)
+    if found is None:
+        return text
+    group, point = _GROUPS.get(language, (",", "."))
+    sign, whole, fraction = found.groups()
+    if len(whole) > 4 or (len(whole) == 4 and group != "\u00a0"):
+        whole = f"{int(whole):,}".replace(",", group)
+    return sign + whole + (point + fraction[1:] if fraction else "")
+
+
+_RANGE_WORDS = {
+    "-": "\u2013",
+    "\u2013": "\u2013",
+    "to": " to ",
+    "and": " and ",
+    "or": " or ",
+    "x": " by ",
+    "by": " by ",
+    "xx": " \u00d7 ",
+    "*": " \u00d7 ",
+    "\u00d7": " \u00d7 ",
+    "+/-": " \u00b1 ",
+    "\u00b1": " \u00b1 ",
+    "to(-)": " to ",
+    "and(-)": " and ",
+    ",": ", ",
+    "+": " + ",
+    "/": "/",
+    "to about": " to about ",
+    "through": " through ",
+}
+_UNIT_SIGNS = {
+    "C": "\u00b0C",
+    "F": "\u00b0F",
+    "K": "K",
+    "sqmi": "sq mi",
+    "sqkm": "km\u00b2",
+    "km2": "km\u00b2",
+    "m2": "m\u00b2",
+    "m3": "m\u00b3",
+    "cm2": "cm\u00b2",
+    "cm3": "cm\u00b3",
+    "mm2": "mm\u00b2",
+    "km3": "km\u00b3",
+    "sqft": "sq ft",
+    "cuft": "cu ft",
+    "cuin": "cu in",
+    "sqin": "sq in",
+    "kph": "km/h",
+    "km/h": "km/h",
+    "nmi": "nmi",
+    "ft": "ft",
+    "in": "in",
+    "foot": "ft",
+    "mile": "mi",
+    "inch": "in",
+    "cuyd": "cu yd",
+    "oz": "oz",
+    "usgal": "US gal",
+    "impgal": "imp gal",
+    "lb": "lb",
+    "lbs": "lb",
+    "mph": "mph",
+    "PD/sqmi": "/sq mi",
+    "PD/km2": "/km\u00b2",
+    "ftin": "ft",
+    "deg": "\u00b0",
+}
+
+
+def convert(arguments: Arguments) -> str | None:
+    """A measure as given, with its unit spelled as a sign: 1,300 mi; 5 to 7 km; 6 ft 2 in."""
+    values = arguments.positional
+    text, position = "", 0
+    while position + 1 < len(values):
+        text += format_number(values[position], language=arguments.language)
+        joint = values[position + 1]
+        if joint not in _RANGE_WORDS:
+            unit = _UNIT_SIGNS.get(joint, joint)
+            if unit == "ft" and position + 3 < len(values) and values[position + 3] in ("in", "inch"):
+                return f"{text} ft {values[position + 2]} in"
+            hyphen = arguments.named.get("adj") == "on" and unit.isalpha()
+            return f"{text}{'-' if hyphen else ' '}{unit}" if text.strip() and unit else None
+        text += _RANGE_WORDS[joint]
+        position += 2
+    return None
+
+
+def value(arguments: Arguments) -> str | None:
+    """A number with its uncertainty, power of ten and unit."""
+    number = arguments.at(1)
+    if not number:
+        return None
+    text = format_number(number, language=arguments.language)
+    if arguments.at(2):
+        text += f" \u00b1 {arguments.at(2)}"
+    if arguments.named.get("e"):
+        text += "\u00d710" + raise_digits(arguments.named["e"])
+    unit = arguments.named.get("u") or arguments.named.get("ul") or arguments.named.get("unit\u00e0") or ""
+    return f"{text} {unit}".rstrip()
+
+
+def unit_fr(arguments: Arguments) -> str | None:
+    """French: a number and its unit, of which exponents are arguments."""
+    filled = arguments.filled()
+    if not filled:
+        return None
+    unit = "".join(raise_digits(part) if part.lstrip("-").isdigit() else part for part in filled[1:])
+    return f"{format_number(filled[0], language=arguments.language)} {unit}".rstrip()
+
+
+def fraction(arguments: Arguments) -> str | None:
+    """1/2, 3 1/2."""
+    filled = arguments.filled()
+    if len(filled) == 1:
+        return f"1/{filled[0]}"
+    if len(filled) == 2:
+        return f"{filled[0]}/{filled[1]}"
+    return f"{filled[0]} {filled[1]}/{filled[2]}" if len(filled) == 3 else None
+
+
+def money(sign: str) -> Callable[[Arguments], str]:
+    """A sum with the sign of its currency."""
+    return lambda arguments: sign + format_number(arguments.at(1), language=arguments.language)
+
+
+_GAUGE = re.compile(r"([\d.,]+)\s*(mm|cm|m|ft|in)")
+
+
+def track_gauge(arguments: Arguments) -> str | None:
+    """A railway's gauge as given, {{RailGauge|1435mm}}: 1,435 mm."""
+    found = _GAUGE.fullmatch(arguments.at(1))
+    return f"{format_number(found.group(1), language=arguments.language)} {found.group(2)}" if found else None
+
+
+_DEGREES = ("\u00b0", "\u2032", "\u2033")
+
+
+def coordinates(arguments: Arguments) -> str | None:
+    """A place in a sentence, {{coord|13|19|N|169|9|W}}; "" where it (also) stands by the title."""
+    if "title" in arguments.named.get("display", "inline") or arguments.named.get("display") == "t":
+        return ""
+    values = arguments.positional
+    shown: list[str] = []
+    for hemispheres in ("NS", "EW"):
+        end = next((place for place, value in enumerate(values) if value and value in hemispheres), -1)
+        if not 1 <= end <= 3 or not all(re.fullmatch(r"[\d.]+", value) for value in values[:end]):
+            return ""
+        shown.append("".join(map("".join, zip(values[:end], _DEGREES, strict=False))) + values[end])
+        values = values[end + 1 :]
+    return " ".join(shown)
+
+
+# ---- dates ----
+
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+
+
+def _month(text: str) -> str | None:
+    if text.isdecimal():
+        return _MONTHS[int(text) - 1] if 1 <= int(text) <= 12 else None
+    return text
+
+
+def _date_text(year: str, month: str, day: str, *, day_first: bool) -> str | None:
+    if not year:
+        return None
+    name = _month(month) if month else ""
+    if name is None:
+        return None
+    if not name:
+        return year
+    if not day:
+        return f"{name} {year}"
+    day = day.lstrip("0") or day
+    return f"{day} {name} {year}" if day_first else f"{name} {day}, {year}"
+
+
+def english_date(arguments: Arguments) -> str | None:
+    """A date from year, month and day; only on wikis in English."""
+    if arguments.language not in ("en", "simple"):
+        return None
+    day_first = arguments.named.get("df", "").casefold() in ("y", "yes", "true", "1")
+    return _date_text(arguments.at(1), arguments.at(2), arguments.at(3), day_first=day_first)
+
+
+def as_of(arguments: Arguments) -> str | None:
+    """ "As of" and a date."""
+    day_first = arguments.named.get("df", "").casefold() != "us"
+    date = _date_text(arguments.at(1), arguments.at(2), arguments.at(3), day_first=day_first)
+    if date is None:
+        return None
+    alternative = arguments.named.get("alt")
+    word = "since" if arguments.named.get("since") else "as of"
+    return alternative or f"{word if arguments.named.get('lc') else word.capitalize()} {date}"
+
+
+def words_of_date(arguments: Arguments) -> str | None:
+    """French and related forms, {{date|1|janvier|1900|...}}: day, month in words, year."""
+    filled = arguments.filled()
+    if len(filled) == 1:
+        return filled[0]
+    if len(filled) >= 3 and not filled[1].isdecimal():
+        return " ".join(filled[:3])
+    return " ".join(filled) if len(filled) == 2 else None
+
+
+def age(arguments: Arguments) -> str | None:
+    """Years between two dates; None for an age today, which is not in the dump."""
+    values = arguments.positional[:6]
+    if len(values) < 6 or not all(value.isdecimal() for value in values):
+        return None  # an age today is not in the dump
+    first, last = list(map(int, values[:3])), list(map(int, values[3:]))
+    return str(last[0] - first[0] - (last[1:] < first[1:]))

@@ -1,0 +1,234 @@
+"""Renderers of common inline templates: what each makes of its arguments. Pure. Names are in templates.tsv.
+
+A renderer returns text, "" for nothing, or None where its arguments are not understood (the sentence is then dropped).
+Units are spelled as given, not converted: {{convert|1300|mi|km}} reads "1,300 mi".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+from pipeline.wikitext.countries import country_name
+from pipeline.wikitext.quantities import (
+    Arguments,
+    age,
+    as_of,
+    convert,
+    coordinates,
+    english_date,
+    format_number,
+    fraction,
+    money,
+    track_gauge,
+    unit_fr,
+    value,
+    words_of_date,
+)
+from pipeline.wikitext.tags import BREAK, lower_digits, raise_digits
+
+Renderer: TypeAlias = Callable[[Arguments], str | None]
+
+
+def _argument(position: int) -> Renderer:
+    return lambda arguments: arguments.at(position) or None
+
+
+def _last(arguments: Arguments) -> str | None:
+    filled = arguments.filled()
+    return filled[-1] if filled else None
+
+
+def _constant(text: str) -> Renderer:
+    return lambda arguments: text
+
+
+def _joined(separator: str) -> Renderer:
+    return lambda arguments: separator.join(arguments.filled()) or None
+
+
+def _around(before: str, after: str = "") -> Renderer:
+    return lambda arguments: before + arguments.at(1) + after if arguments.at(1) else None
+
+
+# ---- names of things ----
+
+
+def _interlanguage(arguments: Arguments) -> str | None:
+    return arguments.named.get("lt") or arguments.named.get("display") or arguments.at(1) or None
+
+
+def _linked_label(position: int) -> Renderer:
+    """A link to another wiki with its label at `position`, the target before it."""
+    return lambda arguments: arguments.at(position) or arguments.at(1) or None
+
+
+def _language_text(arguments: Arguments) -> str | None:
+    if len(arguments.positional) == 1 and not arguments.named:
+        return ""  # the mark of a source's language
+    return arguments.at(2) or arguments.named.get("text") or arguments.named.get("texte") or None
+
+
+def _other_language(arguments: Arguments) -> str | None:
+    return arguments.at(1) or arguments.named.get("text") or arguments.named.get("script") or None
+
+
+def _japanese(arguments: Arguments) -> str | None:
+    english, *others = [*arguments.positional[:3], ""]
+    inside = ", ".join(value for value in others if value)
+    if not english:
+        return inside or None
+    return f"{english} ({inside})" if inside else english
+
+
+def _chinese(arguments: Arguments) -> str | None:
+    shown = [
+        value for key, value in arguments.named.items() if value and key not in ("labels", "links", "first", "scase")
+    ]
+    return ", ".join(dict.fromkeys(shown + arguments.filled())) or None
+
+
+def _ship(prefix: str) -> Renderer:
+    def render(arguments: Arguments) -> str | None:
+        first, rest = (prefix, arguments.positional) if prefix else (arguments.at(1), arguments.positional[1:])
+        name, hull, form = [*rest, "", "", ""][:3]
+        if not name:
+            return None
+        full = f"{first} {name}".strip()
+        if form in ("2", "6"):
+            return full if form == "6" else f"{full}" if not hull else full
+        if form == "3":
+            return hull or None
+        if form == "5":
+            return name
+        return f"{full} ({hull})" if hull and form != "4" else full
+
+    return render
+
+
+def _ship_class(arguments: Arguments) -> str | None:
+    name, kind = arguments.at(1), arguments.at(2)
+    return (f"{name}-class {kind}" if kind else f"{name} class") if name else None
+
+
+def _quotation(arguments: Arguments) -> str | None:
+    named = arguments.named
+    text = arguments.at(1) or named.get("text") or named.get("quote") or named.get("texte") or named.get("citat") or ""
+    return f"{BREAK}{text}{BREAK}" if text else BREAK
+
+
+def _reign(arguments: Arguments) -> str | None:
+    years = "\u2013".join(arguments.filled()[:2])
+    return f"r. {years}" if years else None
+
+
+def _circa(arguments: Arguments) -> str | None:
+    years = " \u2013 c. ".join(arguments.filled()[:2])
+    return f"c. {years}" if years else "c."
+
+
+def _sic(arguments: Arguments) -> str | None:
+    return "".join(arguments.filled()[:2])
+
+
+def _chemical(arguments: Arguments) -> str | None:
+    return "".join(lower_digits(value) if value.isdecimal() else value for value in arguments.positional) or None
+
+
+def _power_of_ten(arguments: Arguments) -> str | None:
+    return "\u00d710" + raise_digits(arguments.at(1).replace("-", "\u2212")) if arguments.at(1) else None
+
+
+def _century(after: str, before: str = "") -> Renderer:
+    return lambda arguments: f"{before}{arguments.at(1)}{after}" if arguments.at(1) else None
+
+
+def _spaces(arguments: Arguments) -> str | None:
+    return "\u00a0".join(arguments.filled()) or " "
+
+
+def _number(arguments: Arguments) -> str | None:
+    return format_number(arguments.at(1), language=arguments.language) or None
+
+
+def _superscript(arguments: Arguments) -> str | None:
+    return raise_digits(arguments.at(1)) or None
+
+
+def _subscript(arguments: Arguments) -> str | None:
+    return lower_digits(arguments.at(1)) or None
+
+
+def _stacked(arguments: Arguments) -> str | None:
+    return (raise_digits(arguments.named.get("p", "")) + lower_digits(arguments.named.get("b", ""))) or None
+
+
+def _third_label(arguments: Arguments) -> str | None:
+    return arguments.at(3) or arguments.at(2) or None
+
+
+def _french_link(arguments: Arguments) -> str | None:
+    named = arguments.named
+    return named.get("texte") or arguments.at(1) or named.get("fr") or named.get("trad") or None
+
+
+def _flag_country(arguments: Arguments) -> str | None:
+    given = arguments.at(1)
+    return country_name(given, language=arguments.language) or given or None
+
+
+def _italian_flag(arguments: Arguments) -> str | None:
+    """{{Bandiera|ITA|nome}} shows the name beside the flag, {{Bandiera|ITA}} the flag alone."""
+    if arguments.language != "it":
+        return arguments.at(1) or None
+    if arguments.at(2) != "nome":
+        return ""
+    name = _flag_country(arguments)
+    return None if name is not None and name.isupper() else name
+
+
+def _shown(arguments: Arguments) -> str | None:
+    return arguments.at(1)
+
+
+def _citation(arguments: Arguments) -> str | None:
+    return arguments.at(1) if arguments.language == "fr" else ""
+
+
+# ---- which template is rendered how ----
+
+_PLAIN: dict[str, Renderer] = {
+    renderer.__name__.removeprefix("_"): renderer
+    for renderer in (
+        age, as_of, _chemical, _chinese, _circa, _citation, convert, coordinates, english_date, _flag_country, fraction,
+        _french_link, _interlanguage, _italian_flag, _japanese, _language_text, _last, _number, _other_language,
+        _power_of_ten, _quotation, _reign, _ship_class, _shown, _sic, _spaces, _stacked, _subscript, _superscript,
+        _third_label, track_gauge, unit_fr, value, words_of_date,
+    )
+}  # fmt: skip
+_MADE: dict[str, Callable[..., Renderer]] = {
+    "argument": _argument,
+    "around": _around,
+    "century": _century,
+    "joined": _joined,
+    "label": _linked_label,
+    "money": money,
+    "ship": _ship,
+    "text": _constant,
+}
+
+
+@cache
+def renderers() -> dict[str, Renderer]:
+    """Every renderer by the name of its template (as by fold_name), from templates.tsv."""
+    table: dict[str, Renderer] = {}
+    for line in Path(__file__).with_name("templates.tsv").read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            continue
+        kind, parameters, names = line.split("\t")
+        renderer = _MADE[kind](*json.loads(parameters)) if kind in _MADE else _PLAIN[kind]
+        table.update(dict.fromkeys(names.split("|"), renderer))
+    return table

@@ -1,0 +1,112 @@
+"""Templates that stand inside sentences, rendered as a reader sees them. Pure.
+
+`render_template` returns the text, "" for what leaves no gap (footnotes, coordinates, notices), None for a template
+that it does not know. Renderers by name are in wikitext_renderers.py; arguments arrive already resolved.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pipeline.wikitext.countries import country_name, render_country
+from pipeline.wikitext.names import fold_name, language_codes, words
+from pipeline.wikitext.quantities import Arguments, format_number
+from pipeline.wikitext.renderers import renderers
+from pipeline.wikitext.tags import EQUALS, HOLE, PIPE
+from pipeline.wikitext.vanishing import vanishes
+
+_DIGITS = str.maketrans("0123456789abcdef", "".join(map(chr, range(0xFDE0, 0xFDF0))))
+_CASES = {"lc": str.lower, "uc": str.upper}
+_MARKUP_VARIABLES = {"!": PIPE, "=": EQUALS, "(": "(", ")": ")", "!!": "", "!-": "", "-": "", "\\": " "}
+_TITLES = words("pagename fullpagename basepagename subpagename pagenamee fullpagenamee articlepagename")
+_LANGUAGE_TEMPLATE = re.compile(
+    r"(?:lang|lang-|langue-|llang-|lang )([a-z]{2,3}(?:-[a-z0-9]+)*)|\u0644\u063a\u0629-\w+"  # Arabic "language-"
+)
+_CENTURY = re.compile(r"[IVXL]+(?:e si\u00e8cle|er si\u00e8cle|vet)")
+
+
+@dataclass
+class TemplatePage:
+    """What rendering needs to know of the page, and the names of the templates that it could not render."""
+
+    title: str
+    language: str
+    holes: list[str]
+
+    def hole(self, name: str) -> str:
+        """The mark that stands for a missing template: HOLE and the index of its name in `holes`."""
+        self.holes.append(" ".join(name.split())[:80])
+        return HOLE + f"{len(self.holes) - 1:x}".translate(_DIGITS)
+
+
+def render_template(content: str, *, page: TemplatePage) -> str | None:
+    """The text of `{{content}}`; "" where nothing is to be seen, None where it is unknown."""
+    head, bar, rest = content.partition("|")
+    name = fold_name(head)
+    if name.startswith(("subst:", "safesubst:", "template:", "msgnw:")):
+        name = name.partition(":")[2].strip()
+    if not bar:
+        if head in _MARKUP_VARIABLES:
+            return _MARKUP_VARIABLES[head]
+        if name in _TITLES:
+            return page.title
+        if head == name and name in language_codes():
+            return ""  # the mark of a source's language
+        if _CENTURY.fullmatch(head.strip()):
+            return head.strip()
+    country = country_name(head.strip(), language=page.language)
+    if country is not None:
+        return render_country(country, _arguments(rest if bar else None, language=page.language))
+    if ":" in name or name.startswith("#"):
+        return _render_function(name, head, rest, page=page)
+    renderer = renderers().get(name)
+    if renderer is None and _LANGUAGE_TEMPLATE.fullmatch(name):
+        renderer = renderers()["lang-xx"]
+    if renderer is not None:
+        return renderer(_arguments(rest if bar else None, language=page.language))
+    return "" if vanishes(name) else None
+
+
+def _arguments(rest: str | None, *, language: str) -> Arguments:
+    """Positional arguments in order (as `1=` and so on where named by number) and named ones, all trimmed."""
+    positional: list[str] = []
+    named: dict[str, str] = {}
+    for argument in rest.split("|") if rest is not None else ():
+        key, equals, value = argument.partition("=")
+        if not equals:
+            positional.append(argument.strip())
+            continue
+        key = key.strip()
+        if key.isdecimal() and 0 < int(key) <= 50:
+            index = int(key)
+            positional.extend([""] * (index - len(positional)))
+            positional[index - 1] = value.strip()
+        else:
+            named[key.casefold()] = value.strip()
+    return Arguments(positional, named, language)
+
+
+def _render_function(name: str, head: str, rest: str, *, page: TemplatePage) -> str | None:
+    """Parser functions and variables with an argument: {{formatnum:1234}}, {{lc:X}}, {{DEFAULTSORT:x}}."""
+    function, _, _ = name.partition(":")
+    value = head.partition(":")[2].strip()
+    if function in _CASES:
+        return _CASES[function](value)
+    if function == "ucfirst":
+        return value[:1].upper() + value[1:]
+    if function == "lcfirst":
+        return value[:1].lower() + value[1:]
+    if function == "formatnum":
+        return value if rest.strip().casefold() == "r" else format_number(value, language=page.language)
+    if function in _TITLES:
+        return value or page.title
+    if function in ("urlencode", "anchorencode", "ns", "plural", "grammar"):
+        return value if function in ("urlencode", "anchorencode") else None
+    if function == "#tag" and value.casefold() in ("ref", "references"):
+        return ""
+    # DEFAULTSORT, DISPLAYTITLE and their translations are capitals; they set something and show nothing.
+    word = head.partition(":")[0].strip()
+    if word.isupper() or function in ("defaultsort", "displaytitle"):
+        return ""
+    return "" if vanishes(function) else None

@@ -1,0 +1,228 @@
+"""What is refused before anything is uploaded, what travels, and how a cloud's notice is heard."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cluster import local, notice, submit
+from pipeline.config.schema import PipelineConfig
+from pipeline.settings import ConfigError, dump_yaml, validate
+from small_runs import make_config
+from trainer.launch.preflight import PATH_KEYS
+from trainer.launch.ray_dashboard import has_token
+
+RAY_VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in RAY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(local.STATE, str(tmp_path / "none.json"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def write_config(folder: Path, **changes: Any) -> str:
+    path = folder / "c.yaml"
+    path.write_text(dump_yaml(make_config(folder / "data", folder / "run", **changes)), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["status"], "status needs the job's id"),
+        (["train"], "train needs --config FILE"),
+        (
+            ["train", "--config", "CONFIG", "data=here"],
+            "data=here: on the cluster this would be a folder",
+        ),
+        (["train", "--config", "CONFIG", "wokers=3"], "did you mean 'workers'"),
+        (["train", "--config", "CONFIG"], r"RAY_ADDRESS=head:6379: give the address of the cluster's dashboard"),
+        (["list"], "RAY_ADDRESS=head:6379: give the address"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    if words == ["status"]:
+        monkeypatch.setattr(submit, "connect", lambda: None)
+    path = write_config(tmp_path)
+    assert submit.main([path if word == "CONFIG" else word for word in words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tree", "overrides"),
+    [
+        ({}, ["engine=ray", "ray.resource=preprocessing"]),
+        ({"engine": "ray"}, ["ray.resource=preprocessing"]),
+        ({"engine": "ray", "ray": {"resource": None}}, []),
+        ({"engine": "local"}, []),
+    ],
+)
+def test_preprocessing_is_bound_to_its_nodes_unless_the_config_says_otherwise(
+    tree: dict[str, Any], overrides: list[str]
+) -> None:
+    whole = {"sources": [{"kind": "text", "path": "/a"}], "vocabulary": {"path": "/v"}, "output": "/out", **tree}
+    assert submit.bind_to_nodes(validate(PipelineConfig, whole, origin="test")) == overrides
+
+
+def test_a_silent_head_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (port,) = local.free_ports(1)
+    monkeypatch.setenv("RAY_ADDRESS", f"http://127.0.0.1:{port}")
+    assert submit.main(["list"]) == 2
+    assert "is the tunnel open, and RAY_AUTH_TOKEN" in capsys.readouterr().err
+
+
+def test_a_token_is_found_wherever_ray_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_token()
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("t")
+    assert has_token()
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "elsewhere"))
+    assert not has_token()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "t")
+    assert has_token()
+
+
+def test_only_code_and_the_config_travel_and_not_too_much(tmp_path: Path) -> None:
+    """ray#45602, #55877: working_dir over the upload limit."""
+    submit.pack(tmp_path, config=make_config(tmp_path / "data", tmp_path / "run"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster", "job.yaml", "pipeline", "trainer"]
+    assert not list(tmp_path.rglob("__pycache__"))
+    assert 1e5 < submit.check_size(tmp_path) < 1e7
+    (tmp_path / "trainer" / "model.bin").write_bytes(bytes(2000))
+    with pytest.raises(ConfigError, match=r"MB of code would travel with the job, at most 0 MB may; .*\.(py|tsv|txt)"):
+        submit.check_size(tmp_path, limit=1000)
+
+
+def test_every_setting_that_names_a_file_is_known(tmp_path: Path) -> None:
+    known = {key.replace("phases.*.data", "data") for key in submit.PATHS["train"]}
+    assert known == set(PATH_KEYS)
+    config = make_config(tmp_path, tmp_path / "run", phases=({"share": 0.5, "data": "b"}, {}))
+    assert dict(submit.find_paths("train", config)) == {
+        "data": str(tmp_path),
+        "output": str(tmp_path / "run"),
+        "phases.0.data": "b",
+    }
+    tree = {"sources": [{"kind": "text", "path": ["a", "b"]}, {"kind": "text", "path": "c"}], "output": "s3://x/y"}
+    pipeline = validate(PipelineConfig, tree, origin="test")
+    found = dict(submit.find_paths("preprocess", pipeline))
+    assert found == {"sources.0.path.0": "a", "sources.0.path.1": "b", "sources.1.path": "c", "output": "s3://x/y"}
+    assert [submit.is_absolute(path) for path in ("a", "/a", "s3://a")] == [False, True, True]
+
+
+class Client:
+    """A head that has no agent at first."""
+
+    def __init__(self, refusals: list[str]) -> None:
+        self.refusals, self.submitted = refusals, 0
+
+    def submit_job(self, **job: Any) -> None:
+        if self.refusals:
+            raise RuntimeError(self.refusals.pop())
+        self.submitted += 1
+
+
+def test_a_head_without_an_agent_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    client = Client(["No available agent to submit job"] * 2)
+    submit.hand_over(cast(Any, client), "id", command="c", folder="f")
+    assert client.submitted == 1
+    with pytest.raises(RuntimeError, match="no room"):
+        submit.hand_over(cast(Any, Client(["no room"])), "id", command="c", folder="f")
+
+
+@pytest.fixture
+def metadata() -> Iterator[tuple[str, dict[str, str]]]:
+    """A metadata service: its address, and what it answers by path."""
+    answers: dict[str, str] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = answers.get(self.path)
+            self.send_response(404 if text is None else 200)
+            self.end_headers()
+            self.wfile.write((text or "").encode("utf-8", "surrogateescape"))
+
+        do_PUT = do_GET  # noqa: N815 (the library's name)
+
+        def log_message(self, *words: Any) -> None:
+            """Say nothing of each request."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", answers
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_clouds_notices_are_heard(metadata: tuple[str, dict[str, str]]) -> None:
+    address, answers = metadata
+    assert notice.ask_aws(address) is None
+    answers["/latest/api/token"] = "t"
+    assert notice.ask_aws(address) is None
+    answers["/latest/meta-data/spot/instance-action"] = json.dumps({"action": "terminate", "time": "soon"})
+    assert notice.ask_aws(address) == 110
+    for half in ('{"action": "term', "", '"action"', "\udcff"):
+        answers["/latest/meta-data/spot/instance-action"] = half
+        assert notice.ask_aws(address) is None
+    assert notice.ask_gcp(address) is None
+    answers["/computeMetadata/v1/instance/preempted"] = "FALSE"
+    assert notice.ask_gcp(address) is None
+    looks: list[float] = []
+
+    def later(seconds: float) -> None:
+        looks.append(seconds)
+        answers["/computeMetadata/v1/instance/preempted"] = "TRUE"
+
+    assert notice.wait_for_notice([lambda: None, lambda: notice.ask_gcp(address)], sleep=later) == 25
+    assert looks == [notice.POLL_S]
+
+
+def test_a_local_cluster_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    state = tmp_path / "none.json"
+    gone = {"address": "a", "dashboard": "d", "token": "t", "folder": str(tmp_path / "gone")}
+    state.write_text(json.dumps({**gone, "processes": {"head": {"pid": 1, "began": 0.5}}}))
+    assert local.read() is None
+    assert not state.exists()
+
+
+def test_a_node_that_did_not_start_in_time_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends a `ray start` after 30 s, which a busy machine exceeds."""
+    cluster = local.LocalCluster("127.0.0.1:1", "http://127.0.0.1:2", "t", "/tmp/none", {})
+    launched: list[str] = []
+
+    def launch(cluster: local.LocalCluster, name: str, words: list[str]) -> None:
+        launched.append(name)
+        cluster.processes[name] = local.Started(2**22 + 1, 0.0)  # of no process
+
+    def wait(cluster: local.LocalCluster, count: int) -> None:
+        if len(launched) < enough:
+            raise ConfigError("node head did not start")
+
+    monkeypatch.setattr(local, "launch", launch)
+    monkeypatch.setattr(local, "wait_for_nodes", wait)
+    for enough in (1, 3):
+        launched.clear()
+        local.bring_up(cluster, "head", [], count=1)
+        assert len(launched) == enough
+    enough = 9
+    launched.clear()
+    with pytest.raises(ConfigError, match="node head did not start"):
+        local.bring_up(cluster, "head", [], count=1)
+    assert len(launched) == local.ATTEMPTS
+    monkeypatch.setattr(local, "has_ended", lambda started: False)
+    launched.clear()
+    with pytest.raises(ConfigError, match="node head did not start"):
+        local.bring_up(cluster, "head", [], count=1)
+    assert len(launched) == 1

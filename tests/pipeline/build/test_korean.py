@@ -1,0 +1,68 @@
+"""Korean corpora of five kinds, built together with a vocabulary trained on them: cased, [UNK] below 0.1%."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.build.recipe import build
+from pipeline.config.schema import PipelineConfig
+from pipeline.settings import validate
+
+
+def korquad(folder: Path) -> Iterator[str]:
+    with lzma.open(folder / "korquad" / "KorQuAD_v1.0_dev.json.xz", "rt", encoding="utf-8") as file:
+        for article in json.load(file)["data"]:
+            yield "\n".join(paragraph["context"] for paragraph in article["paragraphs"])
+
+
+def reviews(folder: Path) -> Iterator[str]:
+    """Every third film."""
+    with tarfile.open(folder / "nsmc" / "nsmc-raw-330-movies.tar.xz") as archive:
+        for member in archive.getmembers()[::3]:
+            file = archive.extractfile(member)
+            if file is not None:
+                yield "\n".join(review["review"] for review in json.load(file))
+
+
+def treebank(folder: Path) -> Iterator[str]:
+    for path in sorted((folder / "ud").glob("*.conllu.xz")):
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            lines = [line.removeprefix("# text = ") for line in file if line.startswith("# text = ")]
+        for start in range(0, len(lines), 50):
+            yield "".join(lines[start : start + 50])
+
+
+def write_records(path: Path, texts: Iterator[str]) -> dict[str, object]:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return {"kind": "jsonl", "path": str(path), "name": path.stem, "language": "ko"}
+
+
+def test_korean_builds_with_a_trained_cased_vocabulary(shared_data: Path, tmp_path: Path) -> None:
+    korean = shared_data / "korean"
+    sources = [
+        write_records(tmp_path / "korquad.jsonl", korquad(korean)),
+        write_records(tmp_path / "nsmc.jsonl", reviews(korean)),
+        write_records(tmp_path / "ud.jsonl", treebank(korean)),
+        {"kind": "books", "path": str(korean / "konlpy-corpus"), "name": "law", "language": "ko"},
+    ]
+    tree = {
+        "sources": sources,
+        "vocabulary": {"path": str(tmp_path / "ko.txt"), "train": True, "size": 8_000, "lowercase": False},
+        "output": str(tmp_path / "out"),
+        "max_seq_length": 128,
+        "validation_fraction": 0.05,
+        "workers": 1,
+    }
+    manifest = build(validate(PipelineConfig, tree, origin="test"), say=lambda line: None)
+    assert manifest.vocabulary_size == 8_000
+    assert sorted(manifest.sources) == ["korquad", "law", "nsmc", "ud"]
+    for split in ("train", "validation"):
+        assert manifest.statistics["splits"][split]["unknown_rate"] < 0.001
+    assert manifest.statistics["text"] == {"case": "kept", "accents": "kept", "hangul": "syllables"}
+    assert all(source["rows"] > 0 for source in manifest.statistics["sources"])
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "Cased: capital letters are kept, accents are kept, Hangul syllables are whole." in card

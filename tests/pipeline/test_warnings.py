@@ -1,0 +1,103 @@
+"""Warnings before and at the end of a build: legal, but hardly meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models
+
+from pipeline.build.advice import list_doubts
+from pipeline.config.schema import SourceConfig
+from pipeline.output.publish import list_warnings
+from pipeline.tally import BuildResult, RowTally
+from pipeline.tokenizer.tokenizer import WordTokenizer
+from tiny_text import make_config, make_tokenizer
+
+
+def result(**counts: int) -> BuildResult:
+    zeros = np.zeros(1, np.int64)
+    return BuildResult([], {"train": RowTally(lengths=zeros, token_counts=zeros, **counts)})
+
+
+@pytest.mark.parametrize(("masking", "warned"), [("whole_word", True), ("span", True), ("token", False)])
+def test_words_of_one_piece_are_named(masking, warned):
+    """Whole-word masking of Chinese does nothing (google-research/bert#780; transformers#11768)."""
+    config = make_config(masking=masking)
+    found = list_warnings(result(documents=2, sentences=9, words=50, document_tokens=50), config=config)
+    assert any("each of the 50 words is one piece" in warning for warning in found) == warned
+    assert not list_warnings(result(documents=2, sentences=9, words=50, document_tokens=51), config=config)
+
+
+def test_documents_of_one_sentence_are_named():
+    """A blank line after every sentence (google-research/bert#125)."""
+    counts = {"documents": 100, "sentences": 105, "words": 500, "document_tokens": 700}
+    (found,) = list_warnings(result(**counts), config=make_config())
+    assert "100 documents have 105 sentences" in found
+    assert not list_warnings(result(**counts), config=make_config(next_sentence="none"))
+    assert not list_warnings(result(**counts | {"sentences": 200}), config=make_config())
+
+
+def test_a_vocabulary_of_another_script_is_named() -> None:
+    """Korean by an English vocabulary: the build ends well, and the model learns nothing."""
+    counts = {"documents": 10, "sentences": 105, "words": 500, "document_tokens": 700}
+    (found,) = list_warnings(result(**counts, unknown=8), config=make_config())
+    assert "8 of the 700 tokens of the text are [UNK] (1.1%)" in found
+    assert "vocabulary.path" in found
+    assert not list_warnings(result(**counts, unknown=7), config=make_config())
+
+
+@pytest.mark.parametrize(
+    ("language", "doubt"),
+    [
+        ("kr", "sources.0.language='kr': a country's code; its language is 'ko'"),
+        ("korean", "sources.0.language='korean': no Wikipedia has this code"),
+        ("ko", ""),
+        ("zh-yue", ""),
+        ("pt-br", ""),
+    ],
+)
+def test_codes_that_are_no_languages_are_doubted(language: str, doubt: str) -> None:
+    source = SourceConfig(kind="text", path="x", language=language)
+    found = list_doubts(make_config(sources=(source,)), tokenizer=None)
+    assert len(found) == bool(doubt)
+    assert doubt in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lowercase", "doubt"),
+    [
+        (["a", "B", "##c"], True, "1 of 3 entries have capital letters"),
+        (["a", "##c"], False, "no entry has a capital letter"),
+        (["a", "##c"], True, ""),
+        (["a", "B"], False, ""),
+        (["\uac00", "##\ub098"], False, ""),
+    ],
+)
+def test_the_other_case_than_the_vocabularys_is_doubted(
+    tmp_path: Path, pieces: list[str], lowercase: bool, doubt: str
+) -> None:
+    tokenizer = make_tokenizer(tmp_path, pieces, lowercase=lowercase)
+    config = make_config(vocabulary={"path": str(tmp_path / "vocab.txt"), "lowercase": lowercase})
+    found = list_doubts(config, tokenizer=tokenizer)
+    assert len(found) == bool(doubt)
+    assert doubt in "".join(found)
+
+
+def test_settings_of_text_that_a_tokenizer_json_overrules_are_named() -> None:
+    config = make_config(vocabulary={"path": "t.json", "lowercase": False})
+    assert list_doubts(config, tokenizer=None) == [
+        "vocabulary.lowercase: not looked at, since t.json says so itself; leave it out"
+    ]
+    assert not list_doubts(make_config(vocabulary={"path": "t.json"}), tokenizer=None)
+
+
+@pytest.mark.parametrize("unknown", [None, "[UNK]"])
+def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_doubted(unknown: str | None) -> None:
+    special = {name: number for number, name in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])}
+    backend = Tokenizer(models.BPE({**special, "a": 5}, [], unk_token=unknown))
+    backend.add_special_tokens(list(special))
+    config = make_config(vocabulary={"path": "t.json"})
+    found = list_doubts(config, tokenizer=WordTokenizer(backend, origin="t.json"))
+    assert ["leaves out characters" in line for line in found] == ([] if unknown else [True])

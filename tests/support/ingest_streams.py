@@ -1,0 +1,90 @@
+"""Plans and streams of all ranks in this process, and what two of them must have in common."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.dataset.manifest import Manifest
+from trainer.data.micro_batch import Slot, SlotShape
+from trainer.data.plan import Plan, PlanState
+from trainer.data.stream import SlotStream, Step
+
+SHAPE = SlotShape(tokens=300, pairs=12, masked=60, max_seq_length=64)
+EXACT_SHAPE = SlotShape(tokens=192, pairs=3, masked=30, max_seq_length=64)
+
+Lanes = dict[int, Slot | None]
+
+
+def make_plan(manifest: Manifest, *, lanes: int = 4, exact_pairs: int | None = None, seed: int = 3) -> Plan:
+    """A pace of `exact_pairs` in slots that hold them at any length, or one that slots seldom hold less than."""
+    shape = SHAPE if exact_pairs is None else EXACT_SHAPE
+    pairs = min(7 * lanes, manifest.num_rows("train")) if exact_pairs is None else exact_pairs
+    return Plan(manifest, lanes=lanes, shape=shape, seed=seed, pairs=pairs)
+
+
+def run(
+    plan: Plan,
+    root: Path,
+    *,
+    world_size: int = 1,
+    steps: int,
+    state: PlanState | None = None,
+    skip_corrupt: bool = False,
+) -> list[tuple[Step, Lanes]]:
+    """`steps` steps of all ranks in this process; the first rank's Step, and the slots of every lane."""
+    ranks = [
+        SlotStream(plan, root, rank=rank, world_size=world_size, state=state, skip_corrupt=skip_corrupt)
+        for rank in range(world_size)
+    ]
+    made = []
+    for _ in range(steps):
+        counts = np.sum([stream.cut() for stream in ranks], axis=0)
+        each = [stream.commit(counts) for stream in ranks]
+        lanes: Lanes = {}
+        for step in each:
+            assert step.state == each[0].state
+            assert len(step.slots) == len(step.lanes) == -(-plan.lanes // world_size)
+            for lane, slot in zip(step.lanes, step.slots, strict=True):
+                assert lane >= 0 or slot is None
+                lanes[lane] = slot
+        lanes.pop(-1, None)
+        assert sorted(lanes) == list(range(plan.lanes))
+        made.append((each[0], lanes))
+    for stream in ranks:
+        stream.close()
+    return made
+
+
+def assert_same(found: list[tuple[Step, Lanes]], expected: list[tuple[Step, Lanes]]) -> None:
+    for (step, lanes), (expected_step, expected_lanes) in zip(found, expected, strict=True):
+        for name in ("num_masked", "num_labelled", "num_pairs", "num_tokens", "state"):
+            assert getattr(step, name) == getattr(expected_step, name), name
+        for lane in lanes:
+            assert_same_slot(lanes[lane], expected_lanes[lane])
+
+
+def assert_same_slot(slot: Slot | None, expected: Slot | None) -> None:
+    assert (slot is None) == (expected is None)
+    if slot is not None:
+        for field in fields(Slot):
+            assert np.array_equal(getattr(slot, field.name), getattr(expected, field.name)), field.name
+
+
+def rows_of(slots: list[Slot]) -> Counter[tuple[int, int, int]]:
+    return Counter(
+        (int(s), int(g), int(r))
+        for slot in slots
+        for s, g, r in zip(slot.shards, slot.row_groups, slot.rows, strict=True)
+    )
+
+
+def epochs_and_rows(slot: Slot | None) -> list[tuple[int, ...]]:
+    """(epoch, shard, row group, row) of each pair."""
+    if slot is None:
+        return []
+    columns = (slot.epochs, slot.shards, slot.row_groups, slot.rows)
+    return list(zip(*(column.tolist() for column in columns), strict=True))

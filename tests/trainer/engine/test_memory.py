@@ -1,0 +1,304 @@
+"""The estimate of a GPU's memory, held against what was measured, and what is derived from it once for a run."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.settings import ConfigError
+from small_runs import make_config
+from synthetic import full_lengths, write_data_set
+from trainer.config.saved import read_run_config
+from trainer.config.schema import TrainerConfig
+from trainer.data.micro_batch import SlotShape
+from trainer.data.phases import OpenPhase, open_phases, resolve_phases
+from trainer.engine import memory
+from trainer.engine.memory import Card, estimate_memory, judge_memory, largest_slot
+from trainer.launch import cards, ray_dashboard, ray_train
+from trainer.launch.cards import ask_driver, smallest_of
+from trainer.launch.dry_run import Options, describe_run
+from trainer.launch.preflight import check
+from trainer.launch.run_directory import write_config
+
+GB = 1e9
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_data_set(folder, rows=400, max_seq_length=128, lengths=full_lengths, vocabulary_size=256)
+    return folder
+
+
+def large(**changes: Any) -> TrainerConfig:
+    settings = {"data": "d", "output": "o", "batch": {"tokens": 32_768}, "max_steps": 10, "workers": 1}
+    return TrainerConfig.model_validate({**settings, "model": {"size": "large"}, **changes})
+
+
+def estimate(config: TrainerConfig, *, tokens: int = 32_768, lanes: int = 1, workers: int = 1) -> memory.Memory:
+    slot = SlotShape(tokens=tokens, pairs=tokens // 160, masked=tokens // 6, max_seq_length=512)
+    return estimate_memory(
+        config, vocabulary_size=30_522, slot=slot, micro_batches=-(-lanes // workers), workers=workers
+    )
+
+
+def phases_of(config: TrainerConfig) -> tuple[OpenPhase, ...]:
+    from pipeline.dataset.manifest import read_manifest
+
+    phases = resolve_phases(config)
+    return open_phases(phases, manifests=[read_manifest(phase.config.data) for phase in phases])
+
+
+# ---- the estimate
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_the_estimate_is_what_was_measured(zero_stage: int) -> None:
+    """bench/trainer.md: BERT-Large, bf16, compiled, one micro-batch of 32,768 tokens on one H200: 32 GB."""
+    assert estimate(large(zero_stage=zero_stage)).total == pytest.approx(32 * GB, rel=0.15)
+
+
+def test_states_are_shared_out_as_the_stages_say() -> None:
+    def parts(stage: int, *, lanes: int, workers: int) -> dict[str, float]:
+        return estimate(large(zero_stage=stage), lanes=lanes, workers=workers).parts
+
+    numel = parts(1, lanes=1, workers=1)["masters"] / 4
+    assert numel == pytest.approx(336e6, rel=0.01)
+    for stage, lanes, workers, weights, masters, moments, gradients in (
+        (1, 1, 1, 2, 4, 8, 2),
+        (1, 4, 4, 2, 1, 2, 0.5),
+        (1, 4, 1, 2, 4, 8, 4),
+        (1, 8, 4, 2, 1, 2, 5),
+        (2, 8, 4, 2, 1, 2, 1),
+        (3, 4, 4, 2.5, 1, 2, 0.5),
+    ):
+        found = parts(stage, lanes=lanes, workers=workers)
+        wanted = {"weights": weights, "masters": masters, "moments": moments, "gradients": gradients}
+        assert {name: found[name] / numel for name in wanted} == pytest.approx(wanted), (stage, lanes, workers)
+
+
+def test_precision_and_slots_count() -> None:
+    half, whole = estimate(large(), tokens=16_384), estimate(large())
+    assert half.total < 0.65 * whole.total
+    assert estimate(large(precision="fp32")).total > 1.9 * whole.total
+    assert estimate(large(), tokens=512).parts["activations and loss"] > 2 * 336e6  # all gradients are there once
+
+
+def test_the_largest_slot_of_a_card() -> None:
+    def fit(gigabytes: float, **changes: Any) -> int | None:
+        return largest_slot(
+            large(**changes), vocabulary_size=30_522, longest=512, card_bytes=gigabytes * GB, most=32_768
+        )
+
+    assert fit(141) == fit(80) == fit(48) == 32_768
+    found = fit(24)
+    assert found is not None
+    assert 8_192 < found < 24_576
+    assert found % 1024 == 0
+    assert (
+        estimate(large(), tokens=found, lanes=2).total <= 0.9 * 24 * GB < estimate(large(), tokens=found + 2048).total
+    )
+    assert fit(24, workers=1, zero_stage=1) == fit(24, workers=8, zero_stage=1, batch={"tokens": 32_768, "lanes": 8})
+    assert fit(6) is None
+
+
+# ---- the card
+
+
+def test_the_smallest_of_the_drivers_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho \"$@\" > \"$0.asked\"\necho '143771, NVIDIA H200'\necho '23034, NVIDIA L4'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    card = ask_driver()
+    assert card is not None
+    assert card.describe() == "NVIDIA L4 of 24.2 GB"
+    assert "--id" not in (tmp_path / "nvidia-smi.asked").read_text()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert ask_driver() == card
+    assert "--id=1,0" in (tmp_path / "nvidia-smi.asked").read_text()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ask_driver() is None
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    for script in ("echo '[N/A], NVIDIA'", "exit 9"):
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        assert ask_driver() is None
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert ask_driver() is None
+
+
+def test_the_smallest_of_a_clusters_cards() -> None:
+    assert smallest_of({"GPU": 8.0, "accelerator_type:H100": 1.0, "accelerator_type:L4": 1.0}) == Card(24 * GB, "L4")
+    assert smallest_of({"GPU": 8.0, "accelerator_type:H100": 1.0, "accelerator_type:Q9": 1.0}) is None
+    assert smallest_of({"CPU": 8.0, "grows_to_GPU": 16.0}) is None
+
+
+def test_a_cluster_is_asked_in_the_form_of_its_address(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(data, tmp_path, launcher="ray")
+    monkeypatch.setattr(cards, "ask_driver", lambda: Card(1 * GB, "the driver's"))
+    found = {"GPU": 2.0, "accelerator_type:A100": 2.0}
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    monkeypatch.setattr(ray_dashboard, "list_resources", lambda address: found)
+    assert cards.find_card(config) == Card(40 * GB, "A100")
+    assert cards.find_card(config.model_copy(update={"launcher": "processes"})) == Card(1 * GB, "the driver's")
+    assert cards.find_card(config.model_copy(update={"device": "cpu"})) is None
+
+    def refuse(address: str) -> dict[str, float]:
+        raise ConnectionError(address)
+
+    monkeypatch.setattr(ray_dashboard, "list_resources", refuse)
+    assert cards.find_card(config) is None
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(ray_train, "join_cluster", lambda config: None)
+    monkeypatch.setattr(ray_train, "cluster_resources", lambda: found)
+    assert cards.find_card(config) == Card(40 * GB, "A100")
+    checked = check(config)
+    assert checked.config.batch.greatest_slot is None
+    write_config(checked.config)
+    small = {"GPU": 1.0, "accelerator_type:T4": 1.0}
+    monkeypatch.setattr(ray_train, "cluster_resources", lambda: small)  # a run that has begun keeps its plan
+    assert check(config).config == checked.config
+    assert "T4" in "\n".join(check(config).lines)
+
+
+# ---- what is settled when a run begins
+
+
+def with_card(monkeypatch: pytest.MonkeyPatch, gigabytes: float | None) -> None:
+    card = None if gigabytes is None else Card(gigabytes * GB, "a card")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cards, "ask_driver", lambda: card)
+
+
+def configure(data: Path, output: Path, **changes: Any) -> TrainerConfig:
+    settings = {"model": {"size": "large"}, "batch": {"tokens": 65_536}, "device": "cuda", "precision": "bf16"}
+    return make_config(data, output, **{**settings, "workers": 1, **changes})
+
+
+def test_slots_are_settled_by_the_card_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume on another card keeps the plan; it warns if that is tight, and is refused if the card has less."""
+    config = configure(data, tmp_path / "run")
+    with_card(monkeypatch, 16)
+    checked = check(config)
+    greatest = checked.config.batch.greatest_slot
+    assert greatest is not None
+    assert 4_096 < greatest < 16_384
+    assert checked.lines[0] == (
+        f"memory: slots of at most {greatest:,} tokens fit a card of 16.0 GB; kept as batch.greatest_slot"
+    )
+    (opened,) = phases_of(checked.config)
+    assert opened.shape.slot.tokens <= greatest
+    write_config(checked.config)
+    for gigabytes in (80, None, 13):
+        with_card(monkeypatch, gigabytes)
+        again = check(config)
+        assert again.config.batch.greatest_slot == greatest
+        assert phases_of(again.config)[0].plan.hash == opened.plan.hash
+        assert any("WARNING: more than 90% of it" in line for line in again.lines) == (gigabytes == 13)
+        assert not any("changed since" in line for line in again.lines)
+    with_card(monkeypatch, 8)
+    with pytest.raises(
+        ConfigError, match=r"^memory: about .* smallest is a card of 8\.0 GB; a slot has .*: lower batch"
+    ):
+        check(config)
+
+
+def test_a_run_from_before_keeps_its_plan(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(data, tmp_path / "run")
+    write_config(config)
+    with_card(monkeypatch, 16)
+    assert check(config).config == config
+    saved = read_run_config(tmp_path / "run")
+    assert saved is not None
+    assert saved.batch.greatest_slot is None
+
+
+def test_what_is_not_derived_is_left_alone(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_card(monkeypatch, 16)
+    for changes in (
+        {"batch": {"tokens": 65_536, "tokens_per_slot": 8_192}},
+        {"batch": {"tokens": 65_536, "lanes": 8}},
+        {"batch": {"tokens": 65_536, "greatest_slot": 4_096}},
+        {"device": "cpu"},
+        {"model": {"size": "tiny"}},
+    ):
+        config = configure(data, tmp_path / "run", **changes)
+        assert check(config).config == config, changes
+    with_card(monkeypatch, None)
+    checked = check(configure(data, tmp_path / "run"))
+    assert checked.config.batch.greatest_slot is None
+    assert checked.lines[0] == "memory: that of the GPUs is not known; slots of at most 32,768 tokens"
+
+
+def test_the_plan_does_not_depend_on_the_number_of_workers(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_card(monkeypatch, 16)
+    hashes = {
+        phases_of(check(configure(data, tmp_path / "run", workers=workers)).config)[0].plan.hash
+        for workers in (1, 2, 4)
+    }
+    assert len(hashes) == 1
+
+
+def test_a_card_that_holds_no_slot_alone(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said to fit; several workers, who share states out, may fit all the same."""
+    with_card(monkeypatch, 5)
+    checked = check(configure(data, tmp_path / "run", workers=8, zero_stage=3))
+    assert checked.config.batch.greatest_slot == 1024
+    assert checked.lines[0] == "memory: no slot fits a card of 5.0 GB alone; batch.greatest_slot=1024 is kept"
+    with pytest.raises(ConfigError, match=r"smallest is a card of 5\.0 GB; a slot has .*: lower batch\.greatest_slot"):
+        check(configure(data, tmp_path / "run"))
+
+
+# ---- the verdict on a card
+
+
+def test_a_start_tells_the_memory_and_refuses_too_small_a_card(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real start and a dry run, which print the lines of the same check."""
+    config = configure(data, tmp_path, batch={"tokens": 65_536, "tokens_per_slot": 33_000, "lanes": 2})
+
+    def memory_line() -> str:
+        (line,) = [line for line in check(config).lines if line.startswith("memory:")]
+        return line
+
+    with_card(monkeypatch, 80)
+    assert re.fullmatch(
+        r"memory: about 3\d\.\d GB \(weights 0\.6, masters 1\.2, moments 2\.4, gradients 1\.2, buckets 0\.1, "
+        r"activations and loss 2\d\.\d\) of each GPU; the smallest is a card of 80\.0 GB",
+        memory_line(),
+    )
+    with_card(monkeypatch, 34)
+    assert "WARNING: more than 90% of it: a slot has 33,000 tokens: double batch.lanes to 4" in memory_line()
+    with_card(monkeypatch, None)
+    assert memory_line().endswith("of each GPU; the memory of the GPUs is not known")
+    with_card(monkeypatch, 24)
+    wanted = (
+        r"a card of 24\.0 GB; a slot has 33,000 tokens: double batch\.lanes to 4 and lower batch\.tokens_per_slot to 16"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        check(config)
+
+
+def test_a_run_without_gpus_is_not_told_of_their_memory(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory.torch.cuda, "device_count", lambda: 0)
+    for gigabytes in (None, 4):  # nvidia-smi may see a card that torch cannot use
+        with_card(monkeypatch, gigabytes)
+        config = configure(data, tmp_path / "run", device="auto")
+        checked = check(config)
+        assert checked.config == config
+        assert not any(line.startswith("memory:") for line in checked.lines)
+        lines = (*checked.lines, *describe_run(checked.config, Options(None, None)))
+        assert not any(line.startswith("memory:") for line in lines)
+    assert judge_memory(config, phases=phases_of(config), card=None) == ""

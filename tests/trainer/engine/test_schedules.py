@@ -1,0 +1,126 @@
+"""The learning rate is a function of the step and of nothing else."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import get_linear_schedule_with_warmup
+
+from trainer.config.schema import TrainerConfig
+from trainer.engine.schedules import learning_rate, warmup_steps
+
+
+def make_config(*, max_steps: int = 100, peak: float = 1e-3, **schedule: object) -> TrainerConfig:
+    return TrainerConfig.model_validate(
+        {
+            "data": "data",
+            "output": "run",
+            "batch": {"pairs": 8},
+            "max_steps": max_steps,
+            "optimizer": {"learning_rate": peak},
+            "schedule": schedule,
+        }
+    )
+
+
+def warmup_of(config: TrainerConfig) -> int:
+    return warmup_steps(config.schedule, steps=config.max_steps)
+
+
+def test_linear_by_hand() -> None:
+    config = make_config(max_steps=110, peak=1.0, warmup_steps=10, final_factor=0.5)
+    rates = {step: learning_rate(step, config) for step in (1, 5, 10, 11, 61, 110, 111, 500)}
+    assert rates == pytest.approx({1: 0.1, 5: 0.5, 10: 1.0, 11: 1.0, 61: 0.75, 110: 0.505, 111: 0.5, 500: 0.5})
+
+
+def test_constant_stays_at_the_peak() -> None:
+    config = make_config(peak=1.0, name="constant", warmup_steps=4)
+    assert [learning_rate(step, config) for step in (1, 2, 4, 5, 100)] == [0.25, 0.5, 1.0, 1.0, 1.0]
+
+
+def test_without_warmup_the_first_and_the_last_update_learn() -> None:
+    config = make_config(max_steps=10, peak=1.0, warmup_steps=0)
+    rates = [learning_rate(step, config) for step in range(1, 11)]
+    assert rates == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
+
+
+def polynomial_decay(global_step: int, *, peak: float, decay_steps: int, end: float) -> Fraction:
+    """tf.train.polynomial_decay with power=1 and cycle=False, as documented: exact, with its own names."""
+    step = min(global_step, decay_steps)
+    return (Fraction(peak) - Fraction(end)) * (1 - Fraction(step, decay_steps)) + Fraction(end)
+
+
+@pytest.mark.parametrize("final_factor", [0.0, 0.25])
+def test_the_fall_is_googles(final_factor: float) -> None:
+    """google-research/bert, optimization.py without warm-up: update n has global_step n - 1."""
+    config = make_config(max_steps=1000, peak=0.5, warmup_steps=0, final_factor=final_factor)
+    for step in (1, 2, 3, 500, 998, 999, 1000):
+        exact = polynomial_decay(step - 1, peak=0.5, decay_steps=1000, end=final_factor * 0.5)
+        assert learning_rate(step, config) == pytest.approx(float(exact), rel=1e-12)
+
+
+def rates_of_transformers(*, peak: float, warmup: int, steps: int) -> list[float]:
+    """Rates of the updates 1..steps of a loop of optimizer.step and scheduler.step."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    scheduler = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=warmup, num_training_steps=steps)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 7), (1, 7), (10, 100), (99, 100)])
+def test_the_fall_is_that_of_transformers_and_the_warmup_one_step_ahead(warmup: int, steps: int) -> None:
+    """Ours has no update of rate 0: theirs are the first, if there is a warm-up, and one after the last."""
+    theirs = rates_of_transformers(peak=2e-3, warmup=warmup, steps=steps)
+    config = make_config(max_steps=steps, peak=2e-3, warmup_steps=warmup)
+    ours = [learning_rate(step, config) for step in range(1, steps + 1)]
+    assert ours[warmup:] == pytest.approx(theirs[warmup:], rel=1e-12)
+    assert ours[:warmup] == pytest.approx([*theirs[1:warmup], 2e-3][:warmup], rel=1e-12)
+    assert min(ours) > 0
+
+
+def test_google_recipe() -> None:
+    """google-research/bert: 1e-4, 10,000 steps of warm-up, linear to zero at 1,000,000."""
+    config = make_config(max_steps=1_000_000, peak=1e-4, warmup_steps=10_000)
+    assert learning_rate(1, config) == pytest.approx(1e-8)
+    assert learning_rate(10_000, config) == learning_rate(10_001, config) == 1e-4
+    assert learning_rate(505_001, config) == pytest.approx(0.5e-4)
+    assert learning_rate(1_000_000, config) == pytest.approx(1e-4 / 990_000)
+
+
+def test_warmup_fraction_rounds_up() -> None:
+    assert warmup_of(make_config(max_steps=150, warmup_fraction=0.01)) == 2
+    assert [warmup_of(make_config(max_steps=100, warmup_fraction=share)) for share in (0.07, 0.14, 0.28)] == [7, 14, 28]
+    assert warmup_of(make_config(max_steps=150, warmup_steps=7)) == 7
+
+
+@pytest.mark.parametrize("step", [0, -1])
+def test_steps_below_one_are_refused(step: int) -> None:
+    with pytest.raises(ValueError, match=f"no learning rate for step {step}"):
+        learning_rate(step, make_config())
+
+
+@given(
+    max_steps=st.integers(2, 10_000),
+    fraction=st.floats(0, 0.9),
+    final_factor=st.floats(0, 1),
+    data=st.data(),
+)
+def test_rises_then_falls_within_bounds(
+    max_steps: int, fraction: float, final_factor: float, data: st.DataObject
+) -> None:
+    config = make_config(max_steps=max_steps, peak=1.0, warmup_fraction=fraction, final_factor=final_factor)
+    step = data.draw(st.integers(1, max_steps - 1))
+    rate, following = learning_rate(step, config), learning_rate(step + 1, config)
+    assert 0.0 < rate <= 1.0
+    assert rate <= following if step + 1 <= warmup_of(config) else following <= rate
+    assert learning_rate(max_steps, config) > 0.0
+    after = learning_rate(max_steps + 1, config)
+    assert after == pytest.approx(final_factor, abs=1e-12) or warmup_of(config) == max_steps

@@ -1,0 +1,155 @@
+"""`python -m trainer.checkpoint RUN [list|verify|prune]`: what a run's checkpoints are worth, and which may go.
+
+Nothing is removed unless a checkpoint that was just read whole stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline import storage
+from pipeline.settings import fail, validate
+from pipeline.signals import StopRequest
+from pipeline.storage.lease import hold
+from pipeline.storage.locations import Location, locate
+from trainer.checkpoint.format import (
+    MANIFEST,
+    CheckpointError,
+    checkpoints_folder,
+    list_checkpoints,
+    read_json,
+    read_manifest,
+    state_file,
+    step_of,
+    verify,
+)
+from trainer.checkpoint.retention import choose_kept, rank_evaluations, remove
+from trainer.config.saved import CONFIG_NAME, read_run_config
+from trainer.config.schema import CheckpointConfig
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is known of one checkpoint; without what could not be read."""
+
+    folder: Location
+    num_bytes: int
+    """As its manifest says."""
+    written: str
+    world_size: int | None
+    trouble: str
+    """What is wrong; empty where every byte is as it was written."""
+
+    def line(self) -> str:
+        """For people."""
+        workers = "?" if self.world_size is None else str(self.world_size)
+        return (
+            f"{step_of(self.folder):>10}  {_size(self.num_bytes):>8}  {self.written:<19}  {workers:>7}  "
+            f"{self.trouble or 'verified'}"
+        )
+
+
+HEADER = f"{'step':>10}  {'size':>8}  {'written':<19}  {'workers':>7}  state"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0 done, 1 a checkpoint is damaged (verify), 2 refused."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.checkpoint",
+        description="Checkpoints of a run: list shows each, with every byte verified; verify does that and exits with "
+        "1 where one is damaged; prune removes what the run's own settings, or those given here, do not keep.",
+    )
+    parser.add_argument("run", help="run directory, or its s3:// or gs:// URL")
+    parser.add_argument("action", nargs="?", choices=("list", "verify", "prune"), default="list")
+    parser.add_argument("--keep-last", type=int, help="prune: newest checkpoints that stay")
+    parser.add_argument("--keep-every-steps", type=int, help="prune: those at multiples of this step stay")
+    parser.add_argument(
+        "--keep-best", type=int, help="prune: those with the least held-out loss that stay, of each phase"
+    )
+    parser.add_argument("--damaged", action="store_true", help="prune: remove damaged ones too")
+    options = parser.parse_args(arguments)
+    run = locate(options.run)
+    changes = {name: getattr(options, name) for name in ("keep_last", "keep_every_steps", "keep_best")}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    try:
+        if options.action == "prune":
+            return _prune(run, changes=changes, damaged=options.damaged)
+        if changes or options.damaged:
+            raise CheckpointError(f"{options.action} takes no --keep-* and no --damaged; they are for prune")
+        reports = inspect(run)
+    except (ValueError, OSError) as error:
+        return fail(error)
+    print(HEADER)
+    for report in reports:
+        print(report.line())
+    return int(options.action == "verify" and any(report.trouble for report in reports))
+
+
+def inspect(run: Location) -> list[Report]:
+    """Read every byte of every checkpoint, oldest first. CheckpointError where the run has none."""
+    folders = list_checkpoints(run)
+    if not folders:
+        raise CheckpointError(f"{checkpoints_folder(run)}: holds no checkpoint; give a run directory")
+    return [_inspect_one(folder) for folder in folders]
+
+
+def prune(run: Location, *, config: CheckpointConfig, damaged: bool = False) -> tuple[list[Report], list[Report]]:
+    """Remove what `config` does not keep among the checkpoints that verify; returns (kept, removed).
+
+    Damaged ones count for nothing and stay, unless `damaged`. CheckpointError where none verifies: all stay.
+    """
+    reports = inspect(run)
+    whole = {step_of(report.folder): report for report in reports if not report.trouble}
+    if not whole:
+        troubles = "; ".join(report.trouble for report in reports)
+        raise CheckpointError(f"{checkpoints_folder(run)}: no checkpoint verifies ({troubles}); nothing is removed")
+    kept = choose_kept(whole, config=config, rankings=rank_evaluations(run))
+    removed = [report for step, report in whole.items() if step not in kept]
+    removed += [report for report in reports if report.trouble and damaged]
+    for report in removed:
+        remove(report.folder)
+    return [report for report in reports if report not in removed], removed
+
+
+def _prune(run: Location, *, changes: dict[str, int], damaged: bool) -> int:
+    config = read_run_config(run)
+    if config is None:
+        raise CheckpointError(f"{run}: is not a run directory (no {CONFIG_NAME})")
+    keep = validate(CheckpointConfig, {**config.checkpoint.model_dump(), **changes}, origin="prune")
+    with hold(run, timeout_s=config.lease_timeout_s, say=print, stop=StopRequest()):
+        kept, removed = prune(run, config=keep, damaged=damaged)
+    print(HEADER)
+    for report in kept:
+        print(report.line())
+    freed = sum(report.num_bytes for report in removed)
+    steps = ", ".join(str(step_of(report.folder)) for report in removed)
+    print(f"removed {len(removed)} checkpoints, {_size(freed)}" + (f": steps {steps}" if removed else ""))
+    return 0
+
+
+def _inspect_one(folder: Location) -> Report:
+    num_bytes, world_size, written, trouble = 0, None, "?", ""
+    try:
+        found = storage.find_file(locate(folder, MANIFEST))
+        if found is None:
+            raise CheckpointError(f"{locate(folder, MANIFEST)}: is missing")
+        written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.modified))
+        num_bytes = sum(entry["bytes"] for entry in read_manifest(folder).values())
+        world_size = read_json(state_file(folder))["world_size"]
+        verify(folder)
+    except (CheckpointError, KeyError, TypeError) as error:
+        trouble = str(error)
+    return Report(folder, num_bytes, written, world_size, trouble)
+
+
+def _size(num_bytes: float) -> str:
+    for unit in UNITS:
+        if num_bytes < 1000 or unit == UNITS[-1]:
+            break
+        num_bytes /= 1000
+    return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"

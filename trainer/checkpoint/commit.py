@@ -1,0 +1,232 @@
+"""Where the ranks of a run write one checkpoint together, and what makes it one.
+
+On a file system that is a hidden folder, which one rename makes the checkpoint. An object store has no rename: there
+the files lie in a folder of the attempt's own, which nobody looks into before the checkpoint's manifest, written once
+and last, names it; a later attempt at that step replaces that manifest in one write. Ranks meet through small files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline import storage
+from pipeline.storage.durable import sync
+from pipeline.storage.folders import make_folder, put_in_place
+from pipeline.storage.locations import Location
+from trainer.checkpoint.format import (
+    MANIFEST,
+    CheckpointError,
+    draft_of,
+    open_manifest,
+    read_json,
+    step_name,
+    write_json,
+    write_manifest,
+)
+from trainer.checkpoint.retention import remove
+
+NO_MESSAGE = "no space left for a message"
+_GIVEN_UP = "given-up"
+
+
+class Draft(Protocol):
+    """A checkpoint that is being written; every rank has its own object for it."""
+
+    name: str
+    """For people."""
+    pause_s: float
+    """Seconds between looks at what the others do."""
+
+    @property
+    def files(self) -> Location:
+        """The folder to write into."""
+
+    def begin(self) -> None:
+        """Make room for it; by rank 0, before the others hear of it."""
+
+    def begin_part(self, rank: int) -> None:
+        """This rank will now write."""
+
+    def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
+        """This rank has written files of these manifest entries."""
+
+    def fail_part(self, rank: int, *, reason: str) -> None:
+        """This rank cannot write; never raises."""
+
+    def hear(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
+        """Entries of those of the ranks that have ended their parts. CheckpointError where one has failed."""
+
+    def seal(self, entries: Mapping[str, Any]) -> None:
+        """All that can be done before the commit; by rank 0."""
+
+    def commit(self) -> None:
+        """Make it the checkpoint of its step; by rank 0, under the lease."""
+
+    def give_up(self) -> None:
+        """Leave nothing that anybody waits for; by rank 0; never raises."""
+
+    def is_committed(self) -> bool | None:
+        """What came of it; None while nothing has."""
+
+
+def open_draft(root: Location, *, step: int, token: int, world_size: int) -> Draft:
+    """The draft of that token, the same on all ranks."""
+    if isinstance(root, Path):
+        return _FolderDraft(root, step=step, token=token, world_size=world_size)
+    return _StoreDraft(root, step=step, token=token)
+
+
+def remove_leftovers(root: Location) -> None:
+    """Remove what dead saves left. Nobody may be writing."""
+    if isinstance(root, Path):
+        for path in root.iterdir():
+            if path.name.startswith("."):
+                shutil.rmtree(path, ignore_errors=True)
+        return
+    found: dict[str, set[str]] = {}
+    for file in storage.list_files(root):
+        folder, _, rest = file.name.partition("/")
+        found.setdefault(folder, set()).add(rest.partition("/")[0])
+    for folder, names in found.items():
+        if folder.startswith(".") or MANIFEST not in names:
+            storage.delete_tree(storage.join(root, folder))
+        elif len(names) > 2:
+            with suppress(CheckpointError):  # damage stays, to be looked at
+                kept = storage.base_name(str(open_manifest(storage.join(root, folder))[0]))
+                for name in names - {MANIFEST, kept}:
+                    storage.delete_tree(storage.join(root, folder, name))
+
+
+class _FolderDraft:
+    pause_s = 0.02
+
+    def __init__(self, root: Path, *, step: int, token: int, world_size: int) -> None:
+        self._root, self._step, self._world_size = root, step, world_size
+        self._final = root / step_name(step)
+        self.name = f".tmp-{step_name(step)}-{token:016x}"
+        self.files = root / self.name
+
+    def begin(self) -> None:
+        make_folder(self._root)
+        self.files.mkdir()
+
+    def begin_part(self, rank: int) -> None:
+        self._writing(rank).touch()
+
+    def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
+        write_json(self._writing(rank), entries)
+        self._writing(rank).rename(self._done(rank))  # one step: rank 0 may rename the folder as soon as it sees this
+
+    def fail_part(self, rank: int, *, reason: str) -> None:
+        with suppress(OSError):
+            self._writing(rank).write_text(reason)
+        with suppress(OSError):  # a rename needs no space on a full disk
+            self._writing(rank).rename(self._failed(rank))
+
+    def hear(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
+        for rank in sorted(ranks):
+            if self._failed(rank).exists():
+                raise _failure(self.name, rank, reason=self._failed(rank).read_text())
+        return {rank: read_json(self._done(rank)) for rank in sorted(ranks) if self._done(rank).exists()}
+
+    def seal(self, entries: Mapping[str, Any]) -> None:
+        for rank in range(self._world_size):
+            self._done(rank).unlink()
+        write_manifest(self.files, step=self._step, files=entries, draft=self.name)
+        sync(self.files)
+
+    def commit(self) -> None:
+        replaced = put_in_place(self.files, final=self._final)
+        sync(self._root)
+        if replaced is not None:
+            remove(replaced)  # the others wait for its name to go
+
+    def give_up(self) -> None:
+        """Its name goes first, in one step: others still write into it, so it may not become empty."""
+        trash = self.files.with_name(f".given-up-{self.name}")
+        with suppress(OSError):
+            self.files.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def is_committed(self) -> bool | None:
+        """A checkpoint of that step may stand there from before: it is this one's where its manifest names it."""
+        if self.files.exists():
+            return None
+        with suppress(CheckpointError):
+            return draft_of(self._final) == self.name
+        return False
+
+    def _writing(self, rank: int) -> Path:
+        return self.files / f"rank-{rank}.writing"
+
+    def _done(self, rank: int) -> Path:
+        return self.files / f"rank-{rank}.done"
+
+    def _failed(self, rank: int) -> Path:
+        return self.files / f"rank-{rank}.failed"
+
+
+class _StoreDraft:
+    pause_s = 0.2
+
+    def __init__(self, root: str, *, step: int, token: int) -> None:
+        self._step, self._attempt = step, f"{token:016x}"
+        self._final = storage.join(root, step_name(step))
+        self.name = f"{step_name(step)}/{self._attempt}"
+        self.files = storage.join(self._final, self._attempt)
+        self._meeting = storage.join(root, f".saving-{step_name(step)}-{self._attempt}")
+        self._entries: Mapping[str, Any] = {}
+        self._may_stand = False
+
+    def begin(self) -> None:
+        """Nothing: a folder is there as soon as a file is in it, and training waits for this."""
+
+    def begin_part(self, rank: int) -> None:
+        """Nothing: the first to be heard of a part is its end."""
+
+    def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
+        write_json(storage.join(self._meeting, f"rank-{rank}.done"), entries)
+
+    def fail_part(self, rank: int, *, reason: str) -> None:
+        with suppress(OSError):
+            storage.write_bytes(storage.join(self._meeting, f"rank-{rank}.failed"), reason.encode())
+
+    def hear(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
+        names = {file.name for file in storage.list_files(self._meeting, below=False)}
+        for rank in sorted(ranks):
+            if f"rank-{rank}.failed" in names:
+                reason = storage.read_bytes(storage.join(self._meeting, f"rank-{rank}.failed")).decode()
+                raise _failure(self.name, rank, reason=reason)
+        done = [rank for rank in sorted(ranks) if f"rank-{rank}.done" in names]
+        return {rank: read_json(storage.join(self._meeting, f"rank-{rank}.done")) for rank in done}
+
+    def seal(self, entries: Mapping[str, Any]) -> None:
+        self._entries = entries
+
+    def commit(self) -> None:
+        self._may_stand = True  # also where the answer does not arrive
+        write_manifest(self._final, step=self._step, files=self._entries, attempt=self._attempt)
+        with suppress(OSError):  # the checkpoint stands; the next one clears this away
+            storage.delete_tree(self._meeting)
+
+    def give_up(self) -> None:
+        with suppress(OSError):
+            if not self._may_stand:
+                storage.delete_tree(self.files)
+        with suppress(OSError):
+            storage.write_bytes(storage.join(self._meeting, _GIVEN_UP), b"")
+
+    def is_committed(self) -> bool | None:
+        with suppress(CheckpointError):  # there is none yet
+            if open_manifest(self._final)[0] == self.files:
+                return True
+        given_up = storage.find_file(storage.join(self._meeting, _GIVEN_UP)) is not None
+        return False if given_up else None
+
+
+def _failure(draft: str, rank: int, *, reason: str) -> CheckpointError:
+    return CheckpointError(f"rank {rank} could not write its part of {draft}: {reason or NO_MESSAGE}")

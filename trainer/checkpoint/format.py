@@ -1,0 +1,310 @@
+"""Files of a checkpoint: written so that they are whole or absent, verified before anything trusts them.
+
+A checkpoint is a folder of safetensors and JSON files with a manifest of sizes and sha256. Invariant:
+bytes are hashed as they are written and reach the disk (fsync) before a name for them appears. On an object store the
+manifest is the name: it says in which folder of the checkpoint's the files lie. Nothing here is a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from pipeline import storage
+from pipeline.storage.folders import ASIDE
+from pipeline.storage.locations import Location, locate
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+FORMAT = "cloze-checkpoint-1"
+
+_STEP = re.compile(r"step-(\d{8,})")
+_LIBRARIES = ("torch", "deepspeed", "numpy", "safetensors", "pyarrow", "ray")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
+_CHUNK_BYTES = 16 * 2**20
+
+
+class CheckpointError(ValueError):
+    """A checkpoint could not be written, is not whole, or does not fit the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointState:
+    """state.json: all of a run's state that is not a tensor."""
+
+    step: int
+    """Steps of the run that are done, skipped ones included."""
+    steps_taken: int
+    """Updates the optimizer has applied (Adam's step count)."""
+    loss_scale: dict[str, Any]
+    plan_state: dict[str, Any]
+    config: dict[str, Any]
+    """The resolved TrainerConfig."""
+    world_size: int
+    threads: int
+    versions: dict[str, str]
+    """Python, libraries and device: compared with a warning, since bits may depend on them."""
+    guard: dict[str, Any] = field(default_factory=dict)
+    """What trainer.train.divergence knows: windows that are passed over, bad steps in a row."""
+    data_hash: str = ""
+    """Hash of the data set that the last step's rows are from; empty in older checkpoints."""
+    rows: dict[str, Any] = field(default_factory=dict)
+    """Of all rows that the weights were trained on (phases.rows_trained); empty in older checkpoints."""
+
+
+def write_tensors(path: Location, *, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Write CPU tensors (fp32 or uint8) as safetensors, straight from their memory, and fsync.
+
+    Returns the file's manifest entry, {"bytes", "sha256"}: hashed while written, in one pass.
+    """
+    if storage.is_url(path):
+        with storage.open_stream(path) as file:
+            return _stream_tensors(file, tensors=tensors, metadata=metadata)
+    with open(path, "wb") as file:
+        entry = _stream_tensors(file, tensors=tensors, metadata=metadata)
+        file.flush()
+        os.fsync(file.fileno())
+    return entry
+
+
+def _stream_tensors(file: IO[bytes], *, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest, size = hashlib.sha256(), 0
+    head = struct.pack("<Q", len(text)) + text
+    for piece in (memoryview(head), *map(_bytes_of, tensors.values())):
+        for start in range(0, len(piece), _CHUNK_BYTES):
+            chunk = piece[start : start + _CHUNK_BYTES]
+            file.write(chunk)
+            digest.update(chunk)
+        size += len(piece)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    memory: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+    return memory
+
+
+def write_json(path: Location, value: Any) -> dict[str, Any]:
+    """Write `value` under a temporary name, fsync, rename; on a store in one piece. Returns the manifest entry."""
+    data = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    if not isinstance(path, Path):
+        storage.write_bytes(path, data)
+        return entry
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return entry
+
+
+def read_json(path: Location) -> Any:
+    """Parse a JSON file; CheckpointError names it where it is absent or torn."""
+    try:
+        return json.loads(storage.read_bytes(path))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: is missing") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: is not valid JSON ({error})") from error
+
+
+def write_manifest(
+    folder: Location,
+    *,
+    step: int,
+    files: Mapping[str, Mapping[str, Any]],
+    attempt: str | None = None,
+    draft: str | None = None,
+) -> None:
+    """Write the list of files; it carries a hash of itself.
+
+    `attempt`: the folder in `folder` where the files lie. `draft`: what the folder was called before the commit.
+    """
+    body = {"format": FORMAT, "step": step, "files": {name: dict(entry) for name, entry in files.items()}}
+    body |= {key: value for key, value in (("attempt", attempt), ("draft", draft)) if value is not None}
+    write_json(locate(folder, MANIFEST), {**body, "sha256": _hash_of(body)})
+
+
+def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
+    """File name -> {"bytes", "sha256"}, after checks of the manifest itself.
+
+    Raises CheckpointError where it is missing, torn, altered, of another format or another step than the
+    folder's name says, or names a file outside the folder.
+    """
+    return open_manifest(folder)[1]
+
+
+def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]]:
+    """Where the checkpoint's files lie, and what `read_manifest` returns of them."""
+    path, manifest = locate(folder, MANIFEST), _read_checked(folder)
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    attempt = manifest.get("attempt")
+    place = folder if attempt is None else _inside(folder, attempt, manifest=path)
+    for name in files:
+        _inside(place, name, manifest=path)
+    return place, files
+
+
+def draft_of(folder: Location) -> str | None:
+    """What a checkpoint's folder was called before it was committed; None for those of a store, and older ones.
+
+    Raises CheckpointError where there is no whole manifest.
+    """
+    draft: str | None = _read_checked(folder).get("draft")
+    return draft
+
+
+def _read_checked(folder: Location) -> dict[str, Any]:
+    path = locate(folder, MANIFEST)
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        raise CheckpointError(f"{path}: format is {found!r}, this version reads {FORMAT!r}")
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    if manifest.get("sha256") != _hash_of(body):
+        raise CheckpointError(f"{path}: was altered after it was written (its own sha256 differs)")
+    if storage.base_name(folder) != step_name(manifest["step"]):
+        name = storage.base_name(folder)
+        raise CheckpointError(f"{path}: is of step {manifest['step']}, but stands in folder {name}")
+    return manifest
+
+
+def _inside(folder: Location, name: str, *, manifest: Location) -> Location:
+    path = locate(folder, name) if _FILE_NAME.fullmatch(name) else None
+    if path is None or (isinstance(path, Path) and path.is_symlink()):
+        raise CheckpointError(f"{manifest}: file name {name!r} leads out of the checkpoint; refused")
+    return path
+
+
+def state_file(folder: Location) -> Location:
+    """Where the state of a checkpoint stands."""
+    if isinstance(folder, Path) and (folder / STATE).is_file():
+        return folder / STATE
+    return locate(open_manifest(folder)[0], STATE)
+
+
+def read_state(checkpoint: str | Path) -> CheckpointState:
+    """The state of a checkpoint that is not a tensor, its bytes verified.
+
+    CheckpointError where state.json is not as it was written or holds anything else.
+    """
+    folder = locate(checkpoint)
+    place, files = open_manifest(folder)
+    path = locate(place, STATE)
+    if STATE not in files:
+        raise CheckpointError(f"{path}: {MANIFEST} does not list it")
+    _verify_file(path, entry=files[STATE])
+    try:
+        return CheckpointState(**read_json(path))
+    except TypeError as error:
+        raise CheckpointError(f"{path}: does not hold the state of a checkpoint ({error})") from error
+
+
+def is_checkpoint(folder: Location) -> bool:
+    """Whether a folder looks like a checkpoint, whole or not; a run directory does not."""
+    if isinstance(folder, Path) and (folder / STATE).is_file():
+        return True
+    return bool(_STEP.fullmatch(storage.base_name(folder))) and storage.find_file(locate(folder, MANIFEST)) is not None
+
+
+def verify(folder: Location, *, rank: int = 0, world_size: int = 1) -> None:
+    """Read every byte that the manifest lists, or this rank's share of the files.
+
+    CheckpointError names the first file that differs; OSError where a store does not answer.
+    """
+    place, files = open_manifest(folder)
+    for name, entry in list(files.items())[rank::world_size]:
+        _verify_file(locate(place, name), entry=entry)
+
+
+def _verify_file(path: Location, *, entry: Mapping[str, Any]) -> None:
+    found = storage.find_file(path)
+    if found is None:
+        raise CheckpointError(f"{path}: is missing (listed in {MANIFEST})")
+    if found.size != entry["bytes"]:
+        raise CheckpointError(f"{path}: has {found.size} bytes, {MANIFEST} says {entry['bytes']}")
+    with storage.open_input(path, read_ahead=_CHUNK_BYTES) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    if digest != entry["sha256"]:
+        raise CheckpointError(f"{path}: sha256 is {digest}, {MANIFEST} says {entry['sha256']}")
+
+
+def step_name(step: int) -> str:
+    """Folder name of the checkpoint after `step` steps."""
+    return f"step-{step:08d}"
+
+
+def list_checkpoints(run_dir: str | Path) -> list[Location]:
+    """Committed checkpoints of a run, oldest first, unverified."""
+    root = checkpoints_folder(run_dir)
+    if not isinstance(root, Path):
+        named = [file.name.split("/") for file in storage.list_files(root)]
+        steps = [parts[0] for parts in named if parts[1:] == [MANIFEST] and _STEP.fullmatch(parts[0])]
+        return sorted((locate(root, name) for name in steps), key=step_of)
+    if not root.is_dir():
+        return []
+    return sorted((path for path in root.iterdir() if _STEP.fullmatch(path.name)), key=step_of)
+
+
+def checkpoints_folder(run_dir: str | Path) -> Location:
+    """Where a run's checkpoints stand."""
+    return locate(run_dir, "checkpoints")
+
+
+def step_of(folder: Location) -> int:
+    """Step of a checkpoint's folder."""
+    match = _STEP.fullmatch(storage.base_name(folder))
+    if match is None:
+        raise CheckpointError(f"{folder}: is not a checkpoint; their folders are called {step_name(100)}")
+    return int(match.group(1))
+
+
+def put_back(run_dir: str | Path) -> None:
+    """Give a checkpoint that was put aside its name again, where a kill came before the new one had it."""
+    root = checkpoints_folder(run_dir)
+    for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
+        final = aside.with_name(aside.name.removeprefix(ASIDE))
+        if not final.exists():
+            aside.rename(final)
+
+
+def library_versions(device: torch.device) -> dict[str, str]:
+    """What the bits of a run may depend on besides its config: Python, libraries, device."""
+    versions = {"python": platform.python_version()}
+    for library in _LIBRARIES:
+        with suppress(PackageNotFoundError):  # the trainer runs without Ray too
+            versions[library] = version(library)
+    on_gpu = device.type == "cuda"
+    return {**versions, "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine()}
+
+
+def _hash_of(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

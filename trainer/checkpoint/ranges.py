@@ -1,0 +1,104 @@
+"""A safetensors file on an object store, read by ranges: of safe_open's interface what checkpoints need.
+
+Only the bytes asked for cross the network, in requests of READ_AHEAD_BYTES, since a rank asks for what it holds in the
+order in which it was written. Cost: that much memory a file, less where there are many: BUFFERED_BYTES in all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline import storage
+from trainer.checkpoint.format import CheckpointError
+
+READ_AHEAD_BYTES = 8 * 2**20
+BUFFERED_BYTES = 256 * 2**20
+_LEAST_BYTES = 2**16
+_DTYPES = {"F32": torch.float32, "U8": torch.uint8}
+
+
+def read_ahead_of(num_files: int) -> int:
+    """Bytes of a request where so many files are open."""
+    return min(READ_AHEAD_BYTES, max(_LEAST_BYTES, BUFFERED_BYTES // num_files))
+
+
+class RangedTensors:
+    """The tensors of one file of `num_files`, by name, inside a `with` block.
+
+    CheckpointError where it is no safetensors file that the trainer writes.
+    """
+
+    def __init__(self, url: str, *, num_files: int = 1) -> None:
+        self.url = url
+        with ExitStack() as stack:
+            self._file = stack.enter_context(storage.open_input(url, read_ahead=read_ahead_of(num_files)))
+            try:
+                (size,) = struct.unpack("<Q", self._file.read(8))
+                header: dict[str, Any] = dict(json.loads(self._file.read(min(size, 2**30))))
+            except (struct.error, ValueError, TypeError) as error:
+                raise CheckpointError(f"{url}: is not a safetensors file ({error})") from error
+            self._metadata: dict[str, str] = header.pop("__metadata__", {})
+            self._entries: Mapping[str, Any] = header
+            self._start = 8 + size
+            stack.pop_all()
+
+    def __enter__(self) -> RangedTensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def metadata(self) -> dict[str, str]:
+        """What stands beside the tensors."""
+        return self._metadata
+
+    def keys(self) -> list[str]:
+        """The tensors' names."""
+        return list(self._entries)
+
+    def get_slice(self, name: str) -> RangedSlice:
+        """A tensor of one dimension, to be read in parts."""
+        return RangedSlice(self, name=name)
+
+    def get_tensor(self, name: str) -> Tensor:
+        """The whole of a tensor."""
+        shape = self.shape(name)
+        return self.read(name, 0, math.prod(shape)).view(shape)
+
+    def shape(self, name: str) -> list[int]:
+        """Sizes of a tensor's dimensions."""
+        shape: list[int] = self._entries[name]["shape"]
+        return shape
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of a tensor, flattened."""
+        entry = self._entries[name]
+        dtype = _DTYPES[entry["dtype"]]
+        wanted = (stop - start) * dtype.itemsize
+        self._file.seek(self._start + entry["data_offsets"][0] + start * dtype.itemsize)
+        data = bytearray(self._file.read(wanted))
+        if len(data) != wanted:
+            raise CheckpointError(f"{self.url}: ends inside tensor {name}")
+        return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+
+
+class RangedSlice:
+    """One tensor of a file, of one dimension."""
+
+    def __init__(self, file: RangedTensors, *, name: str) -> None:
+        self._file, self._name = file, name
+
+    def get_shape(self) -> list[int]:
+        """Sizes of its dimensions."""
+        return self._file.shape(self._name)
+
+    def __getitem__(self, elements: slice) -> Tensor:
+        return self._file.read(self._name, elements.start, elements.stop)

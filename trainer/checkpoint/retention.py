@@ -1,0 +1,65 @@
+"""Which checkpoints of a run stay: the newest, those at round steps, those with the least held-out loss.
+
+One rule for the writer and for the command line. It takes away names before bytes, and never that of the newest.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline import storage
+from pipeline.storage.locations import Location, locate
+from trainer.checkpoint.format import MANIFEST
+from trainer.config.schema import CheckpointConfig
+from trainer.telemetry.metrics import EVALUATIONS_NAME, read_json_lines
+
+COMPARABLE = ("phase", "data_hash", "pairs", "masked")
+"""Two evaluations compare if they agree in these. A record that does not name one compares with others without it."""
+
+
+def choose_kept(
+    steps: Iterable[int], *, config: CheckpointConfig, rankings: Iterable[Mapping[int, float]] = ()
+) -> set[int]:
+    """The steps whose checkpoints stay; `rankings`: held-out losses after steps, those that compare in one mapping.
+
+    Each ranking keeps its own best `keep_best`: no loss of one says anything about a checkpoint of another.
+    """
+    ordered = sorted(steps)
+    kept = set(ordered[-config.keep_last :])
+    if config.keep_every_steps is not None:
+        kept.update(step for step in ordered if step % config.keep_every_steps == 0)
+    for losses in rankings:
+        evaluated = [step for step in ordered if step in losses]
+        kept.update(sorted(evaluated, key=lambda step: (losses[step], step))[: config.keep_best])
+    return kept
+
+
+def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
+    """Step -> held-out masked-LM plus next-sentence loss, a mapping for each set of evaluations that compare.
+
+    From RUN/evaluations.jsonl, without those not finite; the mapping with the newest evaluation is the last.
+    """
+    rankings: dict[tuple[Any, ...], dict[int, float]] = {}
+    for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
+        labelled = record.get("nsp_accuracy") is not None  # then a loss of null was not finite
+        if record["mlm_loss"] is not None and not (labelled and record["nsp_loss"] is None):
+            key = tuple(record.get(name) for name in COMPARABLE)
+            rankings[key] = rankings.pop(key, {}) | {
+                record["step"]: record["mlm_loss"] + (record.get("nsp_loss") or 0.0)
+            }
+    return list(rankings.values())
+
+
+def remove(folder: Location) -> None:
+    """Take the name away first, so that a half-removed folder never looks like a checkpoint."""
+    if not isinstance(folder, Path):
+        storage.delete(locate(folder, MANIFEST))
+        storage.delete_tree(folder)
+        return
+    trash = folder.with_name(f".trash-{folder.name.lstrip('.')}-{secrets.token_hex(4)}")
+    folder.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)

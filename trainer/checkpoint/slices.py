@@ -1,0 +1,128 @@
+"""The tensors of a checkpoint by name and element range, whoever wrote them on however many ranks.
+
+Each rank's file holds flat slices of parameters and moments; their offsets stand in its metadata. Files are
+mapped, on a store read by ranges, so that a rank reads only the elements it asks for. Needs neither DeepSpeed nor a
+process group.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from pipeline.storage.locations import Location, locate
+from trainer.checkpoint.format import CheckpointError, open_manifest, write_tensors
+from trainer.checkpoint.ranges import RangedTensors
+from trainer.engine.optimizers import MOMENTS
+from trainer.engine.zero_state import LocalSlice
+
+KINDS = ("parameter", *MOMENTS)
+_GENERATOR = "generator/"
+
+
+def part_name(rank: int, *, world_size: int) -> str:
+    """File name of a rank's part."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write a rank's slices (CPU) and generator states; returns the manifest entry."""
+    tensors: dict[str, Tensor] = {}
+    places: dict[str, Any] = {}
+    for piece in slices:
+        places[piece.name] = {"start": piece.start, "shape": list(piece.shape)}
+        tensors.update({f"{kind}/{piece.name}": piece.tensors[kind] for kind in KINDS})
+    tensors.update({f"{_GENERATOR}{name}": state for name, state in generators.items()})
+    return write_tensors(path, tensors=tensors, metadata={"slices": json.dumps(places)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    start: int
+    stop: int
+    file: Any
+
+
+class SavedTensors:
+    """Parts of a checkpoint, open inside a `with` block.
+
+    Raises CheckpointError unless they cover every parameter exactly once.
+    """
+
+    def __init__(self, folder: Location) -> None:
+        self.folder = folder
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._pieces: dict[str, list[_Piece]] = {}
+        home, files = open_manifest(folder)
+        parts = [name for name in sorted(files) if name.endswith(".safetensors")]
+        with ExitStack() as stack:
+            self._parts: dict[str, Any] = {
+                name: stack.enter_context(_open(locate(home, name), num_files=len(parts))) for name in parts
+            }
+            self._index()
+            self._close = stack.pop_all().close
+
+    def __enter__(self) -> SavedTensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _index(self) -> None:
+        for part in self._parts.values():
+            for name, place in json.loads(part.metadata()["slices"]).items():
+                (numel,) = part.get_slice(f"parameter/{name}").get_shape()
+                self.shapes[name] = tuple(place["shape"])
+                self._pieces.setdefault(name, []).append(_Piece(place["start"], place["start"] + numel, part))
+        for name, pieces in self._pieces.items():
+            pieces.sort(key=lambda piece: piece.start)
+            self._check_cover(name, pieces)
+
+    def read(self, name: str, start: int, stop: int, *, kinds: Iterable[str] = KINDS) -> dict[str, Tensor]:
+        """Elements [start, stop) of the flattened parameter and of its moments, fp32."""
+        wanted = [piece for piece in self._pieces[name] if piece.start < stop and start < piece.stop]
+        return {
+            kind: torch.cat(
+                [
+                    piece.file.get_slice(f"{kind}/{name}")[
+                        max(start, piece.start) - piece.start : min(stop, piece.stop) - piece.start
+                    ]
+                    for piece in wanted
+                ]
+            )
+            for kind in kinds
+        }
+
+    def read_generators(self, rank: int, *, world_size: int) -> dict[str, Tensor]:
+        """States of the random generators of that rank; empty where the world size was another."""
+        part = self._parts.get(part_name(rank, world_size=world_size))
+        if part is None:
+            return {}
+        names = [key for key in part.keys() if key.startswith(_GENERATOR)]  # noqa: SIM118 (not a mapping)
+        return {name.removeprefix(_GENERATOR): part.get_tensor(name) for name in names}
+
+    def _check_cover(self, name: str, pieces: list[_Piece]) -> None:
+        reached = 0
+        for piece in pieces:
+            if piece.start != reached:
+                raise CheckpointError(
+                    f"{self.folder}: elements {reached} to {piece.start} of {name} are "
+                    f"{'missing' if piece.start > reached else 'there twice'}"
+                )
+            reached = piece.stop
+        total = math.prod(self.shapes[name])
+        if reached != total:
+            raise CheckpointError(f"{self.folder}: elements {reached} to {total} of {name} are missing")
+
+
+def _open(path: Location, *, num_files: int) -> Any:
+    return safe_open(path, framework="pt") if isinstance(path, Path) else RangedTensors(path, num_files=num_files)

@@ -1,0 +1,381 @@
+"""The writing half of checkpoints: every rank its own part, committed at once, off the training thread.
+
+Every rank writes into a draft (trainer/checkpoint/commit.py); rank 0 commits it when all parts are there. Ranks meet
+through files with a deadline, so that one rank's failure ends the save for all. Cost: memory for this rank's slices
+(12 bytes a parameter over all ranks, pinned where there is a GPU), and a pause for the copy into it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pipeline.storage.durable import free_bytes
+from pipeline.storage.files import AbsentError, DeniedError, StorageError, parent_of
+from pipeline.storage.lease import LeaseError, held
+from pipeline.storage.locations import Location, locate
+from trainer.checkpoint.commit import Draft, open_draft, remove_leftovers
+from trainer.checkpoint.format import (
+    STATE,
+    CheckpointError,
+    CheckpointState,
+    checkpoints_folder,
+    library_versions,
+    list_checkpoints,
+    step_name,
+    step_of,
+    write_json,
+)
+from trainer.checkpoint.retention import choose_kept, rank_evaluations, remove
+from trainer.checkpoint.slices import KINDS, part_name, write_part
+from trainer.config.schema import CheckpointConfig, TrainerConfig
+from trainer.engine.engine import Engine
+from trainer.engine.zero_state import LocalSlice
+from trainer.telemetry.log_files import RunFiles
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+ROOM_BYTES = 2**20
+"""For state, manifest, headers and generators."""
+RETRY_S = 5.0
+"""Pause before a store that has failed, which its client has then tried for a minute, is tried again in a save."""
+_LATER_S = 3.0
+
+
+class CheckpointWriter:
+    """Saves the checkpoints of one run. Each rank has one; `save` and `finish` are called by all ranks.
+
+    `save` pauses training for the copy off the device alone; a thread writes and commits. `lease_token`: of the lease
+    that the job must have on the run directory when it commits. `files`: the run's logs, which are sent to a store
+    before a checkpoint in it is committed.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        engine: Engine,
+        config: TrainerConfig,
+        lease_token: str | None = None,
+        files: RunFiles | None = None,
+    ) -> None:
+        self._run = locate(run_dir)
+        self._root = checkpoints_folder(run_dir)
+        self._files = files or RunFiles(run_dir, rank=engine.rank, world_size=engine.world_size)
+        self._engine = engine
+        self._config = config
+        self._lease_token = lease_token
+        numel = sum(math.prod(shape) for shape in engine.parameter_shapes().values())
+        self._bytes_needed = numel * len(KINDS) * torch.float32.itemsize + ROOM_BYTES
+        if engine.rank == 0 and (free := self._find_shortage()) is not None:
+            logger.warning("%s", _no_room(self._root, needed=self._bytes_needed, free=free))
+        self._staging = torch.empty(
+            sum(values.numel() for piece in engine.local_slices() for values in piece.tensors.values()),
+            dtype=torch.float32,
+            pin_memory=engine.device.type == "cuda",
+        )
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def save(
+        self,
+        step: int,
+        *,
+        plan_state: Mapping[str, Any],
+        guard: Mapping[str, Any] | None = None,
+        data_hash: str = "",
+        rows: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin the checkpoint after `step` steps; `plan_state`, `guard` and `rows` must be JSON.
+
+        `data_hash`: of the data set that the step was made from. `rows`: CheckpointState.rows.
+        Waits for the one before, and raises what went wrong with it, or CheckpointError where this one
+        cannot be begun.
+        """
+        self.finish()
+        job = self._begin(step, plan_state=plan_state, guard=guard or {}, data_hash=data_hash, rows=rows or {})
+        self._thread = threading.Thread(target=self._write, args=(job,), name=f"checkpoint-{step}", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is committed; raises CheckpointError on every rank where it is not."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def send_logs(self) -> None:
+        """Send the run's logs once more, at its end, as patiently as with a checkpoint; for a run on a store."""
+        deadline = time.monotonic() + self._config.collective_timeout_s
+        _insist(self._files.send, what="the end of the run waits", deadline=deadline)
+
+    def _begin(
+        self,
+        step: int,
+        *,
+        plan_state: Mapping[str, Any],
+        guard: Mapping[str, Any],
+        data_hash: str,
+        rows: Mapping[str, Any],
+    ) -> _Job:
+        engine = self._engine
+        token, trouble = 0, ""
+        if engine.rank == 0:
+            token = secrets.randbelow(2**62) + 1
+            try:
+                self._open_draft(step, token).begin()
+                if (free := self._find_shortage()) is not None:
+                    self._open_draft(step, token).give_up()
+                    token = -1 - free
+            except OSError as error:
+                token, trouble = 0, f": {error}"
+        token = engine.broadcast_int(token)
+        if token == 0:
+            raise CheckpointError(f"rank 0 could not create a folder in {self._root}{trouble}")
+        if token < 0:
+            message = _no_room(self._root, needed=self._bytes_needed, free=-1 - token)
+            raise CheckpointError(f"step {step}: {message}; the same command goes on from the last checkpoint")
+        return _Job(
+            run=self._run,
+            draft=self._open_draft(step, token),
+            files=self._files,
+            rank=engine.rank,
+            state=CheckpointState(
+                step=step,
+                steps_taken=engine.steps_taken,
+                loss_scale=asdict(engine.loss_scale),
+                plan_state=dict(plan_state),
+                config=self._config.model_dump(mode="json"),
+                world_size=engine.world_size,
+                threads=torch.get_num_threads(),
+                versions=library_versions(engine.device),
+                guard=dict(guard),
+                data_hash=data_hash,
+                rows=dict(rows),
+            ),
+            slices=self._copy_slices(),
+            generators=_generators(engine.device),
+            keep=self._config.checkpoint,
+            lease_token=self._lease_token,
+            deadline=time.monotonic() + self._config.collective_timeout_s,
+        )
+
+    def _open_draft(self, step: int, token: int) -> Draft:
+        return open_draft(self._root, step=step, token=token, world_size=self._engine.world_size)
+
+    def _find_shortage(self) -> int | None:
+        """Bytes that are free where they are too few; None where there is room, as always on a store."""
+        free = free_bytes(self._root) if isinstance(self._root, Path) else self._bytes_needed
+        return free if free < self._bytes_needed else None
+
+    def _copy_slices(self) -> list[LocalSlice]:
+        """The rank's slices, copied into the staging memory, which the write before has left."""
+        copies, offset = [], 0
+        for piece in self._engine.local_slices():
+            tensors = {}
+            for kind, values in piece.tensors.items():
+                tensors[kind] = self._staging[offset : offset + values.numel()]
+                tensors[kind].copy_(values, non_blocking=True)
+                offset += values.numel()
+            copies.append(LocalSlice(name=piece.name, start=piece.start, shape=piece.shape, tensors=tensors))
+        if self._engine.device.type == "cuda":
+            torch.cuda.synchronize(self._engine.device)
+        return copies
+
+    def _write(self, job: _Job) -> None:
+        try:
+            job.write()
+        except BaseException as error:
+            self._error = error
+
+
+def save(
+    run_dir: str | Path,
+    *,
+    step: int,
+    engine: Engine,
+    plan_state: Mapping[str, Any],
+    config: TrainerConfig,
+    data_hash: str = "",
+) -> Location:
+    """Write the checkpoint after `step` steps and return its folder when it is committed. Collective."""
+    writer = CheckpointWriter(run_dir, engine=engine, config=config)
+    writer.save(step, plan_state=plan_state, data_hash=data_hash)
+    writer.finish()
+    return locate(checkpoints_folder(run_dir), step_name(step))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One rank's work for one checkpoint, with everything copied off the engine."""
+
+    run: Location
+    draft: Draft
+    files: RunFiles
+    rank: int
+    state: CheckpointState
+    slices: list[LocalSlice]
+    generators: dict[str, Tensor]
+    keep: CheckpointConfig
+    lease_token: str | None
+    deadline: float
+
+    def write(self) -> None:
+        try:
+            self._write_part()
+            if self.rank == 0:
+                self._commit()
+        except (OSError, CheckpointError) as error:
+            if self.rank == 0:
+                self.draft.give_up()  # tells the others
+            elif self._is_given_up():
+                raise self._given_up() from error
+            else:
+                self.draft.fail_part(self.rank, reason=str(error))
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"rank {self.rank} could not write {self.draft.files}: {error}") from error
+        if self.rank != 0:
+            self._await_commit()
+
+    def _write_part(self) -> None:
+        self.draft.begin_part(self.rank)
+        name = part_name(self.rank, world_size=self.state.world_size)
+        part = locate(self.draft.files, name)
+        write = partial(write_part, part, slices=self.slices, generators=self.generators)
+        entries = {name: self._insist(write)}
+        if self.rank == 0:
+            state = partial(write_json, locate(self.draft.files, STATE), asdict(self.state))
+            entries[STATE] = self._insist(state)
+        try:
+            self._insist(self.files.send)
+        except LeaseError as error:
+            raise self._not_committed(error) from error
+        self._insist(partial(self.draft.end_part, self.rank, entries=entries))
+
+    def _commit(self) -> None:
+        self.draft.seal(self._collect())
+        try:
+            self._insist(self._commit_under_lease)
+        except LeaseError as error:
+            raise self._not_committed(error) from error
+        if not isinstance(self.run, Path):
+            try:
+                self._insist(self._prune_under_lease)
+            except LeaseError as error:
+                raise CheckpointError(f"the checkpoint of step {self.state.step} stands, but {error}") from error
+
+    def _commit_under_lease(self) -> None:
+        with held(self.run, token=self.lease_token):
+            self.draft.commit()
+            if isinstance(self.run, Path):
+                self._prune()
+
+    def _prune_under_lease(self) -> None:
+        """On a store a commit may take longer than another job waits: what would go may be that job's by then."""
+        with held(self.run, token=self.lease_token):
+            self._prune()
+
+    def _prune(self) -> None:
+        try:
+            _prune(self.run, step=self.state.step, keep=self.keep, logs=self.files.folder)
+        except OSError as error:  # the checkpoint itself stands
+            logger.warning("an old checkpoint in %s could not be removed: %s", checkpoints_folder(self.run), error)
+
+    def _collect(self) -> dict[str, dict[str, Any]]:
+        """Manifest entries of all ranks, when all have written."""
+        waiting = set(range(self.state.world_size))
+        entries: dict[str, dict[str, Any]] = {}
+        while True:
+            for rank, written in self._insist(partial(self.draft.hear, waiting)).items():
+                entries.update(written)
+                waiting.discard(rank)
+            if not waiting:
+                return entries
+            self._pause(f"ranks {sorted(waiting)} have not written their parts")
+
+    def _await_commit(self) -> None:
+        while (committed := self._insist(self.draft.is_committed)) is None:
+            self._pause("rank 0 has not committed")
+        if not committed:
+            raise self._given_up()
+
+    def _not_committed(self, error: LeaseError) -> CheckpointError:
+        return CheckpointError(f"the checkpoint of step {self.state.step} is not committed: {error}")
+
+    def _is_given_up(self) -> bool:
+        with suppress(OSError):
+            return self.draft.is_committed() is False
+        return False
+
+    def _given_up(self) -> CheckpointError:
+        time.sleep(_LATER_S)  # the first to fail is shown to the user: rank 0 still clears up before it says why
+        return CheckpointError(f"rank 0 gave up {self.draft.name}; its own message says why")
+
+    def _insist(self, act: Callable[[], T]) -> T:
+        return _insist(act, what=f"the checkpoint of step {self.state.step} waits", deadline=self.deadline)
+
+    def _pause(self, what: str) -> None:
+        if time.monotonic() > self.deadline:
+            raise CheckpointError(f"{self.draft.files}: {what} in time (collective_timeout_s); see their logs")
+        time.sleep(self.draft.pause_s)
+
+
+def _insist(act: Callable[[], T], *, what: str, deadline: float) -> T:
+    """Do what a store may refuse for a while, again until the deadline."""
+    while True:
+        try:
+            return act()
+        except (AbsentError, DeniedError):
+            raise
+        except StorageError as error:
+            if time.monotonic() + RETRY_S > deadline:
+                raise
+            logger.warning("%s for the store: %s", what, error)
+            time.sleep(RETRY_S)
+
+
+def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> None:
+    """Remove old checkpoints, what a dead save left, and those of a future that was given up."""
+    remove_leftovers(checkpoints_folder(run))
+    folders = list_checkpoints(run)
+    past = [path for path in folders if step_of(path) <= step]
+    kept = choose_kept(map(step_of, past), config=keep, rankings=rank_evaluations(logs) if keep.keep_best else ())
+    for path in past:
+        if step_of(path) not in kept:
+            remove(path)
+    for path in folders[len(past) :]:
+        name = step_name(step_of(path))
+        logger.warning("checkpoint %s is removed: the run went back behind it and is now at step %d", name, step)
+        remove(path)
+
+
+def _no_room(root: Location, *, needed: int, free: int) -> str:
+    return (
+        f"{root}: a checkpoint needs {needed:,} bytes and {free:,} are free; free space there, lower "
+        f"checkpoint.keep_last (`python -m trainer.checkpoint {parent_of(root)} prune` removes old ones), or move the "
+        f"run directory to a larger disk"
+    )
+
+
+def _generators(device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states

@@ -1,0 +1,96 @@
+"""Whether documents that a phase holds out were trained on before, by an earlier one or by the source of a branch.
+
+A document is held out by a hash of its text against validation_fraction, so of two sets over one text that with the
+smaller fraction trains on what the other holds out. Cost: the ids of held-out rows; those of training rows only where
+the fractions leave a doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.dataset import schema
+from pipeline.dataset.manifest import Manifest, SplitName
+from pipeline.settings import ConfigError
+from trainer.data.phases import OpenPhase, Phase
+from trainer.data.row_groups import read_row_group
+
+_THREADS = 8
+_IDS = [schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID]
+
+
+def check_held_out(
+    phases: Sequence[OpenPhase], *, before: Sequence[tuple[Phase, Manifest]] = (), step: int = 0
+) -> list[str]:
+    """Compare each phase's held-out documents with what the phases before it train on.
+
+    `before`: what a branch's source trained on, up to `step`; phases that end by then are not evaluated any more.
+    Raises ConfigError with the numbers where some are the same. Returns a warning for each two sets that name a source
+    alike and have no document in common: then a leak cannot be told from their documents.
+    """
+    warnings = {}
+    for index, later in enumerate(phases):
+        trained = [("", each.phase, each.manifest) for each in phases[:index]]
+        if later.phase.last_step > step:
+            trained = [*((" of resume_from's run", *each) for each in before), *trained]
+        for of, phase, manifest in trained:
+            pair = manifest.hash, later.manifest.hash
+            if pair[0] != pair[1] and pair not in warnings and later.manifest.num_rows("validation"):
+                warnings[pair] = _compare(phase, later, manifest=manifest, of=of)
+    return [warning for warning in warnings.values() if warning]
+
+
+def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, of: str) -> str:
+    """`manifest`: of the earlier phase, which is one `of` another run, in words, or of this one (empty)."""
+    rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
+    held_out = _documents_of(rows)
+    known = pa.concat_tables([rows.slice(0, 0), *_read_ids(earlier, manifest=manifest, split="validation")])
+    before, now = (each.config.get("validation_fraction") for each in (manifest, later.manifest))
+    name = f"phases.{later.phase.index}.data={later.phase.config.data}"
+    other = f"phase {earlier.index}{of}, {earlier.config.data}"
+    trained = rows.slice(0, 0)
+    if before is None or now is None or before < now:
+        among = _read_ids(earlier, manifest=manifest, split="train", among=held_out)
+        trained = pa.concat_tables([trained, *among])
+    if trained.num_rows:
+        documents = held_out.filter(pc.is_in(held_out, value_set=_documents_of(trained)))
+        pairs = _is_of(rows, documents)
+        raise ConfigError(
+            f"{name}: an earlier phase trains on {len(documents):,} of its {len(held_out):,} held-out documents, in "
+            f"{pc.sum(pairs).as_py():,} of its {rows.num_rows:,} held-out pairs: {other}, has "
+            f"validation_fraction={before}, this one {now}; build both with the same validation_fraction"
+        )
+    shared = sorted(set(manifest.sources) & set(later.manifest.sources))
+    if pc.any(_is_of(known, held_out)).as_py() or not shared:
+        return ""
+    return (
+        f"WARNING: {name}: none of its held-out documents is known to {other}, though both have a source "
+        f"{', '.join(shared)}: unless the texts differ, they were divided into documents or cleaned otherwise, and "
+        "the earlier phase may train on held-out text; build both from the same files with the same settings of sources"
+    )
+
+
+def _read_ids(phase: Phase, *, manifest: Manifest, split: SplitName, among: pa.Array | None = None) -> list[pa.Table]:
+    """Ids of the documents of a split's rows, a table a row group; only of rows with one `among` these."""
+    groups = [(shard.path, i) for shard in manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
+
+    def read(group: tuple[str, int]) -> pa.Table:
+        table = read_row_group(phase.config.data, path=group[0], row_group=group[1], columns=_IDS)
+        return table if among is None else table.filter(_is_of(table, among))
+
+    with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="read-ids") as pool:
+        return list(pool.map(read, groups))
+
+
+def _documents_of(rows: pa.Table) -> pa.Array:
+    return pa.chunked_array([chunk for name in _IDS for chunk in rows[name].chunks], pa.binary()).drop_null().unique()
+
+
+def _is_of(rows: pa.Table, documents: pa.Array) -> pa.ChunkedArray:
+    """[n] whether one of a row's documents is among these."""
+    first, second = (pc.is_in(rows[name], value_set=documents) for name in _IDS)
+    return pc.or_(first, second)

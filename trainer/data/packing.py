@@ -1,0 +1,171 @@
+"""Cut a lane's rows into slots: as many whole pairs as tokens, pairs and masked positions allow.
+
+Numpy over Arrow's offsets and values, no work per row; 100 M tokens/s a core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.dataset import schema
+from trainer.data.micro_batch import NO_LABEL, Slot, SlotShape
+from trainer.data.row_groups import ROW, ROW_GROUP, SHARD
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The columns of a block as numpy views of Arrow's buffers (read-only)."""
+
+    ids: NDArray[np.integer]
+    """Tokens of all rows; row i has starts[i] .. starts[i + 1]."""
+    starts: NDArray[np.integer]
+    """[n + 1]"""
+    masked_positions: NDArray[np.uint16]
+    """Positions inside the row; row i has masked_starts[i] .. masked_starts[i + 1]."""
+    masked_inputs: NDArray[np.integer]
+    """What stands there."""
+    masked_starts: NDArray[np.integer]
+    """[n + 1]"""
+    first_lengths: NDArray[np.uint16]
+    """[n]"""
+    nsp_labels: NDArray[np.int8]
+    """[n]"""
+    sources: NDArray[np.uint16]
+    """[n]"""
+    shards: NDArray[np.int32]
+    """[n]"""
+    row_groups: NDArray[np.int32]
+    """[n]"""
+    rows: NDArray[np.int32]
+    """[n]"""
+    epoch: int
+    """Of the whole block."""
+
+    @classmethod
+    def from_table(cls, table: pa.Table, *, epoch: int) -> Rows:
+        """Views of a table that read_block made."""
+        ids, starts = _lists(table, schema.INPUT_IDS)
+        positions, masked_starts = _lists(table, schema.MASKED_POSITIONS)
+        inputs, _ = _lists(table, schema.MASKED_INPUTS)
+        labels = table.column(schema.NEXT_SENTENCE_LABEL).cast(pa.int8()).fill_null(NO_LABEL)
+        return cls(
+            ids=ids,
+            starts=starts,
+            masked_positions=positions,
+            masked_inputs=inputs,
+            masked_starts=masked_starts,
+            first_lengths=table.column(schema.FIRST_LENGTH).to_numpy(),
+            nsp_labels=labels.to_numpy(),
+            sources=table.column(schema.SOURCE).to_numpy(),
+            shards=table.column(SHARD).to_numpy(),
+            row_groups=table.column(ROW_GROUP).to_numpy(),
+            rows=table.column(ROW).to_numpy(),
+            epoch=epoch,
+        )
+
+    def __len__(self) -> int:
+        return int(self.rows.size)
+
+
+class Stretch(NamedTuple):
+    """Rows [start, stop) of a block."""
+
+    rows: Rows
+    start: int
+    stop: int
+
+
+class SlotCutter:
+    """Takes a lane's blocks from `next_block` and gives its slots.
+
+    A slot ends when the next pair would exceed any limit of `shape`. In the place of a block may come the number of its
+    rows: they are lost.
+    """
+
+    def __init__(self, shape: SlotShape, *, next_block: Callable[[], Rows | int]) -> None:
+        self._shape, self._next_block = shape, next_block
+        self._block: Rows | None = None
+        self._place = 0
+
+    def cut(self, *, most: int) -> Slot | None:
+        """The next slot, of at most `most` rows, lost ones included; asks for no block beyond them.
+
+        None where that is 0, and where all of them are lost.
+        """
+        tokens, masked = self._shape.tokens, self._shape.masked
+        pairs = min(self._shape.pairs, most)
+        parts: list[Stretch] = []
+        while pairs > 0:
+            if self._block is None or self._place == len(self._block):
+                taken = self._next_block()
+                if isinstance(taken, int):
+                    pairs -= taken
+                    continue
+                self._block, self._place = taken, 0
+            block, start = self._block, self._place
+            stop = min(
+                len(block),
+                start + pairs,
+                _fits(block.starts, start, tokens),
+                _fits(block.masked_starts, start, masked),
+            )
+            if stop > start:
+                parts.append(Stretch(block, start, stop))
+            self._place = stop
+            tokens -= int(block.starts[stop] - block.starts[start])
+            masked -= int(block.masked_starts[stop] - block.masked_starts[start])
+            pairs -= stop - start
+            if stop < len(block):
+                break
+        assert parts or pairs <= 0
+        return join_stretches(parts) if parts else None
+
+
+def join_stretches(parts: list[Stretch]) -> Slot:
+    """One slot of the rows of all stretches, the masked inputs in place. No view of the blocks remains."""
+    ids = np.concatenate([part.rows.ids[part.rows.starts[part.start] : part.rows.starts[part.stop]] for part in parts])
+    lengths = np.concatenate([np.diff(part.rows.starts[part.start : part.stop + 1]) for part in parts], dtype=np.int32)
+    counts = np.concatenate([np.diff(part.rows.masked_starts[part.start : part.stop + 1]) for part in parts])
+    masks = [slice(part.rows.masked_starts[part.start], part.rows.masked_starts[part.stop]) for part in parts]
+    positions = np.concatenate([p.rows.masked_positions[m] for p, m in zip(parts, masks, strict=True)])
+    inputs = np.concatenate([p.rows.masked_inputs[m] for p, m in zip(parts, masks, strict=True)])
+    masked_positions = positions.astype(np.int32)
+    masked_positions += np.repeat(np.cumsum(lengths, dtype=np.int32) - lengths, counts)
+    labels = ids[masked_positions]
+    ids[masked_positions] = inputs
+    return Slot(
+        input_ids=ids,
+        lengths=lengths,
+        first_lengths=_joined(parts, lambda rows: rows.first_lengths, np.int32),
+        masked_positions=masked_positions,
+        masked_labels=labels,
+        nsp_labels=_joined(parts, lambda rows: rows.nsp_labels, np.int8),
+        sources=_joined(parts, lambda rows: rows.sources, np.uint16),
+        shards=_joined(parts, lambda rows: rows.shards, np.int32),
+        row_groups=_joined(parts, lambda rows: rows.row_groups, np.int32),
+        rows=_joined(parts, lambda rows: rows.rows, np.int32),
+        epochs=np.repeat(
+            np.array([part.rows.epoch for part in parts], np.int32), [part.stop - part.start for part in parts]
+        ),
+    )
+
+
+def _fits(starts: NDArray[np.integer], start: int, most: int) -> int:
+    """Last cut at or behind `start` with at most `most` between."""
+    return start + int(np.searchsorted(starts[start:], int(starts[start]) + most, side="right")) - 1
+
+
+def _joined(parts: list[Stretch], column: Callable[[Rows], NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate([column(part.rows)[part.start : part.stop] for part in parts], dtype=dtype)
+
+
+def _lists(table: pa.Table, name: str) -> tuple[NDArray[Any], NDArray[np.integer]]:
+    column = table.column(name)
+    lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return lists.values.to_numpy(), lists.offsets.to_numpy()

@@ -1,0 +1,190 @@
+"""A run's phases: which steps each has, what it inherits, its data set opened, and where in them a checkpoint stands.
+
+A run without phases is one phase. Steps are counted over the whole run; epochs and the order of the data start anew
+with each phase. The state after a phase's last step still belongs to that phase. Pure but for the data sets' manifests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from pipeline.dataset.manifest import Manifest
+from pipeline.settings import ConfigError
+from trainer.config.schema import PhaseConfig, TrainerConfig
+from trainer.data.batch_shape import BatchShape, derive_shape
+from trainer.data.plan import Plan, PlanError, PlanState
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Steps first_step + 1 .. last_step of the run."""
+
+    index: int
+    """From 0."""
+    first_step: int
+    """Steps of the run before it."""
+    last_step: int
+    """Steps of the run when it ends."""
+    config: TrainerConfig
+    """The run's config with the phase's own data, batch and evaluation in place, and no phases."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the phase."""
+        return self.last_step - self.first_step
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPhase:
+    """A phase with its data set's manifest and what follows from it. Nothing of the data is read."""
+
+    phase: Phase
+    manifest: Manifest
+    shape: BatchShape
+    plan: Plan
+
+    @property
+    def epochs(self) -> float:
+        """How often the phase reads its data set."""
+        return self.phase.num_steps * self.shape.pairs_mean / self.plan.num_rows
+
+    def describe(self) -> list[str]:
+        """Data, batch and plan for people, a line each."""
+        manifest = self.manifest
+        train, held_out = manifest.num_rows("train"), manifest.num_rows("validation")
+        data = (
+            f"data: {self.phase.config.data}: {train:,} pairs, {manifest.num_tokens('train'):,} tokens, {held_out:,} "
+            f"pairs held out, vocabulary of {manifest.vocabulary_size:,}, rows of at most {manifest.max_seq_length} "
+            f"tokens"
+        )
+        return [data, *self.shape.describe().splitlines(), *self.describe_empty(self.phase.config.workers)]
+
+    def describe_empty(self, workers: int) -> list[str]:
+        """A warning where the lanes do not divide among so many workers: in each step some compute nothing."""
+        lanes = self.plan.lanes
+        rounded = -(-lanes // workers) * workers
+        if rounded == lanes:
+            return []
+        divisors = ", ".join(str(number) for number in range(1, lanes + 1) if lanes % number == 0)
+        return [
+            f"WARNING: empty micro-steps: {rounded - lanes} of {rounded} a step, {1 - lanes / rounded:.0%} of the time "
+            f"of all workers, since {lanes} lanes run on {workers} workers; give a number of workers that divides the "
+            f"lanes ({divisors}), or in a new run batch.lanes={rounded}"
+        ]
+
+    def describe_place(self, phases: int) -> str:
+        """`phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`"""
+        phase = self.phase
+        return (
+            f"phase {phase.index + 1} of {phases}: steps {phase.first_step + 1:,} to {phase.last_step:,}, "
+            f"{self.epochs:,.2f} epochs"
+        )
+
+
+def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
+    """The phases of a run in order, one at least, each with all that it inherits."""
+    phases = config.phases or (PhaseConfig(),)
+    ends = list(accumulate(config.phase_steps))
+    resolved = []
+    for index, (phase, first, last) in enumerate(zip(phases, [0, *ends[:-1]], ends, strict=True)):
+        changes = {
+            "data": config.data if phase.data is None else phase.data,
+            "batch": phase.batch_in(config.batch),
+            "evaluation": config.evaluation.model_copy(update=phase.evaluation.model_dump(exclude_none=True)),
+            "phases": (),
+        }
+        resolved.append(Phase(index, first, last, config.model_copy(update=changes)))
+    return tuple(resolved)
+
+
+def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tuple[OpenPhase, ...]:
+    """Derive each phase's batch shape and plan. Raises ValueError where vocabularies differ or a plan cannot be."""
+    check_vocabularies(phases, manifests=manifests)
+    opened = []
+    for phase, manifest in zip(phases, manifests, strict=True):
+        try:
+            opened.append(_open_phase(phase, manifest=manifest))
+        except ValueError as error:
+            if len(phases) == 1:
+                raise
+            raise PlanError(f"phases.{phase.index}: {error}") from error
+    return tuple(opened)
+
+
+def _open_phase(phase: Phase, *, manifest: Manifest) -> OpenPhase:
+    shape = derive_shape(manifest, batch=phase.config.batch)
+    plan = Plan(
+        manifest,
+        lanes=shape.lanes,
+        shape=shape.slot,
+        seed=order_seed(phase.config.seed, phase=phase.index),
+        pairs=shape.pairs,
+    )
+    return OpenPhase(phase, manifest, shape, plan)
+
+
+def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> None:
+    """ConfigError where a phase's data set was made with another vocabulary than the first one's."""
+    first = manifests[0]
+    for phase, manifest in zip(phases, manifests, strict=True):
+        same = ("vocabulary_hash", "vocabulary_size", "special")
+        if any(getattr(manifest, name) != getattr(first, name) for name in same):
+            raise ConfigError(
+                f"phases.{phase.index}.data={phase.config.data}: its vocabulary ({manifest.vocabulary_hash[:12]}, "
+                f"{manifest.vocabulary_size:,} entries) is not that of phase 0, {phases[0].config.data} "
+                f"({first.vocabulary_hash[:12]}, {first.vocabulary_size:,} entries): the same id would be another "
+                f"token; build both with one vocabulary (vocabulary.path of the pipeline)"
+            )
+
+
+def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> dict[str, Any]:
+    """What the weights have seen once steps of `phases` are done: longest row, next sentences or none, vocabulary.
+
+    `before`: the same of what they started from. For a checkpoint's state, and what an export says of the model.
+    """
+    manifests = [each.manifest for each in phases]
+    return {
+        "longest": max([before.get("longest", 0), *(manifest.max_seq_length for manifest in manifests)]),
+        "next_sentence": before.get("next_sentence", False) or any(m.next_sentence != "none" for m in manifests),
+        "vocabulary_hash": manifests[-1].vocabulary_hash,
+    }
+
+
+def order_seed(seed: int, *, phase: int) -> int:
+    """Seed of a phase's data order, 63 bits: the run's own in the first, so that two phases over one set differ."""
+    if phase == 0:
+        return seed
+    digest = hashlib.blake2b(f"order/{seed}/{phase}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanState:
+    """The state from which the next step after `state` is made (None: from the start); it names its phase.
+
+    At the end of a phase that is the start of the next one. Raises PlanError where `state` does not belong to
+    these phases.
+    """
+    if state is None:
+        return phases[0].plan.start()
+    if state.phase >= len(phases):
+        raise PlanError(
+            f"the checkpoint at step {state.step} is of phase {state.phase}, but this run has {len(phases)} phase(s), "
+            f"counted from 0; restore them, or begin in a new output"
+        )
+    here = phases[state.phase]
+    phase, last = here.phase, state.phase + 1 == len(phases)
+    begun = state.step - state.phase_step
+    if begun != phase.first_step or (state.step > phase.last_step and not last):
+        raise PlanError(
+            f"the checkpoint at step {state.step} is {state.phase_step} steps into phase {state.phase}, which began "
+            f"after step {begun}; by these settings it takes the steps {phase.first_step + 1} to {phase.last_step}: "
+            f"restore the phases' lengths, or begin in a new output"
+        )
+    here.plan.check(state)
+    if state.step < phase.last_step or last:
+        return state
+    return phases[state.phase + 1].plan.start(phase=state.phase + 1, step=state.step)

@@ -1,0 +1,237 @@
+"""The plan: which rows, in which order, in which lane; a pure function of data set, seed and plan settings.
+
+An epoch's row groups are permuted, the rows inside each too, and that one sequence is cut into G lanes of equally many
+rows. All lanes keep the pace of the stated batch, through the ends of epochs. Never of the world size: rank r of W
+takes the lanes l with l mod W = r. No I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.manifest import Manifest, SplitName, canonical_json
+from trainer.data.micro_batch import SlotShape
+
+PLAN_VERSION = 2
+"""Raised by whoever changes the order that a plan gives."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+class PlanError(ValueError):
+    """The plan's settings do not go with the data set, or a state with the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanState:
+    """Where a run stands; independent of world size, complete on every rank."""
+
+    plan_hash: str
+    """Of the plan that the numbers below are about."""
+    step: int
+    """Steps of the run done."""
+    epoch: int
+    """Epoch of the lane that is furthest behind, from 0."""
+    cursors: tuple[int, ...]
+    """Rows done since that epoch began, a lane; a lane that is an epoch ahead has done more than its rows of it."""
+    phase: int = 0
+    """Phase of the last step done, from 0: after its last step a run stands at the end of a phase."""
+    phase_step: int = 0
+    """Steps done in that phase."""
+    rounds: int = 0
+    """Slots that each lane was asked for in that phase: its steps, and those of which all rows were lost."""
+
+    def to_tree(self) -> dict[str, Any]:
+        """JSON-able tree."""
+        return {**asdict(self), "cursors": list(self.cursors)}
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> PlanState:
+        """The state that `to_tree` wrote; without phases, where the run was one phase. Unknown entries are ignored, so
+        that the state of another release is refused for its plan."""
+        known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
+        return cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Slices of row groups, as columns of equal length: rows [start, stop) of the permuted row group."""
+
+    lane: NDArray[np.int64]
+    """Lane that takes the rows."""
+    group: NDArray[np.int64]
+    """Row group (index into Plan.group_*)."""
+    start: NDArray[np.int64]
+    """First row, in the row group's permuted order."""
+    stop: NDArray[np.int64]
+    """Behind the last row."""
+
+
+class Plan:
+    """Lanes over one split of a data set. PlanError where settings and data set do not go together."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        lanes: int,
+        shape: SlotShape,
+        seed: int,
+        pairs: Fraction | int | None,
+        split: SplitName = "train",
+        max_rows: int | None = None,
+    ) -> None:
+        """`pairs`: the pace, pairs of all lanes a step; None: slots hold what fits, and there is one epoch.
+        `max_rows`: an epoch is so many rows, the first of the order."""
+        shards = manifest.shards_of(split)
+        counts = np.array([len(shard.row_group_rows) for shard in shards], dtype=np.int64)
+        self.group_shard = np.repeat(np.arange(len(shards)), counts)
+        self.group_index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.group_rows = _flatten(shard.row_group_rows for shard in shards)
+        self.group_tokens = _flatten(shard.row_group_tokens for shard in shards)
+        self.shard_paths, self.mask_sets = tuple(shard.path for shard in shards), manifest.mask_sets
+        self.lanes, self.shape, self.seed = lanes, shape, seed
+        self.pairs = None if pairs is None else Fraction(pairs)
+        self.num_rows = min(manifest.num_rows(split), max_rows or sys.maxsize)
+        self._orders: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._check(manifest)
+        self.hash = hashlib.sha256(
+            canonical_json(
+                {
+                    "version": PLAN_VERSION,
+                    "data": f"{manifest.hash}/{split}",
+                    "lanes": lanes,
+                    "shape": asdict(shape),
+                    "seed": seed,
+                    "pairs": str(self.pairs),
+                    "rows": self.num_rows,
+                }
+            )
+        ).hexdigest()
+
+    def start(self, *, phase: int = 0, step: int = 0) -> PlanState:
+        """The state before the first step of `phase`, which begins after `step` steps of the run."""
+        return PlanState(plan_hash=self.hash, step=step, epoch=0, cursors=(0,) * self.lanes, phase=phase)
+
+    def check(self, state: PlanState) -> None:
+        """PlanError where `state` belongs to another plan."""
+        if state.plan_hash != self.hash:
+            raise PlanError(
+                f"the checkpoint at step {state.step} belongs to plan {state.plan_hash[:12]}, this run has plan "
+                f"{self.hash[:12]}: data set, seed or batch settings differ, or another release began the run; restore "
+                f"them, or begin in a new output, where resume_from=RUN keeps weights and moments"
+            )
+
+    def mask_set(self, epoch: int) -> int:
+        """Which of the K mask sets the rows of an epoch take."""
+        return epoch % self.mask_sets
+
+    def rows_before(self, epoch: int) -> NDArray[np.int64]:
+        """[G] rows that each lane takes before an epoch: all that there are, dealt evenly."""
+        return self._deal(epoch * self.num_rows)
+
+    def lane_rows(self, epoch: int) -> NDArray[np.int64]:
+        """[G] rows of each lane in an epoch; they differ by at most one."""
+        return self.rows_before(epoch + 1) - self.rows_before(epoch)
+
+    def pairs_due(self, rounds: int) -> NDArray[np.int64]:
+        """[G] pairs that each lane should have given after so many slots. In all they are the pace times `rounds`."""
+        assert self.pairs is not None
+        return self._deal(math.floor(rounds * self.pairs))
+
+    def blocks(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> Blocks:
+        """What `lanes` still read of an epoch when they have read `cursors` rows of it (all, where a cursor is beyond).
+
+        In the order in which lanes that advance at equal pace need them, so that one reader can serve them all.
+        """
+        order, starts = self._order(epoch)
+        cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))
+        parts = [np.empty((5, 0), np.int64)]
+        for lane, cursor in zip(lanes, cursors, strict=True):
+            begin, end = int(cuts[lane]) + cursor, int(cuts[lane + 1])
+            if begin >= end:
+                continue
+            low = int(np.searchsorted(starts, begin, side="right")) - 1
+            high = int(np.searchsorted(starts, end, side="left"))
+            base = starts[low:high]
+            start, stop = np.maximum(begin, base), np.minimum(end, starts[low + 1 : high + 1])
+            parts.append(
+                np.stack([np.full(base.size, lane), order[low:high], start - base, stop - base, start - begin])
+            )
+        lane, group, start, stop, need = np.concatenate(parts, axis=1)
+        first = np.argsort(need, kind="stable")
+        return Blocks(lane[first], group[first], start[first], stop[first])
+
+    def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[R] row groups in the order of an epoch, and [R + 1] rows before each; the last one is remembered."""
+        if epoch not in self._orders:
+            order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
+            self._orders = {epoch: (order, np.concatenate(([0], np.cumsum(self.group_rows[order]))))}
+        return self._orders[epoch]
+
+    def _deal(self, count: int) -> NDArray[np.int64]:
+        """[G] shares of `count` that add up to it, differ by at most one, and never shrink as it grows."""
+        return (count + np.arange(self.lanes, dtype=np.int64)) // self.lanes
+
+    def _check(self, manifest: Manifest) -> None:
+        if self.shape.max_seq_length < manifest.max_seq_length:
+            raise PlanError(
+                f"slots are made for rows of {self.shape.max_seq_length} tokens, but the data set has max_seq_length="
+                f"{manifest.max_seq_length}; derive the shape from this data set"
+            )
+        if self.shape.masked < manifest.max_predictions:
+            raise PlanError(
+                f"slots of {self.shape.masked} masked positions cannot hold a row with max_predictions="
+                f"{manifest.max_predictions}; derive the shape from this data set"
+            )
+        if self.lanes < 1:
+            raise PlanError(f"batch.lanes={self.lanes} must be at least 1")
+        if self.num_rows < self.lanes:
+            raise PlanError(
+                f"batch.lanes={self.lanes} exceeds the {self.num_rows} rows of the data set; set it to at most "
+                f"{self.num_rows}"
+            )
+        if self.pairs is not None and not self.lanes <= self.pairs <= self.num_rows:
+            raise PlanError(
+                f"a batch of {float(self.pairs):,g} pairs needs at least one for each of the {self.lanes} lanes and no "
+                f"more than the {self.num_rows} rows of the data set; set batch.pairs accordingly"
+            )
+
+
+def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
+    """The lanes of a rank, one a micro-step; -1 where it has none left to take (an empty slot).
+
+    Every rank gets ceil(lanes / world_size) entries, so that all make the same number of micro-steps.
+    """
+    steps = -(-lanes // world_size)
+    mine = range(rank, steps * world_size, world_size)
+    return [lane if lane < lanes else -1 for lane in mine]
+
+
+def row_permutation(count: int, *, seed: int, epoch: int, shard: int, row_group: int) -> NDArray[np.int64]:
+    """Order in which an epoch takes the `count` rows of a row group: place -> row as stored."""
+    return permutation(count, key=(seed, "rows", epoch, shard, row_group))
+
+
+def permutation(count: int, *, key: tuple[int | str, ...]) -> NDArray[np.int64]:
+    """A permutation of range(count) that depends on the key alone (not on numpy's version)."""
+    digest = hashlib.blake2b(canonical_json(list(key)), digest_size=8).digest()
+    bits = np.uint64(int.from_bytes(digest, "little")) + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    bits = (bits ^ (bits >> np.uint64(30))) * _MIX[0]
+    bits = (bits ^ (bits >> np.uint64(27))) * _MIX[1]
+    return np.argsort(bits ^ (bits >> np.uint64(31)), kind="stable")
+
+
+def _flatten(tuples: Any) -> NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(tuples), dtype=np.int64)

@@ -1,0 +1,151 @@
+"""Who reads the blocks: threads of this process, or Ray Data; the same tables in the same order.
+
+Both are iterators that a thread runs ahead of the training loop, by a bounded number of blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from pipeline.storage.files import StorageError
+from trainer.data.row_groups import ROW_GROUP, SHARD, BlockError, BlockRef, read_block
+
+_LOCAL_THREADS = 2
+_DATASET_BLOCKS = 256
+_SMALL_DATASET_BLOCKS = 16
+_ERROR, _OUTAGE = "error", "outage"
+
+
+Tables: TypeAlias = Generator[tuple[BlockRef, pa.Table | BlockError], None, None]
+"""Every block in order, or why it cannot be read."""
+
+
+def local_blocks(refs: Iterable[BlockRef], *, root: str | Path) -> Tables:
+    """Read blocks in two threads (decoding leaves Python's lock), at most two beyond the one that is asked for."""
+
+    def read(ref: BlockRef) -> pa.Table | BlockError:
+        try:
+            return read_block(ref, root=root)
+        except BlockError as error:
+            return error
+
+    pending: deque[tuple[BlockRef, Future[pa.Table | BlockError]]] = deque()
+    with ThreadPoolExecutor(max_workers=_LOCAL_THREADS, thread_name_prefix="read-block") as pool:
+        for ref in refs:
+            pending.append((ref, pool.submit(read, ref)))
+            if len(pending) > _LOCAL_THREADS:
+                first, table = pending.popleft()
+                yield first, table.result()
+        while pending:
+            first, table = pending.popleft()
+            yield first, table.result()
+
+
+def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes: int) -> Tables:
+    """Read blocks in Ray tasks on this node; what is read ahead is bounded by object_store_bytes.
+
+    The tasks ask for no CPU, so that they run beside train workers that hold all of them. Elsewhere they would keep
+    nodes that preprocess from going.
+    """
+    import ray  # absent where the loop runs without it
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+    def read_item(item: pa.Table) -> pa.Table:
+        try:
+            return read_block(BlockRef(**item.to_pylist()[0]), root=root)
+        except (BlockError, StorageError) as error:  # as data: Ray passes them on without their type, and out of order
+            return pa.table({_ERROR if isinstance(error, BlockError) else _OUTAGE: [str(error)]})
+
+    for chunk in _chunks(refs):
+        dataset = ray.data.from_items([asdict(ref) for ref in chunk], override_num_blocks=len(chunk)).map_batches(
+            read_item,
+            batch_format="pyarrow",
+            batch_size=None,
+            num_cpus=0,
+            scheduling_strategy=here,
+            compute=ray.data.TaskPoolStrategy(size=1),
+        )
+        dataset.context.enable_progress_bars = False
+        options = dataset.context.execution_options
+        options.preserve_order = True
+        options.resource_limits = ray.data.ExecutionResources(object_store_memory=object_store_bytes)
+        tables = dataset.iterator().iter_batches(batch_format="pyarrow", batch_size=None)
+        for ref, table in zip(chunk, tables, strict=True):
+            if table.column_names == [_OUTAGE]:
+                raise StorageError(table.column(_OUTAGE)[0].as_py())
+            if table.column_names == [_ERROR]:
+                yield ref, BlockError(table.column(_ERROR)[0].as_py())
+                continue
+            assert (table.column(SHARD)[0].as_py(), table.column(ROW_GROUP)[0].as_py()) == (ref.shard, ref.row_group)
+            assert table.num_rows == ref.stop - ref.start
+            yield ref, table
+
+
+def _chunks(refs: Iterable[BlockRef]) -> Iterator[list[BlockRef]]:
+    """Blocks of one data set each: not so few that starting it counts, not so many that the list of tasks does."""
+    chunk: list[BlockRef] = []
+    for ref in refs:
+        ends = len(chunk) >= _SMALL_DATASET_BLOCKS and ref.epoch != chunk[-1].epoch
+        if ends or len(chunk) == _DATASET_BLOCKS:
+            yield chunk
+            chunk = []
+        chunk.append(ref)
+    if chunk:
+        yield chunk
+
+
+class ReadAhead:
+    """Runs an iterator in a thread, at most `depth` items ahead; what it raises comes out of next(), every time."""
+
+    def __init__(self, items: Tables, *, depth: int) -> None:
+        self._queue: queue.Queue[tuple[BlockRef, pa.Table | BlockError] | BaseException] = queue.Queue(maxsize=depth)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(items,), name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> tuple[BlockRef, pa.Table | BlockError]:
+        """The next item, as soon as it is there."""
+        if self._error is not None:
+            raise self._error
+        item = self._queue.get()
+        if isinstance(item, BaseException):
+            self._error = item
+            raise item
+        return item
+
+    def close(self) -> None:
+        """Stop the thread and wait for it. Idempotent."""
+        self._stop.set()
+        while self._thread.is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._queue.get_nowait()  # the thread may be waiting for room
+            self._thread.join(timeout=0.01)
+
+    def _run(self, items: Tables) -> None:
+        try:
+            for item in items:
+                if not self._put(item):
+                    return
+            self._put(StopIteration())
+        except BaseException as error:
+            self._put(error)
+        finally:
+            items.close()
+
+    def _put(self, item: tuple[BlockRef, pa.Table | BlockError] | BaseException) -> bool:
+        if not self._stop.is_set():
+            self._queue.put(item)
+        return not self._stop.is_set()

@@ -1,0 +1,240 @@
+"""The stream of slots that one rank trains on: blocks read ahead, cut into slots, their counts summed over all ranks.
+
+Every rank always gets ceil(G / W) slots a step, empty ones included. One host all-reduce a step carries the counts
+that losses are divided by and every lane's cursor: so each rank knows the whole state, and when an epoch ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dataset.manifest import Manifest
+from trainer.data.micro_batch import Slot, SlotShape
+from trainer.data.packing import Rows, SlotCutter
+from trainer.data.plan import Plan, PlanError, PlanState, lanes_of
+from trainer.data.readers import ReadAhead, local_blocks, ray_blocks
+from trainer.data.row_groups import BlockError, BlockRef, make_refs
+
+AllReduce: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""Sum of a host vector over all ranks."""
+
+_MASKED, _LABELLED, _PAIRS, _TOKENS, _SQUARED, _LOST, _CURSORS = range(7)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step's data on this rank, and its counts over all ranks."""
+
+    slots: tuple[Slot | None, ...]
+    """A slot a micro-step; None is an empty one."""
+    lanes: tuple[int, ...]
+    """The lane of each slot; -1 where the rank has none left to take."""
+    num_masked: int
+    """Masked positions of the step, all ranks."""
+    num_labelled: int
+    """Pairs with a next-sentence label, all ranks."""
+    num_pairs: int
+    """Pairs, all ranks."""
+    num_tokens: int
+    """Tokens, all ranks."""
+    num_squared: int
+    """Sum of the squares of the pairs' lengths, all ranks: what attention costs."""
+    num_lost: int
+    """Rows of row groups that cannot be read, passed over in this step, all ranks."""
+    state: PlanState
+    """Where the run stands after this step; the same on every rank."""
+    wait_s: float
+    """Seconds that this rank waited for blocks."""
+    shard_paths: tuple[str, ...]
+    """Paths in the data set of the shards that the slots' rows name by index."""
+
+
+class SlotStream:
+    """Steps of one rank from `state` on (None: from the start), without end.
+
+    `all_reduce` is called once a step by every rank (None: world size 1). `blocks` says who reads: threads of this
+    process, or Ray Data; the slots are the same. Memory: a block a lane, and `read_ahead_blocks` more.
+
+    A row group that cannot be read is a BlockError. With `skip_corrupt` its rows are lost, with a warning: their lane
+    goes on behind them once the others have come so far.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        root: str | Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        state: PlanState | None = None,
+        blocks: Literal["local", "ray"] = "local",
+        all_reduce: AllReduce | None = None,
+        read_ahead_blocks: int = 4,
+        object_store_mb: int = 256,
+        skip_corrupt: bool = False,
+    ) -> None:
+        self._plan, self._state = plan, plan.start() if state is None else state
+        plan.check(self._state)
+        self._lanes = lanes_of(rank, world_size=world_size, lanes=plan.lanes)
+        self._all_reduce = all_reduce
+        self._cursors = {lane: self._state.cursors[lane] for lane in self._lanes if lane >= 0}
+        self._skip_corrupt = skip_corrupt
+        self._lost = dict.fromkeys(self._cursors, 0)
+        self._waiting: dict[int, deque[Rows | int]] = {lane: deque() for lane in self._cursors}
+        self._cutters = {
+            lane: SlotCutter(plan.shape, next_block=partial(self._next_block, lane)) for lane in self._cursors
+        }
+        self._cut_slots: tuple[Slot | None, ...] | None = None
+        self._wait_s = 0.0
+        epochs = count(self._state.epoch) if plan.pairs is not None else range(self._state.epoch, 1)
+        refs = self._refs(epochs, dict(self._cursors)) if self._cursors else iter(())
+        tables = (
+            local_blocks(refs, root=root)
+            if blocks == "local"
+            else ray_blocks(refs, root=root, object_store_bytes=object_store_mb << 20)
+        )
+        self._blocks = ReadAhead(tables, depth=read_ahead_blocks)
+
+    @property
+    def state(self) -> PlanState:
+        """Where the run stands after the step that was committed last."""
+        return self._state
+
+    def next_step(self) -> Step:
+        """Cut this rank's slots and sum the counts over all ranks: collective, one all_reduce."""
+        counts = self.cut()
+        return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
+
+    def cut(self) -> NDArray[np.int64]:
+        """First half of next_step, local: [6 + G] counts and cursors of this rank's lanes, zero for others'."""
+        assert self._cut_slots is None
+        self._wait_s = 0.0
+        counts = np.zeros(_CURSORS + self._plan.lanes, dtype=np.int64)
+        slots: list[Slot | None] = []
+        most = self._rows_left()
+        for lane in self._lanes:
+            slot = None if lane < 0 else self._cutters[lane].cut(most=int(most[lane]) - self._cursors[lane])
+            slots.append(slot)
+            if slot is not None:
+                self._cursors[lane] += slot.num_pairs
+                squared = int(np.square(slot.lengths, dtype=np.int64).sum())
+                counts[:_LOST] += (slot.num_masked, slot.num_labelled, slot.num_pairs, slot.num_tokens, squared)
+            if lane >= 0:
+                self._cursors[lane] += self._lost[lane]
+                counts[_LOST] += self._lost[lane]
+                self._lost[lane] = 0
+                counts[_CURSORS + lane] = self._cursors[lane]
+        self._cut_slots = tuple(slots)
+        return counts
+
+    @property
+    def cut_slots(self) -> tuple[Slot | None, ...]:
+        """What `cut` has cut, until it is committed."""
+        assert self._cut_slots is not None
+        return self._cut_slots
+
+    def commit(self, counts: NDArray[np.int64]) -> Step:
+        """Second half: `counts` summed over all ranks. The epoch is the next one where every lane is through.
+
+        What holds no pair, since all its rows are lost, counts as no step.
+        """
+        assert self._cut_slots is not None
+        slots, self._cut_slots = self._cut_slots, None
+        epoch, cursors = self._state.epoch, counts[_CURSORS:]
+        while (cursors >= (rows := self._plan.lane_rows(epoch))).all():
+            cursors, epoch = cursors - rows, epoch + 1
+        self._cursors = {lane: int(cursors[lane]) for lane in self._cursors}
+        self._state = PlanState(
+            plan_hash=self._plan.hash,
+            step=self._state.step + bool(counts[_PAIRS]),
+            epoch=epoch,
+            cursors=tuple(cursors.tolist()),
+            phase=self._state.phase,
+            phase_step=self._state.phase_step + bool(counts[_PAIRS]),
+            rounds=self._state.rounds + 1,
+        )
+        return Step(
+            slots=slots,
+            lanes=tuple(self._lanes),
+            num_masked=int(counts[_MASKED]),
+            num_labelled=int(counts[_LABELLED]),
+            num_pairs=int(counts[_PAIRS]),
+            num_tokens=int(counts[_TOKENS]),
+            num_squared=int(counts[_SQUARED]),
+            num_lost=int(counts[_LOST]),
+            state=self._state,
+            wait_s=self._wait_s,
+            shard_paths=self._plan.shard_paths,
+        )
+
+    def one_epoch(self) -> Iterator[Step]:
+        """Steps up to the end of the epoch; the same number on every rank."""
+        epoch = self._state.epoch
+        while self._state.epoch == epoch:
+            yield self.next_step()
+
+    def close(self) -> None:
+        """Stop reading ahead. Idempotent."""
+        self._blocks.close()
+
+    def _rows_left(self) -> NDArray[np.int64]:
+        """[G] rows since the epoch began that each lane may have taken after the next slot."""
+        plan, state = self._plan, self._state
+        if plan.pairs is None:
+            return plan.lane_rows(state.epoch)
+        return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
+
+    def _refs(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[BlockRef]:
+        """All that this rank's lanes read, epoch after epoch; runs in the thread that reads ahead."""
+        for epoch in epochs:
+            blocks = self._plan.blocks(epoch, lanes=list(cursors), cursors=list(cursors.values()))
+            yield from make_refs(self._plan, blocks, epoch=epoch)
+            rows = self._plan.lane_rows(epoch)
+            cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
+
+    def _next_block(self, lane: int) -> Rows | int:
+        """The lane's next block, or its number of rows where it is lost; those of other lanes before it wait."""
+        start = time.perf_counter()
+        while not self._waiting[lane]:
+            ref, table = next(self._blocks)
+            if isinstance(table, BlockError):
+                if not self._skip_corrupt:
+                    raise table
+                logger.warning("%d rows are passed over (ingest.skip_corrupt): %s", ref.stop - ref.start, table)
+                self._waiting[ref.lane].append(ref.stop - ref.start)
+            else:
+                self._waiting[ref.lane].append(Rows.from_table(table, epoch=ref.epoch))
+        self._wait_s += time.perf_counter() - start
+        taken = self._waiting[lane].popleft()
+        if isinstance(taken, int):
+            self._lost[lane] += taken
+        return taken
+
+
+def validation_plan(manifest: Manifest, *, shape: SlotShape, lanes: int, max_pairs: int | None = None) -> Plan:
+    """Plan over the first `max_pairs` held-out rows of an order that depends on the data set alone (None: all).
+
+    Raises PlanError where nothing is held out.
+    """
+    rows = manifest.num_rows("validation")
+    if rows == 0:
+        raise PlanError(
+            "the data set holds no validation rows; build it with validation_fraction above 0, or switch evaluation off"
+        )
+    rows = min(rows, max_pairs or rows)
+    return Plan(
+        manifest, split="validation", lanes=min(lanes, rows), shape=shape, seed=0, pairs=None, max_rows=max_pairs
+    )

@@ -1,0 +1,122 @@
+"""DeepSpeed made ready: its dictionary as a pure function of the config, and an import that compiles nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from pipeline.settings import ConfigError
+from trainer.config.schema import Precision, TrainerConfig
+
+INITIAL_LOSS_SCALE = 2.0**16
+"""First loss scale of fp16; the engine moves it (DeepSpeed sees a constant one at each step)."""
+
+LARGEST_BUCKET = 2**25
+"""Elements of gradients that are reduced together; holds BERT-Large's word table."""
+
+
+def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_elements: int) -> dict[str, Any]:
+    """DeepSpeed's settings for a model of `num_elements` trained as `micro_batches` a step and rank.
+
+    `config.deepspeed` is merged over the result, nested mappings key by key.
+    """
+    dictionary: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": micro_batches,
+        "gradient_clipping": 0.0 if config.zero_stage == 0 else config.optimizer.clip_norm,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**62,
+    }
+    if config.zero_stage > 0:
+        dictionary["zero_optimization"] = _zero_settings(config.zero_stage, num_elements=num_elements)
+    if config.precision == "bf16":
+        # The test of every single gradient costs a third of the step (608 launches for BERT-Large).
+        dictionary["bf16"] = {"enabled": True, "check_grad_overflow": False}
+    if config.precision == "fp16":
+        dictionary["fp16"] = {"enabled": True, "loss_scale": INITIAL_LOSS_SCALE}
+    own_sums = config.zero_stage in (1, 2) and not config.deepspeed.given()  # trainer/engine/gradients.py
+    if config.precision != "fp32" and not own_sums:
+        send_fp32 = config.communication_data_type == "fp32"
+        if send_fp32:
+            dictionary["communication_data_type"] = "fp32"
+        if send_fp32 or micro_batches > 1:
+            # Sums over micro-batches and ranks lose the small ones in 8 or 11 bits of mantissa.
+            dictionary["data_types"] = {"grad_accum_dtype": "fp32"}
+    return _merge(dictionary, config.deepspeed.given())
+
+
+def _zero_settings(stage: int, *, num_elements: int) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "stage": stage,
+        # A buffer of this size is allocated for each backward, whatever the model's size (default: 5e8, 2 GB).
+        "reduce_bucket_size": min(LARGEST_BUCKET, num_elements),
+        # Overlap with compiled models has raced (DeepSpeed#8061, #5545): off until a parity test covers it.
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+    }
+    if stage == 3:
+        # True would replace torch.nn.functional.linear for the whole process.
+        settings["memory_efficient_linear"] = False
+        # Below this many elements (biases, LayerNorm) a parameter stays whole on every rank.
+        settings["stage3_param_persistence_threshold"] = 8192
+    return settings
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        known = merged.get(key)
+        merged[key] = _merge(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def bound_waits(timeout_s: int) -> None:
+    """Give every group of ranks that is made from now on the time-out of the config.
+
+    DeepSpeed makes groups of its own without one: torch would then let ranks wait for a frozen one for half an hour
+    (10 minutes on GPUs), whatever the time-out of the default group.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    distributed_c10d.default_pg_timeout = timeout
+    distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
+
+
+def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool = False) -> ModuleType:
+    """Import DeepSpeed for `device` without its probing of compilers and without a first-use compilation.
+
+    `logs`: let it log what it is asked to measure. Sets DS_ACCELERATOR, LOCAL_RANK and, on GPUs, TORCH_CUDA_ARCH_LIST
+    in this process's environment. Raises ConfigError where the device cannot compute in `precision`.
+    """
+    os.environ["DS_ACCELERATOR"] = device.type
+    if device.type == "cuda":
+        os.environ["LOCAL_RANK"] = str(device.index)
+        # DeepSpeed cannot parse "9.0a".
+        architectures = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace("a", "")
+        if architectures:
+            os.environ["TORCH_CUDA_ARCH_LIST"] = architectures
+    else:
+        os.environ.setdefault("LOCAL_RANK", "0")
+    import deepspeed
+    import deepspeed.ops
+    from deepspeed.runtime import bf16_optimizer
+
+    # Memory reports that no log level turns off, each with a garbage collection (2 s an engine).
+    bf16_optimizer.see_memory_usage = lambda *_args, **_kwargs: None
+    # DeepSpeed calls collectives by names that torch 2.13 is giving up: one line a call.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    # gloo through shared memory is C++ that DeepSpeed compiles on first use (50 s, needs g++).
+    deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
+    logging.getLogger("DeepSpeed").setLevel(logging.INFO if logs else logging.WARNING)
+    if precision == "fp16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+        raise ConfigError(f"precision=fp16: this machine's {device.type} cannot; set precision=bf16 or fp32")
+    module: ModuleType = deepspeed
+    return module

@@ -1,0 +1,260 @@
+"""One training engine over DeepSpeed: forward, backward, step, and its state by named slices.
+
+With trainer/engine_*.py the only code that knows DeepSpeed. Invariant: between two steps the state of a
+run is `steps_taken`, the loss scale and the slices; nothing else is needed to go on, at any world size,
+stage or precision. A step is applied whole or not at all: the gradient norm is tested once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.config.schema import TrainerConfig
+from trainer.engine import zero_state
+from trainer.engine.deepspeed_setup import INITIAL_LOSS_SCALE, bound_waits, deepspeed_dictionary, load_deepspeed
+from trainer.engine.gradients import PartitionedGradients
+from trainer.engine.host_copy import Arriving
+from trainer.engine.optimizers import build_optimizer, count_updates
+from trainer.engine.zero_state import LocalSlice
+
+SliceReader = Callable[[str, int, int], dict[str, Tensor]]
+"""(name, start, stop) -> the elements [start, stop) of "parameter", "exp_avg", "exp_avg_sq", 1-D fp32."""
+
+SCALE_WINDOW = 1000
+"""fp16: finite steps in a row after which the loss scale is doubled."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`grad_norm` before clipping, unscaled, the same on every rank (not finite if `skipped`)."""
+
+    grad_norm: float
+    skipped: bool
+
+
+@dataclass(slots=True)
+class LossScale:
+    """fp16's loss scale: halved after an overflow, doubled after SCALE_WINDOW finite steps; else 1."""
+
+    value: float = 1.0
+    finite_steps: int = 0
+
+    def update(self, *, finite: bool) -> None:
+        """Move the scale after a step."""
+        self.finite_steps = self.finite_steps + 1 if finite else 0
+        if not finite:
+            self.value = max(1.0, self.value / 2)
+        elif self.finite_steps % SCALE_WINDOW == 0:
+            self.value *= 2
+
+
+class Engine:
+    """A model under DeepSpeed ZeRO 0-3 on this rank. torch.distributed must be initialized.
+
+    `micro_batches`: backward calls of one step, the same on every rank. A step is that many times
+    `backward(loss of engine(batch), last=...)`, then `step`.
+    """
+
+    def __init__(self, model: nn.Module, *, config: TrainerConfig, device: torch.device, micro_batches: int) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError("Engine needs an initialized process group (torch.distributed)")
+        bound_waits(config.collective_timeout_s)
+        deepspeed = load_deepspeed(device, precision=config.precision, logs=config.deepspeed.has_reports())
+        self.device = device
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.stage = config.zero_stage
+        self.micro_batches = micro_batches
+        self.steps_taken = 0
+        self.loss_scale = LossScale(INITIAL_LOSS_SCALE if config.precision == "fp16" else 1.0)
+        self._dynamic_scale = config.precision == "fp16"
+        self._clip_norm = config.optimizer.clip_norm
+        model.to(device)
+        drawn = {} if config.precision == "fp32" else _copy_parameters(model)
+        num_elements = sum(parameter.numel() for _, parameter in zero_state.trainable_parameters(model))
+        optimizer = build_optimizer(model, config=config.optimizer)
+        self._engine: Any = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            config=deepspeed_dictionary(config, micro_batches=micro_batches, num_elements=num_elements),
+        )[0]
+        self.module: nn.Module = self._engine.module
+        if self.stage == 3:
+            for module in self.module.modules():
+                module.parameters_stay = False
+        self.compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
+        if self.compiled:
+            # Random numbers as eager code draws them: the same seed gives the same dropout in both.
+            self.module.compile(dynamic=False, options={"fallback_random": True})
+        self._count_updates = partial(count_updates, config=config.optimizer)
+        zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(0))
+        if drawn:  # DeepSpeed made its fp32 weights from ones that were rounded to `precision`
+            self._write_slices(lambda name, start, stop: {"parameter": drawn[name].view(-1)[start:stop]})
+        self._gradients: PartitionedGradients | None = None
+        if self.stage in (1, 2) and not config.deepspeed.given():
+            self._gradients = PartitionedGradients(
+                self._engine.optimizer,
+                micro_batches=micro_batches,
+                whole=self.stage == 1,
+                send_fp32=config.communication_data_type == "fp32",
+            )
+        elif self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
+            # Non-finite gradients show in the global norm, which is computed anyway: test that one number.
+            self._engine.optimizer.check_grad_overflow = True
+            self._engine.optimizer.check_overflow = lambda partition_gradients=True: None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Forward pass of the model. Under ZeRO-3 collective: every rank calls it equally often."""
+        return self._engine(*inputs) if self._gradients is None else self.module(*inputs)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradients of `loss` (scalar); `last`: this is the step's last micro-batch.
+
+        Gradients are averaged over ranks and summed over micro-batches, so that the loss to pass is
+        (sum over the micro-batch) x world size / (count over all ranks and micro-batches).
+        """
+        if self._gradients is not None:
+            torch.autograd.backward(loss * self.loss_scale.value if self._dynamic_scale else loss)
+            self._gradients.add(last=last)
+            return
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> StepResult:
+        """Clip to optimizer.clip_norm and update with `learning_rate`; skip where the norm is not finite."""
+        for group in self._base_optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self.stage == 0:
+            result = self._step_replicated()
+        elif self._gradients is None:
+            result = self._step_partitioned()
+        else:
+            result = self._step_with(self._gradients)
+        if not result.skipped:
+            self.steps_taken += 1
+        if self._dynamic_scale:
+            self.loss_scale.update(finite=not result.skipped)
+            self._engine.optimizer.loss_scaler.cur_scale = self.loss_scale.value
+        return result
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Evaluation mode without gradients inside; call the engine as in training."""
+        training = self.module.training
+        self._engine.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._engine.train(training)
+            if self.stage == 3:  # forward leaves all parameters gathered; in training the step shares them out again
+                self._engine.optimizer.empty_partition_cache()
+
+    def local_slices(self) -> list[LocalSlice]:
+        """Views of this rank's share of parameters and moments; the ranks' shares cover all, once."""
+        slices = zero_state.list_slices(self._engine, stage=self.stage, rank=self.rank)
+        return slices if self.stage else [self._own_share(piece) for piece in slices]
+
+    def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
+        """Take over parameters and moments from `read`, whatever wrote them. Collective.
+
+        `loss_scale`: of a checkpoint in fp16, used if this engine is fp16 too; None: this engine begins with its own.
+        """
+        zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(steps_taken))
+        self._write_slices(read)
+        self.steps_taken = steps_taken
+        if self._dynamic_scale and loss_scale is not None:
+            self.loss_scale = loss_scale
+            self._engine.optimizer.loss_scaler.cur_scale = loss_scale.value
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Full shape of every trainable parameter by name."""
+        parameters = zero_state.trainable_parameters(self.module)
+        return {name: zero_state.full_shape(parameter) for name, parameter in parameters}
+
+    def broadcast_int(self, value: int) -> int:
+        """Rank 0's value, on every rank. Collective."""
+        tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
+        dist.broadcast(tensor, src=0)
+        return int(tensor.item())
+
+    def optimizer_bytes(self) -> int:
+        """Bytes of Adam's moments on this rank."""
+        return zero_state.optimizer_bytes(self._engine, stage=self.stage)
+
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters that the model computes with, on this rank, between two steps."""
+        return zero_state.parameter_bytes(self._engine, stage=self.stage)
+
+    def close(self) -> None:
+        """Take DeepSpeed's hooks off the model."""
+        self._engine.destroy()
+
+    @property
+    def _base_optimizer(self) -> torch.optim.Optimizer:
+        return zero_state.base_optimizer(self._engine, stage=self.stage)
+
+    def _write_slices(self, read: SliceReader) -> None:
+        for piece in zero_state.list_slices(self._engine, stage=self.stage, rank=self.rank):
+            for kind, values in read(piece.name, piece.start, piece.stop).items():
+                piece.tensors[kind].copy_(values)
+        zero_state.refresh_working_copies(self._engine, stage=self.stage)
+
+    def _step_replicated(self) -> StepResult:
+        parameters = [p for _, p in zero_state.trainable_parameters(self.module)]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        grad_norm = float(norm)
+        if not math.isfinite(grad_norm):
+            self._engine.zero_grad()
+            return StepResult(grad_norm=grad_norm, skipped=True)
+        if self._clip_norm > 0.0:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self._clip_norm, norm)
+        self._engine.step()
+        return StepResult(grad_norm=grad_norm, skipped=False)
+
+    def _step_partitioned(self) -> StepResult:
+        self._engine.step()
+        optimizer = self._engine.optimizer
+        return StepResult(grad_norm=float(optimizer._global_grad_norm), skipped=bool(optimizer.overflow))
+
+    @torch.no_grad()
+    def _step_with(self, gradients: PartitionedGradients) -> StepResult:
+        """Clips, and leaves out a step that is not finite, inside AdamW's own kernel: the host waits for neither."""
+        unit = self.world_size * self.loss_scale.value
+        norm = gradients.norm() / unit
+        excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)
+        divisor, skip = (excess * unit).float(), (~norm.isfinite()).float()
+        reported = Arriving(norm)
+        zero_state.update_partitions(
+            self._engine,
+            gradients.partitions,
+            rank=self.rank,
+            step=self._count_updates(self.steps_taken + 1),
+            divisor=divisor,
+            skip=skip,
+        )
+        gradients.clear()
+        grad_norm = float(reported.here())
+        return StepResult(grad_norm=grad_norm, skipped=not math.isfinite(grad_norm))
+
+    def _own_share(self, piece: LocalSlice) -> LocalSlice:
+        numel = piece.stop - piece.start
+        first = numel * self.rank // self.world_size
+        stop = numel * (self.rank + 1) // self.world_size
+        tensors = {kind: values[first:stop] for kind, values in piece.tensors.items()}
+        return LocalSlice(name=piece.name, start=piece.start + first, shape=piece.shape, tensors=tensors)
+
+
+def _copy_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """fp32 copies of the trainable parameters by name."""
+    return {name: p.detach().float().clone() for name, p in zero_state.trainable_parameters(model)}

@@ -1,0 +1,244 @@
+"""Memory of a GPU in training, estimated before anything starts; and the largest micro-batch that a card holds.
+
+N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers among which a ZeRO stage shares states out,
+micro-batches of T tokens, L layers of width h:
+
+    weights      e N             (stage 3: e N / W, and the gathered e N while they are used)
+    masters      4 N / W         (stage 0: none, the weights are fp32)
+    moments      8 N / W         (stage 0: 8 N)
+    gradients    e N / W, or 4 N / W if several micro-batches are summed, and then 4 N more in stage 1 if W > 1
+                 (stage 0: 4 N)
+    buckets      2 x 2^25 e      of gradients that are reduced together
+    activations  L T (16 e h + 4 heads + 16), and what the ends of the model keep: autograd saves 16 tensors of width h
+                 a layer (norm, query, key, value, context, two branches, norm; GELU's input and output of 4 h each)
+    loss         a chunk of logits in e bytes, and the word table's gradient in fp32
+
+When backward begins, all activations and the loss are there; at its end, all parameters have a gradient of e N: the
+larger counts. Held against BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count. Left out: the
+CUDA context, NCCL, and what the allocator cannot use, for which a tenth of a card is left free.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from pipeline.settings import ConfigError
+from trainer.config.schema import ModelConfig, TrainerConfig
+from trainer.data.batch_shape import derive_shape
+from trainer.data.micro_batch import SlotShape
+from trainer.data.phases import OpenPhase
+from trainer.data.plan import PlanError
+from trainer.engine.deepspeed_setup import LARGEST_BUCKET
+from trainer.model.bert import VOCABULARY_MULTIPLE
+from trainer.model.cross_entropy import GPU_CHUNK_BYTES
+
+USABLE_SHARE = 0.9
+"""Of a card's memory: what an estimate may take."""
+SLOT_STEP = 1024
+"""Derived limits of a slot are multiples of so many tokens, so that cards of about the same memory have the same."""
+_GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one GPU at the peak of a step, by what they hold."""
+
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return sum(self.parts.values())
+
+    def describe(self) -> str:
+        """`32.1 GB (weights 0.7, ..., activations and loss 26.4)`"""
+        parts = ", ".join(f"{name} {size / _GB:.1f}" for name, size in self.parts.items())
+        return f"{self.total / _GB:.1f} GB ({parts})"
+
+
+def estimate_memory(
+    config: TrainerConfig, *, vocabulary_size: int, slot: SlotShape, micro_batches: int, workers: int
+) -> Memory:
+    """Memory of one of `workers` GPUs that takes `micro_batches` slots of a shape a step."""
+    model, stage = config.model, config.zero_stage
+    width, rows = model.width, -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    numel, size = count_parameters(model, vocabulary_size=vocabulary_size), 4 if config.precision == "fp32" else 2
+    shared = numel / workers if stage else numel
+    several = micro_batches > 1
+    whole = 4 * numel if several and stage == 1 and workers > 1 else 0
+    activations = _activations(config, slot=slot, size=size)
+    chunk = min(slot.masked, max(1, GPU_CHUNK_BYTES // (size * rows))) * rows
+    loss = chunk * size + rows * width * 4
+    ends = size * numel + 2 * activations / model.num_layers  # of backward: all gradients, and one layer's activations
+    return Memory(
+        {
+            "weights": size * (numel + (shared if stage == 3 else 0)),
+            "masters": 4 * shared if stage else 0,
+            "moments": 8 * shared,
+            "gradients": (4 if several or not stage else size) * shared + whole,
+            "buckets": 2 * size * min(LARGEST_BUCKET, numel) if stage else 4 * numel,
+            "activations and loss": max(activations + loss, ends),
+        }
+    )
+
+
+def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Card | None) -> str:
+    """What a step takes of each GPU, beside what the smallest one has; empty if no GPU is used.
+
+    ConfigError if the smallest one is known and has less, with the settings that need less.
+    """
+    if not may_use_gpus(config) or (card is None and config.device == "auto" and _is_on_cluster(config)):
+        return ""
+    memory = largest_memory(config, phases=phases)
+    text = f"memory: about {memory.describe()} of each GPU"
+    if card is None:
+        return f"{text}; the memory of the GPUs is not known"
+    if memory.total > card.num_bytes:
+        raise ConfigError(f"{text}, and the smallest is {card.describe()}; {name_remedies(config, phases=phases)}")
+    text = f"{text}; the smallest is {card.describe()}"
+    if memory.total <= USABLE_SHARE * card.num_bytes:
+        return text
+    return f"{text}; WARNING: more than {USABLE_SHARE:.0%} of it: {name_remedies(config, phases=phases)}"
+
+
+def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
+    """The settings that need less memory and that the plan allows; `phases`: empty if they cannot be opened."""
+    remedies = []
+    if not phases:
+        remedies.append("make slots smaller (batch.lanes, batch.tokens_per_slot)")
+    elif smaller := _name_smaller_slots(config, phases=phases):
+        remedies.append(smaller)
+    slots = bool(remedies)
+    if config.zero_stage < 3 and config.workers > 1:
+        remedies.append(f"raise zero_stage={config.zero_stage}")
+    if config.precision == "fp32":
+        remedies.append("set precision=bf16")
+    if not remedies:
+        remedies.append("no smaller slots are possible: take GPUs with more memory, or a smaller model.size")
+    kept = ". A run that has begun keeps its slots: other slots need another output"
+    return ", or ".join(remedies) + (kept if slots else "")
+
+
+def _name_smaller_slots(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
+    """`a slot has 128 tokens: double batch.lanes to 4`, of the phase with the largest; empty if none can be smaller."""
+    opened = max(phases, key=lambda each: each.shape.slot.tokens)
+    batch, shape, longest = opened.phase.config.batch, opened.shape, opened.manifest.max_seq_length
+    half, lanes = max(longest, shape.slot.tokens // 2), min(2 * shape.lanes, int(shape.pairs))
+    size = {"tokens_per_slot": half} if batch.tokens_per_slot is not None else {}
+    ways = [{"lanes": lanes, **size}]
+    if batch.lanes is None:
+        ways.insert(0, {"greatest_slot" if batch.greatest_slot is not None and not size else "tokens_per_slot": half})
+    for way in ways:
+        with suppress(PlanError):
+            smaller = derive_shape(opened.manifest, batch=batch.model_copy(update=way))
+            if smaller.slot.tokens < shape.slot.tokens:
+                changes = [
+                    f"{'double' if value == 2 * shape.lanes else 'raise'} {_place(config, opened, name)} to {value:,}"
+                    if name == "lanes"
+                    else f"lower {_place(config, opened, name)} to {value:,}"
+                    for name, value in way.items()
+                ]
+                return f"a slot has {shape.slot.tokens:,} tokens: {' and '.join(changes)}"
+    return ""
+
+
+def _place(config: TrainerConfig, opened: OpenPhase, name: str) -> str:
+    """The key of a setting of the batch where it acts on a phase."""
+    index = opened.phase.index
+    inherited = not config.phases or getattr(config.phases[index].batch, name, None) is None
+    if name == "greatest_slot" or not config.phases or (inherited and getattr(config.batch, name) is not None):
+        return f"batch.{name}"
+    return f"phases.{index}.batch.{name}"
+
+
+def _is_on_cluster(config: TrainerConfig) -> bool:
+    return config.launcher == "ray" and bool(os.environ.get("RAY_ADDRESS"))
+
+
+def may_use_gpus(config: TrainerConfig) -> bool:
+    """Whether the workers may be on GPUs; of a cluster that is not known yet."""
+    if config.device != "auto":
+        return config.device == "cuda"
+    return _is_on_cluster(config) or torch.cuda.device_count() > 0
+
+
+def with_greatest_slot(config: TrainerConfig, greatest: int | None) -> TrainerConfig:
+    """The config with this `batch.greatest_slot`."""
+    return config.model_copy(update={"batch": config.batch.model_copy(update={"greatest_slot": greatest})})
+
+
+def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Memory:
+    """Of the phase that needs most, with the fewest workers that the run goes on with."""
+    workers = config.min_workers or config.workers
+    estimates = [
+        estimate_memory(
+            config,
+            vocabulary_size=each.manifest.vocabulary_size,
+            slot=each.shape.slot,
+            micro_batches=-(-each.shape.lanes // workers),
+            workers=workers,
+        )
+        for each in phases
+    ]
+    return max(estimates, key=lambda memory: memory.total)
+
+
+def largest_slot(
+    config: TrainerConfig, *, vocabulary_size: int, longest: int, card_bytes: float, most: int
+) -> int | None:
+    """Tokens of the largest slot, up to `most`, that fits a card if nothing is shared out among workers, or None.
+
+    As of one worker, whatever their number: the plan must not depend on it. `longest`: the data set's longest row.
+    """
+    for tokens in range(most, 0, -SLOT_STEP):
+        if tokens < longest:
+            return None
+        slot = SlotShape(tokens=tokens, pairs=-(-tokens // 16), masked=-(-tokens // 5), max_seq_length=longest)
+        needed = estimate_memory(config, vocabulary_size=vocabulary_size, slot=slot, micro_batches=2, workers=1)
+        if needed.total <= USABLE_SHARE * card_bytes:
+            return tokens
+    return None
+
+
+def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
+    """Weights of BERT with both heads; the masked-LM head's matrix is the embedding's."""
+    width, inner = model.width, 4 * model.width
+    rows = -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    embeddings = (rows + model.max_positions + 2 + 2) * width
+    attention = 4 * (width * width + width)
+    layer = attention + (width * inner + inner) + (inner * width + width) + 4 * width
+    heads = 2 * (width * width + width) + 2 * width + vocabulary_size + 2 * width + 2
+    return embeddings + model.num_layers * layer + heads
+
+
+def _activations(config: TrainerConfig, *, slot: SlotShape, size: int) -> float:
+    """What autograd saves in forward."""
+    model, width = config.model, config.model.width
+    compiled = config.compile if config.compile is not None else config.zero_stage < 3
+    kernels = config.precision != "fp32"
+    layer: float = 16 * size * width + 4 * model.num_heads + 16
+    if not compiled and not (kernels and model.norm == "post" and config.zero_stage < 3) and model.dropout:
+        layer += 2 * width  # masks of bytes
+    if not kernels:  # attention over padded rows: query, key, value and context once more
+        layer += 4 * size * width * slot.sequences * slot.max_seq_length / slot.tokens
+    ends = 3 * size * width + 32  # embeddings, and the batch itself
+    heads = size * width * (6 * slot.masked + 4 * slot.pairs)
+    return slot.tokens * (model.num_layers * layer + ends) + heads
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The smallest GPU that a run may get."""
+
+    num_bytes: float
+    name: str
+    """For people."""
+
+    def describe(self) -> str:
+        """`NVIDIA L4 of 24.1 GB`"""
+        return f"{self.name} of {self.num_bytes / 1e9:.1f} GB"

@@ -1,0 +1,132 @@
+"""Before the first step of a compiled run: does the compiled model give the gradients of the eager one?
+
+A compiler once gave zeros for the gradients of a loss, and nothing else looked wrong. The very graph that is trained
+is compared, on the run's first micro-batch, dropout included: its masks are a function of the seed. Cost: one eager
+forward and backward pass; the compilation is the one that training needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.settings import ConfigError
+from trainer.config.schema import Precision
+from trainer.engine.engine import Engine
+from trainer.engine.zero_state import trainable_parameters
+from trainer.model.batch import Batch
+
+TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.05}
+"""Greatest relative difference of a loss or of the norm of a parameter's gradient. Measured: 1e-6, 0.002, 0.01."""
+SLACK: Mapping[Precision, float] = {"fp32": 1e-5, "fp16": 1e-4, "bf16": 5e-4}
+"""And of a norm this share of the whole gradient's: sums that cancel are rounding (of the next-sentence bias 6% was
+seen). The median parameter has a hundredth of the whole, so that a tenth of its norm may be missing."""
+FP16_SCALE = 1024.0
+"""Of the loss in fp16, whose small gradients would vanish."""
+_SHOWN = 4
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Losses of one forward and backward pass, and the norm of each parameter's gradient, by name."""
+
+    losses: dict[str, float]
+    norms: dict[str, float]
+
+
+def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, seed: int) -> None:
+    """Raise ConfigError, on all ranks, if compiled and eager losses or gradients of `batch` differ. Collective.
+
+    `seed` of torch's generators, for both passes. Parameters, their gradients and the engine's state stay as they are.
+    If the eager pass does not fit into the GPU's memory, or is not finite, a warning says so and nothing is compared.
+    """
+    eager = _run_eager(engine, batch, seed=seed, precision=precision)
+    complaints: list[str] = []
+    if eager is not None:
+        compiled = _run(engine, batch, seed=seed, stance="default", precision=precision)
+        complaints = compare(compiled, eager, precision=precision)
+    answers: list[list[str]] = [[] for _ in range(engine.world_size)]
+    dist.all_gather_object(answers, complaints)
+    found = next((answer for answer in answers if answer), [])
+    if found:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise ConfigError(
+            f"self-check: compiled by torch {torch.__version__}, the model gives other results than eager code on the "
+            f"first micro-batch: {'; '.join(found[:_SHOWN])}{more}. It would not learn as it should: set compile=false "
+            f"(slower), or use another version of torch; set self_check=false to train anyway"
+        )
+
+
+def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision) -> Passed | None:
+    try:
+        eager = _run(engine, batch, seed=seed, stance="force_eager", precision=precision)
+    except torch.OutOfMemoryError:
+        if engine.stage == 3:  # the other ranks wait in this pass's collectives
+            raise
+        logger.warning(
+            "no self-check: the eager model needs more memory than the GPU has left; lower batch.tokens_per_slot, or "
+            "set self_check=false"
+        )
+        return None
+    if not all(map(math.isfinite, eager.losses.values())):
+        logger.warning("no self-check: the losses of the first micro-batch are not finite: %s", eager.losses)
+        return None
+    return eager
+
+
+def compare(compiled: Passed, eager: Passed, *, precision: Precision) -> list[str]:
+    """What differs by more than TOLERANCE and SLACK allow, the greatest excess first; not what is finite in neither."""
+    whole = sum(norm**2 for norm in eager.norms.values() if math.isfinite(norm)) ** 0.5
+    pairs = [(f"{name} loss", compiled.losses[name], loss, 0.0) for name, loss in eager.losses.items()]
+    pairs += [
+        (f"gradient norm of {name}", compiled.norms[name], norm, SLACK[precision] * whole)
+        for name, norm in eager.norms.items()
+    ]
+    found = []
+    for what, here, there, slack in pairs:
+        excess = _excess(here, there, allowed=TOLERANCE[precision] * max(abs(here), abs(there)) + slack)
+        if excess > 1.0:
+            found.append((excess, f"{what} {here:.6g} compiled, {there:.6g} eager"))
+    return [text for _, text in sorted(found, key=lambda each: -each[0])]
+
+
+def _excess(here: float, there: float, *, allowed: float) -> float:
+    """The difference in units of what is allowed; infinite if only one is finite."""
+    if not (math.isfinite(here) and math.isfinite(there)):
+        return math.inf if math.isfinite(here) != math.isfinite(there) else 0.0
+    return abs(here - there) / allowed if here != there else 0.0
+
+
+def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Precision) -> Passed:
+    parameters = dict(trainable_parameters(engine.module))
+    scale = FP16_SCALE if precision == "fp16" else 1.0
+    torch.manual_seed(seed)
+    with torch.compiler.set_stance(stance):
+        output = engine.module(batch)
+        losses = {
+            "masked-LM": output.mlm_loss_sum / max(1, batch.num_masked),
+            "next-sentence": output.nsp_loss_sum / max(1, batch.num_labelled),
+        }
+        # Not backward(): DeepSpeed's hooks on the parameters must not see these gradients.
+        gradients = torch.autograd.grad(sum(losses.values()) * scale, list(parameters.values()), allow_unused=True)
+    norms = [_norm(gradient, device=engine.device) for gradient in gradients]
+    values = torch.stack([*(loss.detach().double() for loss in losses.values()), *norms]).tolist()
+    return Passed(
+        losses=dict(zip(losses, values, strict=False)),
+        norms=dict(zip(parameters, values[len(losses) :], strict=True)),
+    )
+
+
+def _norm(gradient: Tensor | None, *, device: torch.device) -> Tensor:
+    if gradient is None:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    return norm.double()

@@ -1,0 +1,221 @@
+"""What a rank holds of each parameter: views of its fp32 values and Adam moments, named, in any ZeRO stage.
+
+Invariant: over all ranks of a run the slices cover every element of every trainable parameter exactly
+once. No collective is needed to list them. The only file besides engine.py that knows how DeepSpeed
+keeps its partitions (0.19.8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.engine.optimizers import MOMENTS
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSlice:
+    """Elements [start, start + numel) of the flattened parameter `name`, whose full shape is `shape`.
+
+    `tensors` holds 1-D fp32 views of the live storage: "parameter", "exp_avg", "exp_avg_sq".
+    """
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+    tensors: dict[str, Tensor]
+
+    @property
+    def stop(self) -> int:
+        """First element after the slice."""
+        return self.start + self.tensors["parameter"].numel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fragment:
+    """A piece of a parameter inside `base`, the tensor that the base optimizer steps."""
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+    values: Tensor
+    base: Tensor
+    offset: int
+
+
+def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Named trainable parameters, tied ones once, under their first name."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Shape of the whole parameter, also where ZeRO-3 has taken its storage away."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def list_slices(engine: Any, *, stage: int, rank: int) -> list[LocalSlice]:
+    """All that this rank's optimizer steps, as views. With stage 0 that is everything, on every rank."""
+    state = base_optimizer(engine, stage=stage).state
+    return [
+        LocalSlice(
+            name=piece.name,
+            start=piece.start,
+            shape=piece.shape,
+            tensors={
+                "parameter": piece.values,
+                **{m: state[piece.base][m].view(-1).narrow(0, piece.offset, piece.values.numel()) for m in MOMENTS},
+            },
+        )
+        for piece in _fragments(engine, stage=stage, rank=rank)
+    ]
+
+
+def base_optimizer(engine: Any, *, stage: int) -> torch.optim.Optimizer:
+    """The AdamW inside DeepSpeed's wrapper."""
+    optimizer: torch.optim.Optimizer = engine.optimizer if stage == 0 else engine.optimizer.optimizer
+    return optimizer
+
+
+def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
+    """Create missing moments as zeros and set Adam's step count to `updates`, as torch's fused AdamW itself would.
+
+    Called before the first step too: DeepSpeed makes the state lazily in some stages and steps once with
+    empty gradients in others.
+    """
+    optimizer = base_optimizer(engine, stage=stage)
+    for base in _base_tensors(engine, stage=stage):
+        state = optimizer.state[base]
+        for moment in MOMENTS:
+            if moment not in state:
+                state[moment] = torch.zeros_like(base.data, memory_format=torch.preserve_format)
+        state["step"] = torch.tensor(updates, dtype=torch.float32, device=base.device)
+
+
+@torch.no_grad()
+def refresh_working_copies(engine: Any, *, stage: int) -> None:
+    """Bring the parameters that the model computes with up to date with the fp32 slices (collective)."""
+    optimizer = engine.optimizer
+    if stage in (1, 2):
+        optimizer.update_lp_params()
+    if stage == 3:
+        optimizer._partition_all_parameters()
+        for group in range(len(optimizer.fp16_groups)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+
+
+def parameter_bytes(engine: Any, *, stage: int) -> int:
+    """Bytes of the parameters the model computes with that this rank holds between two steps."""
+    total = 0
+    for _, parameter in trainable_parameters(engine.module):
+        held: list[Tensor] = [parameter.data]
+        if stage == 3:
+            held.append(_zero3(parameter).ds_tensor)
+        total += sum(tensor.numel() * tensor.element_size() for tensor in held)
+    return total
+
+
+def optimizer_bytes(engine: Any, *, stage: int) -> int:
+    """Bytes of Adam's moments that this rank holds."""
+    state = base_optimizer(engine, stage=stage).state
+    return sum(
+        state[base][moment].numel() * state[base][moment].element_size()
+        for base in _base_tensors(engine, stage=stage)
+        for moment in MOMENTS
+    )
+
+
+def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
+    optimizer = engine.optimizer
+    for name, p in trainable_parameters(engine.module):
+        shape = full_shape(p)
+        if stage == 0:
+            yield _Fragment(name, 0, shape, p.data.view(-1), p, 0)
+        elif stage == 3:
+            group, offset, size = optimizer.grad_position[optimizer.get_param_id(p)]
+            start = size * rank
+            held = max(0, min(size, _zero3(p).ds_numel - start))
+            base = optimizer.fp32_partitioned_groups_flat[group]
+            if held:
+                yield _Fragment(name, start, shape, base.data.narrow(0, offset, held), base, offset)
+        elif (link := _zero12_link(p)) is not None:
+            base = _flat_partitions(optimizer)[link.param_group_index]
+            address = link.lp_fragment_address
+            yield _Fragment(name, address.start, shape, link.hp_fragment.data, base, link.hp_fragment_address.start)
+
+
+def update_partitions(
+    engine: Any, gradients: Sequence[Tensor], *, rank: int, step: float, divisor: Tensor, skip: Tensor
+) -> None:
+    """AdamW's step number `step` over this rank's partitions, then the working copies on all ranks: stages 1 and 2.
+
+    An infinite step leaves the moments' bias uncorrected (trainer.engine.optimizers.count_updates).
+    Gradients are divided by `divisor`; where `skip` is not zero nothing changes. Collective.
+    """
+    zero = engine.optimizer
+    working = [shares[rank] for shares in zero.parallel_partitioned_bit16_groups]
+    if not all(map(can_update_on_gpu, working)):
+        zero.optimizer.grad_scale, zero.optimizer.found_inf = divisor, skip
+        for base, gradient in zip(_flat_partitions(zero), gradients, strict=True):
+            base.grad = gradient.to(base.dtype)
+        zero.optimizer.step()
+        zero.update_lp_params()
+        return
+    from trainer.model.kernels import adamw
+
+    groups = zero.optimizer.param_groups
+    for base, gradient, copy, group in zip(_flat_partitions(zero), gradients, working, groups, strict=True):
+        state = zero.optimizer.state[base]
+        adamw.update(
+            base.data,
+            exp_avg=state["exp_avg"],
+            exp_avg_sq=state["exp_avg_sq"],
+            gradient=gradient,
+            working=copy.data,
+            divisor=divisor,
+            skip=skip,
+            step=step,
+            learning_rate=group["lr"],
+            weight_decay=group["weight_decay"],
+            betas=group["betas"],
+            epsilon=group["eps"],
+        )
+    if dist.get_world_size() > 1:
+        for flat, copy in zip(zero.bit16_groups_flat, working, strict=True):
+            dist.all_gather_into_tensor(flat, copy)  # in place: the copy is this rank's part of it
+
+
+def can_update_on_gpu(working: Tensor) -> bool:
+    """Whether kernels.adamw is made for this device and type."""
+    return working.is_cuda and working.dtype in (torch.bfloat16, torch.float16)
+
+
+def _flat_partitions(optimizer: Any) -> list[Tensor]:
+    """fp32 partitions of stages 1 and 2 (BF16_Optimizer is what stage 1 becomes with fp32 accumulation)."""
+    if hasattr(optimizer, "single_partition_of_fp32_groups"):
+        return list(optimizer.single_partition_of_fp32_groups)
+    return list(optimizer.fp32_groups_flat_partition)
+
+
+def _base_tensors(engine: Any, *, stage: int) -> list[Tensor]:
+    if stage == 0:
+        return [p for _, p in trainable_parameters(engine.module)]
+    if stage == 3:
+        return list(engine.optimizer.fp32_partitioned_groups_flat)
+    return _flat_partitions(engine.optimizer)
+
+
+def _zero3(parameter: nn.Parameter) -> Any:
+    """The parameter with the attributes that ZeRO-3 hangs on it."""
+    return parameter
+
+
+def _zero12_link(parameter: Any) -> Any:
+    """Where this rank's part of the parameter lies in the flat partition; None where it has no part."""
+    return parameter._hp_mapping

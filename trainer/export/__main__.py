@@ -1,0 +1,45 @@
+"""`python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`: writes a run as a transformers model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pipeline.settings import fail
+from trainer.export.folder import DTYPES, export
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0 done, 2 refused."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.export", description="Export a run for transformers.")
+    parser.add_argument(
+        "run", help="run directory or its URL (its newest checkpoint that verifies), or one checkpoint folder"
+    )
+    parser.add_argument("out", help="folder to write; an earlier export there is replaced")
+    parser.add_argument("--data", help="the run's data set, where it was moved")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, help="the checkpoint of this step instead of the newest")
+    which.add_argument("--best", action="store_true", help="the checkpoint with the least held-out loss that is there")
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32", help="of the weights (default: fp32)")
+    options = parser.parse_args(arguments)
+    try:
+        done = export(
+            options.run,
+            out=options.out,
+            data=options.data,
+            step=options.step,
+            best=options.best,
+            dtype=options.dtype,
+        )
+    except (ValueError, OSError) as error:
+        return fail(error)
+    print(
+        f"exported step {done.step:,} ({done.checkpoint}) to {done.folder}: {done.model_type}, "
+        f"{done.num_parameters:,} parameters"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""Export a run as a transformers model: `python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`.
+
+OUT is whole or absent: it is written beside its place and renamed. Needs neither DeepSpeed nor transformers, and no
+accelerator. Pre-LN models become `megatron-bert`, which is transformers' name for that layout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pipeline import storage
+from pipeline.dataset.manifest import (
+    TOKENIZER_FOLDER,
+    DataSetError,
+    Manifest,
+    file_sha256,
+    read_manifest,
+    resolve_inside,
+)
+from pipeline.storage.durable import sync
+from pipeline.storage.folders import put_in_place
+from pipeline.storage.locations import Location, locate
+from trainer.checkpoint.format import STATE, is_checkpoint, step_of
+from trainer.checkpoint.load import CheckpointState, list_checkpoints, newest_verified, read_state, read_weights
+from trainer.checkpoint.retention import rank_evaluations
+from trainer.config.saved import validate_saved
+from trainer.config.schema import TrainerConfig
+from trainer.data.phases import resolve_phases
+from trainer.export.model_card import render_model_card
+from trainer.hf.pretrained import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE
+from trainer.hf.weight_names import MODEL_TYPES, to_transformers, transformers_config
+from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
+
+MARKER = "cloze_export.json"
+"""Lists the export's files with their sha256; a folder with it may be replaced by a later export."""
+FORMAT = "cloze-export-1"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class ExportError(ValueError):
+    """A run cannot be exported, or not to where it was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was written."""
+
+    folder: Path
+    checkpoint: Location
+    step: int
+    model_type: str
+    num_parameters: int
+
+
+def export(
+    source: str | Path,
+    *,
+    out: str | Path,
+    data: str | Path | None = None,
+    step: int | None = None,
+    best: bool = False,
+    dtype: str = "fp32",
+) -> Export:
+    """Write the newest verified checkpoint of a run directory (or one checkpoint folder) to `out`.
+
+    config.json, model.safetensors (transformers' names, tied decoder left out as save_pretrained does; pooler and
+    next-sentence head left out where nothing trained them), the data set's tokenizer files (and the longest trained row
+    in tokenizer_config.json), README.md and MARKER. An earlier export in `out` is replaced in one rename.
+    `data`: the data set, where it no longer lies where the run read it. `step`, `best`: the checkpoint of that step, or
+    with the least held-out loss among the newest evaluations that compare. `dtype`: a key of DTYPES. Raises ValueError
+    (ExportError, CheckpointError, DataSetError) naming what is wrong; `out` is then as it was.
+    """
+    target = Path(os.path.abspath(out))
+    _check_target(target)
+    checkpoint = _find_checkpoint(locate(source), step=step, best=best)
+    state = read_state(checkpoint)
+    config = validate_saved(state.config, origin=str(locate(checkpoint, STATE)))
+    phase = max(phase.index for phase in resolve_phases(config) if phase.first_step < max(1, state.step))
+    root = str(data if data is not None else resolve_phases(config)[phase].config.data)
+    manifest, tokenizer_files = _open_tokenizer(root)
+    if state.data_hash and state.data_hash != manifest.hash:
+        raise ExportError(
+            f"{checkpoint}: was trained on data set {state.data_hash[:12]}, {root} is {manifest.hash[:12]}, whose ids "
+            f"may mean other tokens; name the data set of the run with --data"
+        )
+    weights = read_weights(checkpoint)
+    if len(weights["mlm_head.bias"]) != manifest.vocabulary_size:
+        raise ExportError(
+            f"{checkpoint}: its vocabulary has {len(weights['mlm_head.bias'])} entries, that of {root} has "
+            f"{manifest.vocabulary_size}: this is not the data set of the run; name that one with --data"
+        )
+    longest, pair_heads = _find_rows(state, config=config, phase=phase, manifest=manifest)
+    tensors = to_transformers(
+        weights, norm=config.model.norm, vocabulary_size=manifest.vocabulary_size, pair_heads=pair_heads
+    )
+    tensors = {name: _round(tensor, name=name, dtype=dtype) for name, tensor in tensors.items()}
+    num_parameters = sum(tensor.numel() for tensor in tensors.values())
+    card = render_model_card(
+        config,
+        manifest=manifest,
+        data_card=_read_text(storage.join(root, "README.md")),
+        step=state.step,
+        phase=phase,
+        pair_heads=pair_heads,
+        num_parameters=num_parameters,
+        training=_last_record(checkpoint, name=METRICS_NAME, step=state.step),
+        evaluation=_last_record(checkpoint, name=EVALUATIONS_NAME, step=state.step),
+    )
+    settings = transformers_config(
+        config.model,
+        vocabulary_size=manifest.vocabulary_size,
+        pad=manifest.special.pad,
+        pair_heads=pair_heads,
+        dtype=str(DTYPES[dtype]).removeprefix("torch."),
+    )
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        _write_folder(partial, tensors=tensors, settings=settings, card=card, tokenizer_files=tokenizer_files)
+        _write_longest(partial / TOKENIZER_CONFIG_FILE, length=longest)
+        _write_marker(partial, step=state.step, manifest=manifest)
+        replaced = put_in_place(partial, final=target)
+        sync(target.parent)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
+    except OSError as error:
+        raise ExportError(f"{target}: cannot be written: {error}; free space or give another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    model_type = MODEL_TYPES[config.model.norm]
+    return Export(target, checkpoint, state.step, model_type, num_parameters)
+
+
+def _check_target(target: Path) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir() or target.is_symlink():
+        raise ExportError(f"{target}: is not a folder; give another one")
+    present = {path.name for path in target.iterdir()}
+    if not present:
+        return
+    if MARKER not in present:
+        raise ExportError(f"{target}: is not empty and not an earlier export; give a new folder")
+    try:
+        listed = json.loads((target / MARKER).read_bytes())["files"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ExportError(f"{target / MARKER}: is damaged; remove {target} or give a new folder") from error
+    foreign = sorted(present - {MARKER} - set(listed))
+    if foreign:
+        raise ExportError(
+            f"{target}: beside an earlier export it holds {', '.join(foreign)}, which would be lost; move that away or "
+            f"give a new folder"
+        )
+
+
+def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Location:
+    if is_checkpoint(source):
+        if step is not None or best:
+            raise ExportError(f"{source}: is one checkpoint; give the run directory with --step or --best")
+        return source
+    if step is not None or best:
+        found = {step_of(folder): folder for folder in list_checkpoints(source)}
+        if step is not None:
+            wanted, what = [step], f"of step {step}"
+        else:
+            losses = (rank_evaluations(source) or [{}])[-1]
+            wanted, what = sorted(losses, key=lambda one: (losses[one], one)), "that was evaluated"
+        chosen = next((found[one] for one in wanted if one in found), None)
+        if chosen is None:
+            steps = ", ".join(map(str, found)) or "none at all"
+            keep = "; checkpoint.keep_best keeps the best ones" if best else ""
+            raise ExportError(f"{source}: has no checkpoint {what}; those that are there: {steps}{keep}")
+        return chosen
+    newest = newest_verified(source)
+    if newest is None:
+        raise ExportError(f"{source}: holds no checkpoint; train first, or give a run directory or a checkpoint")
+    return newest
+
+
+def _find_rows(state: CheckpointState, *, config: TrainerConfig, phase: int, manifest: Manifest) -> tuple[int, bool]:
+    """The longest row that the weights were trained on, and whether next sentences were among what they learned.
+
+    Of checkpoints from before that was noted: by the data sets of the phases so far, as far as they can be read.
+    """
+    if state.rows:
+        return state.rows["longest"], state.rows["next_sentence"]
+    manifests, certain = [manifest], config.model.initialize_from is None
+    for earlier in resolve_phases(config)[:phase]:
+        try:
+            manifests.append(read_manifest(earlier.config.data))
+        except DataSetError:
+            certain = False
+    pairs = not certain or any(each.next_sentence != "none" for each in manifests)
+    return max(each.max_seq_length for each in manifests), pairs
+
+
+def _round(tensor: Tensor, *, name: str, dtype: str) -> Tensor:
+    rounded = tensor.to(DTYPES[dtype])
+    if not rounded.isfinite().all() and tensor.isfinite().all():
+        raise ExportError(f"{name}: holds {tensor.abs().max():g}, more than {dtype} can; give --dtype bf16 or fp32")
+    return rounded
+
+
+def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
+    """The data set's manifest and its tokenizer files by name, hashes checked."""
+    try:
+        manifest = read_manifest(root)
+    except DataSetError as error:
+        raise ExportError(f"the tokenizer comes from the run's data set: {error} (moved? --data DIR)") from error
+    files: dict[str, str] = {}
+    for name, expected in manifest.files.items():
+        folder, _, file = name.rpartition("/")
+        if folder != TOKENIZER_FOLDER:
+            continue
+        path = resolve_inside(root, name)
+        if storage.find_file(path) is None:
+            raise ExportError(f"{path}: listed in the data set's manifest but missing; restore it")
+        found = file_sha256(path)
+        if found != expected:
+            raise ExportError(f"{path}: sha256 {found} differs from the manifest's {expected}; restore it")
+        files[file] = path
+    if "tokenizer.json" not in files:
+        raise ExportError(f"{root}: its manifest lists no {TOKENIZER_FOLDER}/tokenizer.json; build the data set again")
+    return manifest, files
+
+
+def _last_record(checkpoint: Location, *, name: str, step: int) -> dict[str, Any] | None:
+    run = storage.parent_of(storage.parent_of(checkpoint))
+    records = read_last_lines(locate(run, name), through=step)
+    return records[-1] if records else None
+
+
+def _read_text(path: str) -> str:
+    return storage.read_bytes(path).decode("utf-8") if storage.find_file(path) is not None else ""
+
+
+def _write_folder(
+    folder: Path,
+    *,
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    card: str,
+    tokenizer_files: Mapping[str, str],
+) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    save_file(dict(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="ascii")
+    # save_file lets the owner alone read, whatever the umask says.
+    (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    for name, path in tokenizer_files.items():
+        storage.fetch_file(path, folder / name)
+
+
+def _write_longest(file: Path, *, length: int) -> None:
+    """What `truncation=True` cuts to: positions behind the longest row were never trained."""
+    tree = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    text = json.dumps({**tree, "model_max_length": length}, indent=2, sort_keys=True, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:
+    """List the files with their hashes; on disk before the folder gets its name."""
+    files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
+    tree = {"format": FORMAT, "step": step, "vocabulary_hash": manifest.vocabulary_hash, "files": files}
+    (folder / MARKER).write_text(json.dumps(tree, indent=1) + "\n", encoding="ascii")
+    for path in [*folder.iterdir(), folder]:
+        sync(path)

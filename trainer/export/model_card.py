@@ -1,0 +1,165 @@
+"""README.md of an exported model: how to use it, what it was trained on and how, what it reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from pipeline.dataset.manifest import Manifest
+from trainer.config.schema import TrainerConfig
+from trainer.hf.weight_names import architecture_of
+
+_SHOWN_SETTINGS = ("model", "batch", "optimizer", "schedule")
+
+
+def render_model_card(
+    config: TrainerConfig,
+    *,
+    manifest: Manifest,
+    data_card: str,
+    step: int,
+    phase: int = 0,
+    pair_heads: bool = True,
+    num_parameters: int,
+    training: Mapping[str, Any] | None,
+    evaluation: Mapping[str, Any] | None,
+) -> str:
+    """The card's text; the same for the same arguments.
+
+    manifest, data_card (README.md): of the data set of phase number `phase`. training, evaluation: last lines of the
+    run's metrics and evaluations up to `step`, None where there are none. pair_heads: the model has pooler and
+    next-sentence head.
+    """
+    licence = _front_matter(data_card).get("license")
+    front: dict[str, Any] = {
+        "language": sorted({source["language"] for source in manifest.config.get("sources", ())}),
+        **({"license": licence} if licence else {}),
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["bert", "fill-mask", "pretraining"],
+    }
+    architecture = architecture_of(config.model, pair_heads=pair_heads)
+    begun = "from given weights (see below)" if _start(config) else "from scratch"
+    lines = [
+        "---",
+        yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
+        "---",
+        "",
+        f"# BERT ({config.model.size}), pretrained with Cloze",
+        "",
+        f"{num_parameters:,} parameters: {config.model.num_layers} layers, {config.model.num_heads} heads, width "
+        f"{config.model.width}, {config.model.max_positions} positions, vocabulary {manifest.vocabulary_size:,}, "
+        f"{config.model.norm}-LayerNorm. Pretrained {begun} on masked words"
+        + ("" if manifest.next_sentence == "none" else f" and next sentences ({manifest.next_sentence})")
+        + f", {step:,} steps.",
+        "",
+        "```python",
+        f"from transformers import AutoTokenizer, {architecture}",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
+        f'model = {architecture}.from_pretrained("THIS_FOLDER")',
+        "```",
+        "",
+        "`AutoModel` and `AutoModelForMaskedLM` load it too and leave out the heads that they do not have."
+        if pair_heads
+        else "It was not trained on next sentences: it has no pooler (`AutoModel`: `add_pooling_layer=False`).",
+        "",
+        *_start(config),
+        "## Results",
+        "",
+        *_results(training, evaluation),
+        "",
+        "## Data",
+        "",
+        *_phases(config, phase=phase),
+        *_data(manifest),
+        "",
+        "## Training",
+        "",
+        "```yaml",
+        yaml.safe_dump(_settings(config), sort_keys=False, allow_unicode=True).rstrip(),
+        "```",
+        "",
+        "## Licence and limits",
+        "",
+        *_licence(data_card, licence=licence),
+        "The model was not reviewed for bias or for facts: it repeats what its texts say.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _start(config: TrainerConfig) -> list[str]:
+    if config.resume_from is not None:
+        return [f"The run is a branch: its steps go on from the checkpoint `{config.resume_from}` of another run.", ""]
+    if config.model.initialize_from is not None:
+        return [f"Training started from the weights of `{config.model.initialize_from}`, not from random ones.", ""]
+    return []
+
+
+def _results(training: Mapping[str, Any] | None, evaluation: Mapping[str, Any] | None) -> list[str]:
+    rows = []
+    for name, record in (("training, last step", training), ("held-out", evaluation)):
+        if record is not None:
+            values = [record.get(key) for key in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy")]
+            shown = " | ".join("" if value is None else f"{value:.4f}" for value in values)
+            rows.append(f"| {name} | {record['step']:,} | {shown} |")
+    if not rows:
+        return ["None were recorded."]
+    head = "| | step | masked-LM loss, nats | masked-LM accuracy | next-sentence loss | next-sentence accuracy |"
+    lines = [head, "|---|---:|---:|---:|---:|---:|", *rows]
+    if evaluation is not None and evaluation.get("unigram_loss") is not None:
+        lines += [
+            "",
+            f"The training set's word frequencies alone give a held-out masked-LM loss of "
+            f"{evaluation['unigram_loss']:.4f} nats.",
+        ]
+    return lines
+
+
+def _phases(config: TrainerConfig, *, phase: int) -> list[str]:
+    if len(config.phases) < 2:
+        return []
+    number = f"phase {phase + 1} of {len(config.phases)}"
+    return [f"This is the data set of {number} (see Training), in which the checkpoint was written.", ""]
+
+
+def _data(manifest: Manifest) -> list[str]:
+    lines = [
+        f"{manifest.num_rows('train'):,} sentence pairs ({manifest.num_tokens('train'):,} tokens) of at most "
+        f"{manifest.max_seq_length} tokens, {manifest.mask_sets} mask set(s) each; "
+        f"{manifest.num_rows('validation'):,} pairs of other documents held out. Data set `{manifest.hash}`, "
+        f"vocabulary `{manifest.vocabulary_hash}`.",
+        "",
+    ]
+    for source in manifest.config.get("sources", ()):
+        name = f"{source['name']}: " if source.get("name") else ""
+        lines.append(f"- {name}{source['kind']} ({source['language']})")
+    return lines
+
+
+def _settings(config: TrainerConfig) -> dict[str, Any]:
+    tree = config.model_dump(mode="json", include=set(_SHOWN_SETTINGS))
+    if config.phases:
+        tree["phases"] = [
+            phase.model_dump(mode="json", exclude={"data"}, exclude_defaults=True) for phase in config.phases
+        ]
+    return {**tree, "max_steps": config.max_steps, "precision": config.precision, "seed": config.seed}
+
+
+def _licence(data_card: str, *, licence: Any) -> list[str]:
+    said = [line for line in data_card.splitlines() if "licence" in line.lower() or "license" in line.lower()]
+    said = [line for line in said if not line.startswith(("license:", "#"))]
+    if licence:
+        return [f"The data set's card gives its licence as {licence}.", *said, ""]
+    return [*(said or ["The data set's card names no licence of its texts: ask whoever made it."]), ""]
+
+
+def _front_matter(card: str) -> Mapping[str, Any]:
+    parts: Sequence[str] = card.split("---\n", 2)
+    if not card.startswith("---\n") or len(parts) < 3:
+        return {}
+    tree = yaml.safe_load(parts[1])
+    return tree if isinstance(tree, dict) else {}

@@ -1,0 +1,279 @@
+"""Reading exported models and transformers' `bert` and `megatron-bert` folders, whole or not at all.
+
+Invariant: a model that was read gives the logits of the folder, of all heads that its class has. Whatever would change
+them (a missing head, another activation, another LayerNorm) is refused. Costs a second and 1.3 GB for BERT-Large.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file
+from torch import Tensor
+
+from pipeline import storage
+from pipeline.storage.locations import Location, locate
+from trainer.config.schema import MODEL_SHAPES, ModelConfig
+from trainer.hf.vocabulary_check import check_same_vocabulary
+from trainer.hf.weight_names import (
+    ACTIVATIONS,
+    MASKED_ARCHITECTURES,
+    MODEL_TYPES,
+    PAIR_HEADS,
+    POSITION_TABLE,
+    WORD_TABLE,
+    from_transformers,
+    transformers_names,
+)
+from trainer.model import BertForPretraining
+from trainer.model.embeddings import NUM_SEGMENTS
+from trainer.model.encoder import FEED_FORWARD_FACTOR
+from trainer.model.layers import LAYER_NORM_EPSILON
+
+CONFIG_FILE = "config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate")
+_EXACT_NAMES = ("gelu", "gelu_python")
+_TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+_IGNORED = ("bert.embeddings.position_ids",)
+_SHOWN = 4
+
+
+class PretrainedError(ValueError):
+    """A folder cannot be what a model starts from."""
+
+
+def initialize_from(model: BertForPretraining, *, folder: str | Path, data_tokenizer: str | Path) -> bool:
+    """Overwrite all weights with those of a model folder whose vocabulary is the data set's. Before the engine.
+
+    `folder`: an export of ours, or what transformers' save_pretrained wrote of BertForPreTraining, BertForMaskedLM or
+    their Megatron forms. `data_tokenizer`: DATA/tokenizer. Returns whether pooler and next-sentence head are the
+    folder's (a ForMaskedLM may have none: they stay as they are). Raises ValueError, with nothing changed, that names
+    the folder, what differs, and the remedy.
+    """
+    source = locate(folder)
+    settings = read_config(source)
+    check_config(model.config, settings=settings, folder=source)
+    check_same_vocabulary(source, data_tokenizer=data_tokenizer)
+    return load_weights(model, folder=source)
+
+
+def load_model(folder: str | Path) -> BertForPretraining:
+    """The model of a folder, in evaluation mode, fp32, on the CPU. ValueError as in initialize_from."""
+    source = locate(folder)
+    settings = read_config(source)
+    config = model_config(settings, folder=source)
+    model = BertForPretraining(config, vocabulary_size=settings.get("vocab_size", 30_522))
+    load_weights(model, folder=source)
+    return model.eval()
+
+
+@torch.no_grad()
+def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
+    """Copy a folder's weights into a model of the same config; all are checked before the first is copied.
+
+    Returns whether pooler and next-sentence head were among them.
+    """
+    tensors = _rename(read_tensors(folder), folder=folder)
+    norm = model.config.norm
+    masked_only = MASKED_ARCHITECTURES[norm] in (read_config(folder).get("architectures") or ())
+    pair_heads = not masked_only or any(name.startswith(("bert.pooler.", "cls.seq_")) for name in tensors)
+    parameters = {
+        name: parameter for name, parameter in model.named_parameters() if pair_heads or not name.startswith(PAIR_HEADS)
+    }
+    _check_names(tensors, names=list(parameters), norm=norm, folder=folder)
+    values: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        value = _join(tensors, name=name, norm=norm, folder=folder)
+        expected = list(parameter.shape)
+        if name == WORD_TABLE:
+            expected[0] = model.vocabulary_size
+        cut = name in (WORD_TABLE, POSITION_TABLE, "mlm_head.bias") and value.shape[0] > expected[0]
+        value = value[: expected[0]] if cut else value
+        if list(value.shape) != expected:
+            there = " + ".join(transformers_names(name, norm=norm))
+            raise PretrainedError(
+                f"{folder}: {there} has shape {list(value.shape)}, this model needs {expected}; "
+                f"{_remedy_of_shape(name, found=value.shape[0])}"
+            )
+        values[name] = value
+    for name, parameter in parameters.items():
+        value = values[name]
+        parameter[: value.shape[0]] = value
+    return pair_heads
+
+
+def read_config(folder: Location) -> dict[str, Any]:
+    """config.json of a model folder; PretrainedError where there is none."""
+    path = locate(folder, CONFIG_FILE)
+    if storage.exists(locate(folder, "checkpoints")):
+        raise PretrainedError(
+            f"{folder}: is a run directory, not a model; export it first: python -m trainer.export {folder} OUT"
+        )
+    if storage.find_file(path) is None:
+        raise PretrainedError(
+            f"{folder}: has no {CONFIG_FILE}; give the folder of an export, or of a BERT saved by transformers"
+        )
+    try:
+        settings = json.loads(storage.read_bytes(path))
+    except ValueError as error:
+        raise PretrainedError(f"{path}: is not valid JSON ({error}); export or save the model again") from error
+    if not isinstance(settings, dict) or settings.get("model_type") not in MODEL_TYPES.values():
+        found = settings.get("model_type") if isinstance(settings, dict) else None
+        raise PretrainedError(f"{path}: model_type is {found!r}; only {' and '.join(MODEL_TYPES.values())} can be read")
+    return settings
+
+
+def read_longest(folder: Location) -> int:
+    """Tokens of the longest row that a model folder is for: of its tokenizer, at most its positions."""
+    positions: int = read_config(folder).get("max_position_embeddings", 512)
+    path = locate(folder, TOKENIZER_CONFIG_FILE)
+    if storage.find_file(path) is None:
+        return positions
+    try:
+        found = json.loads(storage.read_bytes(path)).get("model_max_length")
+    except (ValueError, AttributeError) as error:
+        raise PretrainedError(f"{path}: is not a JSON object ({error}); save the tokenizer again") from error
+    # transformers writes 1e30 where no length is known
+    return int(min(found, positions)) if isinstance(found, (int, float)) and found >= 1 else positions
+
+
+def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfig:
+    """The model section that fits a config.json; PretrainedError where none does."""
+    shape = tuple(
+        settings.get(key, default)
+        for key, default in (("num_hidden_layers", 12), ("num_attention_heads", 12), ("hidden_size", 768))
+    )
+    sizes = [size for size, known in MODEL_SHAPES.items() if known == shape]
+    if not sizes:
+        raise PretrainedError(
+            f"{locate(folder, CONFIG_FILE)}: {shape[0]} layers, {shape[1]} heads, width {shape[2]} is none of the "
+            f"sizes {', '.join(MODEL_SHAPES)}"
+        )
+    config = ModelConfig(
+        size=sizes[0],
+        max_positions=settings.get("max_position_embeddings", 512),
+        activation="gelu" if settings.get("hidden_act", "gelu") in _EXACT_NAMES else "gelu_tanh",
+        norm="post" if settings["model_type"] == MODEL_TYPES["post"] else "pre",
+        dropout=float(settings.get("hidden_dropout_prob", 0.1)),
+        attention_dropout=float(settings.get("attention_probs_dropout_prob", 0.1)),
+    )
+    check_config(config, settings=settings, folder=folder)
+    return config
+
+
+def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Location) -> None:
+    """PretrainedError where a model of `config` with the folder's weights would not give the folder's logits."""
+    heads = f"model.size={config.size} has"
+    accepted = _EXACT_NAMES if config.activation == "gelu" else _TANH_NAMES
+    checks: Sequence[tuple[str, Any, Sequence[Any], str]] = (
+        ("model_type", None, (MODEL_TYPES[config.norm],), f"model.norm={config.norm} means"),
+        ("num_hidden_layers", 12, (config.num_layers,), heads),
+        ("num_attention_heads", 12, (config.num_heads,), heads),
+        ("hidden_size", 768, (config.width,), heads),
+        ("intermediate_size", 3072, (FEED_FORWARD_FACTOR * config.width,), heads),
+        (
+            "hidden_act",
+            "gelu",
+            accepted,
+            f"model.activation={config.activation} ({ACTIVATIONS[config.activation]}) means",
+        ),
+        ("layer_norm_eps", 1e-12, (LAYER_NORM_EPSILON,), "every model here has"),
+        ("type_vocab_size", 2, (NUM_SEGMENTS,), "every model here has"),
+        ("position_embedding_type", "absolute", ("absolute", None), "every model here has"),
+        ("is_decoder", False, (False,), "every model here has"),
+        ("tie_word_embeddings", True, (True,), "every model here has"),
+    )
+    file = locate(folder, CONFIG_FILE)
+    for key, default, allowed, reason in checks:
+        found = settings.get(key, default)
+        if found not in allowed:
+            raise PretrainedError(
+                f"{file}: {key} is {found!r}, but {reason} {allowed[0]!r}; change the model section to "
+                f"fit the folder, or start from another model"
+            )
+
+
+def read_tensors(folder: Location) -> dict[str, Tensor]:
+    """All tensors of model.safetensors, or of the parts that its index lists, by the names in the files."""
+    index, names = locate(folder, INDEX_FILE), [WEIGHTS_FILE]
+    if storage.find_file(locate(folder, WEIGHTS_FILE)) is None and storage.find_file(index) is not None:
+        listed = json.loads(storage.read_bytes(index))["weight_map"].values()
+        names = [Path(name).name for name in sorted(set(listed))]
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        file = locate(folder, name)
+        if storage.find_file(file) is None:
+            pickled = " (pytorch_model.bin is a pickle and is not read)" if name == WEIGHTS_FILE else ""
+            raise PretrainedError(
+                f"{file}: is missing{pickled}; save the model with transformers' save_pretrained, which writes it"
+            )
+        try:
+            tensors.update(load_file(file) if isinstance(file, Path) else load(storage.read_bytes(file)))
+        except SafetensorError as error:
+            raise PretrainedError(f"{file}: is not a whole safetensors file ({error}); copy it again") from error
+    return tensors
+
+
+def _rename(tensors: Mapping[str, Tensor], *, folder: Location) -> dict[str, Tensor]:
+    """Today's names: LayerNorm.gamma and beta (first TensorFlow conversions) and a missing `bert.` prefix mended."""
+    renamed: dict[str, Tensor] = {}
+    for old, tensor in tensors.items():
+        name = old.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        if name.startswith(("embeddings.", "encoder.", "pooler.")):
+            name = f"bert.{name}"
+        renamed[name] = tensor
+    for name in _IGNORED:
+        renamed.pop(name, None)
+    for copy, original in _TIED.items():
+        tied = renamed.pop(copy, None)
+        if tied is not None and not torch.equal(tied, renamed.setdefault(original, tied)):
+            raise PretrainedError(
+                f"{folder}: {copy} differs from {original}; models here tie them, so its logits cannot be kept"
+            )
+    return renamed
+
+
+def _check_names(tensors: Mapping[str, Tensor], *, names: Sequence[str], norm: str, folder: Location) -> None:
+    wanted = {target for name in names for target in transformers_names(name, norm=norm)}
+    missing, unknown = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted)
+    if missing:
+        heads = all(name.startswith(("cls.", "bert.pooler.")) for name in missing)
+        remedy = "save it as BertForPreTraining, with both heads" if heads else "the file is not whole: copy it again"
+        raise PretrainedError(f"{folder}: lacks {_some(missing)}; {remedy}")
+    if unknown:
+        raise PretrainedError(
+            f"{folder}: holds {_some(unknown)}, which have no place in this model; give the folder of a plain "
+            f"BertForPreTraining with the layers of model.size"
+        )
+
+
+def _join(tensors: Mapping[str, Tensor], *, name: str, norm: str, folder: Location) -> Tensor:
+    try:
+        return from_transformers(tensors, name=name, norm=norm).float()
+    except RuntimeError as error:
+        raise PretrainedError(f"{folder}: {' + '.join(transformers_names(name, norm=norm))}: {error}") from error
+
+
+def _remedy_of_shape(name: str, *, found: int) -> str:
+    if name == POSITION_TABLE:
+        return f"set model.max_positions to at most {found}"
+    if name in (WORD_TABLE, "mlm_head.bias"):
+        return "its weights and its tokenizer do not belong together"
+    return "set model.size to the folder's"
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest

@@ -1,0 +1,119 @@
+"""How transformers calls our weights and settings: `bert` for post-LN, `megatron-bert` for pre-LN.
+
+Pure, and of both directions: export.py writes by it, pretrained.py reads by it. Every tensor but two goes over as
+it is: the word table without the rows that pad it, and qkv as query, key and value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.config.schema import ModelConfig
+from trainer.model.embeddings import NUM_SEGMENTS
+from trainer.model.encoder import FEED_FORWARD_FACTOR
+from trainer.model.layers import LAYER_NORM_EPSILON
+
+WORD_TABLE = "embeddings.word.weight"
+POSITION_TABLE = "embeddings.position.weight"
+
+MODEL_TYPES = {"post": "bert", "pre": "megatron-bert"}
+ARCHITECTURES = {"post": "BertForPreTraining", "pre": "MegatronBertForPreTraining"}
+MASKED_ARCHITECTURES = {"post": "BertForMaskedLM", "pre": "MegatronBertForMaskedLM"}
+"""Without pooler and next-sentence head."""
+PAIR_HEADS = ("pooler.", "nsp_head.")
+"""How the names of our parameters begin that only next sentences train."""
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+"""transformers' hidden_act of each config value: F.gelu, exact or tanh."""
+
+_MODULES = {
+    "embeddings.word": ("bert.embeddings.word_embeddings",),
+    "embeddings.segment": ("bert.embeddings.token_type_embeddings",),
+    "embeddings.position": ("bert.embeddings.position_embeddings",),
+    "embeddings.norm": ("bert.embeddings.LayerNorm",),
+    "encoder.norm": ("bert.encoder.ln",),
+    "pooler.dense": ("bert.pooler.dense",),
+    "mlm_head.dense": ("cls.predictions.transform.dense",),
+    "mlm_head.norm": ("cls.predictions.transform.LayerNorm",),
+    "mlm_head": ("cls.predictions",),
+    "nsp_head.dense": ("cls.seq_relationship",),
+}
+_LAYER_MODULES = {
+    "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+    "attention.output": ("attention.output.dense",),
+    "feed_forward.up": ("intermediate.dense",),
+    "feed_forward.down": ("output.dense",),
+}
+_LAYER_NORMS = {
+    "post": {"attention_norm": ("attention.output.LayerNorm",), "feed_forward_norm": ("output.LayerNorm",)},
+    "pre": {"attention_norm": ("attention.ln",), "feed_forward_norm": ("ln",)},
+}
+_LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
+
+
+def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
+    """transformers' names of our parameter `name`: one, or three that follow one another along dimension 0."""
+    module, _, leaf = name.rpartition(".")
+    layer = _LAYER.fullmatch(module)
+    if layer is None:
+        return tuple(f"{target}.{leaf}" for target in _MODULES[module])
+    number, inner = layer.groups()
+    targets = (_LAYER_MODULES | _LAYER_NORMS[norm])[inner]
+    return tuple(f"bert.encoder.layer.{number}.{target}.{leaf}" for target in targets)
+
+
+def to_transformers(
+    parameters: Mapping[str, Tensor], *, norm: str, vocabulary_size: int, pair_heads: bool = True
+) -> dict[str, Tensor]:
+    """Rename, split and cut to what save_pretrained of the ForPreTraining class writes (tied decoder left out).
+
+    pair_heads=False: of the ForMaskedLM class.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        if name.startswith(PAIR_HEADS) and not pair_heads:
+            continue
+        value = parameter[:vocabulary_size] if name == WORD_TABLE else parameter
+        targets = transformers_names(name, norm=norm)
+        for target, part in zip(targets, value.chunk(len(targets)), strict=True):
+            tensors[target] = part.contiguous()
+    return tensors
+
+
+def from_transformers(tensors: Mapping[str, Tensor], *, name: str, norm: str) -> Tensor:
+    """Our parameter `name` (word table without padding) out of transformers' tensors; KeyError names what is absent."""
+    return torch.cat([tensors[target] for target in transformers_names(name, norm=norm)])
+
+
+def architecture_of(config: ModelConfig, *, pair_heads: bool) -> str:
+    """transformers' class of a model."""
+    return (ARCHITECTURES if pair_heads else MASKED_ARCHITECTURES)[config.norm]
+
+
+def transformers_config(
+    config: ModelConfig, *, vocabulary_size: int, pad: int, pair_heads: bool = True, dtype: str = "float32"
+) -> dict[str, Any]:
+    """config.json for the exported weights."""
+    return {
+        "architectures": [architecture_of(config, pair_heads=pair_heads)],
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "dtype": dtype,
+        "hidden_act": ACTIVATIONS[config.activation],
+        "hidden_dropout_prob": config.dropout,
+        "hidden_size": config.width,
+        "initializer_range": 0.02,
+        "intermediate_size": FEED_FORWARD_FACTOR * config.width,
+        "layer_norm_eps": LAYER_NORM_EPSILON,
+        "max_position_embeddings": config.max_positions,
+        "model_type": MODEL_TYPES[config.norm],
+        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "pad_token_id": pad,
+        "tie_word_embeddings": True,
+        "type_vocab_size": NUM_SEGMENTS,
+        "vocab_size": vocabulary_size,
+    }

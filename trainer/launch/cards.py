@@ -1,0 +1,128 @@
+"""How much memory the GPUs of a run have, asked before anything starts: of nvidia-smi, or of a Ray cluster's resources.
+
+No CUDA context is made here: it would stay on a GPU for the whole run, with half a GB.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from pipeline.dataset.manifest import Manifest
+from trainer.config.schema import TrainerConfig
+from trainer.data.batch_shape import GREATEST_DERIVED_SLOT
+from trainer.data.phases import Phase
+from trainer.engine.memory import SLOT_STEP, Card, largest_slot, may_use_gpus, with_greatest_slot
+
+TYPE = "accelerator_type:"
+"""Begins the name of the resource by which Ray says what GPUs a node has."""
+CARD_GB = {
+    "B200": 180,
+    "GH200": 96,
+    "H200": 141,
+    "H100": 80,
+    "A100": 40,
+    "A100-40G": 40,
+    "A100-80G": 80,
+    "L40S": 48,
+    "L40": 48,
+    "L4": 24,
+    "A10": 24,
+    "A10G": 24,
+    "V100": 16,
+    "T4": 16,
+    "P100": 16,
+}
+"""Memory by Ray's names, 10^9 bytes; the least where the maker sells several."""
+TIMEOUT_S = 20
+
+
+def find_card(config: TrainerConfig) -> Card | None:
+    """The smallest GPU of this machine, or of the cluster of RAY_ADDRESS; None for a CPU run, and if unknown."""
+    if config.device == "cpu":
+        return None
+    address = os.environ.get("RAY_ADDRESS", "") if config.launcher == "ray" else ""
+    return ask_driver() if not address else smallest_of(_list_resources(config, address=address))
+
+
+def ask_driver() -> Card | None:
+    """The smallest of this machine's GPUs that are to be used, as nvidia-smi tells it; None without it."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen == "":
+        return None
+    command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            [*command, *([f"--id={chosen}"] if chosen else [])],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
+        lines = [line.split(",", 1) for line in done.stdout.splitlines()]
+        cards = [Card(float(memory) * 2**20, name.strip()) for memory, name in lines]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return min(cards, key=lambda card: card.num_bytes, default=None)
+
+
+def smallest_of(resources: Mapping[str, float]) -> Card | None:
+    """The smallest GPU of a cluster; None if one of its kinds is not known."""
+    kinds = [name.removeprefix(TYPE) for name in resources if name.startswith(TYPE)]
+    if not resources.get("GPU") or not kinds or any(kind not in CARD_GB for kind in kinds):
+        return None
+    kind = min(kinds, key=lambda kind: CARD_GB[kind])
+    return Card(CARD_GB[kind] * 1e9, kind)
+
+
+def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, float]:
+    from trainer.launch import ray_dashboard, ray_train  # absent where the loop runs without Ray
+
+    if not address.startswith(("http://", "https://")):
+        ray_train.join_cluster(config)  # left connected, for the run itself
+        return ray_train.cluster_resources()
+    try:
+        return ray_dashboard.list_resources(address)
+    except ConnectionError:
+        return {}
+
+
+def settle_slot(
+    config: TrainerConfig, *, saved: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
+) -> tuple[TrainerConfig, Card | None, list[str]]:
+    """`batch.greatest_slot` by the smallest GPU; as in `saved`, the config that the plan is of, if there is one.
+
+    Also that GPU, and lines for the user.
+    """
+    batch = config.batch
+    derived = [
+        manifest
+        for phase, manifest in zip(phases, manifests, strict=True)
+        if phase.config.batch.tokens_per_slot is None is phase.config.batch.lanes
+    ]
+    if saved is not None or batch.greatest_slot is not None or not derived or not may_use_gpus(config):
+        if saved is not None and batch.greatest_slot is None:
+            config = with_greatest_slot(config, saved.batch.greatest_slot)
+        return config, find_card(config) if may_use_gpus(config) else None, []
+    card = find_card(config)
+    if card is None:
+        line = f"memory: that of the GPUs is not known; slots of at most {GREATEST_DERIVED_SLOT:,} tokens"
+        return config, None, [line]
+    limits = [
+        largest_slot(
+            config,
+            vocabulary_size=manifest.vocabulary_size,
+            longest=manifest.max_seq_length,
+            card_bytes=card.num_bytes,
+            most=GREATEST_DERIVED_SLOT,
+        )
+        for manifest in derived
+    ]
+    greatest = min(limit if limit is not None else SLOT_STEP for limit in limits)
+    if greatest >= GREATEST_DERIVED_SLOT:
+        return config, card, []
+    line = f"memory: slots of at most {greatest:,} tokens fit {card.describe()}; kept as batch.greatest_slot"
+    if None in limits:
+        line = f"memory: no slot fits {card.describe()} alone; batch.greatest_slot={greatest} is kept"
+    return with_greatest_slot(config, greatest), card, [line]

@@ -1,0 +1,158 @@
+"""What a run would be, before anything is started or written: steps, tokens, hours, price, room on disk, machines.
+
+`python -m trainer.run --dry-run [--tokens-per-second=N] [--price=P]`. All checks of a real start are made; a rate comes
+from the option, or from the steps that the run has done.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from pipeline import storage
+from pipeline.dataset.manifest import open_data_set
+from pipeline.settings import ConfigError
+from pipeline.storage.durable import free_bytes
+from pipeline.storage.locations import locate
+from trainer.config.schema import TrainerConfig
+from trainer.data.phases import OpenPhase, open_phases, resolve_phases
+from trainer.engine.memory import count_parameters
+from trainer.telemetry.metrics import METRICS_NAME, duration, read_last_lines
+from trainer.train.branch import steps_done
+
+FLAG, RATE, PRICE = "--dry-run", "--tokens-per-second", "--price"
+FLAGS = (FLAG, f"{RATE}=", f"{PRICE}=")
+BYTES_PER_PARAMETER = 12
+"""Of a checkpoint: weight and two moments, fp32."""
+RECENT_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says beside the config."""
+
+    tokens_per_second: float | None
+    """Of one worker."""
+    price: float | None
+    """Of one worker's hour, in any currency."""
+
+
+def read_options(flags: Sequence[str], *, program: str) -> Options:
+    """Read --tokens-per-second=N and --price=P; ConfigError if one of them is not a number above 0."""
+    found: dict[str, float] = {}
+    for flag in flags:
+        name, _, text = flag.partition("=")
+        if name not in (RATE, PRICE):
+            continue
+        try:
+            found[name] = float(text)
+        except ValueError:
+            found[name] = math.nan
+        if not 0 < found[name] < math.inf:
+            raise ConfigError(f"{program}: {flag}: give a number above 0, as in {name}=100")
+    if found and FLAG not in flags:
+        raise ConfigError(f"{program}: {next(iter(found))} goes with {FLAG}; add it")
+    return Options(found.get(RATE), found.get(PRICE))
+
+
+def describe_run(config: TrainerConfig, options: Options) -> Iterator[str]:
+    """Lines of the plan. The config has passed preflight.check; ConfigError where machines or disk do not hold it."""
+    phases = resolve_phases(config)
+    opened = open_phases(phases, manifests=[open_data_set(phase.config.data) for phase in phases])
+    done = steps_done(config)
+    tokens = tokens_left(opened, done=done)
+    yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {tokens / 1e6:,.1f} M tokens"
+    yield from describe_time(config, options, tokens=tokens)
+    yield describe_room(config, vocabulary_size=opened[0].manifest.vocabulary_size)
+    yield describe_machines(config)
+
+
+def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
+    """Expected tokens of the steps after `done`."""
+    return sum(
+        max(0, each.phase.last_step - max(done, each.phase.first_step)) * each.shape.tokens_mean for each in phases
+    )
+
+
+def describe_time(config: TrainerConfig, options: Options, *, tokens: float) -> Iterator[str]:
+    """Hours and price at the rate that was stated or measured."""
+    rate, origin = 0.0, ""
+    if options.tokens_per_second is not None:
+        rate, origin = options.tokens_per_second * config.workers, "stated"
+    else:
+        steps = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
+        if steps:
+            rate, origin = median(step["tokens_per_second"] for step in steps), "measured in this run"
+    if not rate:
+        yield f"time: not known; give {RATE}=N of one worker, or begin the run: its steps are then the measure"
+        return
+    hours = tokens / rate / 3600
+    yield f"time: {duration(3600 * hours)} at {rate:,.0f} tokens/s of {config.workers} workers ({origin})"
+    if options.price is not None:
+        yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} a worker and hour"
+
+
+def describe_room(config: TrainerConfig, *, vocabulary_size: int) -> str:
+    """Bytes of the checkpoints beside those that are free; ConfigError where not even one fits."""
+    each = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
+    best = config.checkpoint.keep_best * max(1, len(config.phases))
+    kept = config.checkpoint.keep_last + best + 1  # and the one that is being written
+    if config.checkpoint.keep_every_steps is not None:
+        kept += config.max_steps // config.checkpoint.keep_every_steps
+    text = f"checkpoints: {each / 1e6:,.1f} MB each, up to {kept}: {each * kept / 1e6:,.1f} MB"
+    if storage.is_url(config.output):
+        return text
+    folder = Path(config.output)
+    free = free_bytes(folder)
+    if free < each:
+        raise ConfigError(
+            f"output={folder}: a checkpoint needs {each:,} bytes and {free:,} are free; free space, or give another "
+            f"output"
+        )
+    short = "; WARNING: that is not enough, lower checkpoint.keep_last or free space" if free < each * kept else ""
+    return f"{text}; {free / 1e6:,.0f} MB are free{short}"
+
+
+def describe_machines(config: TrainerConfig) -> str:
+    """Where the workers would run; ConfigError where they do not fit. Asks a Ray cluster that there is, and starts
+    none."""
+    gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
+    if config.launcher == "processes":
+        from trainer.launch.processes import resolve_device
+
+        device = resolve_device(config).device
+        return f"machines: {config.workers} processes on {device}, this machine has {cores} cores and {gpus} GPUs"
+    from trainer.launch import ray_train
+
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith(("http://", "https://")):
+        return _describe_from_afar(config, address)
+    if address:
+        with ray_train.ray_session(config) as settled:
+            return f"machines: {config.workers} workers on {settled.device} fit the cluster {address}"
+    needed = math.ceil(ray_train.cpus_needed(config, workers=config.workers))
+    resources = {"CPU": float(max(cores, needed)), "GPU": float(gpus)}
+    device = ray_train.check_resources(config, resources, cluster=False).device
+    return f"machines: {config.workers} workers on {device}, this machine has {cores} cores and {gpus} GPUs"
+
+
+def _describe_from_afar(config: TrainerConfig, address: str) -> str:
+    """As the dashboard tells it, where jobs are submitted: nobody outside the cluster can join it."""
+    from trainer.launch import ray_dashboard, ray_train
+    from trainer.launch.elastic import largest_resources
+
+    try:
+        present = ray_dashboard.list_resources(address)
+    except ConnectionError as error:
+        return (
+            f"machines: not looked at: the dashboard at RAY_ADDRESS={address} does not tell its nodes ({error}); "
+            f"`ray job submit -- python trainer/run.py {FLAG} ...` looks from inside the cluster"
+        )
+    device = ray_train.check_resources(config, largest_resources(present, config=None), cluster=True).device
+    return f"machines: {config.workers} workers on {device} fit the cluster {address}"

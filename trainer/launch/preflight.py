@@ -1,0 +1,232 @@
+"""What is read and checked before anything starts: the command line, its paths, the data set, the plan.
+
+Invariant: after these checks a run can only fail for what happens later; a refused run has written nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import storage
+from pipeline.dataset.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
+from pipeline.settings import Arguments, ConfigError, load_tree, validate
+from pipeline.storage.lease import refuse_if_alive
+from pipeline.storage.locations import locate
+from pipeline.storage.paths import expand_path, refuse_lost_path
+from trainer.checkpoint.format import step_of
+from trainer.checkpoint.load import CheckpointError, list_checkpoints, newest_verified, read_state
+from trainer.config.effects import refuse_idle_settings
+from trainer.config.saved import drop_idle_settings, read_run_config
+from trainer.config.schema import TrainerConfig
+from trainer.data.held_out import check_held_out
+from trainer.data.phases import OpenPhase, Phase, find_start, open_phases, resolve_phases
+from trainer.data.plan import PlanState
+from trainer.engine.memory import judge_memory, with_greatest_slot
+from trainer.hf import pretrained
+from trainer.hf.vocabulary_check import check_same_vocabulary
+from trainer.launch.cards import settle_slot
+from trainer.launch.run_directory import check_run_directory, is_run_config
+from trainer.telemetry.metrics import EVALUATIONS_NAME, read_last_lines
+from trainer.train.branch import (
+    check_branch,
+    find_branch_start,
+    is_branch_to_begin,
+    read_trained,
+    settle_source,
+    source_config,
+    steps_done,
+)
+
+SAMPLE_CONFIG = Path("trainer") / "configs" / "sample.yaml"
+PATH_KEYS = ("data", "output", "resume_from", "working_folder", "model.initialize_from")
+
+
+def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
+    """The config of a command line, its paths absolute.
+
+    A run's own config.yaml may hold settings without effect, as earlier versions wrote: they are left out. Without
+    --config it is the repository's sample, whose own paths are relative to the repository. All other relative paths
+    are relative to the current directory. Raises ConfigError.
+    """
+    file = arguments.file if arguments.file is not None else repository / SAMPLE_CONFIG
+    overridden = {override.partition("=")[0] for override in arguments.overrides}
+    tree = load_tree(file, overrides=arguments.overrides)
+    if is_run_config(file):
+        tree = drop_idle_settings(tree, origin=str(file), keep=overridden)
+    config = validate(TrainerConfig, tree, origin=str(file))
+    for key in (*PATH_KEYS, *(f"phases.{index}.data" for index in range(len(config.phases)))):
+        value = _get(config, key)
+        if value is None:
+            continue
+        value = expand_path(value, key=key, local_only=key == "working_folder")
+        if os.path.isabs(value) or storage.is_url(value):
+            config = _set(config, key, value)
+            continue
+        refuse_lost_path(value, key=key)
+        base = repository if arguments.file is None and key not in overridden else Path.cwd()
+        config = _set(config, key, os.path.normpath(base / value))
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the checks found."""
+
+    lines: tuple[str, ...]
+    """For the user: data set, batch, what changed since the run began."""
+    done: bool
+    """All steps are done and evaluated, and the last checkpoint verifies: nothing to launch."""
+    config: TrainerConfig
+    """The run's, with what is settled once, when it begins: the checkpoint that it starts from, batch.greatest_slot."""
+
+
+def check(config: TrainerConfig) -> Checked:
+    """Check data set, model, plan and run directory against each other; writes nothing. Raises ValueError."""
+    saved = read_run_config(locate(config.output))
+    config = settle_source(config, saved=saved)
+    phases = resolve_phases(config)
+    full = config.ingest.verify == "full"
+    opened_sets = {
+        data: open_data_set(data, full=full) for data in dict.fromkeys(phase.config.data for phase in phases)
+    }
+    manifests = [opened_sets[phase.config.data] for phase in phases]
+    for phase, manifest in zip(phases, manifests, strict=True):
+        check_model(phase.config, manifest=manifest)
+    planned = saved
+    if saved is None and is_branch_to_begin(config):
+        planned = _source_with_plan(config, phases=phases, manifests=manifests)
+    config, card, lines = settle_slot(config, saved=planned, phases=phases, manifests=manifests)
+    phases = resolve_phases(config)
+    opened = open_phases(phases, manifests=manifests)
+    for each in opened:
+        if config.workers > each.plan.lanes:
+            batch = f"phases.{each.phase.index}.batch.lanes" if config.phases else "batch.lanes"
+            raise ConfigError(
+                f"workers={config.workers} exceeds the {each.plan.lanes} lanes of the plan: some would never work; "
+                f"lower workers or set {batch}={config.workers}"
+            )
+    refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
+    warnings = _check_held_out(config, phases=opened)
+    changes = check_run_directory(config)
+    refuse_if_alive(config.output)
+    step = check_checkpoints(config, phases=opened)
+    evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
+    evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
+    done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
+    if not done and (memory := judge_memory(config, phases=opened, card=card)):
+        lines.append(memory)
+    if is_branch_to_begin(config):
+        lines.append(check_branch(config, phases=opened).describe(str(config.resume_from)))
+    for each in opened:
+        lines += [each.describe_place(len(opened))] if config.phases else []
+        lines += each.describe()
+    return Checked((*lines, *warnings, *changes), done=done, config=config)
+
+
+def _source_with_plan(
+    config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
+) -> TrainerConfig | None:
+    """Settings of a branch's source if the data go on with its plan; None where they begin anew, as in a new run."""
+    source, state = source_config(config), read_state(locate(str(config.resume_from)))
+    if config.batch.greatest_slot is None:
+        phases = resolve_phases(with_greatest_slot(config, source.batch.greatest_slot))
+    try:
+        opened = open_phases(phases, manifests=manifests)
+    except ValueError:  # told when the phases are opened with what is settled
+        return None
+    goes_on = state.step < config.max_steps and find_branch_start(state, phases=opened).same_data
+    return source if goes_on else None
+
+
+def _check_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
+    """check_held_out, also against what the source of a branch that is to begin was trained on."""
+    if not is_branch_to_begin(config):
+        return check_held_out(phases)
+    trained, lost = read_trained(config, phases=phases)
+    before = []
+    for phase, manifest in trained:
+        try:
+            verify_shards(phase.config.data, manifest.shards)
+            before.append((phase, manifest))
+        except DataSetError as error:
+            lost.append(str(error))
+    unread = [
+        f"WARNING: resume_from={config.resume_from}: whether it was trained on what is held out here cannot be told: "
+        f"{trouble}; bring that back to have it compared"
+        for trouble in lost
+    ]
+    return [*unread, *check_held_out(phases, before=before, step=steps_done(config))]
+
+
+def _newest_is_whole(config: TrainerConfig) -> bool:
+    """Whether no worker would go on from an older checkpoint. CheckpointError where none verifies."""
+    newest = newest_verified(config.output)
+    return newest is not None and step_of(newest) == step_of(list_checkpoints(config.output)[-1])
+
+
+def check_model(config: TrainerConfig, *, manifest: Manifest) -> None:
+    """Refuse a model that the data set's rows do not fit, or whose given weights or vocabulary do not fit it.
+
+    A run with checkpoints reads no given weights any more: where they lay may be gone.
+    """
+    if manifest.max_seq_length > config.model.max_positions:
+        raise ConfigError(
+            f"data={config.data}: max_seq_length={manifest.max_seq_length} exceeds model.max_positions="
+            f"{config.model.max_positions}; raise model.max_positions, or build the data set with shorter rows"
+        )
+    if config.model.initialize_from is not None and not list_checkpoints(config.output):
+        folder = locate(config.model.initialize_from)
+        pretrained.check_config(config.model, settings=pretrained.read_config(folder), folder=folder)
+        check_same_vocabulary(folder, data_tokenizer=storage.join(config.data, TOKENIZER_FOLDER))
+
+
+def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> int | None:
+    """Step of the newest checkpoint, None where there is none. ValueError where it is of other phases, data or plans.
+
+    Reads manifest and state; that every other byte is as it was written is verified when the workers resume.
+    """
+    for folder in reversed(list_checkpoints(config.output)):
+        try:
+            state = read_state(folder)
+        except CheckpointError:
+            continue
+        plan_state = PlanState.from_tree(state.plan_state)
+        opened = phases[min(plan_state.phase, len(phases) - 1)]
+        if state.data_hash and state.data_hash != opened.manifest.hash:
+            place = f"phases.{opened.phase.index}." if config.phases else ""
+            raise ConfigError(
+                f"{place}data={opened.phase.config.data}: is data set {opened.manifest.hash[:12]}, the checkpoint at "
+                f"step {state.step} was trained on {state.data_hash[:12]}; give the data set of the run, or begin in a "
+                f"new output"
+            )
+        find_start(phases, plan_state)
+        return state.step
+    return None
+
+
+def _get(config: TrainerConfig, key: str) -> str | None:
+    node: Any = config
+    for part in key.split("."):
+        node = node[int(part)] if part.isdigit() else getattr(node, part)
+    assert node is None or isinstance(node, str)
+    return node
+
+
+def _set(config: TrainerConfig, key: str, value: str) -> TrainerConfig:
+    changed: TrainerConfig = _replace(config, key.split("."), value)
+    return changed
+
+
+def _replace(node: Any, parts: Sequence[str], value: str) -> Any:
+    """A copy of `node`, settings or a tuple of them, with `value` at the end of the path."""
+    if not parts:
+        return value
+    head, rest = parts[0], parts[1:]
+    if head.isdigit():
+        index = int(head)
+        return (*node[:index], _replace(node[index], rest, value), *node[index + 1 :])
+    return node.model_copy(update={head: _replace(getattr(node, head), rest, value)})

@@ -1,0 +1,199 @@
+"""Workers as spawned processes of this machine, joined by torch.distributed over 127.0.0.1.
+
+Every child ends with its parent, however that ends, and the parent ends every child: none is left behind.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from multiprocessing import connection, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from pipeline.settings import ConfigError
+from pipeline.signals import STOP_SIGNALS, Say, StopRequest
+from trainer.config.schema import TrainerConfig
+from trainer.launch.failures import GO_ON, Failure, WorkerError, raise_first
+from trainer.train.link import Link, Outcome, Place
+from trainer.train.worker import backend_of, work
+
+Watch = Callable[[Link, Place], AbstractContextManager[Link]]
+
+POLL_S = 0.2
+"""Longest delay between a signal to this process and its arrival at the workers."""
+LAST_WORDS_S = 1.0
+"""After a worker has failed, seconds in which the end of another that was lost before may still be seen."""
+GRACE_S = 5.0
+"""Seconds that children get to end by themselves once the run is lost."""
+
+
+def resolve_device(config: TrainerConfig) -> TrainerConfig:
+    """Settle `device: auto`. ConfigError where this machine has fewer GPUs than workers, or lacks the precision."""
+    count = torch.cuda.device_count()
+    device = config.device
+    if device == "auto":
+        device = "cuda" if count else "cpu"
+    if device == "cuda" and count < config.workers:
+        raise ConfigError(
+            f"workers={config.workers} on device={device} need {config.workers} GPUs, this machine shows {count}; "
+            f"lower workers or set device=cpu"
+        )
+    if device == "cpu" and config.precision == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        raise ConfigError("precision=fp16: this machine's cpu cannot; set precision=bf16 or fp32")
+    return config.model_copy(update={"device": device})
+
+
+def run_in_processes(
+    config: TrainerConfig, *, say: Say, stop: StopRequest, lease_token: str | None = None, watch: Watch | None = None
+) -> Outcome:
+    """Run all workers to their end and return what they came to.
+
+    `watch` (to be pickled) is entered in every worker and may put a link of its own in place of the worker's.
+    Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
+    """
+    context = multiprocessing.get_context("spawn")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    links: dict[Connection, int] = {}
+    children: list[BaseProcess] = []
+    try:
+        # Children inherit the mask and take signals only once they can answer them. Python starts a process of its own
+        # before the first child, and undoes the mask after that.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        for rank in range(config.workers):
+            ours, theirs = context.Pipe(duplex=False)
+            place = Place(rank, config.workers, rank, config.workers)
+            child = context.Process(
+                target=_child, args=(config, place, store.port, theirs, lease_token, watch), name=f"worker-{rank}"
+            )
+            child.start()
+            theirs.close()
+            links[ours] = rank
+            children.append(child)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        return _listen(links, children=children, say=say, stop=stop)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        _end(children)
+
+
+def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say: Say, stop: StopRequest) -> Outcome:
+    open_links = set(links)
+    outcomes: dict[int, Outcome] = {}
+    failures: list[Failure] = []
+    gone: set[int] = set()
+    patience = math.inf
+    told = False
+    while open_links:
+        if stop and not told:
+            told = True
+            for child in children:
+                child.terminate()  # SIGTERM, which a worker takes as the request to stop
+        for ready in connection.wait(list(open_links), timeout=POLL_S):
+            assert isinstance(ready, Connection)
+            message = _receive(ready)
+            if message is None:
+                open_links.discard(ready)
+                gone.add(links[ready])
+            elif isinstance(message, str):
+                say(message)
+            elif isinstance(message, Failure):
+                failures.append(message)
+            else:
+                outcomes[links[ready]] = message
+        if unfinished := gone - outcomes.keys():
+            raise_first([failure for failure in failures if failure.by_input])
+            # Of a lost worker the others say that it does not answer; their words may be read before its end is seen.
+            if lost := unfinished - {failure.rank for failure in failures}:
+                raise _lost(children[min(lost)], rank=min(lost))
+            patience = min(patience, time.monotonic() + LAST_WORDS_S)
+            if not open_links or time.monotonic() >= patience:
+                raise_first(failures)
+    return outcomes[0]
+
+
+def _receive(link: Connection) -> str | Failure | Outcome | None:
+    """A child's next message; None where it has closed its end."""
+    try:
+        message: str | Failure | Outcome = link.recv()
+        return message
+    except (EOFError, OSError):  # OSError: in the middle of a message
+        return None
+
+
+def _lost(child: BaseProcess, *, rank: int) -> WorkerError:
+    child.join(GRACE_S)
+    code = child.exitcode
+    how = f"ended by signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit {code}"
+    hint = "; out of memory?" if code == -signal.SIGKILL else ""
+    return WorkerError(f"worker {rank} was lost: {how}{hint}{GO_ON}")
+
+
+def _end(children: list[BaseProcess]) -> None:
+    running = [child for child in children if child.is_alive()]
+    for child in running:
+        child.join(GRACE_S / len(running))
+    for child in children:
+        if child.is_alive():
+            child.kill()
+        child.join()
+
+
+class _PipeLink:
+    """A Link over the pipe to the parent; a signal to this process is the request to stop."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._stop = False
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: self._request())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+    def say(self, line: str) -> None:
+        self._pipe.send(line)
+
+    def stop_requested(self) -> bool:
+        return self._stop
+
+    def _request(self) -> None:
+        self._stop = True
+
+
+def _child(
+    config: TrainerConfig, place: Place, port: int, pipe: Connection, lease_token: str | None, watch: Watch | None
+) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    link = _PipeLink(pipe)
+    device = torch.device("cuda", place.local_rank) if config.device == "cuda" else torch.device("cpu")
+    try:
+        store = TCPStore("127.0.0.1", port, is_master=False)
+        timeout = timedelta(seconds=config.collective_timeout_s)
+        dist.init_process_group(
+            backend_of(config), store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
+        )
+        with nullcontext(link) if watch is None else watch(link, place) as watched:
+            outcome = work(config, place=place, link=watched, device=device, lease_token=lease_token)
+        pipe.send(outcome)
+        dist.destroy_process_group()
+    except Exception as error:
+        pipe.send(Failure.of(error, rank=place.rank))
+    pipe.close()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

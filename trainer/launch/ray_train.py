@@ -1,0 +1,395 @@
+"""Workers under Ray Train: on the cluster that RAY_ADDRESS names (a submitted job has it), else on a Ray of our own.
+
+What Ray would wait for in silence is checked before anything starts: whether its logical CPUs and GPUs can
+hold the workers and their ingest. A node's notice that it will go, and room for more workers, end a group of workers
+with a checkpoint (trainer/launch/elastic.py); trainer/launch/restarts.py starts the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+from ray.exceptions import RayActorError, RayError
+from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pipeline import storage
+from pipeline.settings import ConfigError
+from pipeline.signals import Say, StopRequest
+from trainer.config.schema import TrainerConfig
+from trainer.launch.elastic import INGEST_CPUS, GroupWatch, largest_resources, look_at_nodes, next_group, settle
+from trainer.launch.failures import GO_ON, ClusterError, Failure, WorkerError, raise_first
+from trainer.launch.mailbox import Switchboard
+from trainer.telemetry.prometheus import RestartCount
+from trainer.train.link import Outcome, Place
+from trainer.train.worker import backend_of, work
+
+RAY_FOLDER = ".ray"
+"""Ray Train's own notes, in the run directory."""
+START_ATTEMPTS = 3
+PATIENCE_S = 60.0
+"""Silence after which the user is told what Ray waits for."""
+POLL_S = 0.2
+"""Longest delay between a signal to the driver and its way to the workers."""
+LOOK_S = 1.0
+"""Seconds between looks at the nodes of the workers."""
+NEVER_S = 1e9
+QUIET = {
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Ray's settings where the user has none: quiet, quick to notice an end, and without a watcher beside our own."""
+
+
+@contextmanager
+def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
+    """Connect to Ray, check that it can hold the run, and settle `device`; disconnect at the end.
+
+    Raises ConfigError that says what is asked for, what there is and what to change.
+    """
+    cluster = bool(os.environ.get("RAY_ADDRESS"))
+    if cluster:
+        join_cluster(config)
+    else:
+        _set_quiet(config)
+        cores = len(os.sched_getaffinity(0))
+        # `timeout`, Slurm and systemd send SIGTERM to all processes of a command. Ray's own inherit this mask and
+        # live on, so that the workers can finish their step; ray.shutdown ends them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            connect(
+                attempts=START_ATTEMPTS,
+                address="local",
+                num_cpus=max(cores, math.ceil(cpus_needed(config, workers=config.workers))),
+                object_store_memory=object_store_bytes(config),
+                include_dashboard=False,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    try:
+        yield check_resources(config, cluster_resources(), cluster=cluster)
+    finally:
+        ray.shutdown()
+
+
+def join_cluster(config: TrainerConfig) -> None:
+    """Connect to the cluster of RAY_ADDRESS; no more than once in a process.
+
+    Ray deletes the working directory of a job when its driver disconnects, so no driver could connect again.
+    Raises ClusterError with Ray's reason.
+    """
+    if not ray.is_initialized():
+        _set_quiet(config)
+        connect(attempts=1)
+
+
+def _set_quiet(config: TrainerConfig) -> None:
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(config.start_timeout_s))
+
+
+def connect(*, attempts: int, **arguments: Any) -> None:
+    """ray.init, again where it fails: Ray gives its own processes 30 s to start, too few on a busy machine.
+
+    Raises ClusterError with Ray's reason.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **arguments)
+            return
+        except Exception as error:  # Ray raises Exception itself here
+            ray.shutdown()
+            if attempt == attempts:
+                where = os.environ.get("RAY_ADDRESS") or "on this machine"
+                raise ClusterError(f"Ray ({where}) does not answer: {error}") from error
+
+
+def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
+    """Logical CPUs of a CPU run: its workers and one for ingest."""
+    return workers * config.cpus_per_worker + INGEST_CPUS
+
+
+def object_store_bytes(config: TrainerConfig) -> int:
+    """Object store of a Ray of our own: each worker's read-ahead twice over, and room for Ray's own objects."""
+    return (2 * config.workers * config.ingest.object_store_mb + 256) * 2**20
+
+
+def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
+    """Settle `device: auto` and refuse what Ray could never schedule (it would wait without a word).
+
+    `resources`: logical resources of the cluster at its largest. Of a range the least must fit. Raises ConfigError.
+    """
+    name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
+    cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+    device = config.device
+    if device == "auto":
+        device = "cuda" if gpus >= 1 else "cpu"
+    where = "the Ray cluster" if cluster else "Ray on this machine"
+    if device == "cuda" and gpus < least:
+        raise ConfigError(
+            f"{name}={least} need {least} GPUs, {where} has {gpus:g}; lower {name}, add GPU nodes, or set device=cpu"
+        )
+    if device == "cpu" and cpus < cpus_needed(config, workers=least):
+        raise ConfigError(
+            f"{name}={least} at cpus_per_worker={config.cpus_per_worker:g} and {INGEST_CPUS:g} for ingest "
+            f"need {cpus_needed(config, workers=least):g} logical CPUs, {where} has {cpus:g}; lower {name} or "
+            f"cpus_per_worker, or add nodes"
+        )
+    return config.model_copy(update={"device": device})
+
+
+def run_on_ray(
+    config: TrainerConfig,
+    *,
+    say: Say,
+    stop: StopRequest,
+    lease_token: str | None = None,
+    watch: GroupWatch | None = None,
+) -> Outcome:
+    """Run a group of workers to its end and return what it came to. Call inside a ray_session.
+
+    `watch`: of the groups of this command; it may end one before all steps are done and without a request to stop.
+    Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
+    """
+    watch = watch or GroupWatch(config, each=resources_of(config))
+    system, folder = (None, config.output)
+    if storage.is_url(config.output):
+        system, folder = storage.open_filesystem(config.output)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)(Switchboard)
+    with losses_named():
+        board = actor.remote()
+        try:
+            trainer = TorchTrainer(
+                _train,
+                train_loop_config={"config": config, "board": board, "lease_token": lease_token},
+                scaling_config=scale(config),
+                torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
+                # Ray's own notes go into the run directory: it checks that every node sees that folder. Failures are
+                # for trainer/launch/restarts.py: Ray would also try bad input again, and wait for workers without end.
+                run_config=RunConfig(
+                    name=RAY_FOLDER,
+                    storage_path=folder,
+                    storage_filesystem=system,
+                    failure_config=FailureConfig(max_failures=0, max_preemption_failures=0, controller_failure_limit=0),
+                ),
+            )
+            watch.end_group()
+            keep_helpers_here()
+            if watch.groups:
+                RestartCount(config.output).add()
+            watch.groups += 1
+            fit = _Fit(trainer)
+            fit.start()
+            homes = attend(fit, board=board, config=config, watch=watch, say=say, stop=stop)
+            if fit.error is not None:
+                failures = ray.get(board.failures.remote())
+                if config.min_workers is not None:
+                    settle(set(homes))
+                raise_first([failure for failure in failures if failure.by_input])
+                raise_lost(fit.error)
+                raise_first(failures)
+                cause = getattr(fit.error, "controller_failure", fit.error)
+                raise WorkerError(f"Ray Train ended the run: {' '.join(str(cause).split())}") from fit.error
+        finally:
+            ray.kill(board)
+    assert isinstance(fit.outcome, Outcome)
+    return fit.outcome
+
+
+def keep_helpers_here() -> None:
+    """Have Ray Data's two lasting actors on the driver's node.
+
+    The first who reads data makes them on its own node, where they outlive the job: that GPU node would never be idle,
+    and never go.
+    """
+    from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
+    from ray.data._internal.stats import get_or_create_stats_actor
+
+    coordinator.get_or_create_autoscaling_coordinator()
+    get_or_create_stats_actor()
+
+
+def resources_of(config: TrainerConfig) -> dict[str, float]:
+    """What one worker asks Ray for."""
+    return {"GPU": 1} if config.device == "cuda" else {"CPU": config.cpus_per_worker}
+
+
+def scale(config: TrainerConfig) -> ScalingConfig:
+    """How many workers to ask for now. Growing is the watch's: Ray would end the group without a checkpoint."""
+    workers: int | tuple[int, int] = config.workers
+    if config.min_workers is not None:
+        greatest = next_group(
+            look_at_nodes(),
+            least=config.min_workers,
+            most=config.workers,
+            each=resources_of(config),
+        )
+        workers = (config.min_workers, greatest)
+    return ScalingConfig(
+        num_workers=workers,
+        use_gpu=config.device == "cuda",
+        resources_per_worker=resources_of(config),
+        elastic_resize_monitor_interval_s=NEVER_S,
+    )
+
+
+def attend(
+    fit: _Fit, *, board: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
+) -> tuple[str, ...]:
+    """Until the fit ends: show the workers' lines, pass on the request to stop, say what Ray waits for.
+
+    Ends the group early where the watch has a reason to. Returns the nodes of the workers, as far as they had started.
+    ClusterError where none had in start_timeout_s (Ray's own limit ends a fixed number of them before).
+    """
+    asked = heard = False
+    homes: tuple[str, ...] = ()
+    began = time.monotonic()
+    patience, look = began + PATIENCE_S, began + LOOK_S
+    lines = board.next_lines.remote()
+    while fit.is_alive():
+        ready, _ = ray.wait([lines], timeout=POLL_S)
+        if ready:
+            heard = True
+            for line in ray.get(lines):
+                say(line)
+            lines = board.next_lines.remote()
+        if time.monotonic() > look:
+            look = time.monotonic() + LOOK_S
+            homes, world_size = ray.get(board.group.remote())
+            reason = None if asked else watch.reason_to_pause(homes, world_size=world_size)
+            if reason is not None:
+                say(f"{reason}; the workers write a checkpoint")
+                asked = True
+                board.request_stop.remote()
+            if not homes and time.monotonic() > began + config.start_timeout_s + PATIENCE_S:
+                raise ClusterError(
+                    f"Ray started no worker in start_timeout_s={config.start_timeout_s}: "
+                    f"{describe_waiting(config, ray.available_resources())}{GO_ON}"
+                )
+        if stop and not asked:
+            asked = True
+            board.request_stop.remote()
+        if not heard and time.monotonic() > patience:
+            patience = time.monotonic() + PATIENCE_S
+            say(describe_waiting(config, ray.available_resources()))
+    board.flush.remote()
+    for line in ray.get(lines):
+        say(line)
+    homes, _ = ray.get(board.group.remote())
+    return homes
+
+
+def raise_lost(error: Exception) -> None:
+    """WorkerError that names the workers whose processes or nodes are gone, if that is what ended the group."""
+    failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
+    causes = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
+    lost = {rank: cause for rank, cause in causes.items() if isinstance(cause, RayActorError)}
+    if lost:
+        who = f"worker{'s' * (len(lost) > 1)} {', '.join(map(str, sorted(lost)))} {'were' if len(lost) > 1 else 'was'}"
+        reason = " ".join(str(lost[min(lost)]).split())
+        raise WorkerError(f"{who} lost: {reason}{GO_ON}") from error
+
+
+@contextmanager
+def losses_named() -> Iterator[None]:
+    """Turn the loss of Ray itself, or of the node that the driver is on, into a ClusterError."""
+    try:
+        yield
+    except RayError as error:
+        reason = " ".join(str(error).split())
+        raise ClusterError(f"the connection to Ray was lost: {reason}{GO_ON}") from error
+
+
+def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
+    """What Ray is waiting for while no worker has said a word."""
+    ((unit, each),) = resources_of(config).items()
+    number = config.workers if config.min_workers is None else f"{config.min_workers} to {config.workers}"
+    return f"waiting for Ray to start {number} workers of {each:g} {unit} each: {free.get(unit, 0.0):g} {unit} free now"
+
+
+class _Fit(threading.Thread):
+    """TorchTrainer.fit() in a thread of its own, so that signals and lines are attended to meanwhile.
+
+    (In the main thread Ray would take SIGINT for itself and abort the workers in mid-step.)
+    """
+
+    def __init__(self, trainer: TorchTrainer) -> None:
+        super().__init__(name="fit", daemon=True)
+        self._trainer = trainer
+        self.outcome: object = None
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.outcome = self._trainer.fit().return_value
+        except Exception as error:
+            self.error = error
+
+
+class _BoardLink:
+    """A Link over the Switchboard; a thread waits for the request to stop, so that asking costs nothing."""
+
+    def __init__(self, board: Any) -> None:
+        self._board = board
+        self._stop = threading.Event()
+        threading.Thread(target=self._wait_for_stop, name="stop", daemon=True).start()
+
+    def say(self, line: str) -> None:
+        self._board.say.remote(line)
+
+    def stop_requested(self) -> bool:
+        return self._stop.is_set()
+
+    def _wait_for_stop(self) -> None:
+        ray.get(self._board.wait_for_stop.remote())
+        self._stop.set()
+
+
+def _train(task: Mapping[str, Any]) -> Outcome:
+    context = ray.train.get_context()
+    place = Place(
+        context.get_world_rank(),
+        context.get_world_size(),
+        context.get_local_rank(),
+        context.get_local_world_size(),
+    )
+    board, config = task["board"], task["config"]
+    board.join.remote(ray.get_runtime_context().get_node_id(), place.world_size)
+    try:
+        outcome = work(
+            config,
+            place=place,
+            link=_BoardLink(board),
+            device=ray.train.torch.get_device(),
+            blocks="ray",
+            lease_token=task["lease_token"],
+        )
+    except Exception as error:
+        ray.get(board.fail.remote(Failure.of(error, rank=place.rank)))
+        raise
+    ray.get(board.flush.remote())  # what this worker said before has arrived by now
+    return outcome
+
+
+def cluster_resources() -> dict[str, float]:
+    """Logical resources of the cluster at its largest. Call inside a ray_session."""
+    return largest_resources(
+        ray.cluster_resources(), config=ray._private.state.state.get_max_resources_from_cluster_config()
+    )

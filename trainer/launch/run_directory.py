@@ -1,0 +1,190 @@
+"""The run directory: to whom it belongs, and what may change when a run goes on in it.
+
+Invariant: a directory holds one run. Whatever shapes the weights is fixed by its config.yaml; a command that
+differs in such a setting is refused, not started from zero and not mixed in.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from pipeline import storage
+from pipeline.settings import ConfigError, dump_yaml, to_tree
+from pipeline.storage.durable import find_existing, sync
+from pipeline.storage.folders import make_folder
+from pipeline.storage.lease import belongs_to_lease
+from pipeline.storage.lease_store import LEASE_FOLDER
+from pipeline.storage.locations import Location, locate
+from trainer.checkpoint.format import list_checkpoints, step_of
+from trainer.config.effects import find_idle_settings
+from trainer.config.saved import CONFIG_NAME, read_run_config
+from trainer.config.schema import TrainerConfig
+
+PARTIAL_NAME = f"{CONFIG_NAME}.partial"
+
+MAY_CHANGE = (
+    "data",
+    "output",
+    "working_folder",
+    "max_steps",
+    "workers",
+    "min_workers",
+    "device",
+    "compile",
+    "self_check",
+    "deterministic",
+    "launcher",
+    "zero_stage",
+    "precision",
+    "communication_data_type",
+    "checkpoint",
+    "guard",
+    "evaluation",
+    "logging",
+    "ingest",
+    "threads_per_worker",
+    "cpus_per_worker",
+    "collective_timeout_s",
+    "start_timeout_s",
+    "max_restarts",
+    "resize_interval_s",
+    "lease_timeout_s",
+)
+"""Settings that a run may go on with changed.
+
+Where it runs (a checkpoint fits any number of workers, ZeRO stage and precision), what it reports, where its files
+lie (another data set is refused by its hash), and how long it trains: the learning rate is a function of the step
+and the config, so from the resumed step on it follows the new max_steps.
+"""
+
+MAY_CHANGE_IN_A_PHASE = ("data", "max_steps", "share", "evaluation")
+"""The same of a phase that has begun. Of one that has not, all may change. Lengths that do not go with the newest
+checkpoint are refused by its plan state."""
+
+
+def check_run_directory(config: TrainerConfig) -> list[str]:
+    """Refuse an output that cannot be written or belongs to another run; writes nothing.
+
+    Returns lines that tell what changed since the run began. Raises ConfigError naming path and remedy.
+    """
+    folder = locate(config.output)
+    if isinstance(folder, Path):
+        existing = find_existing(folder)
+        if not existing.is_dir():
+            raise ConfigError(f"output={folder}: {existing} is a file; give a folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
+        if existing != folder or all(_is_leftover(path.name) for path in folder.iterdir()):
+            return []
+    saved = read_run_config(folder)
+    if saved is None:
+        if not isinstance(folder, Path) and _holds_only_claims(folder):
+            return []
+        raise ConfigError(
+            f"output={folder}: is not empty and not a run directory (no {CONFIG_NAME}); give a new or empty folder"
+        )
+    before, now = _flatten(to_tree(saved)), _flatten(to_tree(config))
+    idle = {each.key for each in find_idle_settings(saved)} & {each.key for each in find_idle_settings(config)}
+    changes = {
+        key: f"{key}: {before.get(key)} -> {now.get(key)}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key) and key not in idle
+    }
+    begun = phases_begun(config)
+    refused = [text for key, text in changes.items() if not may_change(key, phases_begun=begun)]
+    if refused:
+        raise ConfigError(
+            f"output={folder}: holds a run with other settings ({'; '.join(refused)}); run it with the same settings "
+            f"to go on, or give another output"
+        )
+    told = [text for key, text in changes.items() if key.split(".")[-1] not in ("data", "output", "working_folder")]
+    return [f"changed since this run began: {'; '.join(told)}"] if told else []
+
+
+def check_fresh(config: TrainerConfig) -> None:
+    """Refuse an output that holds a run already; for a command that must begin a new one."""
+    folder = locate(config.output)
+    checkpoints = list_checkpoints(folder)
+    if checkpoints or storage.find_file(locate(folder, CONFIG_NAME)) is not None:
+        newest = f"newest checkpoint: step {step_of(checkpoints[-1])}" if checkpoints else "no checkpoint yet"
+        raise ConfigError(
+            f"output={folder}: holds a run already ({newest}), and --fresh begins a new one; give another output, or "
+            f"leave --fresh out to go on with that run"
+        )
+
+
+def phases_begun(config: TrainerConfig) -> int:
+    """Phases of which the newest checkpoint holds a step; at least 1."""
+    checkpoints = list_checkpoints(config.output)
+    done = step_of(checkpoints[-1]) if checkpoints else 0
+    ends = accumulate(config.phase_steps)
+    return 1 + sum(end < done for end in ends)
+
+
+def may_change(key: str, *, phases_begun: int) -> bool:
+    """Whether a run may go on with another value of a setting such as `batch.pairs` or `phases.1.batch.pairs`."""
+    parts = key.split(".")
+    if parts[0] == "phases":
+        return int(parts[1]) >= phases_begun or parts[2] in MAY_CHANGE_IN_A_PHASE
+    return parts[0] in MAY_CHANGE
+
+
+def is_run_config(file: str | Path) -> bool:
+    """Whether a file is the config.yaml of a run with checkpoints."""
+    path = Path(file)
+    return path.name == CONFIG_NAME and bool(list_checkpoints(path.absolute().parent))
+
+
+def write_config(config: TrainerConfig) -> Location:
+    """Make the run directory and write the resolved config.yaml; ConfigError where that fails, leaving nothing new."""
+    folder = locate(config.output)
+    if not isinstance(folder, Path):
+        try:
+            storage.write_bytes(storage.join(folder, CONFIG_NAME), dump_yaml(config).encode("utf-8"))
+        except OSError as error:
+            raise ConfigError(f"output={folder}: cannot be written: {error}") from error
+        return storage.join(folder, CONFIG_NAME)
+    path = folder / CONFIG_NAME
+    temporary = folder / PARTIAL_NAME
+    made = not folder.exists()
+    try:
+        make_folder(folder)
+        with open(temporary, "w", encoding="utf-8") as stream:
+            stream.write(dump_yaml(config))
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+        sync(folder)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            if made:
+                folder.rmdir()
+        raise ConfigError(f"output={folder}: cannot be written: {error}; give another output") from error
+    return path
+
+
+def _is_leftover(name: str) -> bool:
+    """Whether a command killed at its very beginning leaves such a file; the next one begins anew."""
+    return name == PARTIAL_NAME or belongs_to_lease(name)
+
+
+def _holds_only_claims(folder: str) -> bool:
+    """Whether there is nothing but what a command killed at its very beginning leaves on a store."""
+    return all(file.name.startswith(f"{LEASE_FOLDER}/") for file in storage.list_files(folder))
+
+
+def _flatten(tree: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if key == "phases" and not prefix:
+            flat.update(_flatten({str(index): phase for index, phase in enumerate(value)}, prefix="phases."))
+        elif isinstance(value, dict) and value:
+            flat.update(_flatten(value, prefix=f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

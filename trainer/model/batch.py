@@ -1,0 +1,162 @@
+"""Batches: a slot laid out as the tensors that the model takes.
+
+With constant shapes every batch has the same sizes, so that the model is compiled once; what no pair fills is a
+dummy with weight zero. Cost: 25 bytes of copy a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.dataset.manifest import Special
+from trainer.data.micro_batch import NO_LABEL, Slot, SlotShape
+
+__all__ = ["NO_LABEL", "Batch", "Slot", "SlotShape", "to_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch on a device: T tokens in S sequences, P pairs, M masked positions.
+
+    With constant shapes T, P, M are the slot shape's and S its `sequences`; otherwise what is there. Pairs come
+    first, in order; then dummy sequences ([PAD] only) over the tokens left, then sequences of length 0.
+    """
+
+    input_ids: Tensor
+    """int64 [T]"""
+    segment_ids: Tensor
+    """int64 [T]"""
+    position_ids: Tensor
+    """int64 [T]"""
+    offsets: Tensor
+    """int32 [S + 1], cumulative lengths from 0 to T."""
+    cls_positions: Tensor
+    """int64 [P]; 0 for dummies."""
+    masked_positions: Tensor
+    """int64 [M]; 0 for dummies."""
+    masked_labels: Tensor
+    """int64 [M]; NO_LABEL for dummies."""
+    masked_weights: Tensor
+    """float32 [M]; 1, or 0 for dummies."""
+    nsp_labels: Tensor
+    """int64 [P]; NO_LABEL for dummies and where there is no second segment."""
+    nsp_weights: Tensor
+    """float32 [P]; 1, or 0 where there is no label."""
+    max_length: int
+    """No sequence is longer; with constant shapes the data set's max_seq_length."""
+    num_tokens: int
+    """Real tokens."""
+    num_pairs: int
+    """Real pairs."""
+    num_masked: int
+    """Real masked positions."""
+    num_labelled: int
+    """Real pairs with a next-sentence label."""
+
+
+def to_batch(
+    slot: Slot | None,
+    *,
+    shape: SlotShape,
+    special: Special,
+    constant_shapes: bool,
+    device: torch.device | str = "cpu",
+) -> Batch:
+    """Lay a slot out as tensors; None, an empty slot, becomes a dummy pair of weight zero.
+
+    A dummy masked position stands in where a slot has none, so that every head always runs. On a CUDA device the
+    copies go through pinned memory and do not wait.
+    """
+    target = torch.device(device)
+    tokens = slot.num_tokens if slot is not None else 0
+    pairs = slot.num_pairs if slot is not None else 0
+    masked = slot.num_masked if slot is not None else 0
+    assert tokens <= shape.tokens
+    assert pairs <= shape.pairs
+    assert masked <= shape.masked
+    if constant_shapes:
+        size, width, heads, sequences = shape.tokens, shape.pairs, shape.masked, shape.sequences
+    else:
+        size, width, heads = max(tokens, 2), max(pairs, 1), max(masked, 1)
+        sequences = width
+
+    pinned = target.type == "cuda"
+    whole = torch.empty(3 * size + 2 * heads + 2 * width, dtype=torch.int64, pin_memory=pinned)
+    weights = torch.empty(heads + width, dtype=torch.float32, pin_memory=pinned)
+    offsets = torch.empty(sequences + 1, dtype=torch.int32, pin_memory=pinned)
+    parts = (size, size, size, heads, heads, width, width)
+    _fill(slot, whole.numpy(), parts=parts, special=special, longest=shape.max_seq_length)
+    _fill_weights(slot, weights.numpy(), heads=heads)
+    _fill_offsets(slot, offsets.numpy(), size=size, longest=shape.max_seq_length)
+    if pinned:
+        whole, weights, offsets = (part.to(target, non_blocking=True) for part in (whole, weights, offsets))
+
+    bounds = [0, *np.cumsum(parts).tolist()]
+    views = [whole[start:stop] for start, stop in pairwise(bounds)]
+    input_ids, segment_ids, position_ids, masked_positions, masked_labels, cls_positions, nsp_labels = views
+    longest = int(slot.lengths.max()) if slot is not None else 2
+    return Batch(
+        input_ids=input_ids,
+        segment_ids=segment_ids,
+        position_ids=position_ids,
+        offsets=offsets,
+        cls_positions=cls_positions,
+        masked_positions=masked_positions,
+        masked_labels=masked_labels,
+        masked_weights=weights[:heads],
+        nsp_labels=nsp_labels,
+        nsp_weights=weights[heads:],
+        max_length=shape.max_seq_length if constant_shapes else longest,
+        num_tokens=tokens,
+        num_pairs=pairs,
+        num_masked=masked,
+        num_labelled=slot.num_labelled if slot is not None else 0,
+    )
+
+
+def _fill(
+    slot: Slot | None, whole: NDArray[np.int64], *, parts: tuple[int, ...], special: Special, longest: int
+) -> None:
+    ids, segments, places, masked, labels, cls, nsp = np.split(whole, np.cumsum(parts)[:-1])
+    tokens = 0
+    if slot is not None:
+        tokens, pairs, heads = slot.num_tokens, slot.num_pairs, slot.num_masked
+        ids[:tokens] = slot.input_ids
+        segments[:tokens] = slot.segment_ids
+        places[:tokens] = slot.position_ids
+        masked[:heads], labels[:heads] = slot.masked_positions, slot.masked_labels
+        cls[:pairs], nsp[:pairs] = slot.starts, slot.nsp_labels
+    else:
+        pairs = heads = 0
+    rest = ids.size - tokens
+    ids[tokens:], segments[tokens:] = special.pad, 0
+    places[tokens:] = np.arange(rest) % longest
+    masked[heads:], labels[heads:] = 0, NO_LABEL
+    cls[pairs:], nsp[pairs:] = 0, NO_LABEL
+    if slot is None:
+        ids[0], ids[1] = special.cls, special.sep
+
+
+def _fill_weights(slot: Slot | None, weights: NDArray[np.float32], *, heads: int) -> None:
+    weights[:] = 0.0
+    if slot is not None:
+        weights[: slot.num_masked] = 1.0
+        weights[heads : heads + slot.num_pairs] = slot.nsp_labels != NO_LABEL
+
+
+def _fill_offsets(slot: Slot | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
+    """Pairs, then dummies of at most `longest` tokens up to `size`, then nothing but `size`."""
+    offsets[0] = 0
+    pairs = 0
+    if slot is not None:
+        pairs = slot.num_pairs
+        np.cumsum(slot.lengths, out=offsets[1 : pairs + 1])
+    end = int(offsets[pairs])
+    dummies = end + longest * np.arange(1, offsets.size - pairs)
+    offsets[pairs + 1 :] = np.minimum(dummies, size)

@@ -1,0 +1,92 @@
+"""The picture of a run: training losses, held-out losses, and the unigram line that a model has to beat.
+
+Costs about a second, most of it matplotlib's import; long runs are averaged down to MAX_POINTS points.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_thinned
+
+CURVE_NAME = "curve.png"
+MAX_RECORDS = 20_000
+"""Steps that are read; of a longer run every n-th."""
+MAX_POINTS = 1000
+SMOOTHING_SHARE = 0.02
+"""The smooth line is a mean over this share of the steps."""
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def draw_curve(run_directory: Path) -> Path:
+    """Draw RUN/curve.png from RUN/metrics.jsonl and RUN/evaluations.jsonl; returns its path.
+
+    Raises ValueError where no step is recorded.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    records = read_thinned(run_directory / METRICS_NAME, most=MAX_RECORDS)
+    if not records:
+        raise ValueError(f"{run_directory / METRICS_NAME}: no step is recorded, so there is no curve to draw")
+    evaluations = read_thinned(run_directory / EVALUATIONS_NAME, most=MAX_POINTS)
+    panels = [("mlm_loss", "masked-LM loss, nats")]
+    if any(record["nsp_loss"] is not None for record in records):
+        panels.append(("nsp_loss", "next-sentence loss, nats"))
+    figure, axes = plt.subplots(1, len(panels), figsize=(5.5 * len(panels), 4.0), dpi=150, squeeze=False)
+    for axis, (key, label) in zip(axes[0], panels, strict=True):
+        steps = np.array([record["step"] for record in records], dtype=np.float64)
+        losses = np.array([_number(record[key]) for record in records], dtype=np.float64)
+        axis.plot(*average_down(steps, losses), color="#9ab8d4", linewidth=0.8)
+        axis.plot(*average_down(steps, smooth(losses)), color="#1f4e79", linewidth=1.8, label="training")
+        held_out = [(record["step"], record[key]) for record in evaluations if record.get(key) is not None]
+        if held_out:
+            axis.plot(*zip(*held_out, strict=True), "o", color="#c0392b", label=f"held out: {held_out[-1][1]:.3f}")
+        if key == "mlm_loss" and evaluations:
+            unigram = evaluations[-1]["unigram_loss"]
+            axis.axhline(unigram, color="#555555", linestyle="--", linewidth=1.0, label=f"unigram: {unigram:.3f}")
+        axis.set_xlabel("step")
+        axis.set_ylabel(label)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False)
+    figure.tight_layout(w_pad=3.0)
+    path = run_directory / CURVE_NAME
+    temporary = path.with_suffix(".partial.png")
+    figure.savefig(temporary)
+    plt.close(figure)
+    os.replace(temporary, path)
+    return path
+
+
+def smooth(values: FloatArray) -> FloatArray:
+    """Centred running mean over SMOOTHING_SHARE of the values, over fewer at both ends; NaN is left out."""
+    half = max(1, math.ceil(values.size * SMOOTHING_SHARE / 2))
+    known = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    index = np.arange(values.size)
+    first, stop = np.maximum(index - half, 0), np.minimum(index + half + 1, values.size)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((sums[stop] - sums[first]) / (counts[stop] - counts[first]), dtype=np.float64)
+
+
+def average_down(steps: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """At most MAX_POINTS points: means over equal runs of steps."""
+    if steps.size <= MAX_POINTS:
+        return steps, values
+    bounds = np.linspace(0, steps.size, MAX_POINTS + 1).astype(np.int64)[:-1]
+    sizes = np.diff(np.append(bounds, steps.size))
+    return np.add.reduceat(steps, bounds) / sizes, np.add.reduceat(values, bounds) / sizes
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,48 @@
+"""How much arithmetic a step is: model FLOPs as in the scaling literature, of real tokens, recomputation not counted.
+
+Forward and backward of BERT: 72 L H^2 a token, 12 L H l^2 a sequence of l tokens (attention, unpadded) and
+6 (H V + H^2) a masked position, for L layers of width H and a vocabulary of V (Kaplan et al. 2020, section 2.1, with
+the feed-forward layer four times as wide). Embeddings, LayerNorm, GELU and the next-sentence head are left out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trainer.config.schema import ModelConfig
+
+PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "GH200": 989.0,
+    "H200": 989.0,
+    "H200 NVL": 835.0,
+    "H100": 989.0,
+    "H100 NVL": 835.0,
+    "H100 PCIE": 756.0,
+    "A100": 312.0,
+    "A100 SXM4": 312.0,
+    "A100 PCIE": 312.0,
+    "L40S": 362.0,
+    "L40": 181.0,
+    "L4": 121.0,
+    "A10": 125.0,
+    "RTX 4090": 165.0,
+}
+"""Dense bf16 products with fp32 sums, 10^12 a second, by the device's model; the makers' figures."""
+_NO_MODEL = re.compile(r"NVIDIA|GEFORCE|\d+GB?|HBM\w+")
+"""Words of a device's name that are not of its model: maker and memory."""
+
+
+def count_flops(
+    model: ModelConfig, *, vocabulary_size: int, num_tokens: int, num_squared: int, num_masked: int
+) -> float:
+    """Model FLOPs of forward and backward; `num_squared`: the sequences' lengths squared and summed."""
+    layers, width = model.num_layers, model.width
+    encoder = 72 * layers * width**2 * num_tokens + 12 * layers * width * num_squared
+    return float(encoder + 6 * (width * vocabulary_size + width**2) * num_masked)
+
+
+def find_peak(device_name: str) -> float | None:
+    """PEAK_TFLOPS of a device, None where it is not known: a word more makes another model (or a part of a device)."""
+    words = re.split(r"[\s-]+", device_name.upper())
+    return PEAK_TFLOPS.get(" ".join(word for word in words if not _NO_MODEL.fullmatch(word)))

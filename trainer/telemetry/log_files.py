@@ -1,0 +1,155 @@
+"""The logs of a run on this node: in the run directory, or where that is on a store, in a folder that stands for it.
+
+A store cannot append. So each rank writes its logs on its node's disk and sends them before a checkpoint is committed:
+a checkpoint's logs hold at least its steps, and a resume on any host cuts them there. Cost: each log that has grown is
+sent whole, metrics.jsonl 0.5 KB a step (a million steps: half a gigabyte, an eighth of a checkpoint of BERT-Large).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from pipeline import storage
+from pipeline.settings import ConfigError
+from pipeline.storage.durable import sync
+from pipeline.storage.lease import held
+from pipeline.storage.locations import locate
+
+LOGS = "*.jsonl"
+TENSORBOARD_FOLDER, WANDB_FOLDER, MLFLOW_FOLDER = "tensorboard", "wandb", "mlflow"
+MLFLOW_RUN_NAME = "mlflow_run.txt"
+_OF_A_RANK = re.compile(r"rows-(\d+)\.jsonl")
+
+
+class RunFiles:
+    """What one rank writes beside checkpoints: rows-RANK.jsonl its own, all other logs rank 0.
+
+    `working_folder`: where runs on stores keep them; None: below the folder for temporary files. `lease_token`: of the
+    lease without which nothing is sent.
+    """
+
+    def __init__(
+        self,
+        run: str | Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        working_folder: str | None = None,
+        lease_token: str | None = None,
+    ) -> None:
+        self.run = locate(run)
+        """The run directory."""
+        self._private = Path(tempfile.gettempdir()) / f"cloze-{os.getuid()}" if working_folder is None else None
+        below = self._private or Path(str(working_folder))
+        self.folder = self.run if isinstance(self.run, Path) else below / _name_of(self.run)
+        """Where to write."""
+        self._rank, self._world_size, self._lease_token = rank, world_size, lease_token
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether the folder is another than the run directory."""
+        return self.folder != self.run
+
+    def bring(self, names: Iterable[str] | None = None) -> None:
+        """Make the rank's logs here (or the named ones) what they are on the store; StorageError where it fails."""
+        if isinstance(self.run, Path):
+            return
+        self._make_folder()
+        there = {file.name for file in storage.list_files(self.run, below=False)}
+        here = {path.name for path in self.folder.glob(LOGS)}
+        wanted = {name for name in there | here if self._owns(name)} if names is None else set(names)
+        for name in sorted(wanted):
+            if name in there:
+                storage.fetch_file(storage.join(self.run, name), self.folder / name)
+                self._sent[name] = _state_of(self.folder / name)
+            else:
+                (self.folder / name).unlink(missing_ok=True)
+        if self._rank == 0 and names is None:
+            self._bring_trackers(there)
+
+    def _make_folder(self) -> None:
+        """ConfigError where another user has made the folder below that for temporary files."""
+        if self._private is not None:
+            self._private.mkdir(mode=0o700, exist_ok=True)
+            if self._private.is_symlink() or self._private.stat().st_uid != os.getuid():
+                raise ConfigError(f"{self._private}: is another user's; give working_folder, or set TMPDIR")
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _bring_trackers(self, there: set[str]) -> None:
+        """MLflow writes on in its files; of the other trackers each start has files of its own."""
+        shutil.rmtree(self.folder / MLFLOW_FOLDER, ignore_errors=True)
+        (self.folder / MLFLOW_RUN_NAME).unlink(missing_ok=True)
+        below = [f"{MLFLOW_FOLDER}/{file.name}" for file in storage.list_files(storage.join(self.run, MLFLOW_FOLDER))]
+        for name in [*below, *there.intersection({MLFLOW_RUN_NAME})]:
+            storage.fetch_file(storage.join(self.run, name), self.folder / name)
+            self._sent[name] = _state_of(self.folder / name)
+
+    def send(self) -> None:
+        """Put the rank's logs where a checkpoint counts on them: on the disk, or those that have changed on the store.
+
+        OSError where that fails (on a store StorageError), LeaseError where another job trains in a run there.
+        """
+        if isinstance(self.run, Path):
+            for path in self._own_logs():
+                sync(path)
+                sync(path.parent)
+            return
+        with self._lock, held(self.run, token=self._lease_token):
+            for path in self._own_logs():
+                self._send(path, partial(storage.store_file, path))
+            for path in self._tracker_files():
+                with suppress(FileNotFoundError):  # trackers also replace and remove what they wrote
+                    content = path.read_bytes()  # not mapped: one that is cut meanwhile would end the process
+                    self._send(path, partial(_write, content))
+
+    def send_file(self, name: str) -> str:
+        """Put one more file on the store; returns where it stands in the run directory."""
+        if not isinstance(self.run, Path):
+            storage.store_file(self.folder / name, storage.join(self.run, name))
+        return str(locate(self.run, name))
+
+    def _send(self, path: Path, store: Callable[[str], None]) -> None:
+        name, state = path.relative_to(self.folder).as_posix(), _state_of(path)
+        if self._sent.get(name) != state:
+            store(storage.join(self.run, name))
+            self._sent[name] = state
+
+    def _owns(self, name: str) -> bool:
+        match = _OF_A_RANK.fullmatch(name)
+        if match is not None and int(match[1]) < self._world_size:
+            return int(match[1]) == self._rank
+        return self._rank == 0 and name.endswith(LOGS.removeprefix("*"))
+
+    def _own_logs(self) -> Iterator[Path]:
+        yield from (path for path in sorted(self.folder.glob(LOGS)) if self._owns(path.name))
+
+    def _tracker_files(self) -> Iterator[Path]:
+        if self._rank == 0:
+            for name in (TENSORBOARD_FOLDER, WANDB_FOLDER, MLFLOW_FOLDER, MLFLOW_RUN_NAME):
+                found = [self.folder / name, *sorted((self.folder / name).rglob("*"))]
+                yield from (path for path in found if path.is_file() and not path.is_symlink())
+
+
+def _write(content: bytes, url: str) -> None:
+    storage.write_bytes(url, content)
+
+
+def _name_of(run: str) -> str:
+    """Of the folder that stands for a run on a store."""
+    return f"{storage.base_name(run)}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

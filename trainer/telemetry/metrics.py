@@ -1,0 +1,334 @@
+"""What a run tells: one JSON object a step, a tracker's scalars, gauges for Prometheus, progress lines.
+
+Invariant: after a resume at step N, metrics.jsonl holds the steps 1..N of the checkpoint and nothing past it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline import storage
+from pipeline.signals import Say
+from pipeline.storage.locations import Location, naming
+from trainer.config.schema import TrainerConfig
+from trainer.telemetry.trackers import Tracker, open_tracker
+
+if TYPE_CHECKING:
+    from trainer.data.stream import Step
+    from trainer.telemetry.evaluation import Evaluation
+    from trainer.telemetry.prometheus import Gauges
+
+logger = logging.getLogger(__name__)
+
+METRICS_NAME = "metrics.jsonl"
+EVALUATIONS_NAME = "evaluations.jsonl"
+
+SMOOTHING = 0.9
+"""Weight of the past in the running mean of step times behind the remaining time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """One step over all workers. Losses are in nats; `nsp_*` are None where no pair has a label."""
+
+    step: int
+    epoch: int
+    loss: float
+    mlm_loss: float
+    nsp_loss: float | None
+    mlm_accuracy: float
+    nsp_accuracy: float | None
+    learning_rate: float
+    grad_norm: float
+    """Before clipping."""
+    tokens: int
+    pairs: int
+    masked: int
+    tokens_per_second: float
+    tflops: float
+    """Model FLOPs (trainer/telemetry/flops.py) of one worker, 10^12 a second."""
+    mfu: float | None
+    """That as a share of the GPU's dense bf16 peak; None where no peak is known."""
+    data_wait_s: float
+    """Seconds that a worker waited for data, mean over workers."""
+    step_s: float
+    skipped: bool
+    """The update was left out: loss or gradient norm is not finite (fp16: also for an overflow under its scale)."""
+    lost_rows: int = 0
+    """Rows of row groups that cannot be read, passed over in this step."""
+    phase: int = 0
+    """From 0; the epochs are the phase's."""
+    peak_memory_gb: float | None = None
+    """Most that tensors have taken of the first worker's GPU since its start, 10^9 bytes; None on a CPU."""
+
+
+BLOCK_BYTES = 2**20
+"""In such steps a long file of lines is looked through from its end."""
+
+
+class JsonLines:
+    """An append-only file of JSON objects with ascending `step`, flushed at every line.
+
+    Opening cuts the lines past `keep_through` (and a torn last one), in place. It reads from the end, at least
+    BLOCK_BYTES: what is damaged before them stays.
+    """
+
+    def __init__(self, path: Path, *, keep_through: int) -> None:
+        self.path = path
+        path.touch()
+        with open(path, "r+b") as stream:
+            stream.truncate(_end_of_step(stream, step=keep_through))
+        self._stream = open(path, "a", encoding="ascii")  # noqa: SIM115 (closed by close)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one object; floats in full precision, non-finite ones as null (JSON has none)."""
+        finite = {key: None if _non_finite(value) else value for key, value in record.items()}
+        with naming(self.path):
+            self._stream.write(json.dumps(finite, allow_nan=False) + "\n")
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        with naming(self.path):
+            self._stream.close()
+
+
+def read_json_lines(path: Location) -> list[dict[str, Any]]:
+    """The objects of a file that JsonLines writes, up to what it would cut; none where there is no file."""
+    try:
+        content = storage.read_bytes(path)
+    except FileNotFoundError:
+        return []
+    return [record for _, record in _whole_lines(content.splitlines(keepends=True))]
+
+
+def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[str, Any]]:
+    """The last of these objects up to the step `through`: at least one, where there is any, and all of BLOCK_BYTES from
+    the end; of a long file no more than twice that."""
+    try:
+        with storage.open_input(path) as stream:
+            _seek_before(stream, step=through)
+            return [record for _, record in takewhile(lambda pair: pair[1]["step"] <= through, _whole_lines(stream))]
+    except FileNotFoundError:
+        return []
+
+
+def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
+    """These objects where they are at most `most`; of more every n-th, as many at most, and the last."""
+    try:
+        with storage.open_input(path) as stream:
+            count = sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
+            stream.seek(0)
+            every = max(1, -(-count // most))
+            lines = (line for number, line in enumerate(stream) if number % every == 0 or number == count - 1)
+            return [record for _, record in _whole_lines(lines)]
+    except FileNotFoundError:
+        return []
+
+
+class RunLog:
+    """What one rank records: rank 0 the metrics, evaluations, tracker, gauges and progress, each rank its row ids.
+
+    Lines for the user go to `say`.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        *,
+        config: TrainerConfig,
+        rank: int,
+        world_size: int,
+        resume_step: int,
+        say: Say,
+        gauges: Gauges | None = None,
+    ) -> None:
+        self._say, self._rank = say, rank
+        self._progress = Progress(max_steps=config.max_steps)
+        self._files: dict[str, JsonLines] = {}
+        self._tracker: Tracker | None = None
+        self._gauges = gauges
+        if rank == 0:
+            names = [METRICS_NAME, EVALUATIONS_NAME]
+            for path in run_directory.glob(rows_name("*")):  # of ranks that are no more
+                if path.name not in [rows_name(other) for other in range(world_size)]:
+                    JsonLines(path, keep_through=resume_step).close()
+        else:
+            names = []
+        if config.logging.row_ids:
+            names.append(rows_name(rank))
+        for name in names:
+            self._files[name] = JsonLines(run_directory / name, keep_through=resume_step)
+        evaluations = read_last_lines(run_directory / EVALUATIONS_NAME) if rank == 0 else []
+        self.evaluated_step: int = evaluations[-1]["step"] if evaluations else 0
+        """Step of the last evaluation in the file when it was opened; known to rank 0."""
+        if rank == 0:
+            self._tracker = open_tracker(config, run_directory=run_directory, resume_step=resume_step)
+
+    def say(self, line: str) -> None:
+        """Show a line, from rank 0 only."""
+        if self._rank == 0:
+            self._say(line)
+
+    def write_step(self, metrics: StepMetrics, *, data: Step, show: bool) -> None:
+        """Record one training step; `show`: as a progress line too."""
+        rows = self._files.get(rows_name(self._rank))
+        if rows is not None:
+            place = {"step": metrics.step, "phase": metrics.phase, "epoch": metrics.epoch}
+            rows.write({**place, "rows": row_ids(data)})
+        if self._rank != 0:
+            return
+        self._progress.add(metrics.step_s)
+        record = dataclasses.asdict(metrics)
+        self._files[METRICS_NAME].write(record)
+        self._write_scalars("train", record)
+        if self._gauges is not None:
+            self._gauges.write_step(record)
+        if show:
+            self._say(self._progress.line(metrics))
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Record and show one held-out evaluation."""
+        if self._rank != 0:
+            return
+        record = evaluation.record()
+        self._files[EVALUATIONS_NAME].write(record)
+        self._write_scalars("validation", record)
+        if self._gauges is not None:
+            self._gauges.write_evaluation(record)
+        for line in evaluation.lines():
+            self._say(line)
+
+    def write_checkpoint(self, pause_s: float) -> None:
+        """Record how long training paused for a checkpoint."""
+        if self._gauges is not None:
+            self._gauges.write_checkpoint(pause_s)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        self._with_tracker(lambda tracker: tracker.close())
+
+    def _write_scalars(self, part: str, record: Mapping[str, Any]) -> None:
+        numbers = {key: value for key, value in record.items() if isinstance(value, (int, float)) and key != "step"}
+        named = {f"{part}/{key}": value for key, value in numbers.items()}
+        self._with_tracker(lambda tracker: tracker.write(named, step=record["step"]))
+
+    def _with_tracker(self, act: Callable[[Tracker], None]) -> None:
+        """What only follows the run does not stop it: after a failure this start goes on without its tracker."""
+        if self._tracker is None:
+            return
+        try:
+            act(self._tracker)
+        except Exception as error:
+            self._tracker = None
+            logger.warning(
+                "the tracker fails (%s: %s); this start goes on without it, and metrics.jsonl has everything",
+                type(error).__name__, " ".join(str(error).split()),
+            )  # fmt: skip
+
+
+def rows_name(rank: int | str) -> str:
+    """File in which a rank notes the rows that it took."""
+    return f"rows-{rank}.jsonl"
+
+
+def row_ids(data: Step) -> list[list[int]]:
+    """[epoch, shard, row group, row] of every pair of a step on this rank."""
+    return [
+        ids
+        for slot in data.slots
+        if slot is not None
+        for ids in np.stack([slot.epochs, slot.shards, slot.row_groups, slot.rows], axis=1).tolist()
+    ]
+
+
+class Progress:
+    """Turns the metrics of a step into one line with the remaining time."""
+
+    def __init__(self, *, max_steps: int) -> None:
+        self._max_steps = max_steps
+        self._steps = 0
+        self._mean_step_s = 0.0
+
+    def add(self, step_s: float) -> None:
+        """Take note of a step's duration. The first is forgotten: it holds what is done once."""
+        self._steps += 1
+        weight = SMOOTHING if self._steps > 2 else 0.0
+        self._mean_step_s = weight * self._mean_step_s + (1.0 - weight) * step_s
+
+    def line(self, metrics: StepMetrics) -> str:
+        """`step 120/400  loss 6.213 (mlm 5.520, nsp 0.693)  lr 9.1e-04  ...  31s left`."""
+        width = len(str(self._max_steps))
+        parts = f"mlm {metrics.mlm_loss:.3f}"
+        if metrics.nsp_loss is not None:
+            parts += f", nsp {metrics.nsp_loss:.3f}"
+        remaining = (self._max_steps - metrics.step) * self._mean_step_s
+        return (
+            f"step {metrics.step:>{width}}/{self._max_steps}  loss {metrics.loss:.3f} ({parts})  "
+            f"lr {metrics.learning_rate:.1e}  norm {metrics.grad_norm:.2f}  "
+            f"{metrics.tokens_per_second:,.0f} tokens/s  "
+            + (f"mfu {metrics.mfu:.1%}  " if metrics.mfu is not None else "")
+            + f"waiting {metrics.data_wait_s / max(metrics.step_s, 1e-9):.0%}  {duration(remaining)} left"
+            + ("  (update skipped: not finite)" if metrics.skipped else "")
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `31s`, `4m 05s`, `2h 13m`, `3d 04h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600:02d}h"
+
+
+def _end_of_step(stream: IO[bytes], *, step: int) -> int:
+    start = _seek_before(stream, step=step)
+    kept = takewhile(lambda pair: pair[1]["step"] <= step, _whole_lines(stream))
+    return start + sum(len(line) for line, _ in kept)
+
+
+def _seek_before(stream: IO[bytes], *, step: float) -> int:
+    """Go to a whole line of at most that step, BLOCK_BYTES or more before the end, or to the start; returns where."""
+    place = stream.seek(0, os.SEEK_END)
+    while place > BLOCK_BYTES:
+        place -= BLOCK_BYTES
+        stream.seek(place)
+        stream.readline()  # of which this may be the middle
+        start = stream.tell()
+        line = next(_whole_lines(stream), None)
+        if line is not None and line[1]["step"] <= step:
+            return stream.seek(start)
+    return stream.seek(0)
+
+
+def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Lines and their objects up to the first that is torn, or a block that a power cut left unwritten."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return
+        if not (line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)):
+            return
+        yield line, record
+
+
+def _non_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,149 @@
+"""Where a run is followed beside its own files: TensorBoard, Weights & Biases, MLflow, or nowhere (`logging.tracker`).
+
+Rank 0 alone has one. A run that is resumed goes on in the same place under the same name; what was written past the
+checkpoint is hidden where the tracker can. Packages are imported where they are asked for: `pip install '.[trackers]'`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.settings import ConfigError, to_tree
+from trainer.config.schema import TrainerConfig
+from trainer.telemetry.log_files import MLFLOW_FOLDER, MLFLOW_RUN_NAME, TENSORBOARD_FOLDER
+
+EXPERIMENT = "cloze"
+
+
+class Tracker(Protocol):
+    """Takes numbers by name and step."""
+
+    def write(self, numbers: Mapping[str, float], *, step: int) -> None:
+        """Take the numbers of a step."""
+
+    def close(self) -> None:
+        """Flush and end; the run may go on later."""
+
+
+def open_tracker(config: TrainerConfig, *, run_directory: Path, resume_step: int) -> Tracker | None:
+    """The tracker of the config; ConfigError where its package is missing."""
+    name = config.logging.tracker
+    if name == "none":
+        return None
+    kinds: dict[str, type[TensorBoard] | type[WeightsAndBiases] | type[Mlflow]] = {
+        "tensorboard": TensorBoard,
+        "wandb": WeightsAndBiases,
+        "mlflow": Mlflow,
+    }
+    try:
+        return kinds[name](run_directory, config=config, resume_step=resume_step)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"logging.tracker={name}: the package {error.name} is not installed; pip install '.[trackers]', or choose "
+            f"another tracker"
+        ) from error
+
+
+class TensorBoard:
+    """Scalars in RUN/tensorboard; those past the step that is resumed are hidden."""
+
+    def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+        self._summary = Summary
+        self._board = SummaryWriter(str(run_directory / TENSORBOARD_FOLDER), purge_step=resume_step + 1)
+        self._events: Any = self._board.file_writer
+
+    def write(self, numbers: Mapping[str, float], *, step: int) -> None:
+        """As scalars of one event: an event each would hold up the step by a millisecond."""
+        values = [self._summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
+        self._events.add_summary(self._summary(value=values), step)
+
+    def close(self) -> None:
+        """Flush."""
+        self._board.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, offline in RUN/wandb unless WANDB_MODE says otherwise; `wandb sync` sends it later.
+
+    Its id is a hash of the run directory, so that all starts are one run.
+    """
+
+    def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
+        wandb = importlib.import_module("wandb")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", EXPERIMENT),
+            name=Path(config.output).name,
+            id=run_id(config.output),
+            dir=str(run_directory),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            resume="allow",
+            config=to_tree(config),
+            settings=wandb.Settings(silent=True, disable_git=True, save_code=False),
+        )
+
+    def write(self, numbers: Mapping[str, float], *, step: int) -> None:
+        """Log them; what an earlier start had logged past the checkpoint stays, as the service allows no other."""
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        """Finish this start."""
+        self._run.finish()
+
+
+class Mlflow:
+    """A run of MLflow at MLFLOW_TRACKING_URI, else in RUN/mlflow; its id is kept in RUN/mlflow_run.txt."""
+
+    def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
+        tracking = importlib.import_module("mlflow.tracking")
+        self._metric = importlib.import_module("mlflow.entities").Metric
+        folder = run_directory / MLFLOW_FOLDER
+        given = os.environ.get("MLFLOW_TRACKING_URI")
+        if not given:
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # files suffice for one writer
+        self._client = tracking.MlflowClient(tracking_uri=given or folder.as_uri())
+        note = run_directory / MLFLOW_RUN_NAME
+        if note.is_file():
+            self._run = note.read_text(encoding="ascii").strip()
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        experiment = self._client.get_experiment_by_name(EXPERIMENT)
+        number = self._client.create_experiment(EXPERIMENT) if experiment is None else experiment.experiment_id
+        self._run = self._client.create_run(number, run_name=Path(config.output).name).info.run_id
+        for key, value in sorted(flatten(to_tree(config)).items()):
+            self._client.log_param(self._run, key, str(value)[:500])
+        note.write_text(self._run + "\n", encoding="ascii")
+
+    def write(self, numbers: Mapping[str, float], *, step: int) -> None:
+        """In one batch."""
+        now = int(time.time() * 1000)
+        metrics = [self._metric(key, value, now, step) for key, value in numbers.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self) -> None:
+        """Say that nobody writes any more."""
+        self._client.set_terminated(self._run)
+
+
+def run_id(output: str) -> str:
+    """The same for every start in a run directory."""
+    return hashlib.blake2b(output.encode(), digest_size=8).hexdigest()
+
+
+def flatten(tree: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """`a.b` -> value of every leaf."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, prefix=f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

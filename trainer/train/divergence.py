@@ -1,0 +1,169 @@
+"""What a run does about steps that are not finite, or whose loss jumps: note them, go back, pass over, at last stop.
+
+A decision is a function of numbers that are the same on all ranks and of the state here, which is in every checkpoint:
+so a resumed run decides as the uninterrupted one. A step that is not finite is never applied.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pipeline.storage.locations import locate, naming
+from trainer.config.schema import GuardConfig, TrainerConfig
+from trainer.train.branch import branch_command
+
+BAD_STEPS_NAME = "bad_steps.jsonl"
+
+
+class DivergenceError(ValueError):
+    """Training left the finite numbers, and going back did not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a step is bad."""
+
+    reason: str
+    """In words, with the numbers."""
+    applied: bool
+    """The update was made all the same: the loss is finite, but jumps."""
+
+
+class RollBack(Exception):  # noqa: N818 (no error: it leads back to a checkpoint)
+    """As many bad steps in a row as guard.max_bad_steps allows; the same on every rank."""
+
+    def __init__(self, fault: Fault, *, step: int) -> None:
+        super().__init__(f"step {step}: {fault.reason}")
+        self.fault, self.step = fault, step
+
+
+class Guard:
+    """Judges every step of a run. `tree`: what `to_tree` gave when a checkpoint was written."""
+
+    def __init__(self, config: GuardConfig, *, tree: Mapping[str, Any] | None = None) -> None:
+        tree = tree or {}
+        self._config = config
+        self.bad_steps: int = tree.get("bad_steps", 0)
+        """Bad steps in a row, up to the last one judged."""
+        self.first_bad: int = tree.get("first_bad", 0)
+        """The first of them."""
+        self.rollbacks: int = tree.get("rollbacks", 0)
+        """Times that the run went back."""
+        self.skips: list[list[int]] = [list(window) for window in tree.get("skips", [])]
+        """[first, last] step of each window that is passed over: no update, its data thrown away."""
+        self._losses: deque[float] = deque(tree.get("losses", []), maxlen=config.spike_window)
+        self._phase: int = tree.get("phase", 0)  # of these losses
+
+    def to_tree(self) -> dict[str, Any]:
+        """JSON-able tree of the whole state."""
+        return {
+            "bad_steps": self.bad_steps,
+            "first_bad": self.first_bad,
+            "rollbacks": self.rollbacks,
+            "skips": self.skips,
+            "losses": list(self._losses),
+            "phase": self._phase,
+        }
+
+    def is_skipped(self, step: int) -> bool:
+        """Whether the step's data are passed over."""
+        return any(first <= step <= last for first, last in self.skips)
+
+    def judge(self, step: int, *, phase: int, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:
+        """Take note of a step; `norm_is_bad`: not finite, and not for fp16's loss scale.
+
+        The losses that spikes are told by begin anew with each phase: another data set has another usual loss.
+        """
+        if phase != self._phase:
+            self._losses.clear()
+            self._phase = phase
+        fault = self._find_fault(loss=loss, grad_norm=grad_norm, norm_is_bad=norm_is_bad)
+        if fault is None:
+            self.bad_steps = 0
+            if self._config.spike_factor is not None:
+                self._losses.append(loss)
+            return None
+        if self.bad_steps == 0:
+            self.first_bad = step
+        self.bad_steps += 1
+        return fault
+
+    def is_exhausted(self) -> bool:
+        """Whether there are so many bad steps in a row that the run goes back."""
+        return self.bad_steps >= self._config.max_bad_steps
+
+    def go_back(self, *, step: int, to: int, tree: Mapping[str, Any]) -> list[int]:
+        """Continue from the checkpoint after step `to`, which holds `tree`, once `step` was bad.
+
+        Returns the window that is passed over.
+        """
+        window = [max(to + 1, self.first_bad - self._config.skip_before), step]
+        self.skips.append(window)
+        self.rollbacks += 1
+        self.bad_steps = 0
+        self._losses.clear()
+        self._losses.extend(tree.get("losses", []))
+        self._phase = tree.get("phase", 0)
+        return window
+
+    def check_may_go_back(self, back: RollBack, *, config: TrainerConfig) -> None:
+        """Raise DivergenceError where the run went back often enough."""
+        if self.rollbacks >= self._config.max_rollbacks:
+            times = f"after going back {self.rollbacks} time{'s' * (self.rollbacks != 1)}"
+            raise self.give_up(back, config=config, why=times)
+
+    def give_up(self, back: RollBack, *, config: TrainerConfig, why: str) -> DivergenceError:
+        """The error that ends the run, with the command that goes on in another one."""
+        rows = locate(config.output, BAD_STEPS_NAME)
+        return DivergenceError(
+            f"{back}, {self.bad_steps} bad step{'s' * (self.bad_steps > 1)} in a row from step {self.first_bad} on, "
+            f"{why}; their rows are in {rows}. With another precision or a higher guard.max_rollbacks the same command "
+            f"goes on from the last checkpoint; a lower rate, a longer warm-up or other data need a new output: "
+            f"{branch_command(config, before=self.first_bad)}"
+        )
+
+    def _find_fault(self, *, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:
+        numbers = f"loss {loss:g}, gradient norm {grad_norm:g}"
+        if not math.isfinite(loss) or norm_is_bad:
+            return Fault(f"{numbers} (the update was not applied)", applied=False)
+        factor, known = self._config.spike_factor, len(self._losses)
+        if factor is not None and known == self._config.spike_window:
+            usual = median(self._losses)
+            if loss > factor * usual:
+                return Fault(f"{numbers}: over {factor:g} times the median {usual:g} of {known} steps", applied=True)
+        return None
+
+
+def note_bad_step(
+    run_directory: Path, *, step: int, epoch: int, fault: Fault, rows: Iterable[Sequence[int]], shards: Sequence[str]
+) -> None:
+    """Append the step and its rows to RUN/bad_steps.jsonl, on disk when this returns.
+
+    `rows`: (epoch, shard, row group, row) of all ranks; `shards`: paths of the shards in the data set.
+    """
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for of_epoch, shard, row_group, row in rows:
+        groups.setdefault((of_epoch, shard, row_group), []).append(row)
+    record = {
+        "step": step,
+        "epoch": epoch,
+        "reason": fault.reason,
+        "applied": fault.applied,
+        "rows": [
+            {"epoch": of_epoch, "shard": shards[shard], "row_group": row_group, "rows": sorted(members)}
+            for (of_epoch, shard, row_group), members in sorted(groups.items())
+        ],
+    }
+    path = run_directory / BAD_STEPS_NAME
+    with naming(path), open(path, "a", encoding="utf-8") as stream:
+        stream.write(json.dumps(record) + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -1,0 +1,92 @@
+"""Tells a device that is out of memory from other failures, and says what to change.
+
+The same command would run out again at the same step: such a failure is bad input, final at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+from pipeline.dataset.manifest import read_manifest
+from trainer.checkpoint.format import list_checkpoints
+from trainer.config.schema import TrainerConfig
+from trainer.data.phases import OpenPhase, open_phases, resolve_phases
+from trainer.engine.memory import name_remedies
+
+_WORDS = re.compile(
+    r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    r"|cudaErrorMemoryAllocation|ncclUnhandledCudaError.*out of memory|NCCL.*out of memory"
+    r"|Failed to CUDA (calloc|malloc)|DefaultCPUAllocator: can't allocate memory",
+    re.DOTALL,
+)
+"""Of libraries that raise a plain RuntimeError."""
+_ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
+
+
+class MemoryShortage(ValueError):  # noqa: N818 (no error of ours: the settings need more than there is)
+    """The device has too little memory for the run's settings."""
+
+
+@contextmanager
+def shortage_named(config: TrainerConfig, *, rank: int, device: torch.device) -> Iterator[None]:
+    """Turn whatever says that memory ran out inside the block into a MemoryShortage with a remedy."""
+    try:
+        yield
+    except Exception as error:
+        found = find_shortage(error)
+        if found is None:
+            raise
+        raise MemoryShortage(describe_shortage(found, config=config, rank=rank, device=device)) from error
+
+
+def find_shortage(error: BaseException) -> BaseException | None:
+    """The error that says that memory ran out: `error`, or one that it wraps; None if there is none.
+
+    ValueError and OSError say something of their own, whatever was handled when they were raised.
+    """
+    seen: set[int] = set()
+    node: BaseException | None = error
+    while node is not None and id(node) not in seen and not isinstance(node, ValueError | OSError):
+        seen.add(id(node))
+        if isinstance(node, torch.OutOfMemoryError) or (isinstance(node, RuntimeError) and _WORDS.search(str(node))):
+            return node
+        handled = node.__context__ if isinstance(node, RuntimeError) and not node.__suppress_context__ else None
+        node = node.__cause__ or handled
+    return None
+
+
+def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int, device: torch.device) -> str:
+    """One line: what was asked for, what the device has and had in use, and the settings that need less."""
+    asked = _ASKED.search(str(error))
+    remedies = name_remedies(config, phases=_open_phases(config))
+    begun = "another output" in remedies and list_checkpoints(config.output)
+    return (
+        f"worker {rank}: out of memory on {device.type}{f' (tried to allocate {asked[1]})' if asked else ''}"
+        f"{_in_use(device)}; {remedies}"
+        + (f", with resume_from={config.output} from its newest checkpoint" if begun else "")
+    )
+
+
+def _in_use(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    with suppress(RuntimeError):  # a device that failed may answer nothing more
+        free, total = torch.cuda.mem_get_info(device)
+        tensors = torch.cuda.memory_allocated(device)
+        return (
+            f": the card has {total / 1e9:.1f} GB, of which {(total - free) / 1e9:.1f} GB were in use, "
+            f"{tensors / 1e9:.1f} GB by this worker's tensors"
+        )
+    return ""
+
+
+def _open_phases(config: TrainerConfig) -> tuple[OpenPhase, ...]:
+    """Empty if the data sets cannot be read any more."""
+    with suppress(ValueError, OSError):
+        phases = resolve_phases(config)
+        return open_phases(phases, manifests=[read_manifest(phase.config.data) for phase in phases])
+    return ()

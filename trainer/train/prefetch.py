@@ -1,0 +1,137 @@
+"""Steps of data, one ahead: while a step computes, the counts of the next one are summed over all ranks.
+
+So neither cutting slots, nor laying out the first of them (the device would idle meanwhile; the others' turn comes
+while it computes), nor the small all-reduce that losses are divided by stands in the way of the device.
+A RunFeed goes through the phases of a run, one feed after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.dataset.manifest import Special
+from trainer.data.plan import PlanState
+from trainer.data.row_groups import BlockError
+from trainer.data.stream import SlotStream, Step
+from trainer.model.batch import Batch, Slot, SlotShape, to_batch
+
+
+class Feed:
+    """A rank's steps, in order. `next_step` and `look_ahead` are collective."""
+
+    def __init__(self, stream: SlotStream, *, shape: SlotShape, special: Special, device: torch.device) -> None:
+        self._stream, self._shape, self._special, self._device = stream, shape, special, device
+        self._ahead: tuple[Tensor, Any] | None = None
+        self._first: tuple[Slot | None, Batch] | None = None
+        self.epoch = stream.state.epoch
+        """Epoch of the step that next_step gave last, from 0."""
+
+    def next_step(self) -> Step:
+        """The next step's data, as soon as its counts are known. BlockError where no row of an epoch can be read."""
+        num_lost, begun = 0, self._stream.state.epoch
+        while True:
+            self.look_ahead()
+            assert self._ahead is not None
+            (counts, sent), self._ahead = self._ahead, None
+            sent.wait()
+            self.epoch = self._stream.state.epoch
+            step = self._stream.commit(counts.numpy())
+            num_lost += step.num_lost
+            if step.num_pairs:
+                return replace(step, num_lost=num_lost)
+            if step.state.epoch > begun + 1:  # ingest.skip_corrupt passed over everything
+                raise BlockError(f"none of the {num_lost} rows after epoch {begun} can be read; restore the data set")
+
+    def look_ahead(self) -> None:
+        """Cut the next step's slots and send their counts, without waiting for the other ranks. Idempotent."""
+        if self._ahead is None:
+            counts = torch.from_numpy(self._stream.cut())
+            self._ahead = counts, dist.all_reduce(counts, async_op=True)
+            first = self._stream.cut_slots[0]
+            self._first = first, self._lay_out(first)
+
+    def first_batch(self) -> Batch:
+        """The next step's first micro-batch, which next_step gives all the same. Collective."""
+        self.look_ahead()
+        assert self._first is not None
+        return self._first[1]
+
+    def to_batch(self, slot: Slot | None) -> Batch:
+        """The slot on the device; with constant shapes on GPUs, as it is on CPUs."""
+        first, self._first = self._first, None
+        return first[1] if first is not None and first[0] is slot else self._lay_out(slot)
+
+    def _lay_out(self, slot: Slot | None) -> Batch:
+        return to_batch(
+            slot,
+            shape=self._shape,
+            special=self._special,
+            constant_shapes=self._device.type == "cuda",
+            device=self._device,
+        )
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self._ahead is not None:
+            self._ahead[1].wait()
+        self._stream.close()
+
+
+class RunFeed:
+    """A rank's steps through all phases, from `start` on; used as a Feed is.
+
+    `open_feed` opens the feed that goes on from a state; `next_start` says from which state the step after one is
+    made, in the next phase where one is through. Across the end of a phase one step is looked ahead too.
+    """
+
+    def __init__(
+        self, start: PlanState, *, open_feed: Callable[[PlanState], Feed], next_start: Callable[[PlanState], PlanState]
+    ) -> None:
+        self._open_feed, self._next_start = open_feed, next_start
+        self._feed = open_feed(start)
+        self._done = start
+        self._next: Feed | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the step that next_step gave last, from 0 in each phase."""
+        return self._feed.epoch
+
+    def next_step(self) -> Step:
+        """The next step's data, as soon as its counts are known."""
+        self.look_ahead()
+        if self._next is not None:
+            self._feed.close()
+            self._feed, self._next = self._next, None
+        step = self._feed.next_step()
+        self._done = step.state
+        return step
+
+    def look_ahead(self) -> None:
+        """Cut the next step's slots and send their counts, without waiting for the other ranks. Idempotent."""
+        if self._next is None:
+            start = self._next_start(self._done)
+            if start.phase != self._done.phase:
+                self._next = self._open_feed(start)
+        (self._feed if self._next is None else self._next).look_ahead()
+
+    def first_batch(self) -> Batch:
+        """The next step's first micro-batch, which next_step gives all the same. Collective."""
+        self.look_ahead()
+        return (self._feed if self._next is None else self._next).first_batch()
+
+    def to_batch(self, slot: Slot | None) -> Batch:
+        """A slot of the step that next_step gave last, on the device."""
+        return self._feed.to_batch(slot)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._feed.close()
+        if self._next is not None:
+            self._next.close()

@@ -1,0 +1,302 @@
+"""One worker of a run, from an initialized process group to the last step; the same under every launcher."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from pipeline import storage
+from pipeline.dataset.manifest import TOKENIZER_FOLDER, DataSetError, read_manifest
+from pipeline.settings import ConfigError
+from pipeline.storage.locations import locate
+from trainer.checkpoint.load import CheckpointState, CheckpointWriter, list_checkpoints, resume
+from trainer.config.saved import CONFIG_NAME
+from trainer.config.schema import TrainerConfig
+from trainer.data.phases import OpenPhase, find_start, open_phases, resolve_phases
+from trainer.data.plan import PlanState, lanes_of
+from trainer.data.stream import SlotStream
+from trainer.engine.engine import Engine
+from trainer.hf.pretrained import initialize_from, read_longest
+from trainer.model import BertForPretraining
+from trainer.telemetry.flops import find_peak
+from trainer.telemetry.log_files import RunFiles
+from trainer.telemetry.metrics import RunLog
+from trainer.train.branch import begin_branch
+from trainer.train.divergence import Guard, RollBack
+from trainer.train.evaluate import Evaluator, unigram_log_probabilities
+from trainer.train.link import Link, Outcome, Place
+from trainer.train.loop import Job, train
+from trainer.train.memory_shortage import shortage_named
+from trainer.train.prefetch import Feed, RunFeed
+
+if TYPE_CHECKING:
+    from trainer.telemetry.prometheus import Gauges
+
+logger = logging.getLogger(__name__)
+
+
+def backend_of(config: TrainerConfig) -> str:
+    """The torch.distributed backend: NCCL between GPUs, and gloo for what the hosts tell each other."""
+    return "cpu:gloo,cuda:nccl" if config.device == "cuda" else "gloo"
+
+
+def work(
+    config: TrainerConfig,
+    *,
+    place: Place,
+    link: Link,
+    device: torch.device,
+    blocks: Literal["local", "ray"] = "local",
+    lease_token: str | None = None,
+) -> Outcome:
+    """Train this rank's share until max_steps or until asked to stop, resuming what the run directory holds.
+
+    `lease_token`: of the job's lease on the run directory; without it nothing is committed once another job has the
+    lease. torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input, which a
+    device with too little memory is too.
+    """
+    with warnings_to_user(link, place=place), shortage_named(config, rank=place.rank, device=device):
+        set_up_process(config, place=place, device=device)
+        return run_share(config, place=place, link=link, device=device, blocks=blocks, lease_token=lease_token)
+
+
+def run_share(
+    config: TrainerConfig,
+    *,
+    place: Place,
+    link: Link,
+    device: torch.device,
+    blocks: Literal["local", "ray"],
+    lease_token: str | None = None,
+) -> Outcome:
+    """Build everything, train, close everything; `work` in a process that is set up."""
+    run_directory = locate(config.output)
+    phases = open_shared_folders(config)
+    files = RunFiles(
+        run_directory,
+        rank=place.rank,
+        world_size=place.world_size,
+        working_folder=config.working_folder,
+        lease_token=lease_token,
+    )
+    files.bring()
+    if files.stands_in and place.rank == 0:
+        link.say(f"logs are kept in {files.folder} and sent to {files.run} with every checkpoint and at the end")
+    engine, rows_given = build_engine(config, phases=phases, place=place, device=device)
+    checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token, files=files)
+    evaluators = tuple(
+        Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape, phase=opened.phase.index)
+        if opened.manifest.num_rows("validation")
+        else None
+        for opened in phases
+    )
+    saved = resume(run_directory, engine=engine)
+    if saved is None and config.resume_from is not None:
+        saved = begin_branch(config, phases=phases, engine=engine, checkpoints=checkpoints)
+    guard = Guard(config.guard, tree=None if saved is None else saved.guard)
+    resumed_at = 0 if saved is None else saved.step
+
+    gauges = open_gauges(config) if blocks == "ray" and place.rank == 0 else None
+
+    def open_feed(state: PlanState) -> Feed:
+        opened = phases[state.phase]
+        stream = SlotStream(
+            opened.plan,
+            opened.phase.config.data,
+            rank=place.rank,
+            world_size=place.world_size,
+            state=state,
+            blocks=blocks,
+            read_ahead_blocks=config.ingest.read_ahead_blocks,
+            object_store_mb=config.ingest.object_store_mb,
+            skip_corrupt=config.ingest.skip_corrupt,
+        )
+        return Feed(stream, shape=opened.shape.slot, special=opened.manifest.special, device=device)
+
+    def train_on(saved: CheckpointState | None) -> int:
+        first_step = 0 if saved is None else saved.step
+        start = find_start(phases, None if saved is None else PlanState.from_tree(saved.plan_state))
+        rows_before = rows_given if saved is None else saved.rows
+        job = Job(
+            config=config,
+            engine=engine,
+            feed=RunFeed(start, open_feed=open_feed, next_start=partial(find_start, phases)),
+            phases=phases,
+            evaluators=evaluators,
+            checkpoints=checkpoints,
+            guard=guard,
+            peak_tflops=peak_of(device, config=config),
+            log=RunLog(
+                files.folder,
+                config=config,
+                rank=place.rank,
+                world_size=place.world_size,
+                resume_step=first_step,
+                say=link.say,
+                gauges=gauges,
+            ),
+            files=files,
+            link=link,
+            first_phase=start.phase if rows_before else 0,
+            rows_before=rows_before,
+        )
+        job.log.say(describe_start(config, place=place, device=device, start=start))
+        if place.world_size != config.workers:  # of which the preflight has spoken
+            for line in phases[start.phase].describe_empty(place.world_size):
+                job.log.say(line)
+        try:
+            return train(job, first_step=first_step)
+        finally:
+            job.feed.close()
+            job.log.close()
+
+    while True:
+        try:
+            last_step = train_on(saved)
+            break
+        except RollBack as back:
+            guard.check_may_go_back(back, config=config)
+            saved = go_back(back, guard=guard, checkpoints=checkpoints, engine=engine, config=config)
+    checkpoints.send_logs()
+    engine.close()
+    return Outcome(first_step=resumed_at, last_step=last_step, finished=last_step >= config.max_steps)
+
+
+def open_gauges(config: TrainerConfig) -> Gauges:
+    """What Ray shows to Prometheus of this run."""
+    from trainer.telemetry.prometheus import Gauges  # Ray is absent where the loop runs without it
+
+    return Gauges(config.output)
+
+
+def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
+    """Dense bf16 peak of this rank's device, 10^12 operations a second; None for a CPU and for what is not known."""
+    if config.logging.peak_tflops is not None or device.type != "cuda":
+        return config.logging.peak_tflops
+    return find_peak(torch.cuda.get_device_name(device))
+
+
+def go_back(
+    back: RollBack, *, guard: Guard, checkpoints: CheckpointWriter, engine: Engine, config: TrainerConfig
+) -> CheckpointState:
+    """Restore the newest checkpoint from before the bad steps, and commit it anew with what the guard now knows.
+
+    So a run that is killed right after goes on as this one does. Collective. DivergenceError where there is none.
+    """
+    checkpoints.finish()
+    saved = resume(config.output, engine=engine, through=guard.first_bad - 1)
+    if saved is None:
+        raise guard.give_up(back, config=config, why="and there is no checkpoint to go back to")
+    first, last = guard.go_back(step=back.step, to=saved.step, tree=saved.guard)
+    if engine.rank == 0:
+        logger.warning(
+            "%s, the last of %d: back to the checkpoint of step %d; the data of steps %d to %d are passed over",
+            back, last - guard.first_bad + 1, saved.step, first, last,
+        )  # fmt: skip
+    checkpoints.save(
+        saved.step, plan_state=saved.plan_state, guard=guard.to_tree(), data_hash=saved.data_hash, rows=saved.rows
+    )
+    checkpoints.finish()
+    return saved
+
+
+@contextmanager
+def warnings_to_user(link: Link, *, place: Place) -> Iterator[None]:
+    """Send what the trainer's loggers warn of over the link: under Ray nobody sees a worker's stderr."""
+    handler = _LinkHandler(link, place=place)
+    logger = logging.getLogger("trainer")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _LinkHandler(logging.Handler):
+    def __init__(self, link: Link, *, place: Place) -> None:
+        super().__init__(level=logging.WARNING)
+        self._link, self._place = link, place
+
+    def emit(self, record: logging.LogRecord) -> None:
+        who = f" (worker {self._place.rank})" if self._place.rank else ""
+        self._link.say(f"warning{who}: {record.getMessage()}")
+
+
+def set_up_process(config: TrainerConfig, *, place: Place, device: torch.device) -> None:
+    """Threads, device, and what makes results repeat."""
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(config.threads_per_worker or max(1, cores // place.local_world_size))
+    torch.manual_seed(config.seed)
+    torch.use_deterministic_algorithms(config.deterministic or device.type == "cpu", warn_only=device.type != "cpu")
+    # A guard against reading memory that nothing was written to; costs a pass over every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if device.type == "cuda":
+        if config.deterministic:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS begins; else its sums vary
+            compiler: Any = importlib.import_module("torch._inductor.config")
+            compiler.deterministic = True  # no choice between kernels by their speed
+        torch.cuda.set_device(device)
+
+
+def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
+    """Read the manifest of each phase, and look for the run directory, from where this worker runs.
+
+    Raises ConfigError that names the node where it does not see one of them.
+    """
+    host = socket.gethostname()
+    remedy = "give an absolute path on storage that all nodes mount"
+    phases = resolve_phases(config)
+    manifests = []
+    for phase in phases:
+        try:
+            manifests.append(read_manifest(phase.config.data))
+        except DataSetError as error:
+            raise ConfigError(f"data={phase.config.data}: on node {host}: {error}; {remedy}") from error
+    if storage.find_file(locate(config.output, CONFIG_NAME)) is None:
+        raise ConfigError(f"output={config.output}: node {host} does not see the run directory; {remedy}")
+    return open_phases(phases, manifests=manifests)
+
+
+def build_engine(
+    config: TrainerConfig, *, phases: Sequence[OpenPhase], place: Place, device: torch.device
+) -> tuple[Engine, dict[str, Any]]:
+    """The model, with the weights that it starts from, in an engine that takes the steps of every phase.
+
+    And CheckpointState.rows of given weights: their longest row, and whether they know next sentences.
+    """
+    rows: dict[str, Any] = {}
+    manifest, data = phases[0].manifest, phases[0].phase.config.data
+    model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
+    if config.model.output_bias == "unigram":
+        shares = unigram_log_probabilities(data, vocabulary_size=manifest.vocabulary_size)
+        with torch.no_grad():
+            model.mlm_head.bias.copy_(torch.from_numpy(shares))
+    if config.model.initialize_from is not None and not list_checkpoints(config.output):
+        tokenizer = storage.join(data, TOKENIZER_FOLDER)
+        given = initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
+        longest = read_longest(locate(config.model.initialize_from))
+        rows = {"longest": min(longest, config.model.max_positions), "next_sentence": given}
+    lanes = max(opened.plan.lanes for opened in phases)
+    micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=lanes))
+    return Engine(model, config=config, device=device, micro_batches=micro_batches), rows
+
+
+def describe_start(config: TrainerConfig, *, place: Place, device: torch.device, start: PlanState) -> str:
+    """What begins here, in a line: `resumed at step 40` or `training from step 0`, and on what."""
+    begin = f"resumed at step {start.step}" if start.step else "training from step 0"
+    source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""
+    phase = f" (phase {start.phase + 1} of {len(config.phases)}, {start.phase_step} steps of it done)"
+    return (
+        f"{begin} of {config.max_steps}{source}{phase if config.phases else ''}: BERT {config.model.size}, "
+        f"{place.world_size} worker{'s' * (place.world_size > 1)} on {device.type}, "
+        f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} each, {config.precision}, "
+        f"ZeRO {config.zero_stage}"
+    )
