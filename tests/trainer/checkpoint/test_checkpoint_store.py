@@ -12,6 +12,7 @@ import torch
 from checkpoint_faults import save_again_and_again
 from object_store import bucket, s3_server, upload_tree
 from pipeline import storage
+from pipeline.storage import files
 from pipeline.storage.files import StorageError
 from small_runs import make_config
 from stored_checkpoints import fail_times, flip_bit, kept, make_writer, names_in, part_of, write
@@ -208,13 +209,13 @@ def test_only_what_is_asked_for_is_read(bucket: str, monkeypatch: pytest.MonkeyP
     values = torch.arange(200_000, dtype=torch.float32)
     write_tensors(url, tensors={"a": values, "b": torch.tensor([1, 2, 3], dtype=torch.uint8)}, metadata={"k": "v"})
     read: list[int] = []
-    inside = storage._StoreReader.readinto
+    inside = files._StoreReader.readinto
 
     def counted(self: Any, buffer: Any, /) -> int:
         read.append(inside(self, buffer))
         return read[-1]
 
-    monkeypatch.setattr(storage._StoreReader, "readinto", counted)
+    monkeypatch.setattr(files._StoreReader, "readinto", counted)
     monkeypatch.setattr(ranges, "READ_AHEAD_BYTES", 4096)
     file = RangedTensors(url)
     assert (file.metadata(), file.keys()) == ({"k": "v"}, ["a", "b"])
