@@ -21,12 +21,12 @@ from bench.processes import ROOT, Cost, watch
 from bench.repeats import Texts, write_corpus
 from bench.stages import encode_all
 from bench.storage import Storage, measure_storage
-from pipeline.config.schema import PipelineConfig, SourceConfig
-from pipeline.dataset.manifest import Manifest, read_manifest
+from pipeline.config import PipelineConfig, SourceConfig
+from pipeline.dataset import Manifest, read_manifest
 from pipeline.documents import Document
 from pipeline.settings import to_tree
-from pipeline.sources.splits import list_splits, read_documents
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.sources import list_splits, read_documents
+from pipeline.tokenizer import WordTokenizer
 
 LDDL_TIMES = 4.1
 _TINY_BYTES = 200_000

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.dataset.manifest import read_manifest
+from pipeline.dataset import read_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "bench" / "out"

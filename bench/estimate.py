@@ -17,11 +17,11 @@ from datetime import date
 from pathlib import Path
 
 from bench.processes import watch
-from pipeline.dataset.manifest import read_manifest
-from pipeline.engines.base import choose_workers
+from pipeline.dataset import read_manifest
+from pipeline.engines import choose_workers
 from pipeline.estimate.cost import Estimate, estimate
 from pipeline.estimate.intervals import Quantity
-from pipeline.runtime.command import read_config
+from pipeline.runtime import read_config
 from pipeline.settings import split_arguments
 
 ROOT = Path(__file__).resolve().parent.parent

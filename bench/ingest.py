@@ -18,11 +18,10 @@ from datetime import date
 from pathlib import Path
 
 from bench.trainer_parts import TOKENS
-from pipeline.dataset.manifest import read_manifest
-from trainer.config.schema import TrainerConfig
-from trainer.data.phases import open_phases, resolve_phases
-from trainer.data.stream import SlotStream
-from trainer.model.batch import to_batch
+from pipeline.dataset import read_manifest
+from trainer.config import TrainerConfig
+from trainer.data import SlotStream, open_phases, resolve_phases
+from trainer.model import to_batch
 
 OUT = Path(__file__).resolve().parent / "out"
 GPU_TOKENS_PER_SECOND = 235_000

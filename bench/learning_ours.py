@@ -15,7 +15,7 @@ from typing import IO, Any
 import yaml
 
 from bench.learning_tasks import Curve, Task
-from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
+from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_json_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 POLL_S = 0.2

@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from pipeline.dataset.manifest import read_manifest
-from trainer.config.schema import TrainerConfig
+from pipeline.dataset import read_manifest
+from trainer.config import TrainerConfig
 
 Curve: TypeAlias = dict[str, Any]
 """What a run leaves: `describe_run` and, for each step, "mlm" and "nsp" in nats. Runs by time have "loss" (the sum of

@@ -31,13 +31,12 @@ from bench.transformers_bert import (
     send,
     with_places,
 )
-from pipeline.dataset.manifest import read_manifest
-from trainer.config.schema import TrainerConfig
-from trainer.data.phases import OpenPhase, open_phases, resolve_phases
-from trainer.data.stream import SlotStream, Step, validation_plan
+from pipeline.dataset import read_manifest
+from trainer.config import TrainerConfig
+from trainer.data import OpenPhase, SlotStream, Step, open_phases, resolve_phases, validation_plan
+from trainer.engine import learning_rate
 from trainer.engine.optimizers import build_optimizer
-from trainer.engine.schedules import learning_rate
-from trainer.model.batch import to_batch
+from trainer.model import to_batch
 
 PARTS, MULTIPLE = 4, 64
 """Parts of a step of equal steps, each padded to a multiple of so many tokens."""

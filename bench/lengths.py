@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.schema import SourceConfig
+from pipeline.config import SourceConfig
 from pipeline.documents import Document
-from pipeline.sources.splits import list_splits, read_documents
+from pipeline.sources import list_splits, read_documents
 
 ROOT = Path(__file__).resolve().parent.parent
 MEDIAN_WORDS, SPREAD = 95.0, 1.45

@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.builds import Build, run_build
 from bench.repeats import Texts, write_corpus
-from pipeline.config.schema import PipelineConfig
+from pipeline.config import PipelineConfig
 
 ONE_BOOK_BYTES = 50_000_000
 MOST_BYTES = 1 << 30

@@ -22,9 +22,9 @@ from bench.pipeline_tables import render
 from bench.processes import ROOT, describe_machine
 from bench.repeats import Texts, read_texts
 from bench.stages import measure_stages
-from pipeline.config.schema import PipelineConfig, SourceConfig
+from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.settings import validate
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.tokenizer import WordTokenizer
 
 SHARED = ROOT.parent / "shared" / "data"
 SAMPLE = ROOT / "data" / "sample"

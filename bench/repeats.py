@@ -12,14 +12,11 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from pipeline import storage
-from pipeline.config.schema import SourceConfig
-from pipeline.sources.archives import read_members
-from pipeline.sources.books import BOOK_SUFFIXES
+from pipeline.config import SourceConfig
+from pipeline.sources import BOOK_SUFFIXES, is_archive, list_files, list_splits, read_members
 from pipeline.sources.bytestreams import read_pieces, read_whole
 from pipeline.sources.dumpxml import DumpReader, Page
-from pipeline.sources.listing import is_archive, list_files
-from pipeline.sources.splits import list_splits
-from pipeline.wikitext.scanner import DEFAULT_BUDGET
+from pipeline.wikitext import DEFAULT_BUDGET
 
 _MOST_BOOK_BYTES = 256 << 20
 _DUMP_HEAD = (

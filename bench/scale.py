@@ -21,10 +21,18 @@ from typing import Any
 import numpy as np
 
 from bench.processes import ROOT, describe_machine, peak_bytes, watch
-from pipeline.dataset.manifest import MANIFEST_NAME, Manifest, Shard, Special, read_manifest, shard_name, write_manifest
-from pipeline.dataset.schema import SCHEMA_VERSION
-from trainer.data.micro_batch import SlotShape
-from trainer.data.plan import Plan, lanes_of
+from pipeline.dataset import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    Manifest,
+    Shard,
+    Special,
+    read_manifest,
+    shard_name,
+    write_manifest,
+)
+from trainer.data import SlotShape, lanes_of
+from trainer.data.plan import Plan
 
 OUT = ROOT / "bench" / "out"
 MEAN_LENGTH = 256

@@ -17,25 +17,23 @@ import mwparserfromhell
 
 from bench.processes import peak_bytes, reset_peak
 from bench.repeats import Texts, write_corpus
-from pipeline.build.write_shard import build_shard
-from pipeline.cleaning.sentences import split_sentences
-from pipeline.config.schema import PipelineConfig
-from pipeline.dataset.schema import id_type
+from pipeline.build import build_shard
+from pipeline.cleaning import split_sentences
+from pipeline.config import PipelineConfig
+from pipeline.dataset import id_type
 from pipeline.documents import Document
 from pipeline.draws import generator
 from pipeline.instances.masking import make_masks
 from pipeline.instances.pairs import make_pairs
 from pipeline.instances.rows import assemble_rows
-from pipeline.shuffle.buckets import Buckets
-from pipeline.shuffle.spill import Extent, SpillWriter
+from pipeline.shuffle import Buckets, Extent, SpillWriter
 from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import read_pieces
 from pipeline.sources.decoding import decode_text
 from pipeline.sources.dumpxml import DumpReader
 from pipeline.sources.gutenberg import book_paragraphs
-from pipeline.tokenizer.tokenizer import TokenizedDocument, WordTokenizer
-from pipeline.wikitext.names import wiki_names
-from pipeline.wikitext.scanner import DEFAULT_BUDGET, wikitext_to_text
+from pipeline.tokenizer import TokenizedDocument, WordTokenizer
+from pipeline.wikitext import DEFAULT_BUDGET, wiki_names, wikitext_to_text
 
 MASK_SETS = 10
 _MOST_CHARACTERS = DEFAULT_BUDGET.num_bytes

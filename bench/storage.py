@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.dataset import schema
-from pipeline.dataset.manifest import Manifest
+from pipeline.dataset import Manifest, schema
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 

@@ -28,9 +28,9 @@ import torch
 from bench.cards import name_card
 from bench.trainer_parts import RATE, TOKENS, WARM_UP, Setting
 from bench.trainer_tables import NAMES, Result, describe, list_faults, read_results
-from pipeline.dataset.manifest import read_manifest
+from pipeline.dataset import read_manifest
 from trainer.profiling import profile_run
-from trainer.telemetry.metrics import METRICS_NAME, read_json_lines
+from trainer.telemetry import METRICS_NAME, read_json_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 UNBUFFERED = {**os.environ, "PYTHONUNBUFFERED": "1"}

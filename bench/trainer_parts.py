@@ -22,16 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.transformers_bert import IGNORED, build_model, initial_state, pad, rows_of, send
-from pipeline.dataset.manifest import read_manifest
-from trainer.config.schema import ModelConfig, TrainerConfig
-from trainer.data.phases import open_phases, resolve_phases
-from trainer.data.stream import SlotStream, Step
-from trainer.engine.engine import Engine
+from pipeline.dataset import read_manifest
+from trainer.config import ModelConfig, TrainerConfig
+from trainer.data import SlotStream, Step, open_phases, resolve_phases
+from trainer.engine import Engine
 from trainer.engine.optimizers import build_optimizer
-from trainer.model import BertForPretraining
-from trainer.model.batch import Batch, to_batch
-from trainer.telemetry.flops import count_flops
-from trainer.train.worker import backend_of
+from trainer.model import Batch, BertForPretraining, to_batch
+from trainer.telemetry import count_flops
+from trainer.train import backend_of
 
 TOKENS = 32_768
 """Real tokens of a micro-batch, at most; a padded batch has as many token places."""

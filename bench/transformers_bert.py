@@ -16,11 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from pipeline.dataset.manifest import Manifest
-from trainer.config.schema import ModelConfig
-from trainer.hf.weight_names import to_transformers, transformers_config
-from trainer.model import BertForPretraining
-from trainer.model.batch import Batch
+from pipeline.dataset import Manifest
+from trainer.config import ModelConfig
+from trainer.hf import to_transformers, transformers_config
+from trainer.model import Batch, BertForPretraining
 
 IGNORED = -100
 """transformers' label of what is not predicted."""

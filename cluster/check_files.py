@@ -20,7 +20,7 @@ from cluster.findings import Files, Finding
 from cluster.render import render
 from cluster.values import KINDS, ClusterValues, Group
 from pipeline.settings import ConfigError, load_settings
-from trainer.config.schema import TrainerConfig
+from trainer.config import TrainerConfig
 
 SECRETS = {
     "an AWS key": r"\b(AKIA|ASIA)[0-9A-Z]{16}\b",

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.local import CPUS_PER_WORKER, LocalCluster, read
 from cluster.values import PREPROCESSING, REPOSITORY
-from pipeline.config.engines import KEYS
-from pipeline.config.schema import PipelineConfig
+from pipeline.config import KEYS, PipelineConfig
 from pipeline.settings import ConfigError, Settings, dump_yaml, fail, load_settings, split_arguments, to_tree
-from trainer.config.schema import TrainerConfig
-from trainer.launch.ray_dashboard import send_token
+from trainer.config import TrainerConfig
+from trainer.launch import send_token
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient

@@ -17,11 +17,10 @@ import math
 from collections.abc import Sequence
 from traceback import format_exc
 
-from pipeline.build.recipe import build
-from pipeline.config.engines import FLAGS, KEYS
-from pipeline.config.schema import PipelineConfig
-from pipeline.engines.base import check_engine
-from pipeline.runtime.command import read_config
+from pipeline.build import build
+from pipeline.config import FLAGS, KEYS, PipelineConfig
+from pipeline.engines import check_engine
+from pipeline.runtime import read_config
 from pipeline.settings import describe, fail, refuse_flags, split_arguments
 from pipeline.signals import catch_interrupts, exit_with, fail_interrupted, say_at_once
 
@@ -77,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             price = read_price(parsed.flags, program=program)
             config = read_config(parsed)
             if "--dry-run" in parsed.flags:
-                from pipeline.estimate.dry_run import describe_build  # it builds upon this module
+                from pipeline.estimate import describe_build  # it builds upon this module
 
                 check_engine(config, beam_options=parsed.rest)
                 for line in describe_build(config, price=price):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline import storage
-from pipeline.dataset.manifest import Shard, SplitName
+from pipeline.dataset import Shard, SplitName
 
 NUM_EXAMPLES = 5
 WORD_PIECES = 8

@@ -9,8 +9,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from pipeline.config.schema import PipelineConfig
-from pipeline.dataset.manifest import file_sha256
+from pipeline.config import PipelineConfig
+from pipeline.dataset import file_sha256
 
 CODE_VERSION = "4"
 """Version of our own cleaning, pairing and masking; raised whenever the same input gives other bytes."""

@@ -15,10 +15,8 @@ import torch
 from tokenizers import Tokenizer
 
 from pipeline.settings import fail
-from trainer.hf.pretrained import load_model
-from trainer.hf.vocabulary_check import read_vocabulary
-from trainer.model import BertForPretraining
-from trainer.model.batch import Batch
+from trainer.hf import load_model, read_vocabulary
+from trainer.model import Batch, BertForPretraining
 
 MASK = "[MASK]"
 EXAMPLES = (

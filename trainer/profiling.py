@@ -23,12 +23,9 @@ import torch
 from pipeline import storage
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from pipeline.signals import stop_on_signals
-from trainer.config.schema import TrainerConfig
-from trainer.launch import processes
-from trainer.launch.failures import WorkerError
-from trainer.launch.preflight import check, read_config
-from trainer.launch.run_directory import write_config
-from trainer.train.link import Link, Place
+from trainer.config import TrainerConfig
+from trainer.launch import WorkerError, check, processes, read_config, write_config
+from trainer.train import Link, Place
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "python -m trainer.profiling"

@@ -20,19 +20,22 @@ from pathlib import Path
 
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from pipeline.signals import Say, StopRequest, stop_on_signals
-from pipeline.storage.lease import hold
-from trainer.checkpoint.load import list_checkpoints
-from trainer.config.schema import TrainerConfig
-from trainer.launch import dry_run, processes
-from trainer.launch.failures import WorkerError
-from trainer.launch.preflight import SAMPLE_CONFIG, check, read_config
-from trainer.launch.restarts import run_attempts
-from trainer.launch.run_directory import check_fresh, write_config
-from trainer.telemetry.curve import draw_curve
-from trainer.telemetry.evaluation import Evaluation
-from trainer.telemetry.log_files import RunFiles
-from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
-from trainer.train.link import Outcome
+from pipeline.storage import hold
+from trainer.checkpoint import list_checkpoints
+from trainer.config import TrainerConfig
+from trainer.launch import (
+    SAMPLE_CONFIG,
+    WorkerError,
+    check,
+    check_fresh,
+    dry_run,
+    processes,
+    read_config,
+    run_attempts,
+    write_config,
+)
+from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, Evaluation, RunFiles, draw_curve, read_last_lines
+from trainer.train import Outcome
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "trainer/run.py"
@@ -113,15 +116,14 @@ def launch(config: TrainerConfig, *, stop: StopRequest, say: Say) -> Outcome:
             write_config(config)
             attempt = partial(processes.run_in_processes, settled, stop=stop, say=say, lease_token=token)
             return run_attempts(attempt, config=config, stop=stop, say=say)
-    from trainer.launch import ray_train  # absent where the loop runs without it
-    from trainer.launch.elastic import GroupWatch, Wishes
+    from trainer.launch import elastic, ray_train  # absent where the loop runs without it
 
     with ray_train.ray_session(config) as settled:
         stop.listen()
         with lease() as token:
             write_config(config)
             each = ray_train.resources_of(settled)
-            watch = GroupWatch(settled, each=each, wishes=Wishes(each))
+            watch = elastic.GroupWatch(settled, each=each, wishes=elastic.Wishes(each))
             attempt = partial(ray_train.run_on_ray, settled, stop=stop, say=say, lease_token=token, watch=watch)
             return run_attempts(attempt, config=config, stop=stop, say=say)
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pipeline.audit.blocks import ANY_LENGTH, Block, Bools, Facts, Int64s, Vocabulary, offsets_of
 from pipeline.audit.findings import Findings, Place
 from pipeline.draws import key
-from pipeline.tokenizer.files import BERT_SPECIAL, PIECE_PREFIX
+from pipeline.tokenizer import BERT_SPECIAL, PIECE_PREFIX
 
 COLUMNS = {"A": "string", "B": "string", "is_random_next": "bool", "num_tokens": "uint16"}
 STATIC_COLUMNS = {"masked_lm_positions": "binary", "masked_lm_labels": "string"}

@@ -17,8 +17,7 @@ from pipeline.audit.blocks import Block, Bools, Facts, Int64s, Vocabulary, offse
 from pipeline.audit.findings import Findings, Place
 from pipeline.audit.rows import Counts
 from pipeline.audit.words import describe_tokens
-from pipeline.dataset import schema
-from pipeline.dataset.manifest import (
+from pipeline.dataset import (
     MANIFEST_NAME,
     TOKEN_COUNTS_NAME,
     TOKENIZER_FOLDER,
@@ -27,11 +26,11 @@ from pipeline.dataset.manifest import (
     Shard,
     file_sha256,
     resolve_inside,
+    schema,
     verify_shard,
 )
-from pipeline.output.folder import PUBLISHED
-from pipeline.tokenizer.files import read_tokenizer
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.output import PUBLISHED
+from pipeline.tokenizer import WordTokenizer, read_tokenizer
 
 KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
 """Files of a set beside those that the manifest lists."""

@@ -27,8 +27,8 @@ from pipeline.audit.blocks import Facts
 from pipeline.audit.findings import Findings, Place
 from pipeline.audit.rows import Counts
 from pipeline.audit.shard_job import Job, Result, audit_shard
-from pipeline.dataset.manifest import MANIFEST_NAME, DataSetError, Manifest, read_manifest
-from pipeline.shuffle.buckets import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
+from pipeline.dataset import MANIFEST_NAME, DataSetError, Manifest, read_manifest
+from pipeline.shuffle import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
 
 DEVIATIONS = 5.0
 """Shares are faults beyond so many binomial standard deviations: by chance once in 1.7 million."""

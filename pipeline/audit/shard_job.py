@@ -23,7 +23,7 @@ from pipeline.audit.following import Negatives
 from pipeline.audit.masks import check_masks, check_shape
 from pipeline.audit.rows import Counts, check_rows, count_labels
 from pipeline.audit.words import find_words, join_published
-from pipeline.dataset.manifest import Manifest
+from pipeline.dataset import Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,14 @@
-"""TODO pipeline/build."""
+"""The recipe of a build: its Beam graph, one split read, one shard written, and what of a config is hardly meant."""
+
+from pipeline.build.advice import list_doubts
+from pipeline.build.read_split import spill_documents
+from pipeline.build.recipe import build, check_paths
+from pipeline.build.write_shard import build_shard
+
+__all__ = [
+    "build",
+    "build_shard",
+    "check_paths",
+    "list_doubts",
+    "spill_documents",
+]

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from pipeline.config.schema import PipelineConfig, SourceConfig
-from pipeline.tokenizer.tokenizer import RARE_LETTERS, WordTokenizer
-from pipeline.wikitext.names import language_codes
+from pipeline.config import PipelineConfig, SourceConfig
+from pipeline.tokenizer import RARE_LETTERS, WordTokenizer
+from pipeline.wikitext import language_codes
 
 _OF_COUNTRIES = {
     "cn": "zh",

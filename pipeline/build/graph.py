@@ -18,16 +18,13 @@ from apache_beam.metrics import Metrics
 from pipeline import storage
 from pipeline.build.read_split import SplitResult, spill_split, split_key
 from pipeline.build.write_shard import build_shard
-from pipeline.dataset.manifest import SplitName, file_sha256, shard_name
-from pipeline.dedup.signatures import BandExtent, find_matches, read_dropped, write_dropped
+from pipeline.dataset import SplitName, file_sha256, shard_name
+from pipeline.dedup import BandExtent, find_matches, read_dropped, write_dropped
 from pipeline.documents import Split
-from pipeline.instances.pairs import fewest_documents
-from pipeline.runtime.context import Job
-from pipeline.runtime.failures import raise_if_abandoned, report_failure
-from pipeline.runtime.progress import PLAN_NAME, Stage, WorkReport
-from pipeline.shuffle.buckets import BucketCount, ShardPlan, membership, plan_shards
-from pipeline.shuffle.spill import Extent, read_index
-from pipeline.sources.splits import deal_splits, refuse_empty_source
+from pipeline.instances import fewest_documents
+from pipeline.runtime import PLAN_NAME, Job, Stage, WorkReport, raise_if_abandoned, report_failure
+from pipeline.shuffle import BucketCount, Extent, ShardPlan, membership, plan_shards, read_index
+from pipeline.sources import deal_splits, refuse_empty_source
 from pipeline.tally import (
     BuildResult,
     ReadTally,
@@ -39,7 +36,7 @@ from pipeline.tally import (
     results_from_tree,
     results_to_tree,
 )
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.tokenizer import WordTokenizer
 
 RESULT_NAME = "result.json"
 DROPPED_NAME = "near-duplicates"

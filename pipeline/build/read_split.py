@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.cleaning.filters import DocumentFilter, beginning, excerpt
-from pipeline.cleaning.rejects import RejectWriter
-from pipeline.dataset.schema import id_type
-from pipeline.dedup.signatures import BandExtent, SignatureWriter
+from pipeline.cleaning import DocumentFilter, RejectWriter, beginning, excerpt
+from pipeline.dataset import id_type
+from pipeline.dedup import BandExtent, SignatureWriter
 from pipeline.documents import WHOLE, Document, Drop, Note, Piece, Split
-from pipeline.instances.mixture import passes_of
-from pipeline.runtime.context import Job
-from pipeline.runtime.progress import WorkReport
-from pipeline.shuffle.spill import Extent, Origin, SpillWriter
-from pipeline.sources.splits import own_text_bytes, read_documents
+from pipeline.instances import passes_of
+from pipeline.runtime import Job, WorkReport
+from pipeline.shuffle import Extent, Origin, SpillWriter
+from pipeline.sources import own_text_bytes, read_documents
 from pipeline.tally import ReadTally, reads_from_tree, reads_to_tree
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.tokenizer import WordTokenizer
 
 GREAT_CHARACTERS = 1 << 20
 """A document of so many is worth pieces; smaller ones, such as chapters, are dealt whole."""

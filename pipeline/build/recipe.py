@@ -16,34 +16,42 @@ from typing import Any
 from pipeline import storage
 from pipeline.build.advice import list_doubts
 from pipeline.build.read_split import split_key
-from pipeline.cleaning.rejects import write_rejects
-from pipeline.config.schema import PipelineConfig
-from pipeline.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
+from pipeline.cleaning import write_rejects
+from pipeline.config import PipelineConfig
+from pipeline.dataset import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
 from pipeline.documents import Split
-from pipeline.engines.base import DaskCluster, check_engine, choose_workers, count_readers, open_cluster, watched
-from pipeline.output.folder import REPORT_NAME, OutputFolder, check_writable
-from pipeline.output.object_store import StoredOutput, open_output_folder
-from pipeline.output.publish import check_labels, hash_build, list_warnings, write_set
-from pipeline.runtime.context import SHARDS, SPILLS, Job, local_notes, names_runner, temporary_below
-from pipeline.runtime.ledger import Kind
-from pipeline.runtime.progress import ProgressPrinter
+from pipeline.engines import DaskCluster, check_engine, choose_workers, count_readers, open_cluster, watched
+from pipeline.output import (
+    REPORT_NAME,
+    OutputFolder,
+    StoredOutput,
+    check_labels,
+    check_writable,
+    hash_build,
+    list_warnings,
+    open_output_folder,
+    write_set,
+)
+from pipeline.runtime import SHARDS, SPILLS, Job, Kind, ProgressPrinter, local_notes, names_runner, temporary_below
 from pipeline.settings import to_tree
-from pipeline.shuffle.buckets import choose_buckets
+from pipeline.shuffle import choose_buckets
 from pipeline.signals import Say, say_at_once
-from pipeline.sources.fingerprints import (
+from pipeline.sources import (
     ChangedInputError,
     fingerprint_files,
     join_fingerprints,
     list_changed,
     list_modified,
+    list_read_warnings,
+    list_splits,
     list_versions,
+    refuse_own_files,
+    share_books,
 )
-from pipeline.sources.listing import refuse_own_files
-from pipeline.sources.splits import list_read_warnings, list_splits, share_books
 from pipeline.tally import BuildResult, ReadTally
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.tokenizer import WordTokenizer
 from pipeline.versions import hash_code, library_versions
-from pipeline.vocabulary.train import check_name, given_vocabulary, trained_vocabulary, vocabulary_name
+from pipeline.vocabulary import check_name, given_vocabulary, trained_vocabulary, vocabulary_name
 
 
 def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = say_at_once) -> Manifest:
@@ -171,16 +179,14 @@ def run_graph(
     splits: Sequence[Split], *, job: Job, workers: int, beam_options: Sequence[str], cluster: DaskCluster | None = None
 ) -> tuple[BuildResult, ReadTally]:
     """Build every shard. Raises as run_on_engine."""
-    from pipeline.build.graph import build_graph, load_result
-    from pipeline.engines.local import (  # Beam takes 2 s to import; this makes it quiet first
-        note_unknown,
-        run_on_engine,
-    )
+    from pipeline.engines import local  # Beam takes 2 s to import
 
-    note_unknown(beam_options)
+    local.note_unknown(beam_options)
+    from pipeline.build.graph import build_graph, load_result  # after the engine, which makes Beam quiet
+
     hands = None if cluster is not None or names_runner(beam_options) else workers
     lay_out = partial(build_graph, splits=splits, job=job, hands=hands)
-    run_on_engine(
+    local.run_on_engine(
         lay_out,
         exchange=job.exchange,
         held=job.work,

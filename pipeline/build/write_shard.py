@@ -22,23 +22,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import draws, storage
-from pipeline.cleaning.rejects import RejectWriter
-from pipeline.config.schema import PipelineConfig
-from pipeline.dataset import schema
-from pipeline.dataset.manifest import Shard, SplitName, file_sha256, footer_sha256
-from pipeline.dedup.duplicates import count_doubles
-from pipeline.dedup.signatures import read_dropped
+from pipeline.cleaning import RejectWriter
+from pipeline.config import PipelineConfig
+from pipeline.dataset import Shard, SplitName, file_sha256, footer_sha256, schema
+from pipeline.dedup import count_doubles, read_dropped
 from pipeline.documents import ID_BYTES
 from pipeline.errors import PassingError
-from pipeline.instances.bucket import Instances
-from pipeline.instances.masking import Masks
-from pipeline.instances.mixture import list_passes
-from pipeline.instances.rows import Rows
-from pipeline.runtime.progress import WorkReport
-from pipeline.shuffle.spill import Extent, read_documents
-from pipeline.storage.durable import sync
+from pipeline.instances import Instances, Masks, Rows, list_passes
+from pipeline.runtime import WorkReport
+from pipeline.shuffle import Extent, read_documents
+from pipeline.storage import sync
 from pipeline.tally import LENGTH_BITS, NUM_EXAMPLES, WORD_PIECES, BuildResult, Example, RowTally
-from pipeline.tokenizer.tokenizer import TokenizedDocument, WordTokenizer
+from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 ROW_GROUP_TOKENS = 1 << 20
 """A row group holds about so many tokens: 2 to 5 MB on disk."""

@@ -1,1 +1,19 @@
-"""TODO pipeline/cleaning."""
+"""Text before tokens: characters, sentences, languages, which documents are left out, and the rejects kept to read."""
+
+from pipeline.cleaning.characters import has_words, normalize_line, normalize_text
+from pipeline.cleaning.filters import DocumentFilter, beginning, excerpt
+from pipeline.cleaning.rejects import REJECTS_NAME, RejectWriter, write_rejects
+from pipeline.cleaning.sentences import split_sentences
+
+__all__ = [
+    "REJECTS_NAME",
+    "DocumentFilter",
+    "RejectWriter",
+    "beginning",
+    "excerpt",
+    "has_words",
+    "normalize_line",
+    "normalize_text",
+    "split_sentences",
+    "write_rejects",
+]

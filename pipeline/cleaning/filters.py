@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pipeline.cleaning.languages import script_of, scripts_of, stop_words
-from pipeline.config.schema import CleaningConfig, SourceConfig
+from pipeline.config import CleaningConfig, SourceConfig
 from pipeline.documents import Document, Drop
 
 EXCERPT_CHARACTERS = 80

@@ -1,1 +1,27 @@
-"""TODO pipeline/config."""
+"""The settings of a build: where text comes from, how it becomes pairs, and on which engine."""
+
+from pipeline.config.engines import FLAGS, KEYS, RayConfig
+from pipeline.config.schema import (
+    CleaningConfig,
+    DownloadConfig,
+    NearDuplicatesConfig,
+    NextSentence,
+    PipelineConfig,
+    SourceConfig,
+    VocabularyConfig,
+    is_web_address,
+)
+
+__all__ = [
+    "FLAGS",
+    "KEYS",
+    "CleaningConfig",
+    "DownloadConfig",
+    "NearDuplicatesConfig",
+    "NextSentence",
+    "PipelineConfig",
+    "RayConfig",
+    "SourceConfig",
+    "VocabularyConfig",
+    "is_web_address",
+]

@@ -1,1 +1,50 @@
-"""TODO pipeline/dataset."""
+"""The contract between pipeline and trainer: columns, manifest, and the names of the files of a data set."""
+
+from pipeline.dataset import schema
+from pipeline.dataset.manifest import (
+    MANIFEST_NAME,
+    TOKEN_COUNTS_NAME,
+    TOKENIZER_FOLDER,
+    DataSetError,
+    Manifest,
+    Shard,
+    Special,
+    SplitName,
+    canonical_json,
+    file_sha256,
+    footer_sha256,
+    open_data_set,
+    read_manifest,
+    resolve_inside,
+    shard_name,
+    verify_shard,
+    verify_shards,
+    write_manifest,
+)
+from pipeline.dataset.schema import MAX_UINT16_VOCABULARY, SCHEMA_VERSION, id_type, token_counts_schema
+
+__all__ = [
+    "MANIFEST_NAME",
+    "MAX_UINT16_VOCABULARY",
+    "SCHEMA_VERSION",
+    "TOKENIZER_FOLDER",
+    "TOKEN_COUNTS_NAME",
+    "DataSetError",
+    "Manifest",
+    "Shard",
+    "Special",
+    "SplitName",
+    "canonical_json",
+    "file_sha256",
+    "footer_sha256",
+    "id_type",
+    "open_data_set",
+    "read_manifest",
+    "resolve_inside",
+    "schema",
+    "shard_name",
+    "token_counts_schema",
+    "verify_shard",
+    "verify_shards",
+    "write_manifest",
+]

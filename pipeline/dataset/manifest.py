@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from pipeline import storage
 from pipeline.dataset.schema import SCHEMA_VERSION
 from pipeline.settings import Settings
-from pipeline.storage.durable import sync
+from pipeline.storage import sync
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"

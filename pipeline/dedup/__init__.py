@@ -1,1 +1,13 @@
-"""TODO pipeline/dedup."""
+"""Duplicates and near duplicates: MinHash signatures, band keys, and which documents are dropped."""
+
+from pipeline.dedup.duplicates import count_doubles
+from pipeline.dedup.signatures import BandExtent, SignatureWriter, find_matches, read_dropped, write_dropped
+
+__all__ = [
+    "BandExtent",
+    "SignatureWriter",
+    "count_doubles",
+    "find_matches",
+    "read_dropped",
+    "write_dropped",
+]

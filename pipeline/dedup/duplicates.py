@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.cleaning.filters import excerpt
-from pipeline.cleaning.rejects import RejectWriter
+from pipeline.cleaning import RejectWriter, excerpt
 from pipeline.documents import ID_BYTES
-from pipeline.shuffle.spill import Extent, Origin, read_index, read_origins
+from pipeline.shuffle import Extent, Origin, read_index, read_origins
 from pipeline.tally import ReadTally
 
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"

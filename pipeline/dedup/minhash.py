@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline import draws
-from pipeline.config.schema import NearDuplicatesConfig
+from pipeline.config import NearDuplicatesConfig
 
 Signatures: TypeAlias = npt.NDArray[np.uint32]
 

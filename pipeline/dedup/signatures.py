@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline import storage
-from pipeline.config.schema import NearDuplicatesConfig
+from pipeline.config import NearDuplicatesConfig
 from pipeline.dedup.duplicates import Match
 from pipeline.dedup.minhash import MATCH_TYPE, Signer, band_keys, choose_bands, choose_dropped, compare_group
 from pipeline.documents import ID_BYTES, Document

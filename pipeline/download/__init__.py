@@ -1,1 +1,1 @@
-"""TODO pipeline/download."""
+"""Downloads: the sample corpus, and the Wikipedia dumps that a config names."""

@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline import storage
-from pipeline.config.engines import FLAGS, KEYS
-from pipeline.config.schema import DownloadConfig, PipelineConfig, is_web_address
+from pipeline.config import FLAGS, KEYS, DownloadConfig, PipelineConfig, is_web_address
 from pipeline.settings import load_settings, refuse_flags, split_arguments
-from pipeline.sources.listing import check_brought
-from pipeline.storage.durable import sync
+from pipeline.sources import check_brought
+from pipeline.storage import sync
 
 USAGE = (
     "usage: python -m pipeline.download wikipedia --language CODE --date YYYYMMDD [--config FILE | --mirror URL] DIR\n"

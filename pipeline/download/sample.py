@@ -20,7 +20,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.dataset.manifest import file_sha256
+from pipeline.dataset import file_sha256
 from pipeline.download import dump
 
 CHECKSUMS = "SHA256SUMS"

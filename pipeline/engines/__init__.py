@@ -1,1 +1,12 @@
-"""TODO pipeline/engines."""
+"""Where a build runs: processes of this machine, a Dask cluster, or Ray. `local` loads Beam (2 s): import it late."""
+
+from pipeline.engines.base import DaskCluster, check_engine, choose_workers, count_readers, open_cluster, watched
+
+__all__ = [
+    "DaskCluster",
+    "check_engine",
+    "choose_workers",
+    "count_readers",
+    "open_cluster",
+    "watched",
+]

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from pipeline.config.schema import PipelineConfig
-from pipeline.runtime.context import names_runner
-from pipeline.runtime.progress import ProgressPrinter
+from pipeline.config import PipelineConfig
+from pipeline.runtime import ProgressPrinter, names_runner
 from pipeline.settings import ConfigError
 
 Say = Callable[[str], None]

@@ -31,7 +31,7 @@ from distributed import Client, KilledWorker
 from pipeline.engines.base import DaskCluster, Say
 from pipeline.engines.dask_runner import BuildRunner, Errand, count_working
 from pipeline.errors import PassingError
-from pipeline.runtime.failures import choose_kept, leave_failure
+from pipeline.runtime import choose_kept, leave_failure
 from pipeline.versions import describe_code
 
 _LOGGER = logging.getLogger(__name__)

@@ -31,8 +31,7 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
 from pipeline.engines.base import DaskCluster
 from pipeline.errors import Keeps
-from pipeline.runtime.context import names_runner
-from pipeline.runtime.failures import FAILURE_NAME, leave_failure, read_failure
+from pipeline.runtime import FAILURE_NAME, leave_failure, names_runner, read_failure
 from pipeline.signals import raise_caught
 
 _LOGGER = logging.getLogger(__name__)

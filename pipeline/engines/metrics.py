@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from ray.util import metrics
 
-from pipeline.runtime.progress import ProgressPrinter, Stage
-from pipeline.storage.files import StorageError
+from pipeline.runtime import ProgressPrinter, Stage
+from pipeline.storage import StorageError
 
 COUNTERS: dict[str, tuple[Stage, str, str]] = {
     "documents": ("read", "documents", "Documents read and kept"),

@@ -22,7 +22,7 @@ from distributed import Scheduler, Worker
 from distributed.security import Security
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.config.engines import RayConfig
+from pipeline.config import RayConfig
 from pipeline.engines.base import DaskCluster, Say
 from pipeline.engines.dask_cluster import await_worker, connect
 from pipeline.engines.local import python_path

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from pipeline.config.engines import KEYS
-from pipeline.config.schema import PipelineConfig
-from pipeline.engines.base import choose_workers
+from pipeline.config import KEYS, PipelineConfig
+from pipeline.engines import choose_workers
 from pipeline.estimate.cost import estimate, format_estimate
-from pipeline.runtime.command import read_config
+from pipeline.runtime import read_config
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from pipeline.signals import say_at_once
 

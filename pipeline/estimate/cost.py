@@ -13,19 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cleaning.filters import DocumentFilter
-from pipeline.config.schema import PipelineConfig
+from pipeline.cleaning import DocumentFilter
+from pipeline.config import PipelineConfig
 from pipeline.documents import Document, Split
-from pipeline.engines.base import count_readers
+from pipeline.engines import count_readers
 from pipeline.estimate.intervals import Quantity
 from pipeline.estimate.sample_build import Measured, measure_source
 from pipeline.estimate.sampling import Unit, choose_units, list_frame, read_units
-from pipeline.runtime.context import SHARDS, SPILLS, Job
-from pipeline.runtime.progress import describe_seconds
-from pipeline.shuffle.buckets import Buckets, choose_buckets
-from pipeline.sources.splits import list_splits, share_books
-from pipeline.tokenizer.tokenizer import WordTokenizer
-from pipeline.vocabulary.train import count_words, given_vocabulary, train_tokenizer
+from pipeline.runtime import SHARDS, SPILLS, Job, describe_seconds
+from pipeline.shuffle import Buckets, choose_buckets
+from pipeline.sources import list_splits, share_books
+from pipeline.tokenizer import WordTokenizer
+from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
 
 _TIME_BAND = 0.3
 """Times are not known better than this: other load, the state of the machine."""

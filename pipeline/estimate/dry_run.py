@@ -10,19 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.build.advice import list_doubts
-from pipeline.build.recipe import check_paths
-from pipeline.config.schema import PipelineConfig
-from pipeline.dataset.manifest import MANIFEST_NAME
-from pipeline.engines.base import choose_workers, count_readers
+from pipeline.build import check_paths, list_doubts
+from pipeline.config import PipelineConfig
+from pipeline.dataset import MANIFEST_NAME
+from pipeline.engines import choose_workers, count_readers
 from pipeline.estimate.cost import describe_bytes, estimate, format_estimate
-from pipeline.output.folder import check_writable
-from pipeline.output.identity import MARK_NAME
+from pipeline.output import MARK_NAME, check_writable
 from pipeline.settings import ConfigError
 from pipeline.signals import say_at_once
-from pipeline.sources.splits import list_splits, share_books
-from pipeline.storage.durable import free_bytes
-from pipeline.vocabulary.train import given_vocabulary
+from pipeline.sources import list_splits, share_books
+from pipeline.storage import free_bytes
+from pipeline.vocabulary import given_vocabulary
 
 
 def describe_build(config: PipelineConfig, *, price: float | None = None) -> Iterator[str]:

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from pipeline.build.read_split import spill_documents
-from pipeline.build.write_shard import build_shard
-from pipeline.config.schema import PipelineConfig
+from pipeline.build import build_shard, spill_documents
+from pipeline.config import PipelineConfig
 from pipeline.dataset import schema
 from pipeline.estimate.intervals import Quantity, expand
 from pipeline.estimate.sampling import Frame, Unit, read_units
-from pipeline.runtime.context import Job
-from pipeline.runtime.progress import WorkReport
-from pipeline.shuffle.spill import Extent, read_index
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.runtime import Job, WorkReport
+from pipeline.shuffle import Extent, read_index
+from pipeline.tokenizer import WordTokenizer
 
 _GROUPS = 8
 """Shards of a source's sample, to see how much they differ."""

@@ -16,13 +16,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.config.schema import SourceConfig
+from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
-from pipeline.sources.archives import read_members
-from pipeline.sources.books import BOOK_SUFFIXES, read_book
-from pipeline.sources.bytestreams import compression_of
-from pipeline.sources.listing import is_archive, list_files
-from pipeline.sources.splits import read_documents, split_file
+from pipeline.sources import (
+    BOOK_SUFFIXES,
+    compression_of,
+    is_archive,
+    list_files,
+    read_book,
+    read_documents,
+    read_members,
+    split_file,
+)
 
 SHARE = 0.01
 LEAST_UNITS = 8

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.config.schema import PipelineConfig
+from pipeline.config import PipelineConfig
 from pipeline.instances.masking import Masks, make_masks
 from pipeline.instances.pairs import PairTable, check_documents, make_pairs
 from pipeline.instances.reference import make_reference
 from pipeline.instances.rows import Rows, assemble_rows
-from pipeline.tokenizer.tokenizer import TokenizedDocument, WordTokenizer
+from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 
 class Instances:

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline import draws
-from pipeline.config.schema import PipelineConfig
+from pipeline.config import PipelineConfig
 from pipeline.instances.rows import Ids, Rows
 from pipeline.instances.spans import draw_spans
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.tokenizer import WordTokenizer
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 
 from pipeline import draws
-from pipeline.config.schema import PipelineConfig
-from pipeline.dataset.manifest import SplitName
-from pipeline.tokenizer.tokenizer import TokenizedDocument
+from pipeline.config import PipelineConfig
+from pipeline.dataset import SplitName
+from pipeline.tokenizer import TokenizedDocument
 
 
 def passes_of(document_id: bytes, *, weight: float, passes: int, seed: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline import draws
-from pipeline.config.schema import NextSentence, PipelineConfig
+from pipeline.config import NextSentence, PipelineConfig
 from pipeline.instances.segments import (
     Corpus,
     Int32s,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pipeline import draws
 from pipeline.instances.pairs import PairTable
 from pipeline.instances.segments import Tokens
-from pipeline.tokenizer.tokenizer import SpecialIds
+from pipeline.tokenizer import SpecialIds
 
 Ids: TypeAlias = npt.NDArray[Any]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline import draws
-from pipeline.config.schema import NextSentence
+from pipeline.config import NextSentence
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 

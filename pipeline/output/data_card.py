@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.dataset.manifest import Manifest, SplitName
+from pipeline.dataset import Manifest, SplitName
 
 _SIZES = (
     (10**3, "n<1K"),

@@ -17,14 +17,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pipeline.dataset.manifest import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER
+from pipeline.dataset import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER
 from pipeline.errors import Keeps
 from pipeline.output.identity import MARK_NAME, BuildMark
-from pipeline.runtime.context import EXCHANGE, PROGRESS, SHARDS, SPILLS
-from pipeline.runtime.failures import choose_kept, describe_error, leave_failure
-from pipeline.runtime.ledger import list_records
+from pipeline.runtime import (
+    EXCHANGE,
+    PROGRESS,
+    SHARDS,
+    SPILLS,
+    choose_kept,
+    describe_error,
+    leave_failure,
+    list_records,
+)
 from pipeline.settings import ConfigError
-from pipeline.storage.durable import find_existing, sync, sync_below
+from pipeline.storage import find_existing, sync, sync_below
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline import storage
-from pipeline.dataset.manifest import MANIFEST_NAME, open_data_set
+from pipeline.dataset import MANIFEST_NAME, open_data_set
 
 MARK_NAME = "_build.json"
 _VOCABULARY_HASH, _AWAITS_INPUT, _MODIFIED = "vocabulary_hash", "awaits_input", "modified"

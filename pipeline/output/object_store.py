@@ -16,14 +16,12 @@ from types import TracebackType
 from typing import Any
 
 from pipeline import storage
-from pipeline.dataset.manifest import MANIFEST_NAME
+from pipeline.dataset import MANIFEST_NAME
 from pipeline.errors import Keeps
 from pipeline.output.folder import OURS, PUBLISHED, TEMPORARY_NAME, OutputFolder, describe_foreign, warn_of_rest
 from pipeline.output.identity import MARK_NAME, BuildMark
-from pipeline.runtime.context import EXCHANGE, PROGRESS, SHARDS
-from pipeline.runtime.failures import choose_kept, leave_failure
-from pipeline.runtime.ledger import list_records
-from pipeline.storage.build_hold import StoreHold, describe_loss
+from pipeline.runtime import EXCHANGE, PROGRESS, SHARDS, choose_kept, leave_failure, list_records
+from pipeline.storage import StoreHold, describe_loss
 
 HOLDERS_NAME = "holders"
 

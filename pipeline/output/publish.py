@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config.schema import PipelineConfig
-from pipeline.dataset.manifest import (
+from pipeline.config import PipelineConfig
+from pipeline.dataset import (
+    SCHEMA_VERSION,
     TOKEN_COUNTS_NAME,
     TOKENIZER_FOLDER,
     Manifest,
@@ -24,18 +25,17 @@ from pipeline.dataset.manifest import (
     SplitName,
     canonical_json,
     file_sha256,
+    token_counts_schema,
 )
-from pipeline.dataset.schema import SCHEMA_VERSION, token_counts_schema
-from pipeline.instances.pairs import NEXT, NOT_NEXT
+from pipeline.instances import NEXT, NOT_NEXT
 from pipeline.output.data_card import render_card
 from pipeline.output.folder import CARD_NAME, REPORT_NAME, SUMMARY_NAME
 from pipeline.output.report import render_report
 from pipeline.output.summary import summarize_build
 from pipeline.settings import to_tree
-from pipeline.shuffle.buckets import Buckets
+from pipeline.shuffle import Buckets
 from pipeline.tally import BuildResult, ReadTally, RowTally, merge_reads, summarize_rows
-from pipeline.tokenizer.files import describe_text
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.tokenizer import WordTokenizer, describe_text
 from pipeline.versions import hash_code, library_versions
 
 _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}

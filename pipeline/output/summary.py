@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from tokenizers import decoders
 
-from pipeline.config.schema import PipelineConfig
-from pipeline.dataset.manifest import Manifest
-from pipeline.instances.pairs import NEXT, NOT_NEXT
+from pipeline.config import PipelineConfig
+from pipeline.dataset import Manifest
+from pipeline.instances import NEXT, NOT_NEXT
 from pipeline.tally import WORD_PIECES, BuildResult, Counts, Example, ReadTally, RowTally, merge_reads
-from pipeline.tokenizer.files import END_OF_WORD, PIECE_PREFIX
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.tokenizer import END_OF_WORD, PIECE_PREFIX, WordTokenizer
 
 SUMMARY_VERSION = 1
 _BINS = 32

@@ -1,1 +1,43 @@
-"""TODO pipeline/runtime."""
+"""What every worker of a build shares: its context, ledger, failures, progress and scratch folders."""
+
+from pipeline.runtime.command import read_config
+from pipeline.runtime.context import EXCHANGE, PROGRESS, SHARDS, SPILLS, Job, local_notes, names_runner, temporary_below
+from pipeline.runtime.failures import (
+    FAILURE_NAME,
+    choose_kept,
+    describe_error,
+    leave_failure,
+    raise_if_abandoned,
+    read_failure,
+    report_failure,
+)
+from pipeline.runtime.ledger import Kind, list_records
+from pipeline.runtime.progress import PLAN_NAME, ProgressPrinter, Stage, WorkReport, describe_seconds
+from pipeline.runtime.scratch import scratch_folder
+
+__all__ = [
+    "EXCHANGE",
+    "FAILURE_NAME",
+    "PLAN_NAME",
+    "PROGRESS",
+    "SHARDS",
+    "SPILLS",
+    "Job",
+    "Kind",
+    "ProgressPrinter",
+    "Stage",
+    "WorkReport",
+    "choose_kept",
+    "describe_error",
+    "describe_seconds",
+    "leave_failure",
+    "list_records",
+    "local_notes",
+    "names_runner",
+    "raise_if_abandoned",
+    "read_config",
+    "read_failure",
+    "report_failure",
+    "scratch_folder",
+    "temporary_below",
+]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.config.schema import PipelineConfig
+from pipeline.config import PipelineConfig
 from pipeline.settings import Arguments, load_settings, to_tree, validate
 from pipeline.signals import Say, say_at_once
-from pipeline.sources.listing import check_brought
-from pipeline.storage.paths import expand_path, refuse_lost_path
+from pipeline.sources import check_brought
+from pipeline.storage import expand_path, refuse_lost_path
 
 _ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.config.schema import PipelineConfig
+from pipeline.config import PipelineConfig
 from pipeline.runtime.ledger import Ledger
-from pipeline.shuffle.buckets import Buckets
+from pipeline.shuffle import Buckets
 
 SPILLS, SHARDS, PROGRESS, EXCHANGE = "spills", "data", "progress", "exchange"
 """Folders under OUT/_tmp: files between the halves, finished shards, counts of running work, failures and results."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pipeline import storage
-from pipeline.dataset.manifest import canonical_json, file_sha256
+from pipeline.dataset import canonical_json, file_sha256
 
 Kind: TypeAlias = Literal["split", "shard"]
 

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Literal, TextIO, TypeAlias
 
 from pipeline import storage
-from pipeline.dataset.manifest import canonical_json
+from pipeline.dataset import canonical_json
 
 Stage: TypeAlias = Literal["read", "shard"]
 

@@ -1,1 +1,30 @@
-"""TODO pipeline/shuffle."""
+"""Between the halves of a build: which bucket a document goes to, and the spill files that carry it there."""
+
+from pipeline.shuffle.buckets import (
+    MIN_DOCUMENTS,
+    MIN_SHARE_OF_MEAN,
+    BucketCount,
+    Buckets,
+    ShardPlan,
+    choose_buckets,
+    membership,
+    plan_shards,
+)
+from pipeline.shuffle.spill import Extent, Origin, SpillWriter, read_documents, read_index, read_origins
+
+__all__ = [
+    "MIN_DOCUMENTS",
+    "MIN_SHARE_OF_MEAN",
+    "BucketCount",
+    "Buckets",
+    "Extent",
+    "Origin",
+    "ShardPlan",
+    "SpillWriter",
+    "choose_buckets",
+    "membership",
+    "plan_shards",
+    "read_documents",
+    "read_index",
+    "read_origins",
+]

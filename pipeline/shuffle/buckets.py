@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from pipeline.dataset.manifest import SplitName
+from pipeline.dataset import SplitName
 
 TEXT_BYTES_PER_BUCKET = 64_000_000
 MIN_DOCUMENTS = 8

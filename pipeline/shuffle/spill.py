@@ -26,7 +26,7 @@ import pyarrow as pa
 from pipeline import storage
 from pipeline.documents import ID_BYTES, WHOLE, Piece
 from pipeline.errors import PassingError
-from pipeline.tokenizer.tokenizer import TokenizedDocument
+from pipeline.tokenizer import TokenizedDocument
 
 FLUSH_TOKENS = 4_000_000
 FLUSH_DOCUMENTS = 50_000

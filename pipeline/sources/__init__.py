@@ -1,1 +1,49 @@
-"""TODO pipeline/sources."""
+"""Sources of documents: Wikipedia dumps, books, text, records; their files, splits and fingerprints."""
+
+from pipeline.sources.archives import read_members
+from pipeline.sources.books import BOOK_SUFFIXES, read_book
+from pipeline.sources.bytestreams import compression_of
+from pipeline.sources.fingerprints import (
+    ChangedInputError,
+    fingerprint_files,
+    join_fingerprints,
+    list_changed,
+    list_modified,
+    list_versions,
+)
+from pipeline.sources.listing import check_brought, is_archive, list_files, refuse_own_files
+from pipeline.sources.splits import (
+    deal_splits,
+    list_read_warnings,
+    list_splits,
+    own_text_bytes,
+    read_documents,
+    refuse_empty_source,
+    share_books,
+    split_file,
+)
+
+__all__ = [
+    "BOOK_SUFFIXES",
+    "ChangedInputError",
+    "check_brought",
+    "compression_of",
+    "deal_splits",
+    "fingerprint_files",
+    "is_archive",
+    "join_fingerprints",
+    "list_changed",
+    "list_files",
+    "list_modified",
+    "list_read_warnings",
+    "list_splits",
+    "list_versions",
+    "own_text_bytes",
+    "read_book",
+    "read_documents",
+    "read_members",
+    "refuse_empty_source",
+    "refuse_own_files",
+    "share_books",
+    "split_file",
+]

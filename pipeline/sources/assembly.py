@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pipeline.cleaning.characters import has_words
+from pipeline.cleaning import has_words
 from pipeline.documents import Document, Drop
 
 

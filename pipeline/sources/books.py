@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.cleaning.sentences import split_sentences
-from pipeline.config.schema import SourceConfig
+from pipeline.cleaning import split_sentences
+from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Note, Split, shown_name
 from pipeline.sources import archives
 from pipeline.sources.archives import Member, read_members, split_archive

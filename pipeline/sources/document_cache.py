@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import storage
-from pipeline.config.schema import SourceConfig
+from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Note, Split
 from pipeline.settings import to_tree
 from pipeline.sources.fingerprints import fingerprint_inputs, list_modified

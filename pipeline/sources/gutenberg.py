@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from pipeline.cleaning.characters import normalize_text
+from pipeline.cleaning import normalize_text
 
 # Marks after which a book begins; the last one in the head counts (small print of 1991-2003, then the modern form).
 _START = re.compile(

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.cleaning.rejects import REJECTS_NAME
-from pipeline.config.schema import PipelineConfig, SourceConfig
-from pipeline.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
+from pipeline.cleaning import REJECTS_NAME
+from pipeline.config import PipelineConfig, SourceConfig
+from pipeline.dataset import MANIFEST_NAME, TOKENIZER_FOLDER
 from pipeline.sources.bytestreams import COMPRESSED, REFUSED
 
 _LOGGER = logging.getLogger(__name__)

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import storage
-from pipeline.cleaning.characters import normalize_line
-from pipeline.cleaning.sentences import split_sentences
-from pipeline.config.schema import SourceConfig
+from pipeline.cleaning import normalize_line, split_sentences
+from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
 from pipeline.sources.assembly import assemble
 from pipeline.sources.textlines import next_line, read_lines, split_lines

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.config.schema import SourceConfig
+from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Piece, Split
 from pipeline.sources.books import read_books, split_books
 from pipeline.sources.document_cache import read_through

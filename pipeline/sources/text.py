@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.cleaning.characters import normalize_line
-from pipeline.config.schema import SourceConfig
+from pipeline.cleaning import normalize_line
+from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split, shown_name
 from pipeline.sources.assembly import assemble
 from pipeline.sources.decoding import AUTO

@@ -14,16 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.cleaning.sentences import split_sentences
-from pipeline.config.schema import SourceConfig
+from pipeline.cleaning import split_sentences
+from pipeline.config import SourceConfig
 from pipeline.documents import Document, Drop, Split
 from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_pieces
 from pipeline.sources.bz2blocks import read_blocks
 from pipeline.sources.dumpxml import DumpReader, Page, SiteInfo
 from pipeline.sources.page_guard import GUARDED_CHARACTERS, PageGuard
-from pipeline.wikitext.names import WikiNames, wiki_names
-from pipeline.wikitext.scanner import DEFAULT_BUDGET, PageOverBudgetError, wikitext_to_text
+from pipeline.wikitext import DEFAULT_BUDGET, PageOverBudgetError, WikiNames, wiki_names, wikitext_to_text
 
 # Plain text in a byte of the file: an estimate that only steers the number of buckets.
 _TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}

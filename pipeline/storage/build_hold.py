@@ -15,8 +15,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline import storage
 from pipeline.errors import PassingError
+from pipeline.storage import files
+from pipeline.storage.clients import AbsentError
 
 BEAT_S = 20.0
 DEAD_S = 90.0
@@ -31,7 +32,7 @@ class StoreHold:
 
     def __init__(self, folder: str, *, note_loss: Callable[[], None] = lambda: None) -> None:
         self._folder, self._note_loss = folder, note_loss
-        self._url = storage.join(folder, f"{uuid.uuid4().hex}.json")
+        self._url = files.join(folder, f"{uuid.uuid4().hex}.json")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="store-hold", daemon=True)
 
@@ -41,22 +42,22 @@ class StoreHold:
         self._thread.start()
         try:
             now = _modified(self._url)
-            for file in storage.list_files(self._folder, below=False):
-                other = storage.join(self._folder, file.name)
+            for file in files.list_files(self._folder, below=False):
+                other = files.join(self._folder, file.name)
                 if other == self._url:
                     continue
                 if self._is_alive(other, modified=file.modified, age_s=now - file.modified):
                     raise ValueError(
                         f"output={root}: another build is writing there; wait for it or choose another folder"
                     )
-                storage.delete(other)
+                files.delete(other)
         except BaseException:
             self.release()
             raise
 
     def is_held(self) -> bool:
         """Whether nobody took it over. StorageError where the store does not say."""
-        return storage.find_file(self._url) is not None
+        return files.find_file(self._url) is not None
 
     def check(self, *, root: str) -> None:
         """PassingError, naming `root`, where another build took it over."""
@@ -69,12 +70,12 @@ class StoreHold:
         if self._thread.is_alive():
             self._thread.join()
         with suppress(OSError):
-            storage.delete(self._url)
+            files.delete(self._url)
 
     def _is_alive(self, url: str, *, modified: float, age_s: float) -> bool:
         """Whether its holder renews it; looks until it is renewed, gone or DEAD_S old."""
         try:
-            tree = json.loads(storage.read_bytes(url))
+            tree = json.loads(files.read_bytes(url))
         except FileNotFoundError:
             return False
         if tree["machine"] == _machine():
@@ -82,7 +83,7 @@ class StoreHold:
         deadline = time.monotonic() + DEAD_S - age_s
         while time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
-            found = storage.find_file(url)
+            found = files.find_file(url)
             if found is None:
                 return False
             if found.modified > modified:
@@ -92,7 +93,7 @@ class StoreHold:
     def _write(self) -> None:
         process = os.getpid()
         tree = {"machine": _machine(), "process": process, "started": _started(process), "time": time.time()}
-        storage.write_bytes(self._url, json.dumps(tree).encode("ascii"))
+        files.write_bytes(self._url, json.dumps(tree).encode("ascii"))
 
     def _renew(self) -> None:
         renewed = time.monotonic()
@@ -104,14 +105,14 @@ class StoreHold:
                 begun = time.monotonic()
                 self._write()
                 if time.monotonic() - renewed > DEAD_S and self._has_others():
-                    storage.delete(self._url)  # it came so late that it was back after another had removed it
+                    files.delete(self._url)  # it came so late that it was back after another had removed it
                     self._note_loss()
                     return
                 renewed = begun
 
     def _has_others(self) -> bool:
-        files = storage.list_files(self._folder, below=False)
-        return any(storage.join(self._folder, file.name) != self._url for file in files)
+        held = files.list_files(self._folder, below=False)
+        return any(files.join(self._folder, file.name) != self._url for file in held)
 
 
 def describe_loss(root: str) -> str:
@@ -123,9 +124,9 @@ def describe_loss(root: str) -> str:
 
 
 def _modified(url: str) -> float:
-    found = storage.find_file(url)
+    found = files.find_file(url)
     if found is None:
-        raise storage.AbsentError(f"{url}: was written but is not there; does the store keep what is written?")
+        raise AbsentError(f"{url}: was written but is not there; does the store keep what is written?")
     return found.modified
 
 

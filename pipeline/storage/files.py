@@ -24,18 +24,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from pipeline.storage.clients import FULL_DISK as FULL_DISK
-from pipeline.storage.clients import AbsentError as AbsentError
-from pipeline.storage.clients import DeniedError as DeniedError
-from pipeline.storage.clients import StorageError as StorageError
-from pipeline.storage.clients import StrPath as StrPath
-from pipeline.storage.clients import check_url as check_url
-from pipeline.storage.clients import is_url as is_url
-from pipeline.storage.clients import local_path as local_path
-from pipeline.storage.clients import name_errors as name_errors
-from pipeline.storage.clients import name_full_disk as name_full_disk
-from pipeline.storage.clients import open_filesystem as open_filesystem
-from pipeline.storage.clients import raise_outage as raise_outage
+from pipeline.storage.clients import (
+    AbsentError,
+    StrPath,
+    is_url,
+    local_path,
+    name_errors,
+    name_full_disk,
+    open_filesystem,
+)
 
 READ_AHEAD_BYTES = 1 << 20
 """Least bytes of a request while a file is read through `open_input`."""

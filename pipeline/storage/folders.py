@@ -17,7 +17,7 @@ _EXCHANGE = 2
 _HERE = -100
 
 
-def make_folder(folder: Path) -> None:
+def make_durable_folder(folder: Path) -> None:
     """Make a folder, and those above it, where they are absent; their names are then on disk."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)

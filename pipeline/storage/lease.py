@@ -23,7 +23,7 @@ from typing import NamedTuple
 from pipeline.signals import Say, StopRequest
 from pipeline.storage import lease_store
 from pipeline.storage.durable import sync
-from pipeline.storage.folders import make_folder
+from pipeline.storage.folders import make_durable_folder
 from pipeline.storage.lease_holder import BEATS, Holder, LeaseError, identify, refusal
 from pipeline.storage.locations import Location, locate, naming
 
@@ -60,7 +60,7 @@ def hold(folder: str | Path, *, timeout_s: int, say: Say, stop: StopRequest) -> 
     """
     folder = locate(folder)
     if isinstance(folder, Path):
-        make_folder(folder)
+        make_durable_folder(folder)
     holder = take(folder, timeout_s=timeout_s, say=say, stop=stop)
     ended = threading.Event()
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
-from pipeline import storage
 from pipeline.signals import Say, StopRequest
+from pipeline.storage import files
 from pipeline.storage.lease_holder import BEATS, Holder, LeaseError, identify, refusal
 
 LEASE_FOLDER = "lease"
@@ -67,7 +67,7 @@ def take(
             for dead in claims:
                 how = "is silent" if dead in silent else "is gone"
                 say(f"taking over {run} from {dead.holder}, which {how}")
-                storage.delete(_path(run, dead))
+                files.delete(_path(run, dead))
             return mine
 
 
@@ -105,7 +105,7 @@ def release(run: str, *, token: str) -> None:
     with suppress(OSError):
         for claim in _look(run):
             if claim.holder.token == token:
-                storage.delete(_path(run, claim))
+                files.delete(_path(run, claim))
 
 
 def _watch(
@@ -158,7 +158,7 @@ def _contend(
             return True
         yields = any(other.holds or other.holder.token < claim.holder.token for other in rivals)
         if yields or clock() > deadline:
-            storage.delete(_path(run, claim))
+            files.delete(_path(run, claim))
             return False
         sleep(CONTEST_S)
 
@@ -178,16 +178,16 @@ def _reigning(claims: Iterable[Claim]) -> list[Claim]:
 def _look(run: str) -> list[Claim]:
     """All claims, by number."""
     claims = []
-    for file in storage.list_files(storage.join(run, LEASE_FOLDER), below=False):
+    for file in files.list_files(files.join(run, LEASE_FOLDER), below=False):
         with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # withdrawn meanwhile, or no claim
-            tree = json.loads(storage.read_bytes(storage.join(run, LEASE_FOLDER, file.name)))
+            tree = json.loads(files.read_bytes(files.join(run, LEASE_FOLDER, file.name)))
             claims.append(Claim(**{**tree, "holder": Holder(**tree["holder"])}))
     return sorted(claims, key=lambda claim: (claim.number, claim.holder.token))
 
 
 def _write(run: str, claim: Claim) -> None:
-    storage.write_bytes(_path(run, claim), json.dumps(asdict(claim), indent=1).ljust(CLAIM_BYTES).encode())
+    files.write_bytes(_path(run, claim), json.dumps(asdict(claim), indent=1).ljust(CLAIM_BYTES).encode())
 
 
 def _path(run: str, claim: Claim) -> str:
-    return storage.join(run, LEASE_FOLDER, claim.name)
+    return files.join(run, LEASE_FOLDER, claim.name)

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from pipeline import storage
+from pipeline.storage import files
+from pipeline.storage.clients import is_url, local_path
 
 Location: TypeAlias = Path | str
 """A string is the URL of an object store (s3://bucket/runs/x), never a local path."""
@@ -15,9 +16,9 @@ Location: TypeAlias = Path | str
 
 def locate(path: str | Path, *names: str) -> Location:
     """`path`, a local path, file:// or store's URL, or what is called so below it."""
-    if storage.is_url(path):
-        return storage.join(path, *names).rstrip("/")
-    return storage.local_path(path).joinpath(*names)
+    if is_url(path):
+        return files.join(path, *names).rstrip("/")
+    return local_path(path).joinpath(*names)
 
 
 @contextmanager

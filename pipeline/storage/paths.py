@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-from pipeline import storage
 from pipeline.settings import ConfigError
+from pipeline.storage.clients import check_url, is_url, local_path
 
 
 def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
@@ -17,16 +17,16 @@ def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
     """
     if not value or "\0" in value:
         raise ConfigError(f"{key}={value!r}: not a path; give the name of a file or folder")
-    if storage.is_url(value):
+    if is_url(value):
         if local_only:
             raise ConfigError(f"{key}={value}: object stores are not supported here; give a local or mounted path")
         try:
-            storage.check_url(value)
+            check_url(value)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
         return value.rstrip("/")
     if value.lower().startswith("file://"):
-        return str(storage.local_path(value))
+        return str(local_path(value))
     return os.path.expanduser(value)
 
 

@@ -1,1 +1,29 @@
-"""TODO pipeline/tokenizer."""
+"""Text to token ids: WordPiece and BPE as `tokenizers` does it, and the files of a tokenizer."""
+
+from pipeline.tokenizer.files import (
+    BERT_SPECIAL,
+    END_OF_WORD,
+    PIECE_PREFIX,
+    build_wordpiece,
+    describe_text,
+    finish,
+    read_tokenizer,
+    word_rules,
+)
+from pipeline.tokenizer.tokenizer import RARE_LETTERS, Ids, SpecialIds, TokenizedDocument, WordTokenizer
+
+__all__ = [
+    "BERT_SPECIAL",
+    "END_OF_WORD",
+    "PIECE_PREFIX",
+    "RARE_LETTERS",
+    "Ids",
+    "SpecialIds",
+    "TokenizedDocument",
+    "WordTokenizer",
+    "build_wordpiece",
+    "describe_text",
+    "finish",
+    "read_tokenizer",
+    "word_rules",
+]

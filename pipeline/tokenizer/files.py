@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from pipeline import storage
-from pipeline.config.schema import VocabularyConfig
+from pipeline.config import VocabularyConfig
 
 BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PIECE_PREFIX = "##"

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from pipeline.dataset.schema import MAX_UINT16_VOCABULARY
+from pipeline.dataset import MAX_UINT16_VOCABULARY
 from pipeline.documents import WHOLE, Document, Piece
 from pipeline.tokenizer.files import build_wordpiece, read_tokenizer, read_vocabulary, save_tokenizer, vocabulary_hash
 

@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from pipeline import storage
-from pipeline.config.engines import KEYS
-from pipeline.config.schema import PipelineConfig
-from pipeline.engines.base import check_engine, open_cluster
-from pipeline.runtime.command import read_config
+from pipeline.config import KEYS, PipelineConfig
+from pipeline.engines import check_engine, open_cluster
+from pipeline.runtime import read_config
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from pipeline.signals import catch_interrupts, exit_with, fail_interrupted, say_at_once
-from pipeline.sources.splits import list_splits
+from pipeline.sources import list_splits
 from pipeline.vocabulary.train import train_vocabulary
 
 
@@ -46,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{path} is there already; remove it to train it anew")
                 return 0
             if words.rest:
-                from pipeline.engines.local import note_unknown
+                from pipeline.engines import local
 
-                note_unknown(words.rest)
+                local.note_unknown(words.rest)
             with open_cluster(config, most=len(list_splits(config.sources)), say=say_at_once) as cluster:
                 train_vocabulary(config, path=path, beam_options=words.rest, cluster=cluster)
     except (ValueError, OSError) as error:

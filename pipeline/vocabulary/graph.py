@@ -15,14 +15,13 @@ from pathlib import Path
 import apache_beam as beam
 
 from pipeline import storage
-from pipeline.cleaning.filters import DocumentFilter
-from pipeline.config.schema import PipelineConfig
+from pipeline.cleaning import DocumentFilter
+from pipeline.config import PipelineConfig
 from pipeline.documents import Document, Split
-from pipeline.runtime.failures import report_failure
-from pipeline.runtime.progress import WorkReport
-from pipeline.sources.splits import read_documents
+from pipeline.runtime import WorkReport, report_failure
+from pipeline.sources import read_documents
 from pipeline.tally import join_paths
-from pipeline.tokenizer.files import word_rules
+from pipeline.tokenizer import word_rules
 from pipeline.vocabulary.word_counts import Run, WordCounter, join_most_common, write_most_common
 
 WORDS_NAME = "words.tsv"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import pre_tokenizers
 
-from pipeline.tokenizer.files import END_OF_WORD, PIECE_PREFIX
+from pipeline.tokenizer import END_OF_WORD, PIECE_PREFIX
 from pipeline.vocabulary.merges import Criterion, MergeTable
 
 LAYOUT = ("[PAD]", *(f"[unused{number}]" for number in range(1, 100)), "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -17,16 +17,13 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models
 
 from pipeline import storage
-from pipeline.config.schema import PipelineConfig, VocabularyConfig
-from pipeline.engines.base import DaskCluster
-from pipeline.runtime.context import local_notes, names_runner, temporary_below
-from pipeline.runtime.progress import ProgressPrinter
-from pipeline.runtime.scratch import scratch_folder
+from pipeline.config import PipelineConfig, VocabularyConfig
+from pipeline.engines import DaskCluster
+from pipeline.runtime import ProgressPrinter, local_notes, names_runner, scratch_folder, temporary_below
 from pipeline.settings import ConfigError
 from pipeline.signals import Say
-from pipeline.sources.splits import list_splits
-from pipeline.tokenizer.files import BERT_SPECIAL, END_OF_WORD, build_wordpiece, finish, word_rules
-from pipeline.tokenizer.tokenizer import WordTokenizer
+from pipeline.sources import list_splits
+from pipeline.tokenizer import BERT_SPECIAL, END_OF_WORD, WordTokenizer, build_wordpiece, finish, word_rules
 from pipeline.vocabulary.subwords import train_bpe, train_wordpiece
 from pipeline.vocabulary.word_counts import WordCounter, most_common, read_words
 
@@ -130,7 +127,7 @@ def count_sources(
 
     Raises what the engine does (engines.run_on_engine).
     """
-    from pipeline.engines.local import run_on_engine  # Beam takes 2 s to import
+    from pipeline.engines import local  # Beam takes 2 s to import
     from pipeline.vocabulary.graph import WORDS_NAME, WordJob, build_word_graph, group_splits
 
     splits = list_splits(config.sources)
@@ -141,7 +138,7 @@ def count_sources(
         job = WordJob(config=config, folder=folder, limit=MAX_WORDS, notes=notes)
         with ProgressPrinter(job.exchange, num_splits=len(groups), num_bytes=sum(split.num_bytes for split in splits)):
             lay_out = partial(build_word_graph, groups=groups, job=job)
-            run_on_engine(
+            local.run_on_engine(
                 lay_out,
                 exchange=job.exchange,
                 temporary=temporary_below(notes),

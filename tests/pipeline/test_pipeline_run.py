@@ -258,7 +258,7 @@ def test_a_killed_worker_ends_the_build_with_a_clear_error(folder: Path) -> None
 def test_a_worker_whose_build_is_gone_ends_at_once() -> None:
     """It was born too late to see its parent die, and would wait for it for ever."""
     code = (
-        "import os, time; from pipeline import beam_worker\n"
+        "import os, time; from pipeline.engines import beam_worker\n"
         "beam_worker.silence_beam = lambda: (time.sleep(20), os._exit(7))\n"
         "beam_worker.main()"
     )

@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import nn
 
 from pipeline import storage
-from pipeline.storage.files import StorageError
+from pipeline.storage import StorageError
 from small_runs import make_config
 from trainer.checkpoint.format import open_manifest, step_of
 from trainer.checkpoint.load import CheckpointWriter, list_checkpoints

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pipeline import storage
 from pipeline.settings import fail, validate
 from pipeline.signals import StopRequest
-from pipeline.storage.lease import hold
-from pipeline.storage.locations import Location, locate
+from pipeline.storage import Location, hold, locate
 from trainer.checkpoint.format import (
     MANIFEST,
     CheckpointError,
@@ -27,8 +26,7 @@ from trainer.checkpoint.format import (
     verify,
 )
 from trainer.checkpoint.retention import choose_kept, rank_evaluations, remove
-from trainer.config.saved import CONFIG_NAME, read_run_config
-from trainer.config.schema import CheckpointConfig
+from trainer.config import CONFIG_NAME, CheckpointConfig, read_run_config
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline import storage
-from pipeline.storage.durable import sync
-from pipeline.storage.folders import make_folder, put_in_place
-from pipeline.storage.locations import Location
+from pipeline.storage import Location, make_durable_folder, put_in_place, sync
 from trainer.checkpoint.format import (
     MANIFEST,
     CheckpointError,
@@ -111,7 +109,7 @@ class _FolderDraft:
         self.files = root / self.name
 
     def begin(self) -> None:
-        make_folder(self._root)
+        make_durable_folder(self._root)
         self.files.mkdir()
 
     def begin_part(self, rank: int) -> None:

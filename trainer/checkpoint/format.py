@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from pipeline import storage
-from pipeline.storage.folders import ASIDE
-from pipeline.storage.locations import Location, locate
+from pipeline.storage import ASIDE, Location, locate
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

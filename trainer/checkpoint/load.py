@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.storage.locations import Location, locate
+from pipeline.storage import Location, locate
 from trainer.checkpoint.format import (
     CheckpointError,
     CheckpointState,
@@ -31,7 +31,7 @@ from trainer.checkpoint.format import (
 )
 from trainer.checkpoint.slices import SavedTensors
 from trainer.checkpoint.writer import CheckpointWriter, save
-from trainer.engine.engine import Engine, LossScale
+from trainer.engine import Engine, LossScale
 
 __all__ = [
     "CheckpointError",

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.storage.locations import Location, locate
+from pipeline.storage import Location, locate
 from trainer.checkpoint.format import MANIFEST
-from trainer.config.schema import CheckpointConfig
-from trainer.telemetry.metrics import EVALUATIONS_NAME, read_json_lines
+from trainer.config import CheckpointConfig
+from trainer.telemetry import EVALUATIONS_NAME, read_json_lines
 
 COMPARABLE = ("phase", "data_hash", "pairs", "masked")
 """Two evaluations compare if they agree in these. A record that does not name one compares with others without it."""

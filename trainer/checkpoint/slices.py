@@ -19,11 +19,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from pipeline.storage.locations import Location, locate
+from pipeline.storage import Location, locate
 from trainer.checkpoint.format import CheckpointError, open_manifest, write_tensors
 from trainer.checkpoint.ranges import RangedTensors
-from trainer.engine.optimizers import MOMENTS
-from trainer.engine.zero_state import LocalSlice
+from trainer.engine import MOMENTS, LocalSlice
 
 KINDS = ("parameter", *MOMENTS)
 _GENERATOR = "generator/"

@@ -22,10 +22,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pipeline.storage.durable import free_bytes
-from pipeline.storage.files import AbsentError, DeniedError, StorageError, parent_of
-from pipeline.storage.lease import LeaseError, held
-from pipeline.storage.locations import Location, locate
+from pipeline.storage import (
+    AbsentError,
+    DeniedError,
+    LeaseError,
+    Location,
+    StorageError,
+    free_bytes,
+    held,
+    locate,
+    parent_of,
+)
 from trainer.checkpoint.commit import Draft, open_draft, remove_leftovers
 from trainer.checkpoint.format import (
     STATE,
@@ -40,10 +47,9 @@ from trainer.checkpoint.format import (
 )
 from trainer.checkpoint.retention import choose_kept, rank_evaluations, remove
 from trainer.checkpoint.slices import KINDS, part_name, write_part
-from trainer.config.schema import CheckpointConfig, TrainerConfig
-from trainer.engine.engine import Engine
-from trainer.engine.zero_state import LocalSlice
-from trainer.telemetry.log_files import RunFiles
+from trainer.config import CheckpointConfig, TrainerConfig
+from trainer.engine import Engine, LocalSlice
+from trainer.telemetry import RunFiles
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pipeline.settings import Settings
-from pipeline.storage.files import is_url
+from pipeline.storage import is_url
 from trainer.config.deepspeed_settings import ZeroSettings, zero_stages_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.settings import ConfigError, parse_yaml, to_tree, validate
-from pipeline.storage.locations import Location, locate
+from pipeline.storage import Location, locate
 from trainer.config.deepspeed_settings import drop_unknown_keys
 from trainer.config.effects import find_given_idle
 from trainer.config.schema import TrainerConfig

@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.manifest import Manifest, SplitName
-from trainer.config.schema import BatchConfig
+from pipeline.dataset import Manifest, SplitName
+from trainer.config import BatchConfig
 from trainer.data.micro_batch import SlotShape
 from trainer.data.plan import PlanError
 

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.dataset import schema
-from pipeline.dataset.manifest import Manifest, SplitName
+from pipeline.dataset import Manifest, SplitName, schema
 from pipeline.settings import ConfigError
 from trainer.data.phases import OpenPhase, Phase
 from trainer.data.row_groups import read_row_group

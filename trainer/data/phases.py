@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from pipeline.dataset.manifest import Manifest
+from pipeline.dataset import Manifest
 from pipeline.settings import ConfigError
-from trainer.config.schema import PhaseConfig, TrainerConfig
+from trainer.config import PhaseConfig, TrainerConfig
 from trainer.data.batch_shape import BatchShape, derive_shape
 from trainer.data.plan import Plan, PlanError, PlanState
 

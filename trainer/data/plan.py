@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.manifest import Manifest, SplitName, canonical_json
+from pipeline.dataset import Manifest, SplitName, canonical_json
 from trainer.data.micro_batch import SlotShape
 
 PLAN_VERSION = 2

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from pipeline.storage.files import StorageError
+from pipeline.storage import StorageError
 from trainer.data.row_groups import ROW_GROUP, SHARD, BlockError, BlockRef, read_block
 
 _LOCAL_THREADS = 2

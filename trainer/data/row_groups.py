@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline import storage
-from pipeline.dataset import schema
-from pipeline.dataset.manifest import DataSetError, resolve_inside
+from pipeline.dataset import DataSetError, resolve_inside, schema
 from trainer.data.plan import Blocks, Plan, row_permutation
 
 SHARD, ROW_GROUP, ROW = "shard", "row_group", "row"

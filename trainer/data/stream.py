@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset.manifest import Manifest
+from pipeline.dataset import Manifest
 from trainer.data.micro_batch import Slot, SlotShape
 from trainer.data.packing import Rows, SlotCutter
 from trainer.data.plan import Plan, PlanError, PlanState, lanes_of

@@ -1,1 +1,36 @@
-"""TODO trainer/engine."""
+"""One training engine over DeepSpeed: step, optimizer, schedules, state by slices, memory, and its self-check."""
+
+from trainer.engine.engine import Engine, LossScale
+from trainer.engine.host_copy import Arriving
+from trainer.engine.memory import (
+    SLOT_STEP,
+    Card,
+    count_parameters,
+    judge_memory,
+    largest_slot,
+    may_use_gpus,
+    name_remedies,
+    with_greatest_slot,
+)
+from trainer.engine.optimizers import MOMENTS
+from trainer.engine.schedules import learning_rate
+from trainer.engine.self_check import check_compiled_model
+from trainer.engine.zero_state import LocalSlice
+
+__all__ = [
+    "MOMENTS",
+    "SLOT_STEP",
+    "Arriving",
+    "Card",
+    "Engine",
+    "LocalSlice",
+    "LossScale",
+    "check_compiled_model",
+    "count_parameters",
+    "judge_memory",
+    "largest_slot",
+    "learning_rate",
+    "may_use_gpus",
+    "name_remedies",
+    "with_greatest_slot",
+]

@@ -14,7 +14,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from pipeline.settings import ConfigError
-from trainer.config.schema import Precision, TrainerConfig
+from trainer.config import Precision, TrainerConfig
 
 INITIAL_LOSS_SCALE = 2.0**16
 """First loss scale of fp16; the engine moves it (DeepSpeed sees a constant one at each step)."""

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.config.schema import TrainerConfig
+from trainer.config import TrainerConfig
 from trainer.engine import zero_state
 from trainer.engine.deepspeed_setup import INITIAL_LOSS_SCALE, bound_waits, deepspeed_dictionary, load_deepspeed
 from trainer.engine.gradients import PartitionedGradients

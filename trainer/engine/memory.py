@@ -28,14 +28,10 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.settings import ConfigError
-from trainer.config.schema import ModelConfig, TrainerConfig
-from trainer.data.batch_shape import derive_shape
-from trainer.data.micro_batch import SlotShape
-from trainer.data.phases import OpenPhase
-from trainer.data.plan import PlanError
+from trainer.config import ModelConfig, TrainerConfig
+from trainer.data import OpenPhase, PlanError, SlotShape, derive_shape
 from trainer.engine.deepspeed_setup import LARGEST_BUCKET
-from trainer.model.bert import VOCABULARY_MULTIPLE
-from trainer.model.cross_entropy import GPU_CHUNK_BYTES
+from trainer.model import GPU_CHUNK_BYTES, VOCABULARY_MULTIPLE
 
 USABLE_SHARE = 0.9
 """Of a card's memory: what an estimate may take."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.config.schema import OptimizerConfig
+from trainer.config import OptimizerConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's state of an element: mean and uncentred variance of its gradient, fp32, shaped as the parameter."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from trainer.config.schema import ScheduleConfig, TrainerConfig
+from trainer.config import ScheduleConfig, TrainerConfig
 
 
 def warmup_steps(schedule: ScheduleConfig, *, steps: int) -> int:

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.settings import ConfigError
-from trainer.config.schema import Precision
+from trainer.config import Precision
 from trainer.engine.engine import Engine
 from trainer.engine.zero_state import trainable_parameters
-from trainer.model.batch import Batch
+from trainer.model import Batch
 
 TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.05}
 """Greatest relative difference of a loss or of the norm of a parameter's gradient. Measured: 1e-6, 0.002, 0.01."""

@@ -1,1 +1,1 @@
-"""TODO trainer/export."""
+"""A run as a transformers model: weights, tokenizer and model card."""

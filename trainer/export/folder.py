@@ -19,27 +19,31 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline import storage
-from pipeline.dataset.manifest import (
-    TOKENIZER_FOLDER,
-    DataSetError,
-    Manifest,
-    file_sha256,
-    read_manifest,
-    resolve_inside,
+from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, Manifest, file_sha256, read_manifest, resolve_inside
+from pipeline.storage import Location, locate, put_in_place, sync
+from trainer.checkpoint import (
+    STATE,
+    CheckpointState,
+    is_checkpoint,
+    list_checkpoints,
+    newest_verified,
+    rank_evaluations,
+    read_state,
+    read_weights,
+    step_of,
 )
-from pipeline.storage.durable import sync
-from pipeline.storage.folders import put_in_place
-from pipeline.storage.locations import Location, locate
-from trainer.checkpoint.format import STATE, is_checkpoint, step_of
-from trainer.checkpoint.load import CheckpointState, list_checkpoints, newest_verified, read_state, read_weights
-from trainer.checkpoint.retention import rank_evaluations
-from trainer.config.saved import validate_saved
-from trainer.config.schema import TrainerConfig
-from trainer.data.phases import resolve_phases
+from trainer.config import TrainerConfig, validate_saved
+from trainer.data import resolve_phases
 from trainer.export.model_card import render_model_card
-from trainer.hf.pretrained import CONFIG_FILE, TOKENIZER_CONFIG_FILE, WEIGHTS_FILE
-from trainer.hf.weight_names import MODEL_TYPES, to_transformers, transformers_config
-from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
+from trainer.hf import (
+    CONFIG_FILE,
+    MODEL_TYPES,
+    TOKENIZER_CONFIG_FILE,
+    WEIGHTS_FILE,
+    to_transformers,
+    transformers_config,
+)
+from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 
 MARKER = "cloze_export.json"
 """Lists the export's files with their sha256; a folder with it may be replaced by a later export."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from pipeline.dataset.manifest import Manifest
-from trainer.config.schema import TrainerConfig
-from trainer.hf.weight_names import architecture_of
+from pipeline.dataset import Manifest
+from trainer.config import TrainerConfig
+from trainer.hf import architecture_of
 
 _SHOWN_SETTINGS = ("model", "batch", "optimizer", "schedule")
 

@@ -1,1 +1,29 @@
-"""TODO trainer/hf."""
+"""The formats of transformers: weight names, folders of models, and whether two vocabularies are the same."""
+
+from trainer.hf import pretrained
+from trainer.hf.pretrained import (
+    CONFIG_FILE,
+    TOKENIZER_CONFIG_FILE,
+    WEIGHTS_FILE,
+    initialize_from,
+    load_model,
+    read_longest,
+)
+from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary
+from trainer.hf.weight_names import MODEL_TYPES, architecture_of, to_transformers, transformers_config
+
+__all__ = [
+    "CONFIG_FILE",
+    "MODEL_TYPES",
+    "TOKENIZER_CONFIG_FILE",
+    "WEIGHTS_FILE",
+    "architecture_of",
+    "check_same_vocabulary",
+    "initialize_from",
+    "load_model",
+    "pretrained",
+    "read_longest",
+    "read_vocabulary",
+    "to_transformers",
+    "transformers_config",
+]

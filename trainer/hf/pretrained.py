@@ -17,8 +17,8 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from pipeline import storage
-from pipeline.storage.locations import Location, locate
-from trainer.config.schema import MODEL_SHAPES, ModelConfig
+from pipeline.storage import Location, locate
+from trainer.config import MODEL_SHAPES, ModelConfig
 from trainer.hf.vocabulary_check import check_same_vocabulary
 from trainer.hf.weight_names import (
     ACTIVATIONS,
@@ -30,10 +30,7 @@ from trainer.hf.weight_names import (
     from_transformers,
     transformers_names,
 )
-from trainer.model import BertForPretraining
-from trainer.model.embeddings import NUM_SEGMENTS
-from trainer.model.encoder import FEED_FORWARD_FACTOR
-from trainer.model.layers import LAYER_NORM_EPSILON
+from trainer.model import FEED_FORWARD_FACTOR, LAYER_NORM_EPSILON, NUM_SEGMENTS, BertForPretraining
 
 CONFIG_FILE = "config.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config.schema import ModelConfig
-from trainer.model.embeddings import NUM_SEGMENTS
-from trainer.model.encoder import FEED_FORWARD_FACTOR
-from trainer.model.layers import LAYER_NORM_EPSILON
+from trainer.config import ModelConfig
+from trainer.model import FEED_FORWARD_FACTOR, LAYER_NORM_EPSILON, NUM_SEGMENTS
 
 WORD_TABLE = "embeddings.word.weight"
 POSITION_TABLE = "embeddings.position.weight"

@@ -9,11 +9,10 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from pipeline.dataset.manifest import Manifest
-from trainer.config.schema import TrainerConfig
-from trainer.data.batch_shape import GREATEST_DERIVED_SLOT
-from trainer.data.phases import Phase
-from trainer.engine.memory import SLOT_STEP, Card, largest_slot, may_use_gpus, with_greatest_slot
+from pipeline.dataset import Manifest
+from trainer.config import TrainerConfig
+from trainer.data import GREATEST_DERIVED_SLOT, Phase
+from trainer.engine import SLOT_STEP, Card, largest_slot, may_use_gpus, with_greatest_slot
 
 TYPE = "accelerator_type:"
 """Begins the name of the resource by which Ray says what GPUs a node has."""

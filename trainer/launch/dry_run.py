@@ -16,15 +16,14 @@ from statistics import median
 import torch
 
 from pipeline import storage
-from pipeline.dataset.manifest import open_data_set
+from pipeline.dataset import open_data_set
 from pipeline.settings import ConfigError
-from pipeline.storage.durable import free_bytes
-from pipeline.storage.locations import locate
-from trainer.config.schema import TrainerConfig
-from trainer.data.phases import OpenPhase, open_phases, resolve_phases
-from trainer.engine.memory import count_parameters
-from trainer.telemetry.metrics import METRICS_NAME, duration, read_last_lines
-from trainer.train.branch import steps_done
+from pipeline.storage import free_bytes, locate
+from trainer.config import TrainerConfig
+from trainer.data import OpenPhase, open_phases, resolve_phases
+from trainer.engine import count_parameters
+from trainer.telemetry import METRICS_NAME, duration, read_last_lines
+from trainer.train import steps_done
 
 FLAG, RATE, PRICE = "--dry-run", "--tokens-per-second", "--price"
 FLAGS = (FLAG, f"{RATE}=", f"{PRICE}=")

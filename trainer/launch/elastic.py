@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trainer.config.schema import TrainerConfig
+from trainer.config import TrainerConfig
 
 Resources = Mapping[str, float]
 """Amounts by Ray's names."""

@@ -12,26 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.dataset.manifest import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
+from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
 from pipeline.settings import Arguments, ConfigError, load_tree, validate
-from pipeline.storage.lease import refuse_if_alive
-from pipeline.storage.locations import locate
-from pipeline.storage.paths import expand_path, refuse_lost_path
-from trainer.checkpoint.format import step_of
-from trainer.checkpoint.load import CheckpointError, list_checkpoints, newest_verified, read_state
-from trainer.config.effects import refuse_idle_settings
-from trainer.config.saved import drop_idle_settings, read_run_config
-from trainer.config.schema import TrainerConfig
-from trainer.data.held_out import check_held_out
-from trainer.data.phases import OpenPhase, Phase, find_start, open_phases, resolve_phases
-from trainer.data.plan import PlanState
-from trainer.engine.memory import judge_memory, with_greatest_slot
-from trainer.hf import pretrained
-from trainer.hf.vocabulary_check import check_same_vocabulary
+from pipeline.storage import expand_path, locate, refuse_if_alive, refuse_lost_path
+from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state, step_of
+from trainer.config import TrainerConfig, drop_idle_settings, read_run_config, refuse_idle_settings
+from trainer.data import OpenPhase, Phase, PlanState, check_held_out, find_start, open_phases, resolve_phases
+from trainer.engine import judge_memory, with_greatest_slot
+from trainer.hf import check_same_vocabulary, pretrained
 from trainer.launch.cards import settle_slot
 from trainer.launch.run_directory import check_run_directory, is_run_config
-from trainer.telemetry.metrics import EVALUATIONS_NAME, read_last_lines
-from trainer.train.branch import (
+from trainer.telemetry import EVALUATIONS_NAME, read_last_lines
+from trainer.train import (
     check_branch,
     find_branch_start,
     is_branch_to_begin,

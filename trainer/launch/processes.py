@@ -24,10 +24,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from pipeline.settings import ConfigError
 from pipeline.signals import STOP_SIGNALS, Say, StopRequest
-from trainer.config.schema import TrainerConfig
+from trainer.config import TrainerConfig
 from trainer.launch.failures import GO_ON, Failure, WorkerError, raise_first
-from trainer.train.link import Link, Outcome, Place
-from trainer.train.worker import backend_of, work
+from trainer.train import Link, Outcome, Place, backend_of, work
 
 Watch = Callable[[Link, Place], AbstractContextManager[Link]]
 

@@ -28,13 +28,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pipeline import storage
 from pipeline.settings import ConfigError
 from pipeline.signals import Say, StopRequest
-from trainer.config.schema import TrainerConfig
+from trainer.config import TrainerConfig
 from trainer.launch.elastic import INGEST_CPUS, GroupWatch, largest_resources, look_at_nodes, next_group, settle
 from trainer.launch.failures import GO_ON, ClusterError, Failure, WorkerError, raise_first
 from trainer.launch.mailbox import Switchboard
-from trainer.telemetry.prometheus import RestartCount
-from trainer.train.link import Outcome, Place
-from trainer.train.worker import backend_of, work
+from trainer.telemetry import prometheus
+from trainer.train import Outcome, Place, backend_of, work
 
 RAY_FOLDER = ".ray"
 """Ray Train's own notes, in the run directory."""
@@ -193,7 +192,7 @@ def run_on_ray(
             watch.end_group()
             keep_helpers_here()
             if watch.groups:
-                RestartCount(config.output).add()
+                prometheus.RestartCount(config.output).add()
             watch.groups += 1
             fit = _Fit(trainer)
             fit.start()

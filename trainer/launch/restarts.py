@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.signals import Say, StopRequest
-from trainer.checkpoint.format import list_checkpoints, step_of
-from trainer.config.schema import TrainerConfig
+from trainer.checkpoint import list_checkpoints, step_of
+from trainer.config import TrainerConfig
 from trainer.launch.failures import GO_ON, ClusterError, WorkerError
-from trainer.train.link import Outcome
+from trainer.train import Outcome
 
 
 def run_attempts(attempt: Callable[[], Outcome], *, config: TrainerConfig, say: Say, stop: StopRequest) -> Outcome:

@@ -14,15 +14,9 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.settings import ConfigError, dump_yaml, to_tree
-from pipeline.storage.durable import find_existing, sync
-from pipeline.storage.folders import make_folder
-from pipeline.storage.lease import belongs_to_lease
-from pipeline.storage.lease_store import LEASE_FOLDER
-from pipeline.storage.locations import Location, locate
-from trainer.checkpoint.format import list_checkpoints, step_of
-from trainer.config.effects import find_idle_settings
-from trainer.config.saved import CONFIG_NAME, read_run_config
-from trainer.config.schema import TrainerConfig
+from pipeline.storage import LEASE_FOLDER, Location, belongs_to_lease, find_existing, locate, make_durable_folder, sync
+from trainer.checkpoint import list_checkpoints, step_of
+from trainer.config import CONFIG_NAME, TrainerConfig, find_idle_settings, read_run_config
 
 PARTIAL_NAME = f"{CONFIG_NAME}.partial"
 
@@ -152,7 +146,7 @@ def write_config(config: TrainerConfig) -> Location:
     temporary = folder / PARTIAL_NAME
     made = not folder.exists()
     try:
-        make_folder(folder)
+        make_durable_folder(folder)
         with open(temporary, "w", encoding="utf-8") as stream:
             stream.write(dump_yaml(config))
             stream.flush()

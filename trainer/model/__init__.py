@@ -3,6 +3,21 @@
 One way in: BertForPretraining(config.model, vocabulary_size=..., seed=...).
 """
 
-from trainer.model.bert import BertForPretraining, PretrainingOutput
+from trainer.model.batch import Batch, to_batch
+from trainer.model.bert import VOCABULARY_MULTIPLE, BertForPretraining, PretrainingOutput
+from trainer.model.cross_entropy import GPU_CHUNK_BYTES
+from trainer.model.embeddings import NUM_SEGMENTS
+from trainer.model.encoder import FEED_FORWARD_FACTOR
+from trainer.model.layers import LAYER_NORM_EPSILON
 
-__all__ = ["BertForPretraining", "PretrainingOutput"]
+__all__ = [
+    "FEED_FORWARD_FACTOR",
+    "GPU_CHUNK_BYTES",
+    "LAYER_NORM_EPSILON",
+    "NUM_SEGMENTS",
+    "VOCABULARY_MULTIPLE",
+    "Batch",
+    "BertForPretraining",
+    "PretrainingOutput",
+    "to_batch",
+]

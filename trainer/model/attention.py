@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.model import attention_gpu
 from trainer.model.attention_cpu import attend_each, keep_weights
 from trainer.model.layers import Linear

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.dataset.manifest import Special
-from trainer.data.micro_batch import NO_LABEL, Slot, SlotShape
+from pipeline.dataset import Special
+from trainer.data import NO_LABEL, Slot, SlotShape
 
 __all__ = ["NO_LABEL", "Batch", "Slot", "SlotShape", "to_batch"]
 

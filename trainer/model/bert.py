@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.model.attention import SequenceLayout
 from trainer.model.dropout import draw_seeds
 from trainer.model.embeddings import Embeddings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.model.dropout import Dropout
 from trainer.model.layers import Embedding, layer_norm
 

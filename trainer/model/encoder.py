@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.model.attention import SelfAttention, SequenceLayout
 from trainer.model.dropout import SEED_WIDTH, Dropout
 from trainer.model.gelu_gpu import linear_gelu

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.model.cross_entropy import NO_LABEL, linear_cross_entropy_sum
 from trainer.model.layers import Linear, activation_function, layer_norm
 

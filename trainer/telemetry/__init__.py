@@ -1,1 +1,33 @@
-"""TODO trainer/telemetry."""
+"""What a run tells: metrics, trackers, FLOPs, the curve, its log files. `prometheus` loads Ray."""
+
+from trainer.telemetry.curve import draw_curve
+from trainer.telemetry.evaluation import Evaluation, SourceLoss
+from trainer.telemetry.flops import count_flops, find_peak
+from trainer.telemetry.log_files import RunFiles
+from trainer.telemetry.metrics import (
+    EVALUATIONS_NAME,
+    METRICS_NAME,
+    RunLog,
+    StepMetrics,
+    duration,
+    read_json_lines,
+    read_last_lines,
+    row_ids,
+)
+
+__all__ = [
+    "EVALUATIONS_NAME",
+    "METRICS_NAME",
+    "Evaluation",
+    "RunFiles",
+    "RunLog",
+    "SourceLoss",
+    "StepMetrics",
+    "count_flops",
+    "draw_curve",
+    "duration",
+    "find_peak",
+    "read_json_lines",
+    "read_last_lines",
+    "row_ids",
+]

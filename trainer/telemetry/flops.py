@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 
 PEAK_TFLOPS = {
     "B200": 2250.0,

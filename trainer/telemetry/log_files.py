@@ -20,9 +20,7 @@ from pathlib import Path
 
 from pipeline import storage
 from pipeline.settings import ConfigError
-from pipeline.storage.durable import sync
-from pipeline.storage.lease import held
-from pipeline.storage.locations import locate
+from pipeline.storage import held, locate, sync
 
 LOGS = "*.jsonl"
 TENSORBOARD_FOLDER, WANDB_FOLDER, MLFLOW_FOLDER = "tensorboard", "wandb", "mlflow"

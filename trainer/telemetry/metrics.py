@@ -20,12 +20,12 @@ import numpy as np
 
 from pipeline import storage
 from pipeline.signals import Say
-from pipeline.storage.locations import Location, naming
-from trainer.config.schema import TrainerConfig
+from pipeline.storage import Location, naming
+from trainer.config import TrainerConfig
 from trainer.telemetry.trackers import Tracker, open_tracker
 
 if TYPE_CHECKING:
-    from trainer.data.stream import Step
+    from trainer.data import Step
     from trainer.telemetry.evaluation import Evaluation
     from trainer.telemetry.prometheus import Gauges
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.settings import ConfigError, to_tree
-from trainer.config.schema import TrainerConfig
+from trainer.config import TrainerConfig
 from trainer.telemetry.log_files import MLFLOW_FOLDER, MLFLOW_RUN_NAME, TENSORBOARD_FOLDER
 
 EXPERIMENT = "cloze"

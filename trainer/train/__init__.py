@@ -1,1 +1,28 @@
-"""TODO trainer/train."""
+"""One worker of a run: the loop, its prefetch, evaluation, the guard against divergence, branches."""
+
+from trainer.train.branch import (
+    check_branch,
+    find_branch_start,
+    is_branch_to_begin,
+    read_trained,
+    settle_source,
+    source_config,
+    steps_done,
+)
+from trainer.train.link import Link, Outcome, Place
+from trainer.train.worker import backend_of, work
+
+__all__ = [
+    "Link",
+    "Outcome",
+    "Place",
+    "backend_of",
+    "check_branch",
+    "find_branch_start",
+    "is_branch_to_begin",
+    "read_trained",
+    "settle_source",
+    "source_config",
+    "steps_done",
+    "work",
+]

@@ -14,25 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.dataset.manifest import DataSetError, Manifest, read_manifest
+from pipeline.dataset import DataSetError, Manifest, read_manifest
 from pipeline.settings import ConfigError
-from pipeline.storage.locations import Location, locate
-from trainer.checkpoint.format import STATE, is_checkpoint, step_of, verify
-from trainer.checkpoint.load import (
+from pipeline.storage import Location, locate
+from trainer.checkpoint import (
+    STATE,
     CheckpointError,
     CheckpointState,
     CheckpointWriter,
+    is_checkpoint,
     list_checkpoints,
     newest_verified,
     read_state,
     restore,
+    step_of,
+    verify,
     verify_together,
 )
-from trainer.config.saved import CONFIG_NAME, validate_saved
-from trainer.config.schema import TrainerConfig
-from trainer.data.phases import OpenPhase, Phase, find_start, resolve_phases
-from trainer.data.plan import PlanState
-from trainer.engine.engine import Engine
+from trainer.config import CONFIG_NAME, TrainerConfig, validate_saved
+from trainer.data import OpenPhase, Phase, PlanState, find_start, resolve_phases
+from trainer.engine import Engine
 
 _SAME_MODEL = ("size", "max_positions", "activation", "norm")
 """Settings of the model that its weights depend on."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pipeline.storage.locations import locate, naming
-from trainer.config.schema import GuardConfig, TrainerConfig
+from pipeline.storage import locate, naming
+from trainer.config import GuardConfig, TrainerConfig
 from trainer.train.branch import branch_command
 
 BAD_STEPS_NAME = "bad_steps.jsonl"

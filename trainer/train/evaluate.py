@@ -19,14 +19,12 @@ import torch
 import torch.distributed as dist
 
 from pipeline import storage
-from pipeline.dataset.manifest import TOKEN_COUNTS_NAME, Manifest
-from trainer.config.schema import TrainerConfig
-from trainer.data.batch_shape import BatchShape
-from trainer.data.micro_batch import Slot
-from trainer.data.stream import SlotStream, validation_plan
-from trainer.engine.engine import Engine
-from trainer.model.batch import to_batch
-from trainer.telemetry.evaluation import Evaluation, SourceLoss
+from pipeline.dataset import TOKEN_COUNTS_NAME, Manifest
+from trainer.config import TrainerConfig
+from trainer.data import BatchShape, Slot, SlotStream, validation_plan
+from trainer.engine import Engine
+from trainer.model import to_batch
+from trainer.telemetry import Evaluation, SourceLoss
 
 UNIGRAM_SMOOTHING = 1.0
 """Added to every token's count, so that tokens which training never saw have a probability too."""

@@ -19,18 +19,11 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from trainer.checkpoint.load import CheckpointWriter
-from trainer.config.schema import TrainerConfig
-from trainer.data.phases import OpenPhase, rows_trained
-from trainer.data.plan import PlanState
-from trainer.data.stream import Step
-from trainer.engine.engine import Engine
-from trainer.engine.host_copy import Arriving
-from trainer.engine.schedules import learning_rate
-from trainer.engine.self_check import check_compiled_model
-from trainer.telemetry.flops import count_flops
-from trainer.telemetry.log_files import RunFiles
-from trainer.telemetry.metrics import RunLog, StepMetrics, row_ids
+from trainer.checkpoint import CheckpointWriter
+from trainer.config import TrainerConfig
+from trainer.data import OpenPhase, PlanState, Step, rows_trained
+from trainer.engine import Arriving, Engine, check_compiled_model, learning_rate
+from trainer.telemetry import RunFiles, RunLog, StepMetrics, count_flops, row_ids
 from trainer.train.divergence import BAD_STEPS_NAME, Fault, Guard, RollBack, note_bad_step
 from trainer.train.evaluate import Evaluator
 from trainer.train.link import Link

@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from pipeline.dataset.manifest import read_manifest
-from trainer.checkpoint.format import list_checkpoints
-from trainer.config.schema import TrainerConfig
-from trainer.data.phases import OpenPhase, open_phases, resolve_phases
-from trainer.engine.memory import name_remedies
+from pipeline.dataset import read_manifest
+from trainer.checkpoint import list_checkpoints
+from trainer.config import TrainerConfig
+from trainer.data import OpenPhase, open_phases, resolve_phases
+from trainer.engine import name_remedies
 
 _WORDS = re.compile(
     r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"

@@ -15,11 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.dataset.manifest import Special
-from trainer.data.plan import PlanState
-from trainer.data.row_groups import BlockError
-from trainer.data.stream import SlotStream, Step
-from trainer.model.batch import Batch, Slot, SlotShape, to_batch
+from pipeline.dataset import Special
+from trainer.data import BlockError, PlanState, Slot, SlotShape, SlotStream, Step
+from trainer.model import Batch, to_batch
 
 
 class Feed:

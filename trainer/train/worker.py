@@ -14,21 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from pipeline import storage
-from pipeline.dataset.manifest import TOKENIZER_FOLDER, DataSetError, read_manifest
+from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
-from pipeline.storage.locations import locate
-from trainer.checkpoint.load import CheckpointState, CheckpointWriter, list_checkpoints, resume
-from trainer.config.saved import CONFIG_NAME
-from trainer.config.schema import TrainerConfig
-from trainer.data.phases import OpenPhase, find_start, open_phases, resolve_phases
-from trainer.data.plan import PlanState, lanes_of
-from trainer.data.stream import SlotStream
-from trainer.engine.engine import Engine
-from trainer.hf.pretrained import initialize_from, read_longest
+from pipeline.storage import locate
+from trainer.checkpoint import CheckpointState, CheckpointWriter, list_checkpoints, resume
+from trainer.config import CONFIG_NAME, TrainerConfig
+from trainer.data import OpenPhase, PlanState, SlotStream, find_start, lanes_of, open_phases, resolve_phases
+from trainer.engine import Engine
+from trainer.hf import initialize_from, read_longest
 from trainer.model import BertForPretraining
-from trainer.telemetry.flops import find_peak
-from trainer.telemetry.log_files import RunFiles
-from trainer.telemetry.metrics import RunLog
+from trainer.telemetry import RunFiles, RunLog, find_peak
 from trainer.train.branch import begin_branch
 from trainer.train.divergence import Guard, RollBack
 from trainer.train.evaluate import Evaluator, unigram_log_probabilities
@@ -38,7 +33,7 @@ from trainer.train.memory_shortage import shortage_named
 from trainer.train.prefetch import Feed, RunFeed
 
 if TYPE_CHECKING:
-    from trainer.telemetry.prometheus import Gauges
+    from trainer.telemetry import prometheus
 
 logger = logging.getLogger(__name__)
 
@@ -170,11 +165,11 @@ def run_share(
     return Outcome(first_step=resumed_at, last_step=last_step, finished=last_step >= config.max_steps)
 
 
-def open_gauges(config: TrainerConfig) -> Gauges:
+def open_gauges(config: TrainerConfig) -> prometheus.Gauges:
     """What Ray shows to Prometheus of this run."""
-    from trainer.telemetry.prometheus import Gauges  # Ray is absent where the loop runs without it
+    from trainer.telemetry import prometheus  # Ray is absent where the loop runs without it
 
-    return Gauges(config.output)
+    return prometheus.Gauges(config.output)
 
 
 def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:

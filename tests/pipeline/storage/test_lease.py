@@ -96,7 +96,7 @@ def test_the_command_refuses_before_anything_starts(tmp_path: Path) -> None:
 def test_a_job_whose_process_is_gone_is_succeeded_at_once(tmp_path: Path, repository: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from trainer.launch.failures import StopRequest; from pipeline.storage.lease import take\n"
+        "from pipeline.signals import StopRequest; from pipeline.storage.lease import take\n"
         "take(Path(sys.argv[1]), timeout_s=60, say=print, stop=StopRequest())\n"
         "print('taken', flush=True); time.sleep(99)"
     )

@@ -16,8 +16,7 @@ from test_lease import Clock, never, race
 from object_store import bucket, s3_server
 from pipeline import storage
 from pipeline.signals import StopRequest
-from pipeline.storage import lease_store
-from pipeline.storage.files import StorageError
+from pipeline.storage import StorageError, files, lease_store
 from pipeline.storage.lease import LeaseError, beat_once, held, hold, refuse_if_alive, release, take
 from small_runs import make_config
 from trainer.launch.run_directory import check_run_directory, write_config
@@ -247,7 +246,7 @@ def test_heartbeats_that_fail_are_told(run: str, monkeypatch: pytest.MonkeyPatch
 
     with hold(run, timeout_s=1, say=said.append, stop=StopRequest()):
         with monkeypatch.context() as patch:
-            patch.setattr(storage, "write_bytes", fail)
+            patch.setattr(files, "write_bytes", fail)
             wait_until(lambda: bool(said))
         assert f"no heartbeat of the lease on {run}: {run}: the store was too busy" in said[0]
     assert claims(run) == []

@@ -16,7 +16,7 @@ from pipeline.dataset.manifest import read_manifest
 from pipeline.output.identity import BuildMark
 from pipeline.runtime.ledger import Ledger
 from pipeline.runtime.progress import ProgressPrinter, WorkReport
-from pipeline.storage.files import StorageError
+from pipeline.storage import StorageError
 from small_runs import write_small_set
 from trainer.data import readers
 from trainer.data.row_groups import make_refs, read_block

@@ -12,8 +12,7 @@ import torch
 from checkpoint_faults import save_again_and_again
 from object_store import bucket, s3_server, upload_tree
 from pipeline import storage
-from pipeline.storage import files
-from pipeline.storage.files import StorageError
+from pipeline.storage import StorageError, files
 from small_runs import make_config
 from stored_checkpoints import fail_times, flip_bit, kept, make_writer, names_in, part_of, write
 from trainer.checkpoint import command, load, ranges
