@@ -155,7 +155,7 @@ def test_export_needs_neither_deepspeed_nor_transformers(data: Path, tmp_path: P
     code = (
         "import sys\n"
         "for name in ('deepspeed', 'transformers', 'ray', 'apache_beam'): sys.modules[name] = None\n"
-        "from trainer.export.folder import main as export\n"
+        "from trainer.export.__main__ import main as export\n"
         "from trainer.demonstrate import main as demonstrate\n"
         f"sys.exit(export([{str(tmp_path / 'run')!r}, {str(tmp_path / 'out')!r}])"
         f" or demonstrate([{str(tmp_path / 'out')!r}, 't104 [MASK]']))\n"
