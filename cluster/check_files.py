@@ -17,8 +17,7 @@ import ray
 
 from cluster.check_launcher import check_ray_command
 from cluster.findings import Files, Finding
-from cluster.render import render
-from cluster.values import KINDS, ClusterValues, Group
+from cluster.render import KINDS, ClusterValues, Group, render
 from pipeline.settings import ConfigError, load_settings
 from trainer.config import TrainerConfig
 

@@ -14,9 +14,9 @@ import jsonschema
 import ray
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
+from cluster import PREPROCESSING
 from cluster.check_launcher import TOO_SHORT, has_version
 from cluster.findings import Files, Finding
-from cluster.values import PREPROCESSING
 from trainer.ray_watch import GROWS_TO
 
 KUBERNETES_VERSION = "1.33"

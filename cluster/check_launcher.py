@@ -15,8 +15,8 @@ from typing import Any
 import jsonschema
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from cluster import PREPROCESSING
 from cluster.findings import Files, Finding
-from cluster.values import PREPROCESSING
 from trainer.ray_watch import GROWS_TO
 
 KINDS = ("aws", "gcp", "hosts")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.values import VALUES, Group, read_values
+from cluster.render import VALUES, Group, read_values
 
 TOKENS = 42.6e9
 """Of trainer/configs/bert_large_two_phases.yaml, as its comment says."""

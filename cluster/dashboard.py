@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from cluster.values import CLUSTER
+from cluster import CLUSTER
 
 FILE = CLUSTER / "grafana" / "cloze.json"
 RUN = '{run=~"$run"}'

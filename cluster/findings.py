@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from cluster.render import FILES
-from cluster.values import CLUSTER, KINDS, REPOSITORY, ClusterValues, read_values
+from cluster import CLUSTER, REPOSITORY
+from cluster.render import FILES, KINDS, ClusterValues, read_values
 from pipeline.settings import ConfigError, parse_yaml
 
 FOLDERS = ("values", "aws", "gcp", "hosts", "kubernetes", "slurm", "skypilot", "images")

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.values import PREPROCESSING, REPOSITORY
+from cluster import PREPROCESSING, REPOSITORY
 from pipeline.settings import ConfigError, fail
 
 STATE = "CLOZE_LOCAL_CLUSTER"

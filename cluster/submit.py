@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster import PREPROCESSING, REPOSITORY
 from cluster.local import CPUS_PER_WORKER, LocalCluster, read
-from cluster.values import PREPROCESSING, REPOSITORY
 from pipeline.config import PipelineConfig
 from pipeline.engine_config import KEYS
 from pipeline.settings import ConfigError, Settings, dump_yaml, fail, load_settings, split_arguments, to_tree

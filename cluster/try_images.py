@@ -13,7 +13,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.values import CLUSTER, REPOSITORY
+from cluster import CLUSTER, REPOSITORY
 
 TRIALS = {
     "preprocessing": (

@@ -1,21 +1,21 @@
-"""From values to files: `make cluster`, `python -m cluster.render [KIND ...] [--check]`.
+"""From values to files.
 
 Invariant: a file under cluster/ that names its values file in the first line is exactly what those values give.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cluster import batch, kuberay, launcher
-from cluster.values import CLUSTER, KINDS, ClusterValues, read_values
-from pipeline.settings import ConfigError, describe, fail, to_tree
+from cluster import CLUSTER
+from cluster.render import batch, kuberay, launcher
+from cluster.render.values import ClusterValues
+from pipeline.settings import to_tree
 
 Render = Callable[[Any], Any]
 
@@ -44,13 +44,6 @@ FILES: dict[str, dict[str, Render]] = {
 
 FILL_IN = "fill-in"
 """Stands in every value that only the user can give."""
-USAGE = """usage: python -m cluster.render [KIND ...] [--check]
-
-Writes the files of each KIND (all: {kinds}) from cluster/values/KIND.yaml.
---check writes nothing; exit status 1 where a file is not what its values give.
-
-Values:
-"""
 
 
 def render(kind: str, values: ClusterValues) -> dict[str, str]:
@@ -109,52 +102,3 @@ def list_outdated(kind: str, *, values: ClusterValues, folder: Path = CLUSTER) -
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             outdated.append(name)
     return outdated
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or compare; the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if "--help" in words:
-        print(USAGE.format(kinds=", ".join(KINDS)))
-        for kind, cls in KINDS.items():
-            print(f"cluster/values/{kind}.yaml:\n{describe(cls)}\n")
-        return 0
-    try:
-        kinds = [word for word in words if word != "--check"] or list(KINDS)
-        for kind in kinds:
-            if kind not in KINDS:
-                raise ConfigError(f"cluster.render: no such kind of cluster: {kind}; known: {', '.join(KINDS)}")
-        if "--check" in words:
-            return compare(kinds)
-        for kind in kinds:
-            write(kind)
-    except (ValueError, OSError) as error:
-        return fail(error)
-    return 0
-
-
-def compare(kinds: Sequence[str]) -> int:
-    """Name every outdated file; 1 where there is one."""
-    outdated = [name for kind in kinds for name in list_outdated(kind, values=read_values(kind))]
-    for name in outdated:
-        print(f"cluster/{name}: not what its values give; run `make cluster`", file=sys.stderr)
-    return 1 if outdated else 0
-
-
-def write(kind: str, *, folder: Path = CLUSTER) -> None:
-    """Write the files of a kind, and say what is still to be given."""
-    values = read_values(kind)
-    for name, text in render(kind, values).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        if name.endswith(".sbatch"):
-            path.chmod(0o755)
-        print(f"wrote cluster/{name}")
-    unfilled = list_unfilled(values)
-    if unfilled:
-        print(f"still to be given in cluster/values/{kind}.yaml: {', '.join(unfilled)}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,8 +13,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from cluster import costs, render, try_images
-from cluster.values import KINDS, REPOSITORY, VALUES, read_values
+from cluster import REPOSITORY, costs, render, try_images
+from cluster.render import KINDS, VALUES, __main__, read_values
 from pipeline.settings import ConfigError, load_settings
 
 SECTIONS = {
@@ -59,20 +59,20 @@ def test_the_readmes_costs_are_those_of_the_values() -> None:
 def test_render_says_what_is_missing_and_what_is_out_of_date(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert render.main(["slrm"]) == 2
+    assert __main__.main(["slrm"]) == 2
     assert "no such kind of cluster: slrm; known: aws, gcp" in capsys.readouterr().err
-    assert render.main(["--check"]) == 0
-    assert render.main(["--help"]) == 0
+    assert __main__.main(["--check"]) == 0
+    assert __main__.main(["--help"]) == 0
     assert "efa_interfaces (int, default 32): EFA network cards" in capsys.readouterr().out
-    render.write("slurm", folder=tmp_path)
+    __main__.write("slurm", folder=tmp_path)
     assert "still to be given in cluster/values/slurm.yaml: account, partition" in capsys.readouterr().out
     script = tmp_path / "slurm" / "train.sbatch"
     assert script.stat().st_mode & 0o111
     assert render.list_outdated("slurm", values=read_values("slurm"), folder=tmp_path) == []
     script.write_text(script.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     assert render.list_outdated("slurm", values=read_values("slurm"), folder=tmp_path) == ["slurm/train.sbatch"]
-    monkeypatch.setattr(render, "list_outdated", lambda kind, values: [f"{kind}/x.yaml"])
-    assert render.main(["aws", "--check"]) == 1
+    monkeypatch.setattr(__main__, "list_outdated", lambda kind, values: [f"{kind}/x.yaml"])
+    assert __main__.main(["aws", "--check"]) == 1
     assert "cluster/aws/x.yaml: not what its values give; run `make cluster`" in capsys.readouterr().err
 
 

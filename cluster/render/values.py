@@ -1,6 +1,6 @@
 """What a user fills in, a class for each kind of cluster: read from cluster/values/*.yaml, checked where declared.
 
-Every number and name of a cluster stands in its values file alone; cluster/render.py puts it where it belongs.
+Every number and name of a cluster stands in its values file alone; cluster/render puts it where it belongs.
 """
 
 from __future__ import annotations
@@ -10,19 +10,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from cluster import CLUSTER
 from pipeline.settings import Settings, load_settings
 
-CLUSTER = Path(__file__).resolve().parent
-REPOSITORY = CLUSTER.parent
 VALUES = CLUSTER / "values"
 
 SHARED = "/shared"
 """Where every node sees the shared file system."""
 HOME = "/home/cloze"
 """Of the images' user (cluster/images)."""
-PREPROCESSING = "preprocessing"
-"""Ray resource that only nodes without GPUs have, one a CPU: what asks for it can never wake a GPU node."""
-
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Price = Annotated[float, Field(gt=0.0)]

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from cluster.values import HOME, PREPROCESSING, SHARED, AwsValues, ClusterValues, GcpValues, Group, HostsValues
+from cluster import PREPROCESSING
+from cluster.render.values import HOME, SHARED, AwsValues, ClusterValues, GcpValues, Group, HostsValues
 
 Tree = dict[str, Any]
 

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import ray
 
-from cluster.launcher import EFA, RAY_MEMORY, STOP_S, grown
-from cluster.values import PREPROCESSING, SHARED, Group, KubernetesValues
+from cluster import PREPROCESSING
+from cluster.render.launcher import EFA, RAY_MEMORY, STOP_S, grown
+from cluster.render.values import SHARED, Group, KubernetesValues
 
 Tree = dict[str, Any]
 Queue = Literal["none", "kueue", "volcano"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from cluster.values import SkyValues, SlurmValues
+from cluster.render.values import SkyValues, SlurmValues
 
 Tree = dict[str, Any]
 
