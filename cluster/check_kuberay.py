@@ -23,7 +23,6 @@ KUBERNETES_VERSION = "1.33"
 """Whose schemas pods are held against; the oldest one that is supported."""
 LONGEST_CLUSTER_NAME, LONGEST_JOB_NAME = 50, 47
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_FAULT_TOLERANCE_VARIABLES = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME")
 _PLAIN_RESOURCES = ("num-cpus", "num-gpus", "memory", "resources")
 REQUEST_TIMEOUT = "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S"
 
@@ -143,16 +142,8 @@ def check_head_rules(spec: Mapping[str, Any]) -> Iterator[str]:
     if head.get("rayStartParams", {}).get("num-cpus") != "0":
         yield 'headGroupSpec.rayStartParams.num-cpus: the head is to do no work; set "0"'
     variables = {each.get("name") for each in head["template"]["spec"]["containers"][0].get("env", [])}
-    for name in _FAULT_TOLERANCE_VARIABLES:
-        if name in variables:
-            yield f"headGroupSpec: variable {name} is the operator's; use gcsFaultToleranceOptions"
-    if "redis-password" in head.get("rayStartParams", {}):
-        yield "headGroupSpec.rayStartParams.redis-password: use gcsFaultToleranceOptions.redisPassword"
     if "RAY_enable_autoscaler_v2" in variables:
         yield "headGroupSpec: variable RAY_enable_autoscaler_v2: use autoscalerOptions.version"
-    password = spec.get("gcsFaultToleranceOptions", {}).get("redisPassword", {})
-    if "value" in password:
-        yield "gcsFaultToleranceOptions.redisPassword: stands here in the open; take it from a secret by valueFrom"
 
 
 def check_autoscaling(spec: Mapping[str, Any]) -> Iterator[str]:

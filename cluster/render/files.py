@@ -31,7 +31,6 @@ FILES: dict[str, dict[str, Render]] = {
     "hosts": {"hosts/cluster.yaml": launcher.render_hosts},
     "kubernetes": {
         "kubernetes/raycluster.yaml": kuberay.render_cluster,
-        "kubernetes/redis.yaml": kuberay.render_redis,
         "kubernetes/rayjob-preprocess.yaml": partial(kuberay.render_job, work="preprocess"),
         "kubernetes/rayjob-train.yaml": partial(kuberay.render_job, work="train"),
         "kubernetes/rayjob-train-kueue.yaml": partial(kuberay.render_job, work="train", queue="kueue"),
@@ -60,9 +59,8 @@ def render(kind: str, values: ClusterValues) -> dict[str, str]:
 
 
 def dump(tree: Any) -> str:
-    """YAML as people write it; a list of trees as documents."""
-    documents = tree if isinstance(tree, list) else [tree]
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=10_000, explicit_start=len(documents) > 1)
+    """YAML as people write it."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=10_000)
 
 
 class _Dumper(yaml.SafeDumper):

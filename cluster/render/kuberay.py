@@ -1,4 +1,4 @@
-"""Files for Kubernetes: RayCluster and RayJobs for KubeRay (1.5 or later), Redis for the head's state, queues.
+"""Files for Kubernetes: RayCluster and RayJobs for KubeRay (1.5 or later), queues.
 
 Invariants that cluster/check_kuberay.py holds: the Ray container comes first; CPU pods alone have the preprocessing
 resource; every group goes back to nothing; whatever listens is inside the cluster, and wants the token.
@@ -27,13 +27,9 @@ SMALL = {"cpu": "500m", "memory": "1Gi"}
 
 
 def render_cluster(values: KubernetesValues) -> Tree:
-    """A RayCluster that stays, for `make submit`; its head survives its own restart."""
-    spec = cluster_spec(values)
-    spec["gcsFaultToleranceOptions"] = {
-        "redisAddress": f"{values.name}-redis:6379",
-        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": values.redis_secret, "key": "password"}}},
-    }
-    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata(values, values.name), "spec": spec}
+    """A RayCluster that stays, for `make submit`."""
+    cluster = metadata(values, values.name)
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": cluster, "spec": cluster_spec(values)}
 
 
 def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"], queue: Queue = "none") -> Tree:
@@ -65,45 +61,6 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
             "rayClusterSpec": cluster_spec(values, groups=groups, fixed=queue != "none"),
         },
     }
-
-
-def render_redis(values: KubernetesValues) -> list[Tree]:
-    """Where the head of the RayCluster keeps its state: jobs and actors outlive its restart."""
-    name = f"{values.name}-redis"
-    labels = {"app": name}
-    container = {
-        "name": "redis",
-        "image": "redis:8.2.2",
-        "command": ["sh", "-c", 'exec redis-server --save "" --appendonly no --requirepass "$REDIS_PASSWORD"'],
-        "env": [
-            {
-                "name": "REDIS_PASSWORD",
-                "valueFrom": {"secretKeyRef": {"name": values.redis_secret, "key": "password"}},
-            }
-        ],
-        "ports": [{"containerPort": 6379, "name": "redis"}],
-        "resources": {"requests": dict(SMALL), "limits": dict(SMALL)},
-        "securityContext": locked_down(),
-    }
-    pod = {"containers": [container], "automountServiceAccountToken": False, "securityContext": {"runAsUser": 999}}
-    return [
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": metadata(values, name),
-            "spec": {
-                "replicas": 1,
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod},
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata(values, name),
-            "spec": {"type": "ClusterIP", "selector": labels, "ports": [{"name": "redis", "port": 6379}]},
-        },
-    ]
 
 
 def metadata(values: KubernetesValues, name: str, **labels: str) -> Tree:

@@ -227,8 +227,6 @@ class KubernetesValues(ClusterValues):
     """Service account of the pods, where the bucket's rights hang on it."""
     storage_claim: str
     """PersistentVolumeClaim (ReadWriteMany), mounted at /shared."""
-    redis_secret: str
-    """Secret with the key `password` for kubernetes/redis.yaml, where the head keeps its state."""
     gpu_node_selector: dict[str, str]
     """Labels of nodes with GPUs."""
     cpu_node_selector: dict[str, str] = Field(default_factory=dict)

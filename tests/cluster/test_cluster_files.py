@@ -28,7 +28,7 @@ def shipped() -> Files:
 
 def test_what_is_shipped_has_no_fault(shipped: Files) -> None:
     """ray#11900, dclm#69: shipped sample configs do not load."""
-    assert len(shipped.texts) >= 21
+    assert len(shipped.texts) >= 20
     assert [str(fault) for fault in find_faults(shipped)] == []
 
 
@@ -121,10 +121,7 @@ KUBERAY = [
     (CLUSTER, "groupName: cpu", "groupName: gpu", "group names .* repeat"),
     (TRAIN, "num-cpus: '0'", "num-cpus: '4'", "the head is to do no work"),
     (TRAIN, "num-cpus: '0'", "num-cpus: 0", "values must be quoted"),
-    (TRAIN, "num-cpus: '0'", "num-cpus: '0'\n        redis-password: x", "redis-password: use gcsFaultTolerance"),
-    (TRAIN, "name: RAY_DATA_DISABLE_PROGRESS_BARS", "name: RAY_REDIS_ADDRESS", "RAY_REDIS_ADDRESS is the operator's"),
     (TRAIN, "name: RAY_DATA_DISABLE_PROGRESS_BARS", "name: RAY_enable_autoscaler_v2", "use autoscalerOptions.version"),
-    (CLUSTER, "    redisPassword:\n      valueFrom:", "    redisPassword:\n      value: x\n      from:", "in the open"),
     (TRAIN, "minReplicas: 0\n      maxReplicas: 4", "minReplicas: 5\n      maxReplicas: 4", "minReplicas=5 exceeds"),
     (TRAIN, "replicas: 0\n", "replicas: 9\n", "replicas=9 is not between 0 and 4"),
     (TRAIN, "minReplicas: 0", "minReplicas: 1", r"minReplicas=1: such pods stay"),
@@ -152,7 +149,6 @@ KUBERAY = [
     (TRAIN, "- name: shared\n              mountPath", "- name: sharde\n              mountPath", "no volume sharde"),
     (TRAIN, "mountPath: /shared", "mountpath: /shared", "'mountPath' is a required property"),
     (TRAIN, "limits:\n                cpu: '96'", "limits:\n                cpu: many", "the pod has many"),
-    ("kubernetes/redis.yaml", "containerPort: 6379", "containerport: 6379", "containerport|containerPort"),
 ]  # fmt: skip
 
 
@@ -238,11 +234,6 @@ def test_a_config_that_does_not_load_is_found(shipped: Files, tmp_path: Path) ->
     (tmp_path / "trainer" / "configs" / "mine.yaml").write_text("workers: 3\nwokers: 4\n", encoding="utf-8")
     found = [str(fault) for fault in check_sizes(Files(shipped.texts, repository=tmp_path))]
     assert any("unknown key 'wokers'" in fault for fault in found)
-
-
-def test_a_document_that_is_no_resource_is_found() -> None:
-    broken = Files({"kubernetes/redis.yaml": "- a\n"})
-    assert any("instead of a resource" in str(fault) for fault in check_kuberay(broken))
 
 
 def assert_found(check: Check, files: Files, *, name: str, found: str) -> None:
