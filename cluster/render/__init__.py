@@ -1,11 +1,11 @@
-"""Clusters' files from what a user fills in: `python -m cluster.render`."""
+"""Renders the files of clusters from what a user fills in: `python -m cluster.render`."""
 
-from cluster.render.files import FILES, list_outdated, list_unfilled, render
-from cluster.render.values import KINDS, VALUES, ClusterValues, Group, read_values
+from cluster.render.files import list_outdated, list_unfilled, render
+from cluster.render.values import KINDS, SHORTEST_BOOT_S, VALUES, ClusterValues, Group, read_values
 
 __all__ = [
-    "FILES",
     "KINDS",
+    "SHORTEST_BOOT_S",
     "VALUES",
     "ClusterValues",
     "Group",

@@ -1,11 +1,8 @@
-"""From values to files.
-
-Invariant: a file under cluster/ that names its values file in the first line is exactly what those values give.
-"""
+"""Renders files from values. A file that names its values file in the first line is exactly what those values give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,7 @@ from cluster.render import batch, kuberay, launcher
 from cluster.render.values import ClusterValues
 from pipeline.settings import to_tree
 
-Render = Callable[[Any], Any]
-
-FILES: dict[str, dict[str, Render]] = {
+FILES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "aws": {
         "aws/on-demand.yaml": partial(launcher.render_aws, spot=False),
         "aws/spot.yaml": partial(launcher.render_aws, spot=True),
@@ -39,33 +34,28 @@ FILES: dict[str, dict[str, Render]] = {
     "slurm": {"slurm/train.sbatch": batch.render_slurm},
     "skypilot": {"skypilot/train.yaml": batch.render_skypilot},
 }
-"""Kind of cluster -> file -> what makes it."""
+"""Kind of cluster -> file -> function that renders it: to a script, or to a tree for YAML."""
 
 FILL_IN = "fill-in"
-"""Stands in every value that only the user can give."""
+"""Part of every value that only the user can give."""
 
 
 def render(kind: str, values: ClusterValues) -> dict[str, str]:
-    """File under cluster/ -> its text."""
+    """Return the text of each file of a kind, by its path under cluster/."""
     note = f"# Made by `make cluster` from cluster/values/{kind}.yaml: change that, not this.\n"
     texts = {}
     for name, make in FILES[kind].items():
         made = make(values)
-        if isinstance(made, str):
-            texts[name] = f"#!/usr/bin/env bash\n{note}{made}"
-        else:
-            texts[name] = note + dump(made)
+        texts[name] = f"#!/usr/bin/env bash\n{note}{made}" if isinstance(made, str) else note + dump(made)
     return texts
 
 
 def dump(tree: Any) -> str:
-    """YAML as people write it."""
+    """YAML as people write it: text of several lines as a block, no references."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=10_000)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines as a block; nothing by reference."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -78,25 +68,23 @@ _Dumper.add_representer(str, _write_text)
 
 
 def list_unfilled(values: ClusterValues) -> list[str]:
-    """Keys whose values are still to be given."""
-    return [key for key, value in _leaves(to_tree(values)) if FILL_IN in str(value)]
+    """List the keys whose values the user must still give."""
+    return [key for key, value in _walk(to_tree(values)) if FILL_IN in str(value)]
 
 
-def _leaves(tree: Mapping[str, Any], *, prefix: str = "") -> list[tuple[str, Any]]:
-    leaves: list[tuple[str, Any]] = []
+def _walk(tree: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            leaves += _leaves(value, prefix=f"{prefix}{key}.")
+        if isinstance(value, dict):
+            yield from _walk(value, prefix=f"{prefix}{key}.")
         else:
-            leaves.append((f"{prefix}{key}", value))
-    return leaves
+            yield f"{prefix}{key}", value
 
 
 def list_outdated(kind: str, *, values: ClusterValues, folder: Path = CLUSTER) -> list[str]:
-    """Files that are not what the values give."""
-    outdated = []
-    for name, text in render(kind, values).items():
-        path = folder / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            outdated.append(name)
-    return outdated
+    """List the files in `folder` that are missing or differ from what the values give."""
+    texts = {folder / name: text for name, text in render(kind, values).items()}
+    return [
+        str(path.relative_to(folder))
+        for path, text in texts.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]

@@ -1,6 +1,6 @@
 """Files for Kubernetes: RayCluster and RayJobs for KubeRay (1.5 or later), queues.
 
-Invariants that cluster/check_kuberay.py holds: the Ray container comes first; CPU pods alone have the preprocessing
+Invariants that tests/cluster/test_cluster_kuberay.py holds: the Ray container comes first; CPU pods alone have the preprocessing
 resource; every group goes back to nothing; whatever listens is inside the cluster, and wants the token.
 """
 

@@ -1,7 +1,7 @@
 """Files for Ray's launcher (`ray up`): AWS, Google Cloud, hosts of one's own; trees of plain data from the values.
 
 Containers run everything; a token guards head and dashboard, which listens on loopback (`ray dashboard` tunnels). Not
-tried on the providers themselves: what can be checked without them is, by cluster/check.py.
+tried on the providers themselves: what can be checked without them is, in tests/cluster.
 """
 
 from __future__ import annotations
