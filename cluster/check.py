@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = list(find_faults(CLUSTER))
     for fault in faults:
         print(fault.replace(f"{REPOSITORY}/", ""))
-    print(f"{len(faults)} faults" if faults else "no faults")
+    print(f"faults: {len(faults)}")
     return 1 if faults else 0
 
 

@@ -59,7 +59,7 @@ tell_driver() {{
 }}
 trap tell_driver TERM
 
-export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun ignores that of sbatch
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not inherit it from sbatch
 srun ray symmetric-run --address "$head:$port" --min-nodes "$SLURM_JOB_NUM_NODES" \\
     --num-cpus={group.cpus} --num-gpus={group.gpus} --disable-usage-stats -- \\
     bash -c {driver} "$driver" "$head:$port" &

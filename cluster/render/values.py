@@ -1,7 +1,7 @@
 """What a user fills in: a class for each kind of cluster, read from cluster/values/*.yaml.
 
-Each name and number of a cluster stands only in its values file; cluster/render writes it wherever it is needed. What
-the values alone can get wrong is refused here, so a file is never written from them.
+Each name and number of a cluster stands only in its values file; cluster/render writes it wherever it is needed.
+Reading refuses values that cannot work, so no file is written from them.
 """
 
 from __future__ import annotations

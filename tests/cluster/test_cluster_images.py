@@ -52,7 +52,7 @@ def test_all_that_an_image_installs_is_pinned_to_what_the_tests_run_with(image: 
         try:
             installed = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
-            installed = []  # in the images alone (GPU libraries that torch pins itself, boto3): its pin is enough
+            installed = []  # only in the images (GPU libraries that torch pins itself, boto3): its pin is enough
         if name.startswith(("nvidia-", "cuda-", "triton")):
             continue
         assert name in pins, f"{image}: {requirement} is not in constraints.txt"

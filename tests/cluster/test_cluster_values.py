@@ -147,7 +147,7 @@ def test_an_image_may_be_named_by_its_digest() -> None:
 
 def test_what_is_shipped_has_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main([]) == 0
-    assert capsys.readouterr().out == "no faults\n"
+    assert capsys.readouterr().out == "faults: 0\n"
 
 
 KEY, LONG = "AKIA" + "Q" * 16, "x9" * 16
@@ -195,7 +195,7 @@ def test_a_missing_file_is_a_fault_and_the_check_fails(
     monkeypatch.setattr(check, "CLUSTER", tmp_path / "cluster")
     monkeypatch.setattr(check, "REPOSITORY", tmp_path)
     assert check.main([]) == 1
-    told = "cluster/hosts/cluster.yaml: does not match cluster/values/hosts.yaml; run `make cluster`\n1 faults\n"
+    told = "cluster/hosts/cluster.yaml: does not match cluster/values/hosts.yaml; run `make cluster`\nfaults: 1\n"
     assert capsys.readouterr().out == told
 
 

@@ -35,7 +35,7 @@ RARE = {
     "build_drops_total",
     "build_duplicates_total",
 }
-"""Served once they happen; mfu where a GPU's peak is known."""
+"""Metrics that are served only after the event; mfu only if the GPU's peak is known."""
 
 
 @pytest.mark.ray
