@@ -181,7 +181,7 @@ def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree
 
 
 def locked_down() -> Tree:
-    """Return a security context that forbids to gain rights."""
+    """Return a security context that forbids gaining rights."""
     return {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
 
 

@@ -121,7 +121,7 @@ def test_names_fit_whatever_the_cluster_is_called() -> None:
 
 
 @every_file
-def test_groups_go_to_nothing_and_have_time_to_boot_unless_a_queue_admits_all_at_once(tree: Tree) -> None:
+def test_groups_shrink_to_nothing_and_have_time_to_boot_unless_a_queue_admits_all_at_once(tree: Tree) -> None:
     spec = cluster_of(tree)
     labels = tree["metadata"].get("labels", {})
     for group in spec["workerGroupSpecs"]:
@@ -170,7 +170,7 @@ def gibibytes(quantity: str) -> int:
 
 
 @every_job
-def test_a_job_takes_its_cluster_along_and_starts_again_if_it_fails(tree: Tree) -> None:
+def test_a_job_ends_its_cluster_and_starts_again_if_it_fails(tree: Tree) -> None:
     spec = tree["spec"]
     assert spec["submissionMode"] == "K8sJobMode"
     assert spec["shutdownAfterJobFinishes"] is True
@@ -182,7 +182,7 @@ def test_a_job_takes_its_cluster_along_and_starts_again_if_it_fails(tree: Tree) 
 
 
 def test_the_rules_find_planted_mistakes() -> None:
-    """What judges pods is foreign; here it is seen to judge."""
+    """Foreign validators judge the pods; this shows that they do."""
     pod = next(pods_of(TREES["rayjob-train"]))
     for broken in ({"volumess": []}, {"containers": [{"image": "a"}]}, {"terminationGracePeriodSeconds": "1"}):
         with pytest.raises(kubernetes_validate.ValidationError):

@@ -53,7 +53,7 @@ cloud_files = pytest.mark.parametrize("tree", render_trees("aws", "gcp"))
 
 
 def read_by_ray(tree: Tree) -> None:
-    """What `ray up` reads first; raises whatever it comes upon."""
+    """Read the file as `ray up` does first."""
     validate_config(prepare_config(copy.deepcopy(tree)))
 
 
@@ -83,7 +83,7 @@ def test_containers_demand_the_token_and_have_no_privileges(tree: Tree) -> None:
 
 
 @cloud_files
-def test_work_wakes_the_right_nodes_and_all_of_them_go(tree: Tree) -> None:
+def test_jobs_start_the_right_nodes_and_all_nodes_stop(tree: Tree) -> None:
     types = tree["available_node_types"]
     for unit in ("CPU", "GPU"):
         may_be = sum(each["max_workers"] * each["resources"].get(unit, 0) for each in types.values())
@@ -208,7 +208,7 @@ def split_commands(line: str) -> Iterator[list[str]]:
 
 
 def test_the_rules_find_planted_mistakes() -> None:
-    """What judges the files is foreign; here it is seen to judge."""
+    """Foreign validators judge the files; this shows that they do."""
     aws, gcp = (yaml.safe_load(render(kind, read_values(kind))[f"{kind}/on-demand.yaml"]) for kind in ("aws", "gcp"))
     for broken in ({"max_workers": "twelve"}, {"head_node_type": "hed"}, {"available_node_typs": {}}):
         with pytest.raises((jsonschema.ValidationError, ValueError)):
