@@ -98,7 +98,7 @@ bench-learning:  ## On a GPU host: does the product learn as transformers does, 
 cluster: setup  ## Write cluster/*/ from cluster/values/*.yaml, which you fill in (cluster/README.md)
 	$(BIN)/python -m cluster.render $(ARGS)
 
-check-cluster: setup  ## Judge the cluster's files without a network: Ray's, AWS's, Google's, Kubernetes' rules and ours
+check-cluster: setup  ## Check cluster/values/*.yaml, that the files made from them are up to date, and that none holds a secret
 	$(BIN)/python -m cluster.check $(ARGS)
 
 images: check-cluster  ## Build both container images (REGISTRY=host/name VERSION=0.1.0)

@@ -1,37 +1,76 @@
-"""Judges every file under cluster/ without a network: `make check-cluster`, `python -m cluster.check`."""
+"""Checks what you fill in, without a network: `make check-cluster`, `python -m cluster.check`.
+
+Values must be valid, the files made from them up to date, and no file may hold a secret. tests/cluster holds the files
+themselves against the rules of Ray, AWS, Google Cloud and Kubernetes.
+"""
 
 from __future__ import annotations
 
 import argparse
-import logging
+import re
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
-from cluster.check_files import CHECKS_OF_FILES
-from cluster.check_kuberay import check_kuberay
-from cluster.check_launcher import check_launcher
-from cluster.findings import Files, Finding, check_yaml
+from cluster import CLUSTER, REPOSITORY
+from cluster.render import KINDS, ClusterValues, list_outdated, read_values
+from pipeline.settings import ConfigError
+from trainer.config import TrainerConfig
+
+SECRETS = {
+    "an AWS key": r"\b(AKIA|ASIA)[0-9A-Z]{16}\b",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    "a token of a code host or registry": r"\b(ghp|gho|ghs|github_pat|glpat|hf|dckr_pat|npm|pypi)[-_][\w-]{20,}\b",
+    "a key of Google": r"\bAIza[0-9A-Za-z_-]{35}\b",
+    "a long secret": r"(?i)\b\w*(secret|token|passwo?r?d|api_?key)\w*\s*[:=]\s*['\"]?[A-Za-z0-9+/_-]{24,}",
+}
+"""Name of a secret -> regular expression."""
+START_TIMEOUT_S = int(TrainerConfig.model_fields["start_timeout_s"].default)
 
 
-def find_faults(files: Files, *, schemas: Path | None = None) -> Iterator[Finding]:
-    """All that is wrong, by all checks."""
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    for check in (check_yaml, *CHECKS_OF_FILES, check_launcher, partial(check_kuberay, schemas=schemas)):
-        yield from check(files)
+def find_faults(folder: Path) -> Iterator[str]:
+    """Yield every fault of the files in `folder`: file, place, value and remedy."""
+    for kind in KINDS:
+        try:
+            values = read_values(kind, folder=folder / "values")
+        except ConfigError as error:
+            yield str(error)
+            continue
+        file = folder / "values" / f"{kind}.yaml"
+        yield from (f"{file}: {problem}" for problem in find_costly_values(values))
+        for name in list_outdated(kind, values=values, folder=folder):
+            yield f"{folder / name}: does not match {file}; run `make cluster`"
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".yaml", ".sbatch", ".Dockerfile"):
+            yield from (f"{path}: {problem}" for problem in find_secrets(path.read_text(encoding="utf-8")))
+
+
+def find_costly_values(values: ClusterValues) -> Iterator[str]:
+    """Yield what is valid but wastes nodes: some that never stop, some that boot after the trainer has given up."""
+    for name in ("cpu", "gpu"):
+        group = getattr(values, name, None)
+        if group is not None and group.min_nodes:
+            yield f"{name}.min_nodes={group.min_nodes}: these nodes never stop, and cost money while idle; set 0"
+    if values.boot_timeout_s >= START_TIMEOUT_S:
+        limit = f"the trainer waits only start_timeout_s={START_TIMEOUT_S} by default"
+        yield f"boot_timeout_s={values.boot_timeout_s}: {limit}; set less"
+
+
+def find_secrets(text: str) -> Iterator[str]:
+    """Yield the lines of a file that look like a secret."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        for secret, pattern in SECRETS.items():
+            if re.search(pattern, line):
+                yield f"line {number} looks like {secret}; remove it, and revoke it"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is wrong; exit status 1 where anything is."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.check", description=__doc__)
-    parser.add_argument("--schemas", type=Path, help="folder with strict schemas of KubeRay's resources")
-    words = parser.parse_args(arguments)
-    files = Files.read()
-    faults = list(find_faults(files, schemas=words.schemas))
+    """Print all faults; exit status 1 if there are any."""
+    argparse.ArgumentParser(prog="python -m cluster.check", description=__doc__).parse_args(arguments)
+    faults = list(find_faults(CLUSTER))
     for fault in faults:
-        print(fault)
-    print(f"{len(files.texts)} files, {len(faults)} faults")
+        print(fault.replace(f"{REPOSITORY}/", ""))
+    print(f"faults: {len(faults)}")
     return 1 if faults else 0
 
 

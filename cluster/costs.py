@@ -1,7 +1,7 @@
-"""What the published recipe costs on each kind of cluster, from measured rates: `python -m cluster.costs`.
+"""Cost of the published recipe on each kind of cluster: `python -m cluster.costs`.
 
-The rate is the whole product's on one H200 (bench/trainer.md); what many nodes lose to each other has not been
-measured, so the hours are the least that it takes.
+Extrapolated from one H200 (bench/trainer.md). Communication between nodes was not measured, so hours and prices are
+lower bounds.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.values import VALUES, Group, read_values
+from cluster.render import VALUES, Group, read_values
 
 TOKENS = 42.6e9
-"""Of trainer/configs/bert_large_two_phases.yaml, as its comment says."""
+"""Tokens of trainer/configs/bert_large_two_phases.yaml; its comment has the sum."""
 TOKENS_PER_SECOND = 232_474
-"""BERT-Large, bf16, compiled, rows as long as Wikipedia's, real tokens of one GPU."""
+"""Real tokens of one GPU: BERT-Large, bf16, compiled, rows as long as Wikipedia's."""
 
 
 def hours_of(group: Group) -> float:
-    """Hours that the recipe takes on all nodes of the group."""
+    """Return the hours of the recipe on all nodes of the group."""
     return TOKENS / (TOKENS_PER_SECOND * group.gpus * group.max_nodes) / 3600
 
 
 def table(folder: Path = VALUES) -> Iterator[str]:
-    """Lines of a Markdown table."""
+    """Yield the lines of a Markdown table."""
     yield "| cluster | nodes | GPUs | hours | on demand | spot |"
     yield "|---|---|---|---|---|---|"
     for kind in ("aws", "gcp"):

@@ -1,7 +1,7 @@
-"""The Grafana dashboard of runs and builds, cluster/grafana/cloze.json: `python -m cluster.dashboard` writes it.
+"""Writes the Grafana dashboard of runs and builds, cluster/grafana/cloze.json: `python -m cluster.dashboard`.
 
-Its queries are made of the names in trainer/telemetry/prometheus.py and pipeline/engines/metrics.py; a test holds them
-against what a running Ray really serves.
+Its queries use the names of the metrics that the trainer and the pipeline export; a test compares them with what a
+running Ray serves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import sys
 from typing import Any
 
-from cluster.values import CLUSTER
+from cluster import CLUSTER
 
 FILE = CLUSTER / "grafana" / "cloze.json"
 RUN = '{run=~"$run"}'
@@ -59,7 +59,7 @@ HEIGHT, WIDTH = 8, 12
 
 
 def make_dashboard() -> dict[str, Any]:
-    """The tree that Grafana imports."""
+    """Return the tree that Grafana imports."""
     source = {"type": "prometheus", "uid": "${source}"}
     panels = []
     for number, (title, unit, queries) in enumerate(PANELS):

@@ -1,7 +1,7 @@
-"""A Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
+"""Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-A head without CPUs and nodes with addresses of their own (127.0.0.2, ...), each a `ray start --block` whose children
-are all its processes. Never `ray stop`: it would end every Ray of the machine; here exactly what was started ends.
+The head has no CPUs; each node has its own address (127.0.0.2, ...). Each is a `ray start --block` with all its
+processes as children, so stopping ends exactly those. `ray stop` would end every Ray of the machine.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from pathlib import Path
 
 import psutil
 
-from cluster.values import PREPROCESSING, REPOSITORY
+from cluster import PREPROCESSING, REPOSITORY
 from pipeline.settings import ConfigError, fail
 
 STATE = "CLOZE_LOCAL_CLUSTER"
-"""Variable that names another file than build/local-cluster.json, where what runs is noted."""
+"""Environment variable: state file to use instead of build/local-cluster.json."""
 RAY = str(Path(sys.executable).with_name("ray"))
 NODE_CPUS = 2
 CPUS_PER_WORKER = 1.5
-"""So that a node holds one training worker, and its rest is for the reading of data."""
+"""A node has room for one training worker; the rest of its CPUs reads data."""
 STORE_BYTES = 200_000_000
 START_S = 120.0
 ATTEMPTS = 3
 END_S = 10.0
 CLOCK_S = 60.0
-"""By which a clock may be corrected; process ids come again after much longer."""
+"""Largest correction of the clock; it takes much longer until a process id is used again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that was started: its id, and when it began, since ids are used again."""
+    """A process that was started: its id, and its start time, since ids are used again."""
 
     pid: int
     began: float
-    """Seconds since 1970, as psutil has it: it moves with the clock."""
+    """Seconds since 1970, as psutil reports them; a correction of the clock moves them."""
 
     def find(self) -> psutil.Process | None:
-        """The process, if it still lives."""
+        """Return the process if it still exists."""
         try:
             process = psutil.Process(self.pid)
             return process if abs(process.create_time() - self.began) < CLOCK_S else None
@@ -60,21 +60,21 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """What is known of a running cluster; kept in build/local-cluster.json."""
+    """A running cluster, as recorded in build/local-cluster.json."""
 
     address: str
-    """Of the head, HOST:PORT."""
+    """Address of the head, HOST:PORT."""
     dashboard: str
-    """Where jobs are submitted, http://HOST:PORT."""
+    """Address for jobs, http://HOST:PORT."""
     token: str
     folder: str
-    """Ray's files."""
+    """Folder of Ray's files."""
     processes: dict[str, Started]
     """Node -> its `ray start`."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """By which commands find the cluster."""
+        """Variables by which commands find the cluster."""
         return {
             "RAY_ADDRESS": self.dashboard,
             "RAY_API_SERVER_ADDRESS": self.dashboard,
@@ -84,10 +84,12 @@ class LocalCluster:
 
 
 def start(*, nodes: int) -> LocalCluster:
-    """Start a head and `nodes` nodes; ConfigError where one runs already, or where they do not come."""
+    """Start a head and `nodes` nodes. ConfigError if a local cluster runs already, or if a node does not start."""
     running = read()
     if running is not None:
-        raise ConfigError(f"a local cluster runs already at {running.dashboard}; end it with `make local-cluster-stop`")
+        raise ConfigError(
+            f"a local cluster already runs at {running.dashboard}; stop it with `make local-cluster-stop`"
+        )
     folder = Path(tempfile.mkdtemp(prefix="cloze-", dir="/tmp"))  # paths of sockets must be short
     head, dashboard, client = free_ports(3)
     token = secrets.token_hex(32)
@@ -112,7 +114,7 @@ def start(*, nodes: int) -> LocalCluster:
 
 
 def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: int) -> None:
-    """Start a node and wait until there are `count`; again where its `ray start` has ended: Ray gives itself 30 s,
+    """Start a node and wait until `count` are alive. Try again if its `ray start` has ended: Ray allows itself 30 s,
     which a busy machine exceeds."""
     for left in reversed(range(ATTEMPTS)):
         launch(cluster, name, words)
@@ -125,21 +127,21 @@ def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: i
 
 
 def has_ended(started: Started) -> bool:
-    """Whether nothing of it runs any more."""
+    """Return whether the process has ended."""
     process = started.find()
     return process is None or process.status() == psutil.STATUS_ZOMBIE
 
 
 def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
-    """Start a node, and note its process before anything else happens."""
+    """Start a node, and record its process at once."""
     agent, metrics = free_ports(2)
     environment = {
-        # RAY_ADDRESS and the like are of another cluster; RAY_worker_niceness and the like are settings.
+        # Names in capitals (RAY_ADDRESS) point to another cluster; the others (RAY_worker_niceness) are settings.
         **{key: value for key, value in os.environ.items() if not (key.startswith("RAY_") and key[4:5].isupper())},
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": cluster.token,
         "RAY_JOB_STOP_WAIT_TIME_S": "600",
-        "RAY_metrics_report_interval_ms": "1000",  # runs here are short
+        "RAY_metrics_report_interval_ms": "1000",  # jobs here are short
         "RAY_USAGE_STATS_ENABLED": "0",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
@@ -154,13 +156,13 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
     cluster.processes[name] = Started(process.pid, psutil.Process(process.pid).create_time())
     state = state_file()
     temporary = state.with_suffix(".partial")
-    temporary.touch(mode=0o600)  # it holds the token
+    temporary.touch(mode=0o600)  # the file holds the token
     temporary.write_text(json.dumps(asdict(cluster), indent=1), encoding="ascii")
     os.replace(temporary, state)
 
 
 def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
-    """Until so many nodes are there; ConfigError with the end of a log where one has ended or time is over."""
+    """Wait until `count` nodes are alive. ConfigError with the end of a log if one has ended, or after START_S."""
     deadline = time.monotonic() + START_S
     while count_nodes(cluster) < count:
         for name, process in cluster.processes.items():
@@ -171,24 +173,24 @@ def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
 
 
 def count_nodes(cluster: LocalCluster) -> int:
-    """Nodes that live, as the dashboard says; 0 before it answers."""
+    """Return the number of living nodes that the dashboard reports; 0 before it answers."""
     url = f"{cluster.dashboard}/api/v0/nodes?limit=1000"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.token}"})
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             found = json.load(answer)["data"]["result"]["result"]
-    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or not with its head
+    except (OSError, ValueError, KeyError, TypeError):  # the dashboard or the head is not ready yet
         return 0
     return sum(node["state"] == "ALIVE" for node in found)
 
 
 def state_file() -> Path:
-    """Where the running cluster is noted."""
+    """Return the path of the state file."""
     return Path(os.environ.get(STATE) or REPOSITORY / "build" / "local-cluster.json")
 
 
 def read() -> LocalCluster | None:
-    """The cluster that runs, if one does; a state file of one that is gone is removed."""
+    """Return the running cluster, if there is one; remove the state file of a cluster that has ended."""
     try:
         tree = json.loads(state_file().read_text(encoding="ascii"))
     except FileNotFoundError:
@@ -202,9 +204,9 @@ def read() -> LocalCluster | None:
 
 
 def end(cluster: LocalCluster) -> int:
-    """End every process of the cluster and remove its files; returns how many processes ended.
+    """End every process of the cluster and remove its files; return the number of processes.
 
-    First the nodes, so that none sees its head go. What `ray start` does not take along is killed by process id.
+    Nodes end before the head, so none loses its head. Processes that outlive their `ray start` are killed by id.
     """
     roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
     alive = [root for root in roots if root is not None]
@@ -221,7 +223,7 @@ def end(cluster: LocalCluster) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens at."""
+    """Return free ports of 127.0.0.1."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))
@@ -232,16 +234,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start, stop, or show how to reach the cluster; the exit status."""
+    """Start or stop the cluster, or print its environment variables. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m cluster.local", description=__doc__)
     parser.add_argument("action", choices=["start", "stop", "env"])
-    parser.add_argument("--nodes", type=int, default=2, help="nodes besides the head")
+    parser.add_argument("--nodes", type=int, default=2, help="number of nodes besides the head (default: 2)")
     words = parser.parse_args(arguments)
     try:
         if words.action == "start":
             cluster = start(nodes=words.nodes)
-            print(f"a head and {words.nodes} nodes of {NODE_CPUS} CPUs: {cluster.dashboard}; files: {cluster.folder}")
-            print("next: make submit CONFIG=trainer/configs/sample.yaml; at the end: make local-cluster-stop")
+            print(f"started a head and {words.nodes} nodes of {NODE_CPUS} CPUs: {cluster.dashboard}")
+            print(f"Ray's files: {cluster.folder}")
+            print("to run a job: make submit CONFIG=trainer/configs/sample.yaml; to stop: make local-cluster-stop")
             return 0
         running = read()
         if words.action == "stop":

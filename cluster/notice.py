@@ -1,6 +1,6 @@
-"""Tells Ray that this node will go: `python -m cluster.notice --seconds 90`, or `--watch` for the cloud's notice.
+"""Tells Ray that this node will end: `python -m cluster.notice --seconds 90`, or `--watch` for the cloud's notice.
 
-The trainer then writes a checkpoint before the node goes. For a pod's preStop hook, a Slurm epilogue, a spot machine.
+The trainer then writes a checkpoint before the node ends. For a pod's preStop hook, a Slurm epilogue, a spot machine.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ AWS = "http://169.254.169.254"
 GCP = "http://metadata.google.internal"
 POLL_S = 5.0
 ANSWER_S = 2.0
-"""A metadata service is on the same machine, or nowhere."""
+"""Longest wait for the metadata service; if there is one, it is on this machine."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Give notice, now or when the cloud does; 0, or 1 where Ray did not take it."""
+    """Give notice, now or when the cloud does. Return the exit status: 0, or 1 if Ray refuses to drain the node."""
     parser = argparse.ArgumentParser(prog="python -m cluster.notice", description=__doc__)
-    parser.add_argument("--seconds", type=int, default=90, help="until the node goes")
-    parser.add_argument("--node-id", help="Ray's id of the node; default: the one this runs on")
-    parser.add_argument("--address", default="auto", help="of Ray's head")
-    parser.add_argument("--watch", action="store_true", help="wait for the notice of AWS or Google Cloud first")
+    parser.add_argument("--seconds", type=int, default=90, help="seconds until the node ends (default: 90)")
+    parser.add_argument("--node-id", help="Ray's id of the node (default: this node)")
+    parser.add_argument("--address", default="auto", help="address of Ray's head (default: this node's)")
+    parser.add_argument("--watch", action="store_true", help="first wait for the notice of AWS or Google Cloud")
     parser.add_argument("--metadata", nargs=2, default=(AWS, GCP), help=argparse.SUPPRESS)
     words = parser.parse_args(arguments)
     seconds = words.seconds
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def wait_for_notice(clouds: Sequence[Callable[[], int | None]], *, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Seconds that are left, once one of the clouds says so."""
+    """Wait until one of the clouds gives notice; return the seconds that are left."""
     while True:
         for ask in clouds:
             left = ask()
@@ -50,20 +50,20 @@ def wait_for_notice(clouds: Sequence[Callable[[], int | None]], *, sleep: Callab
 
 
 def ask_aws(address: str) -> int | None:
-    """Seconds until a spot instance goes; None while nothing is said (an instance is told two minutes before)."""
+    """Return the seconds until a spot instance ends, or None without notice. AWS gives it two minutes before."""
     token = _fetch(f"{address}/latest/api/token", method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
     if token is None:
         return None
     action = _fetch(f"{address}/latest/meta-data/spot/instance-action", headers={"X-aws-ec2-metadata-token": token})
     try:
         told = json.loads(action or "{}")
-    except ValueError:  # it is asked again soon
+    except ValueError:  # the next poll asks again
         return None
     return 110 if isinstance(told, dict) and "action" in told else None
 
 
 def ask_gcp(address: str) -> int | None:
-    """Seconds until a spot machine goes; None while nothing is said (it is told half a minute before)."""
+    """Return the seconds until a spot machine ends, or None without notice. Google gives it 30 seconds before."""
     answer = _fetch(f"{address}/computeMetadata/v1/instance/preempted", headers={"Metadata-Flavor": "Google"})
     return 25 if answer is not None and answer.strip() == "TRUE" else None
 
@@ -73,12 +73,12 @@ def _fetch(url: str, *, headers: dict[str, str], method: str = "GET") -> str | N
         request = urllib.request.Request(url, method=method, headers=headers)
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
             return str(answer.read().decode())
-    except (OSError, HTTPException, UnicodeDecodeError):  # no such service, nothing to say, no whole answer in time
+    except (OSError, HTTPException, UnicodeDecodeError):  # no service, no notice, or no complete answer in time
         return None
 
 
 def drain(address: str, *, node_id: str | None, seconds: int) -> int:
-    """Drain the node and wait until it has gone, or until so many seconds are over; the exit status."""
+    """Drain the node and wait until it has left, for at most `seconds`. Return the exit status."""
     import ray
 
     deadline = time.monotonic() + seconds
@@ -92,7 +92,7 @@ def drain(address: str, *, node_id: str | None, seconds: int) -> int:
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            print(f"error: Ray does not drain {node}: {done.stdout}{done.stderr}", file=sys.stderr)
+            print(f"error: Ray refuses to drain {node}: {done.stdout}{done.stderr}", file=sys.stderr)
             return 1
         while time.monotonic() < deadline and any(each["NodeID"] == node and each["Alive"] for each in ray.nodes()):
             time.sleep(1.0)

@@ -1,7 +1,7 @@
-"""Jobs on a Ray cluster from anywhere: `python -m cluster.submit train|preprocess --config FILE key.sub=value ...`.
+"""Runs jobs on a Ray cluster: `python -m cluster.submit train|preprocess --config FILE key.sub=value ...`.
 
-Only the packages and the config travel, in a folder that is looked through for size first; data and runs never do, so
-their paths must be ones that all nodes see. The cluster: RAY_ADDRESS (the dashboard's, http://...), else the local one.
+Uploads only the packages and the config. Data and runs are not uploaded, so all nodes must see their paths. The cluster
+is the one whose dashboard RAY_ADDRESS names (http://...), else the local one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster import PREPROCESSING, REPOSITORY
 from cluster.local import CPUS_PER_WORKER, LocalCluster, read
-from cluster.values import PREPROCESSING, REPOSITORY
 from pipeline.config import KEYS, PipelineConfig
 from pipeline.settings import ConfigError, Settings, dump_yaml, fail, load_settings, split_arguments, to_tree
 from trainer.config import TrainerConfig
@@ -34,27 +34,29 @@ CONFIGS: dict[str, type[Settings]] = {"train": TrainerConfig, "preprocess": Pipe
 PACKAGES = ("pipeline", "trainer", "cluster")
 CONFIG_NAME = "job.yaml"
 LEFT_OUT = ("__pycache__", "*.pyc")
-"""What never travels of the packages; Ray gets it too."""
+"""Files of the packages that are not uploaded."""
 LIMIT_BYTES = 50_000_000
-"""Ray itself fails at ten times this, after a long upload."""
+"""Largest upload. Ray itself fails at ten times this, but only after the upload."""
 PATHS = {
     "train": ("data", "output", "working_folder", "model.initialize_from", "resume_from", "phases.*.data"),
     "preprocess": (
         *("sources.*.path", "sources.*.clean_documents", "vocabulary.path", "output", "cleaning.keep_rejects"),
     ),
 }
-"""Settings that name files, by kind of job."""
+"""Kind of job -> settings that name files."""
 AGENT_S = 120.0
 ENDED = {"SUCCEEDED", "FAILED", "STOPPED"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Submit, or ask about a job; the exit status: 0, 1 where the job failed, 2 refused."""
+    """Submit a job or report on jobs. Return the exit status: 0, 1 if the job failed, 2 if the input is refused."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     parser.add_argument("action", choices=["train", "preprocess", "status", "logs", "stop", "list"])
-    parser.add_argument("words", nargs=argparse.REMAINDER, help="ID, or --config FILE key.sub=value ...")
-    parser.add_argument("--id", help="of a job to submit; default: one with the time in it")
-    parser.add_argument("--no-wait", action="store_true", help="do not follow the job's log")
+    parser.add_argument(
+        "words", nargs=argparse.REMAINDER, help="job ID (status, logs, stop), or --config FILE key.sub=value ..."
+    )
+    parser.add_argument("--id", help="ID of the new job (default: made from the time)")
+    parser.add_argument("--no-wait", action="store_true", help="return without waiting for the job")
     parsed = parser.parse_args(arguments)
     try:
         local = use_local_cluster()
@@ -66,16 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{job.submission_id}  {job.status}  {job.entrypoint}")
             return 0
         if len(parsed.words) != 1:
-            raise ConfigError(f"{PROGRAM}: {parsed.action} needs the job's id; `{PROGRAM} list` shows them")
+            raise ConfigError(f"{PROGRAM}: {parsed.action} needs the job's ID; `{PROGRAM} list` shows all IDs")
         return ask(client, parsed.action, parsed.words[0])
     except (ValueError, OSError) as error:
         return fail(error)
-    except RuntimeError as error:  # what Ray's client raises for a job it does not know or an answer it did not want
+    except RuntimeError as error:  # from Ray's client: unknown job, or unexpected answer
         return fail(error)
 
 
 def use_local_cluster() -> LocalCluster | None:
-    """The local cluster where nothing else is named: its address and token go into this process's environment."""
+    """Return the local cluster if no other is named; put its address and token into this process's environment."""
     if os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS"):
         return None
     local = read()
@@ -85,12 +87,12 @@ def use_local_cluster() -> LocalCluster | None:
 
 
 def connect() -> JobSubmissionClient:
-    """A client of the cluster's jobs; ConfigError where none is named or none answers."""
+    """Return a client of the cluster's jobs. ConfigError if no cluster is named, or it does not answer."""
     address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
     if not address or not address.startswith(("http://", "https://")):
         raise ConfigError(
             f"RAY_ADDRESS={address or ''}: give the address of the cluster's dashboard, such as http://127.0.0.1:8265 "
-            f"(cluster/README.md says how to reach it), or start a cluster here with `make local-cluster`"
+            f"(see cluster/README.md), or start a cluster on this machine with `make local-cluster`"
         )
     send_token()
     from ray.job_submission import JobSubmissionClient
@@ -99,13 +101,13 @@ def connect() -> JobSubmissionClient:
         return JobSubmissionClient(address)
     except (ConnectionError, RuntimeError) as error:
         raise ConfigError(
-            f"RAY_ADDRESS={address}: {' '.join(str(error).split())}; is the tunnel open, and RAY_AUTH_TOKEN or "
-            f"~/.ray/auth_token the cluster's?"
+            f"RAY_ADDRESS={address}: {' '.join(str(error).split())}; check that the tunnel is open, and that "
+            f"RAY_AUTH_TOKEN or ~/.ray/auth_token is the cluster's token"
         ) from error
 
 
 def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local: LocalCluster | None) -> int:
-    """Check, pack, hand over, follow."""
+    """Check the config, pack, upload and start the job, follow its log. Return the exit status."""
     arguments = split_arguments(words, program=PROGRAM, keys=KEYS if kind == "preprocess" else ())
     if arguments.file is None:
         raise ConfigError(f"{PROGRAM}: {kind} needs --config FILE")
@@ -116,13 +118,13 @@ def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local
     if relative and local is None:
         key, path = next(iter(relative.items()))
         raise ConfigError(
-            f"{key}={path}: on the cluster this would be a folder of the job's own that is lost with it; give an "
+            f"{key}={path}: on the cluster a relative path lies in the job's own folder, which is deleted; give an "
             f"absolute path that all nodes see, or an address of an object store (s3://...)"
         )
     overrides += [f"{key}={REPOSITORY / path}" for key, path in relative.items()]
     on_cpus = isinstance(config, TrainerConfig) and config.launcher == "ray" and config.device != "cuda"
     if local is not None and on_cpus and "cpus_per_worker" not in config.model_fields_set:
-        overrides.append(f"cpus_per_worker={CPUS_PER_WORKER}")  # one worker a node
+        overrides.append(f"cpus_per_worker={CPUS_PER_WORKER}")  # one worker on each node
     if isinstance(config, PipelineConfig):
         overrides += bind_to_nodes(config)
     config = load_settings(CONFIGS[kind], file=arguments.file, overrides=overrides)
@@ -136,12 +138,12 @@ def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local
         size = check_size(Path(folder))
         hand_over(client, id, command=shlex.join(command), folder=folder)
     print(f"submitted {id} ({size / 1e6:.1f} MB of code): {shlex.join(command)}", flush=True)
-    print(f"make status JOB={id}; make stop JOB={id}; the same command again goes on where it stopped", flush=True)
+    print(f"make status JOB={id}; make stop JOB={id}; to continue after a stop, run the same command again", flush=True)
     return follow(client, id) if wait else 0
 
 
 def bind_to_nodes(config: PipelineConfig) -> list[str]:
-    """Overrides by which a build runs on the cluster's workers, on nodes that preprocess, unless it says otherwise."""
+    """Return the overrides that put a build on the nodes that preprocess, unless the config says otherwise."""
     overrides = [] if "engine" in config.model_fields_set else ["engine=ray"]
     if (overrides or config.engine == "ray") and "resource" not in config.ray.model_fields_set:
         overrides.append(f"ray.resource={PREPROCESSING}")
@@ -149,7 +151,7 @@ def bind_to_nodes(config: PipelineConfig) -> list[str]:
 
 
 def hand_over(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
-    """Upload the folder and begin the job; again while the head has no agent yet, which comes seconds after it."""
+    """Upload the folder and start the job. Try again while the head has no agent: it starts seconds after the head."""
     deadline = time.monotonic() + AGENT_S
     while True:
         try:
@@ -166,7 +168,7 @@ def hand_over(client: JobSubmissionClient, id: str, *, command: str, folder: str
 
 
 def find_paths(kind: str, config: Settings) -> Iterator[tuple[str, str]]:
-    """(key, path) of every setting that names a file."""
+    """Yield (key, path) of every setting that names a file."""
     for key in PATHS[kind]:
         yield from _walk(to_tree(config), key.split("."), ())
 
@@ -188,33 +190,33 @@ def _walk(node: Any, parts: Sequence[str], done: tuple[str, ...]) -> Iterator[tu
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a path means the same wherever it is read."""
+    """Return whether a path means the same on every node."""
     return "://" in path or os.path.isabs(path)
 
 
 def pack(folder: Path, *, config: Settings) -> None:
-    """The packages, and the config with its overrides in it."""
+    """Copy the packages, and the config with its overrides, into `folder`."""
     for package in PACKAGES:
         shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns(*LEFT_OUT))
     (folder / CONFIG_NAME).write_text(dump_yaml(config), encoding="utf-8")
 
 
 def check_size(folder: Path, *, limit: int = LIMIT_BYTES) -> int:
-    """Bytes that would travel; ConfigError with the largest files where they are too many."""
+    """Return the size of the upload in bytes. ConfigError with the largest files if it exceeds `limit`."""
     sizes = {path.relative_to(folder): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     total = sum(sizes.values())
     if total > limit:
         largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
         named = ", ".join(f"{path} ({sizes[path] / 1e6:,.1f} MB)" for path in largest)
         raise ConfigError(
-            f"{total / 1e6:,.1f} MB of code would travel with the job, at most {limit / 1e6:,.0f} MB may; move what is "
-            f"no code to storage that all nodes see: {named}"
+            f"the job would upload {total / 1e6:,.1f} MB of code, more than {limit / 1e6:,.0f} MB; move data out of "
+            f"the packages, to storage that all nodes see: {named}"
         )
     return total
 
 
 def follow(client: JobSubmissionClient, id: str) -> int:
-    """Show the job's log to its end; Ctrl-C leaves the job running."""
+    """Print the job's log to its end, then its status. Ctrl-C leaves the job running."""
 
     async def show() -> None:
         async for lines in client.tail_job_logs(id):
@@ -223,13 +225,13 @@ def follow(client: JobSubmissionClient, id: str) -> int:
     try:
         asyncio.run(show())
     except KeyboardInterrupt:
-        print(f"\n{id} runs on; make stop JOB={id} ends it with a checkpoint", file=sys.stderr)
+        print(f"\n{id} continues on the cluster; make stop JOB={id} ends it with a checkpoint", file=sys.stderr)
         return 130
     return tell(client, id)
 
 
 def ask(client: JobSubmissionClient, action: str, id: str) -> int:
-    """What a job is at; its log; or end it, and wait until it has ended."""
+    """Print a job's status or log, or stop it and wait for its end."""
     if action == "logs":
         return follow(client, id)
     if action == "stop":
@@ -240,7 +242,7 @@ def ask(client: JobSubmissionClient, action: str, id: str) -> int:
 
 
 def tell(client: JobSubmissionClient, id: str) -> int:
-    """Print status and last line; 1 where the job failed."""
+    """Print a job's status and last line of log. Return 1 if it failed, else 0."""
     info = client.get_job_info(id)
     lines = client.get_job_logs(id).splitlines()
     print(f"{id}: {info.status}{f' ({info.message})' if info.message and info.status == 'FAILED' else ''}")

@@ -1,6 +1,6 @@
-"""Installs what each Dockerfile installs into a clean environment and tries it: `make test-images [ARGS=training]`.
+"""Installs the packages of each image into a clean environment and runs them: `make test-images [ARGS=training]`.
 
-Without docker: the same extras by the same constraints. Takes minutes and gigabytes.
+Needs no docker, but minutes and gigabytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.values import CLUSTER, REPOSITORY
+from cluster import CLUSTER, REPOSITORY
 
 TRIALS = {
     "preprocessing": (
@@ -25,18 +25,18 @@ TRIALS = {
         ("-c", "import boto3, googleapiclient.discovery"),
     ),
 }
-"""Image -> what must work in it, after `python`, from the repository."""
+"""Image -> commands that must succeed in it: the words after `python`, run from the repository."""
 
 
 def list_extras(image: str) -> str:
-    """The extras that an image installs."""
+    """Return the extras that an image installs."""
     text = (CLUSTER / "images" / f"{image}.Dockerfile").read_text(encoding="utf-8")
     (extras,) = re.findall(r"-e '\.\[([\w,-]+)\]'", text)
     return str(extras)
 
 
 def try_image(image: str) -> None:
-    """Install and try; CalledProcessError with the command that failed."""
+    """Install the packages of an image and run its trials. CalledProcessError names the command that failed."""
     import ray
 
     with tempfile.TemporaryDirectory(prefix="cloze-image-") as folder:
@@ -48,16 +48,16 @@ def try_image(image: str) -> None:
         run(python, "-c", f"import ray; assert ray.__version__ == {ray.__version__!r}")
         for words in TRIALS[image]:
             run(python, *words)
-    print(f"{image}: installs, and works")
+    print(f"{image}: installed, all commands succeeded")
 
 
 def run(*command: str) -> None:
-    """Run a command from the repository, quietly."""
+    """Run a command from the repository without its output."""
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the images named, or both."""
+    """Try the named images, or both."""
     for image in (sys.argv[1:] if arguments is None else arguments) or TRIALS:
         try_image(image)
     return 0

@@ -7,7 +7,7 @@ RUN apt-get update \
         ca-certificates openssh-client procps python3.12 python3.12-venv rsync \
     && rm -rf /var/lib/apt/lists/*
 
-# User id 1000 is that of the hosts' first user, whose files Ray's launcher mounts.
+# User id 1000, as the hosts' first user, whose files Ray's launcher mounts.
 RUN userdel --remove ubuntu \
     && useradd --create-home --uid 1000 --user-group cloze \
     && install --directory --owner=cloze --group=cloze /opt/cloze /opt/venv /home/cloze/.ray /shared

@@ -8,7 +8,7 @@ RUN apt-get update \
         ca-certificates curl g++ gcc libc6-dev openssh-client procps python3.12 python3.12-dev python3.12-venv rsync \
     && rm -rf /var/lib/apt/lists/*
 
-# EFA: libfabric and NCCL's plugin, without kernel modules, which are the host's. --build-arg EFA_INSTALLER= leaves it out.
+# EFA: libfabric and NCCL's plugin; kernel modules come from the host. --build-arg EFA_INSTALLER= omits it.
 ARG EFA_INSTALLER=1.44.0
 RUN if [ -n "$EFA_INSTALLER" ]; then \
         curl -fsSL "https://efa-installer.amazonaws.com/aws-efa-installer-$EFA_INSTALLER.tar.gz" | tar -xz -C /tmp \
@@ -18,7 +18,7 @@ RUN if [ -n "$EFA_INSTALLER" ]; then \
         && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/*; \
     fi
 
-# User id 1000 is that of the hosts' first user, whose files Ray's launcher mounts.
+# User id 1000, as the hosts' first user, whose files Ray's launcher mounts.
 RUN userdel --remove ubuntu \
     && useradd --create-home --uid 1000 --user-group cloze \
     && install --directory --owner=cloze --group=cloze /opt/cloze /opt/venv /home/cloze/.ray /shared

@@ -38,11 +38,11 @@ def write_config(folder: Path, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["status"], "status needs the job's id"),
+        (["status"], "status needs the job's ID"),
         (["train"], "train needs --config FILE"),
         (
             ["train", "--config", "CONFIG", "data=here"],
-            "data=here: on the cluster this would be a folder",
+            "data=here: on the cluster a relative path lies in",
         ),
         (["train", "--config", "CONFIG", "wokers=3"], "did you mean 'workers'"),
         (["train", "--config", "CONFIG"], r"RAY_ADDRESS=head:6379: give the address of the cluster's dashboard"),
@@ -80,7 +80,7 @@ def test_a_silent_head_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     (port,) = local.free_ports(1)
     monkeypatch.setenv("RAY_ADDRESS", f"http://127.0.0.1:{port}")
     assert submit.main(["list"]) == 2
-    assert "is the tunnel open, and RAY_AUTH_TOKEN" in capsys.readouterr().err
+    assert "check that the tunnel is open, and that RAY_AUTH_TOKEN" in capsys.readouterr().err
 
 
 def test_a_token_is_found_wherever_ray_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_only_code_and_the_config_travel_and_not_too_much(tmp_path: Path) -> Non
     assert not list(tmp_path.rglob("__pycache__"))
     assert 1e5 < submit.check_size(tmp_path) < 1e7
     (tmp_path / "trainer" / "model.bin").write_bytes(bytes(2000))
-    with pytest.raises(ConfigError, match=r"MB of code would travel with the job, at most 0 MB may; .*\.(py|tsv|txt)"):
+    with pytest.raises(ConfigError, match=r"the job would upload .* MB of code, more than 0 MB; .*\.(py|tsv|txt)"):
         submit.check_size(tmp_path, limit=1000)
 
 

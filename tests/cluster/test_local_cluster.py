@@ -35,7 +35,7 @@ RARE = {
     "build_drops_total",
     "build_duplicates_total",
 }
-"""Served once they happen; mfu where a GPU's peak is known."""
+"""Metrics that are served only after the event; mfu only if the GPU's peak is known."""
 
 
 @pytest.mark.ray
@@ -74,12 +74,12 @@ def test_two_nodes_of_a_local_cluster_train_a_submitted_config(
         encoding="utf-8",
     )
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)", "raylet"])
-    assert "start a cluster here with `make local-cluster`" in call("submit", "list", status=2)
+    assert "start a cluster on this machine with `make local-cluster`" in call("submit", "list", status=2)
     call("local", "start")
     try:
         cluster = local.read()
         assert cluster is not None
-        assert f"a local cluster runs already at {cluster.dashboard}" in call("local", "start", status=2)
+        assert f"a local cluster already runs at {cluster.dashboard}" in call("local", "start", status=2)
         assert f"export RAY_ADDRESS={cluster.dashboard}" in call("local", "env")
         seen: set[str] = set()
         homes: set[str] = set()

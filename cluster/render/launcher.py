@@ -1,24 +1,25 @@
-"""Files for Ray's launcher (`ray up`): AWS, Google Cloud, hosts of one's own; trees of plain data from the values.
+"""Files of Ray's launcher (`ray up`) for AWS, Google Cloud and existing hosts, as trees of plain data.
 
-Containers run everything; a token guards head and dashboard, which listens on loopback (`ray dashboard` tunnels). Not
-tried on the providers themselves: what can be checked without them is, by cluster/check.py.
+Everything runs in containers. Ray demands a token, and its dashboard listens on loopback (`ray dashboard` opens a
+tunnel). No provider has run these files; tests/cluster holds them against the providers' own rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cluster.values import HOME, PREPROCESSING, SHARED, AwsValues, ClusterValues, GcpValues, Group, HostsValues
+from cluster import PREPROCESSING
+from cluster.render.values import HOME, SHARED, AwsValues, ClusterValues, Fsx, GcpValues, Group, HostsValues
 
 Tree = dict[str, Any]
 
 CONTAINER = "cloze"
 RAY_MEMORY = 0.7
-"""Share of a node's memory that Ray gives out; the rest is for its store and the system."""
+"""Share of a node's memory that Ray may assign; its object store and the system need the rest."""
 STOP_S = 600
-"""From `ray job stop` to the end of a job that does not end by itself: time for a checkpoint."""
+"""Seconds between `ray job stop` and the kill of a job: enough for a checkpoint."""
 UP = "ulimit -n 65536"
 NOTICE = "nohup python -m cluster.notice --watch > /tmp/notice.log 2>&1 &"
 OPEN_FILES = ["--ulimit", "nofile=65536:65536"]
@@ -29,22 +30,27 @@ EFA = {
     "NCCL_SOCKET_IFNAME": "^lo,docker0",
     "NCCL_DEBUG": "WARN",
 }
-"""NCCL over EFA by the plugin in the training image."""
+"""Variables for NCCL over EFA; the training image has the plugin."""
 
 
 def resources_of(group: Group) -> Tree:
-    """What a node of the group has, as Ray counts: integers, memory in bytes."""
+    """Return the resources of a node as Ray counts them: integers, memory in bytes."""
     resources: Tree = {"CPU": group.cpus}
     if group.gpus:
         resources["GPU"] = group.gpus
     else:
         resources[PREPROCESSING] = group.cpus
-    resources["memory"] = int(group.memory_gib * RAY_MEMORY) * 2**30
+    resources["memory"] = ray_memory(group)
     return resources
 
 
+def ray_memory(group: Group) -> int:
+    """Return the memory of a node that Ray may assign, in bytes."""
+    return int(group.memory_gib * RAY_MEMORY) * 2**30
+
+
 def grown(*groups: Group) -> dict[str, int]:
-    """What the cluster may grow to, as the head tells trainer/launch/ray_train.py: Ray's autoscalers do not say it."""
+    """Return the head's resources that tell the trainer how far the cluster may grow; Ray's autoscalers do not."""
     return {
         "grows_to_CPU": sum(group.cpus * group.max_nodes for group in groups),
         "grows_to_GPU": sum(group.gpus * group.max_nodes for group in groups),
@@ -52,17 +58,17 @@ def grown(*groups: Group) -> dict[str, int]:
 
 
 def range_of(group: Group) -> Tree:
-    """How many nodes of the group there are."""
+    """Return the lowest and highest number of nodes."""
     return {"min_workers": group.min_nodes, "max_workers": group.max_nodes}
 
 
 def environment_options(variables: dict[str, str]) -> list[str]:
-    """Options of `docker run` that set variables."""
+    """Return the options of `docker run` that set variables."""
     return [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
 
 
 def common(values: ClusterValues) -> Tree:
-    """What every cluster file has: the start of Ray, the token, when nodes go and how long they may take to come."""
+    """Return what all files share: the start of Ray, the token, the limits on idle time and boot time."""
     patience = {
         "AUTOSCALER_NODE_START_WAIT_S": values.boot_timeout_s,
         "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S": values.boot_timeout_s,
@@ -72,7 +78,7 @@ def common(values: ClusterValues) -> Tree:
     return {
         "cluster_name": values.name,
         "idle_timeout_minutes": values.idle_minutes,
-        "upscaling_speed": 100.0,  # a job asks for all its nodes at once
+        "upscaling_speed": 100.0,  # all nodes of a job start at once
         "file_mounts": {f"{HOME}/.ray/auth_token": "~/.ray/auth_token"},
         "cluster_synced_files": [],
         "setup_commands": [],
@@ -91,7 +97,7 @@ def common(values: ClusterValues) -> Tree:
 
 
 def docker(image: str, *, shared: str | None) -> Tree:
-    """The containers: the training image where a group has no other. `shared`: folder of the host seen as /shared."""
+    """Return the settings of containers; groups may replace the image. shared: the host's folder for /shared."""
     mounts = ["--volume", f"{shared}:{SHARED}"] if shared is not None else []
     token = environment_options({"RAY_AUTH_MODE": "token"})
     return {
@@ -102,66 +108,96 @@ def docker(image: str, *, shared: str | None) -> Tree:
     }
 
 
-def node_types(
-    values: AwsValues | GcpValues, *, node: Callable[..., Tree], spot: bool, run_options: Sequence[str]
-) -> Tree:
-    """The head without work, CPU nodes, GPU nodes. `node`: the provider's part of a node of a group; `run_options`: of
-    the container on GPU nodes."""
-    return {
-        "head": {
-            "resources": {"CPU": 0, **grown(values.cpu, values.gpu)},
-            "min_workers": 0,
-            "max_workers": 0,
-            "node_config": node(values.head, public=True),
-        },
-        "cpu": {
-            **range_of(values.cpu),
-            "resources": resources_of(values.cpu),
-            "node_config": node(values.cpu),
-            "docker": {"worker_image": values.images.preprocessing},
-        },
-        "gpu": {
-            **range_of(values.gpu),
-            "resources": resources_of(values.gpu),
-            "node_config": node(values.gpu, spot=spot),
-            "docker": {
-                "worker_image": values.images.training,
-                "worker_run_options": [*LOCKED_MEMORY, *run_options],
-            },
-        },
-    }
-
-
 def render_aws(values: AwsValues, *, spot: bool) -> Tree:
-    """`ray up` on EC2."""
+    """Render the file of `ray up` on EC2."""
+    provider = {
+        "type": "aws",
+        "region": values.region,
+        "availability_zone": values.availability_zone,
+        "cache_stopped_nodes": False,  # a stopped node keeps its disk, and its price
+        "use_internal_ips": True,  # without this, Ray refuses private subnets
+        "use_external_head_ip": True,
+    }
     registry = values.registry
     login = (
         f"aws ecr get-login-password --region {values.region} | docker login --username AWS --password-stdin {registry}"
     )
+    return render_cloud(
+        values,
+        provider=provider,
+        mounts=mount_fsx(values.fsx) if values.fsx is not None else [],
+        login=login,
+        node=partial(ec2_node, values),
+        gpu_options=["--device=/dev/infiniband", *environment_options(EFA)] if values.efa_interfaces else [],
+        spot=spot,
+    )
+
+
+def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
+    """Render the file of `ray up` on Compute Engine."""
+    provider = {
+        "type": "gcp",
+        "region": values.region,
+        "availability_zone": values.zone,
+        "project_id": values.project,
+    }
+    return render_cloud(
+        values,
+        provider=provider,
+        mounts=mount_filestore(values.filestore) if values.filestore is not None else [],
+        login=f"gcloud auth configure-docker --quiet {values.registry}",
+        node=partial(gce_node, values),
+        gpu_options=environment_options({"NCCL_SOCKET_IFNAME": "^lo,docker0", "NCCL_DEBUG": "WARN"}),
+        spot=spot,
+    )
+
+
+def render_cloud(
+    values: AwsValues | GcpValues,
+    *,
+    provider: Tree,
+    mounts: list[str],
+    login: str,
+    node: Callable[..., Tree],
+    gpu_options: list[str],
+    spot: bool,
+) -> Tree:
+    """Render a cluster of a head, CPU nodes and GPU nodes.
+
+    mounts: commands that mount /shared. node: the provider's description of a node, from its group. gpu_options:
+    options of the containers on GPU nodes.
+    """
     tree = common(values)
     tree |= {
         "max_workers": values.cpu.max_nodes + values.gpu.max_nodes,
-        "provider": {
-            "type": "aws",
-            "region": values.region,
-            "availability_zone": values.availability_zone,
-            "cache_stopped_nodes": False,  # a stopped node keeps its disk, and its price
-            "use_internal_ips": True,  # else Ray takes no private subnet
-            "use_external_head_ip": True,
-        },
+        "provider": provider,
         "auth": {"ssh_user": "ubuntu"},
-        "docker": docker(values.images.training, shared=None if values.fsx is None else SHARED),
-        "initialization_commands": [*(mount_fsx(values) if values.fsx is not None else []), login],
+        "docker": docker(values.images.training, shared=SHARED if mounts else None),
+        "initialization_commands": [*mounts, login],
         "head_node_type": "head",
-        "available_node_types": node_types(
-            values,
-            node=partial(ec2_node, values),
-            spot=spot,
-            run_options=[
-                *(["--device=/dev/infiniband"] if values.efa_interfaces else []),
-                *environment_options(EFA if values.efa_interfaces else {}),
-            ],
-        ),
+        "available_node_types": {
+            "head": {
+                "resources": {"CPU": 0, **grown(values.cpu, values.gpu)},
+                "min_workers": 0,
+                "max_workers": 0,
+                "node_config": node(values.head, public=True),
+            },
+            "cpu": {
+                **range_of(values.cpu),
+                "resources": resources_of(values.cpu),
+                "node_config": node(values.cpu),
+                "docker": {"worker_image": values.images.preprocessing},
+            },
+            "gpu": {
+                **range_of(values.gpu),
+                "resources": resources_of(values.gpu),
+                "node_config": node(values.gpu, spot=spot),
+                "docker": {
+                    "worker_image": values.images.training,
+                    "worker_run_options": [*LOCKED_MEMORY, *gpu_options],
+                },
+            },
+        },
     }
     if spot:
         tree["worker_start_ray_commands"].append(NOTICE)
@@ -169,7 +205,7 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
 
 
 def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: bool = False) -> Tree:
-    """Parameters of RunInstances for a node of the group."""
+    """Return the parameters of RunInstances for a node."""
     node: Tree = {
         "InstanceType": group.machine,
         "ImageId": values.machine_image,
@@ -177,7 +213,7 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
         "BlockDeviceMappings": [
             {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": group.disk_gib, "VolumeType": "gp3", "Encrypted": True}}
         ],
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},  # 2: from inside a container
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},  # 2 hops: one into the container
     }
     subnet = values.head_subnet if public else values.worker_subnet
     cards = values.efa_interfaces if group.gpus else 0
@@ -207,9 +243,8 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
     return node
 
 
-def mount_fsx(values: AwsValues) -> list[str]:
-    """Commands that mount FSx for Lustre on a node; with flock, which leases and builds need."""
-    assert values.fsx is not None
+def mount_fsx(fsx: Fsx) -> list[str]:
+    """Return the commands that mount FSx for Lustre on a node, with flock, which leases and builds need."""
     keyring, repository = "/usr/share/keyrings/fsx.gpg", "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
     key = "https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc"
     return [
@@ -218,48 +253,23 @@ def mount_fsx(values: AwsValues) -> list[str]:
         f"sudo apt-get update -q && sudo apt-get install -qy lustre-client-modules-$(uname -r))",
         f"sudo mkdir -p {SHARED}",
         f"mountpoint -q {SHARED} || sudo mount -t lustre -o relatime,flock "
-        f"{values.fsx.dns_name}@tcp:/{values.fsx.mount_name} {SHARED}",
+        f"{fsx.dns_name}@tcp:/{fsx.mount_name} {SHARED}",
         f"sudo chown 1000:1000 {SHARED}",
     ]
 
 
-def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
-    """`ray up` on Compute Engine."""
-    mounts = []
-    if values.filestore is not None:
-        mounts = [
-            "command -v mount.nfs || (sudo apt-get update -q && sudo apt-get install -qy nfs-common)",
-            f"sudo mkdir -p {SHARED}",
-            f"mountpoint -q {SHARED} || sudo mount -t nfs {values.filestore} {SHARED}",
-            f"sudo chown 1000:1000 {SHARED}",
-        ]
-    tree = common(values)
-    tree |= {
-        "max_workers": values.cpu.max_nodes + values.gpu.max_nodes,
-        "provider": {
-            "type": "gcp",
-            "region": values.region,
-            "availability_zone": values.zone,
-            "project_id": values.project,
-        },
-        "auth": {"ssh_user": "ubuntu"},
-        "docker": docker(values.images.training, shared=None if values.filestore is None else SHARED),
-        "initialization_commands": [*mounts, f"gcloud auth configure-docker --quiet {values.registry}"],
-        "head_node_type": "head",
-        "available_node_types": node_types(
-            values,
-            node=partial(gce_node, values),
-            spot=spot,
-            run_options=environment_options({"NCCL_SOCKET_IFNAME": "^lo,docker0", "NCCL_DEBUG": "WARN"}),
-        ),
-    }
-    if spot:
-        tree["worker_start_ray_commands"].append(NOTICE)
-    return tree
+def mount_filestore(export: str) -> list[str]:
+    """Return the commands that mount an NFS export on a node."""
+    return [
+        "command -v mount.nfs || (sudo apt-get update -q && sudo apt-get install -qy nfs-common)",
+        f"sudo mkdir -p {SHARED}",
+        f"mountpoint -q {SHARED} || sudo mount -t nfs {export} {SHARED}",
+        f"sudo chown 1000:1000 {SHARED}",
+    ]
 
 
 def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: bool = False) -> Tree:
-    """Body of instances.insert for a node of the group."""
+    """Return the body of instances.insert for a node."""
     card: Tree = {"subnetwork": values.network}
     if public:
         card["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
@@ -288,7 +298,7 @@ def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: boo
 
 
 def render_hosts(values: HostsValues) -> Tree:
-    """`ray up` on hosts that are there. A host without a GPU preprocesses; where none is named, all do."""
+    """Render the file of `ray up` on existing hosts. Hosts without a GPU preprocess; without such hosts, all do."""
     tree = common(values)
     workers = [*values.cpu_hosts, *values.gpu_hosts]
     resource = f"--resources='{{\"{PREPROCESSING}\":{values.cpu.cpus}}}'"

@@ -1,18 +1,18 @@
-"""Files for Kubernetes: RayCluster and RayJobs for KubeRay (1.5 or later), Redis for the head's state, queues.
+"""Files for Kubernetes: a RayCluster and RayJobs for KubeRay (1.5 or later), with and without a queue.
 
-Invariants that cluster/check_kuberay.py holds: the Ray container comes first; CPU pods alone have the preprocessing
-resource; every group goes back to nothing; whatever listens is inside the cluster, and wants the token.
+The Ray container comes first in its pod; only CPU pods have the preprocessing resource; every group shrinks to nothing;
+nothing listens outside the cluster, and Ray demands a token. tests/cluster/test_cluster_kuberay.py holds all of this.
 """
 
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from typing import Any, Literal
 
-import ray
-
-from cluster.launcher import EFA, RAY_MEMORY, STOP_S, grown
-from cluster.values import PREPROCESSING, SHARED, Group, KubernetesValues
+from cluster import PREPROCESSING
+from cluster.render.launcher import EFA, STOP_S, grown, ray_memory
+from cluster.render.values import SHARED, Group, KubernetesValues
 
 Tree = dict[str, Any]
 Queue = Literal["none", "kueue", "volcano"]
@@ -20,27 +20,23 @@ Queue = Literal["none", "kueue", "volcano"]
 USER = 1000
 """User and group of the images."""
 GRACE_S = 120
-"""From a pod's notice to its end: what a checkpoint needs, and the workers' start elsewhere does not."""
+"""Seconds between a pod's notice and its end: enough for a checkpoint."""
 SMALL = {"cpu": "500m", "memory": "1Gi"}
-"""Of a pod that only waits."""
+"""Size of a pod that only waits."""
 
 
 def render_cluster(values: KubernetesValues) -> Tree:
-    """A RayCluster that stays, for `make submit`; its head survives its own restart."""
-    spec = cluster_spec(values)
-    spec["gcsFaultToleranceOptions"] = {
-        "redisAddress": f"{values.name}-redis:6379",
-        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": values.redis_secret, "key": "password"}}},
-    }
-    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata(values, values.name), "spec": spec}
+    """Render a RayCluster that stays, for `make submit`."""
+    named = name_of(values, values.name)
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": named, "spec": cluster_spec(values)}
 
 
 def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"], queue: Queue = "none") -> Tree:
-    """A RayJob with a cluster of its own, which ends with it.
+    """Render a RayJob with its own cluster, which ends with it.
 
-    A failed job is begun again on a new cluster: the same command goes on from the last checkpoint or shard, and the
-    lease on the run directory refuses a second one while the first lives. A queue admits all nodes at once or none,
-    so there the cluster has its full size from the start.
+    A failed job starts again on a new cluster, and continues from its last checkpoint or finished shard. The lease on
+    the run directory refuses a second job while the first lives. A queue admits all nodes at once or none, so its
+    cluster has its full size from the start.
     """
     name = f"{values.name}-{work}"
     labels = {}
@@ -52,7 +48,7 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": metadata(values, name, **labels),
+        "metadata": name_of(values, name, **labels),
         "spec": {
             "entrypoint": values.commands.train if work == "train" else values.commands.preprocess,
             "submissionMode": "K8sJobMode",
@@ -66,47 +62,8 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
     }
 
 
-def render_redis(values: KubernetesValues) -> list[Tree]:
-    """Where the head of the RayCluster keeps its state: jobs and actors outlive its restart."""
-    name = f"{values.name}-redis"
-    labels = {"app": name}
-    container = {
-        "name": "redis",
-        "image": "redis:8.2.2",
-        "command": ["sh", "-c", 'exec redis-server --save "" --appendonly no --requirepass "$REDIS_PASSWORD"'],
-        "env": [
-            {
-                "name": "REDIS_PASSWORD",
-                "valueFrom": {"secretKeyRef": {"name": values.redis_secret, "key": "password"}},
-            }
-        ],
-        "ports": [{"containerPort": 6379, "name": "redis"}],
-        "resources": {"requests": dict(SMALL), "limits": dict(SMALL)},
-        "securityContext": locked_down(),
-    }
-    pod = {"containers": [container], "automountServiceAccountToken": False, "securityContext": {"runAsUser": 999}}
-    return [
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": metadata(values, name),
-            "spec": {
-                "replicas": 1,
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod},
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata(values, name),
-            "spec": {"type": "ClusterIP", "selector": labels, "ports": [{"name": "redis", "port": 6379}]},
-        },
-    ]
-
-
-def metadata(values: KubernetesValues, name: str, **labels: str) -> Tree:
-    """Name, namespace, labels."""
+def name_of(values: KubernetesValues, name: str, **labels: str) -> Tree:
+    """Return the metadata of a resource: name, namespace, labels."""
     tree: Tree = {"name": name, "namespace": values.namespace}
     return {**tree, "labels": labels} if labels else tree
 
@@ -114,10 +71,10 @@ def metadata(values: KubernetesValues, name: str, **labels: str) -> Tree:
 def cluster_spec(
     values: KubernetesValues, *, groups: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu"), fixed: bool = False
 ) -> Tree:
-    """RayClusterSpec; `fixed`: all pods from the start, none later."""
+    """Return a RayClusterSpec. fixed: all pods start at once, without an autoscaler."""
     made = {"cpu": cpu_group, "gpu": gpu_group}
     spec: Tree = {
-        "rayVersion": ray.__version__,
+        "rayVersion": metadata.version("ray"),
         "authOptions": {"mode": "token"},
         "headGroupSpec": head_group(values, groups=[getattr(values, name) for name in groups]),
         "workerGroupSpecs": [made[name](values, fixed=fixed) for name in groups],
@@ -140,7 +97,7 @@ def cluster_spec(
 
 
 def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
-    """The head: no work of its own but the jobs' drivers."""
+    """Return the head's group. It runs only the drivers of jobs."""
     group = values.head
     container = ray_container(values, image=values.images.training, group=group)
     container["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(STOP_S)})
@@ -154,7 +111,7 @@ def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
         "serviceType": "ClusterIP",
         "rayStartParams": {
             "num-cpus": "0",
-            "resources": json.dumps(json.dumps(grown(*groups))),  # as KubeRay wants it
+            "resources": json.dumps(json.dumps(grown(*groups))),  # KubeRay passes it through a shell
             "dashboard-host": "0.0.0.0",
             "metrics-export-port": "8080",
         },
@@ -163,17 +120,17 @@ def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
 
 
 def cpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
-    """Pods that preprocess: they alone have the resource that preprocessing asks for."""
+    """Return the group that preprocesses. Only its pods have the resource that preprocessing asks for."""
     group = values.cpu
     container = ray_container(values, image=values.images.preprocessing, group=group)
-    resources = {"CPU": str(group.cpus), "memory": ray_memory(group), PREPROCESSING: str(group.cpus)}
+    resources = {"CPU": str(group.cpus), "memory": str(ray_memory(group)), PREPROCESSING: str(group.cpus)}
     shm_gib = max(1, group.memory_gib // 4)
     template = pod(values, container, selector=values.cpu_node_selector, shm_gib=shm_gib)
     return worker_group("cpu", group, resources=resources, template=template, fixed=fixed)
 
 
 def gpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
-    """Pods that train."""
+    """Return the group that trains."""
     group = values.gpu
     container = ray_container(values, image=values.images.training, group=group)
     devices: Tree = {"nvidia.com/gpu": group.gpus}
@@ -184,14 +141,14 @@ def gpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
     variables = EFA if values.efa_interfaces else {"NCCL_SOCKET_IFNAME": "^lo,docker0", "NCCL_DEBUG": "WARN"}
     container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
     container["securityContext"]["capabilities"]["add"] = ["IPC_LOCK"]  # NCCL pins memory
-    resources = {"CPU": str(group.cpus), "GPU": str(group.gpus), "memory": ray_memory(group)}
+    resources = {"CPU": str(group.cpus), "GPU": str(group.gpus), "memory": str(ray_memory(group))}
     template = pod(values, container, selector=values.gpu_node_selector, shm_gib=values.shm_gib)
     template["spec"]["tolerations"] = [{"key": values.gpu_taint, "operator": "Exists", "effect": "NoSchedule"}]
     return worker_group("gpu", group, resources=resources, template=template, fixed=fixed)
 
 
 def worker_group(name: str, group: Group, *, resources: dict[str, str], template: Tree, fixed: bool) -> Tree:
-    """A workerGroupSpec; as large as it gets where it is fixed. Before a pod ends, its node is drained."""
+    """Return a workerGroupSpec, at its full size if fixed. Before a pod ends, Ray drains its node."""
     notice = ["python", "-m", "cluster.notice", f"--seconds={GRACE_S - 30}"]
     template["spec"]["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": notice}}}
     least = group.max_nodes if fixed else group.min_nodes
@@ -206,13 +163,8 @@ def worker_group(name: str, group: Group, *, resources: dict[str, str], template
     }
 
 
-def ray_memory(group: Group) -> str:
-    """Memory that Ray gives out, in bytes."""
-    return str(int(group.memory_gib * RAY_MEMORY) * 2**30)
-
-
 def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree:
-    """The container that KubeRay starts Ray in: always the first of its pod."""
+    """Return the container in which KubeRay starts Ray. It must be the first of its pod."""
     size = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"}
     return {
         "name": "ray",
@@ -229,12 +181,12 @@ def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree
 
 
 def locked_down() -> Tree:
-    """No way to more rights."""
+    """Return a security context that forbids gaining rights."""
     return {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def pod(values: KubernetesValues, container: Tree, *, selector: dict[str, str], shm_gib: int) -> Tree:
-    """A pod template with the shared storage and shared memory of its own."""
+    """Return a pod template with the shared storage and its own /dev/shm."""
     spec: Tree = {
         "containers": [container],
         "securityContext": {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
@@ -253,7 +205,7 @@ def pod(values: KubernetesValues, container: Tree, *, selector: dict[str, str], 
 
 
 def submitter(values: KubernetesValues) -> Tree:
-    """The pod that hands the job to the head and follows its log."""
+    """Return the pod that submits the job and follows its log."""
     container = {
         "name": "submit",
         "image": values.images.training,

@@ -1,20 +1,20 @@
-"""Files for Slurm (`sbatch`) and SkyPilot (`sky launch`): one job, one Ray over its nodes, ended with it."""
+"""Files for Slurm (`sbatch`) and SkyPilot (`sky launch`): one job, with one Ray over its nodes that ends with it."""
 
 from __future__ import annotations
 
 import shlex
 from typing import Any
 
-from cluster.values import SkyValues, SlurmValues
+from cluster.render.values import SkyValues, SlurmValues
 
 Tree = dict[str, Any]
 
 NOTICE_S = 300
-"""From Slurm's signal to the end of the time limit."""
+"""Seconds between Slurm's signal and the time limit."""
 
 
 def render_slurm(values: SlurmValues) -> str:
-    """A batch script: Ray on every node, the command on the first, a checkpoint before the time is over."""
+    """Render a batch script: Ray on every node, the command on the first, a checkpoint before the time limit."""
     group = values.gpu
     driver = shlex.quote(f'echo $$ > "$0"; export RAY_ADDRESS="$1"; exec {values.command}')
     return f"""\
@@ -38,7 +38,7 @@ cd "{values.repository}"
 export PATH="$PWD/.venv/bin:$PATH"
 export NCCL_SOCKET_IFNAME="{values.network_interface}" NCCL_DEBUG=WARN
 
-# A token of the job's own: nobody else on the nodes' network can give its Ray work.
+# The job's own token: without it, everybody on the nodes' network could run code on this Ray.
 export RAY_AUTH_MODE=token
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_TOKEN
@@ -50,8 +50,8 @@ port=$((20000 + SLURM_JOB_ID % 10000))
 driver="$PWD/.slurm-driver-$SLURM_JOB_ID.pid"
 trap 'rm -f "$driver"' EXIT
 
-# The command's own process, and it alone, is told that time is nearly over: it writes a checkpoint and ends with
-# status 143; then the job goes back into the queue and continues from there.
+# Near the time limit only the command's process gets the signal. It writes a checkpoint and ends with status 143; then
+# the job goes back into the queue and continues from the checkpoint.
 stopped=0
 tell_driver() {{
     stopped=1
@@ -59,7 +59,7 @@ tell_driver() {{
 }}
 trap tell_driver TERM
 
-export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not take it from sbatch
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"  # srun does not inherit it from sbatch
 srun ray symmetric-run --address "$head:$port" --min-nodes "$SLURM_JOB_NUM_NODES" \\
     --num-cpus={group.cpus} --num-gpus={group.gpus} --disable-usage-stats -- \\
     bash -c {driver} "$driver" "$head:$port" &
@@ -76,9 +76,9 @@ exit "$status"
 
 
 def render_skypilot(values: SkyValues) -> Tree:
-    """A task: the checkout goes along, SkyPilot's own Ray is left alone, ours has ports and a folder of its own.
+    """Render a task. It takes the checkout along; its Ray has other ports and folders than SkyPilot's own Ray.
 
-    Nothing is mounted: data and output are addresses of an object store, since a mounted bucket has no renames.
+    It mounts nothing, since a mounted bucket cannot rename: data and output are addresses of an object store.
     """
     start = f"--num-cpus={values.gpu.cpus} --num-gpus={values.gpu.gpus} --temp-dir=/tmp/cloze --disable-usage-stats"
     return {

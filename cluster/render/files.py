@@ -1,0 +1,90 @@
+"""Renders files from values. A file that names its values file in the first line is exactly what those values give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster import CLUSTER
+from cluster.render import batch, kuberay, launcher
+from cluster.render.values import ClusterValues
+from pipeline.settings import to_tree
+
+FILES: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "aws": {
+        "aws/on-demand.yaml": partial(launcher.render_aws, spot=False),
+        "aws/spot.yaml": partial(launcher.render_aws, spot=True),
+    },
+    "gcp": {
+        "gcp/on-demand.yaml": partial(launcher.render_gcp, spot=False),
+        "gcp/spot.yaml": partial(launcher.render_gcp, spot=True),
+    },
+    "hosts": {"hosts/cluster.yaml": launcher.render_hosts},
+    "kubernetes": {
+        "kubernetes/raycluster.yaml": kuberay.render_cluster,
+        "kubernetes/rayjob-preprocess.yaml": partial(kuberay.render_job, work="preprocess"),
+        "kubernetes/rayjob-train.yaml": partial(kuberay.render_job, work="train"),
+        "kubernetes/rayjob-train-kueue.yaml": partial(kuberay.render_job, work="train", queue="kueue"),
+        "kubernetes/rayjob-train-volcano.yaml": partial(kuberay.render_job, work="train", queue="volcano"),
+    },
+    "slurm": {"slurm/train.sbatch": batch.render_slurm},
+    "skypilot": {"skypilot/train.yaml": batch.render_skypilot},
+}
+"""Kind of cluster -> file -> function that renders it: to a script, or to a tree for YAML."""
+
+FILL_IN = "fill-in"
+"""Part of every value that only the user can give."""
+
+
+def render(kind: str, values: ClusterValues) -> dict[str, str]:
+    """Return the text of each file of a kind, by its path under cluster/."""
+    note = f"# Made by `make cluster` from cluster/values/{kind}.yaml: change that, not this.\n"
+    texts = {}
+    for name, make in FILES[kind].items():
+        made = make(values)
+        texts[name] = f"#!/usr/bin/env bash\n{note}{made}" if isinstance(made, str) else note + dump(made)
+    return texts
+
+
+def dump(tree: Any) -> str:
+    """YAML as people write it: text of several lines as a block, no references."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=10_000)
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _write_text)
+
+
+def list_unfilled(values: ClusterValues) -> list[str]:
+    """List the keys whose values the user must still give."""
+    return [key for key, value in _walk(to_tree(values)) if FILL_IN in str(value)]
+
+
+def _walk(tree: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _walk(value, prefix=f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def list_outdated(kind: str, *, values: ClusterValues, folder: Path = CLUSTER) -> list[str]:
+    """List the files in `folder` that are missing or differ from what the values give."""
+    texts = {folder / name: text for name, text in render(kind, values).items()}
+    return [
+        str(path.relative_to(folder))
+        for path, text in texts.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
