@@ -10,11 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipeline.storage import locate
 from synthetic import write_data_set
+from trainer.checkpoint.format import find_checkpoints
+from trainer.config.saved import read_run_config
 from trainer.config.schema import TrainerConfig
 from trainer.data.micro_batch import Slot
 from trainer.data.stream import Step
-from trainer.launch.run_directory import write_config
+from trainer.launch.run_directory import check_run_directory, write_config
 from trainer.telemetry.metrics import read_json_lines
 from trainer.train import loop
 from trainer.train.link import Outcome, Place
@@ -74,6 +77,12 @@ def make_config(data: Path, output: Path, **changes: Any) -> TrainerConfig:
         "evaluation": {"max_pairs": 16},
     }
     return TrainerConfig.model_validate({**settings, **changes})
+
+
+def check_output(config: TrainerConfig) -> list[str]:
+    """check_run_directory with what is in the output now."""
+    saved = read_run_config(locate(config.output))
+    return check_run_directory(config, saved=saved, checkpoints=find_checkpoints(config.output))
 
 
 def run_rank(rank: int, config: TrainerConfig, stop_at: int | None, device: str = "cpu") -> RunReport:

@@ -261,8 +261,38 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The committed checkpoints of a run at one moment, unverified. True if there are any.
+
+    Listing them costs a look at every file on a store: list once, pass this on.
+    """
+
+    run: Location
+    folders: tuple[Location, ...]
+    """Oldest first."""
+
+    def __bool__(self) -> bool:
+        return bool(self.folders)
+
+    @property
+    def newest_step(self) -> int:
+        """Step of the newest checkpoint; 0 if there is none."""
+        return step_of(self.folders[-1]) if self.folders else 0
+
+    def newest_first(self, *, through: int | None = None) -> list[Location]:
+        """The folders, newest first; only those up to step `through`, if there are any."""
+        before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
+        return list(reversed(before or self.folders))
+
+
+def find_checkpoints(run_dir: str | Path) -> Checkpoints:
+    """List a run's checkpoints now."""
+    return Checkpoints(locate(run_dir), tuple(list_checkpoints(run_dir)))
+
+
 def list_checkpoints(run_dir: str | Path) -> list[Location]:
-    """Committed checkpoints of a run, oldest first, unverified."""
+    """Folders of a run's committed checkpoints, oldest first, unverified."""
     root = checkpoints_folder(run_dir)
     if not isinstance(root, Path):
         named = [file.name.split("/") for file in storage.list_files(root)]

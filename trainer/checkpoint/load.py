@@ -19,8 +19,10 @@ from torch import Tensor
 from pipeline.storage import Location, locate
 from trainer.checkpoint.format import (
     CheckpointError,
+    Checkpoints,
     CheckpointState,
     checkpoints_folder,
+    find_checkpoints,
     library_versions,
     list_checkpoints,
     put_back,
@@ -37,6 +39,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointState",
     "CheckpointWriter",
+    "find_together",
     "list_checkpoints",
     "newest_verified",
     "read_state",
@@ -50,26 +53,33 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-def resume(run_dir: str | Path, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
+def find_together(run_dir: str | Path) -> Checkpoints:
+    """The run's checkpoints as rank 0 lists them, once one that was put aside has its name again. Collective.
+
+    Raises CheckpointError on every rank if they cannot be listed.
+    """
+    found: Checkpoints | str = ""
+    if dist.get_rank() == 0:
+        try:
+            put_back(run_dir)
+            found = find_checkpoints(run_dir)
+        except OSError as error:
+            found = str(error)
+    found = _tell_all(found)
+    if isinstance(found, str):
+        raise CheckpointError(f"{checkpoints_folder(run_dir)}: cannot be read: {found}")
+    return found
+
+
+def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
     """Restore the newest checkpoint that verifies and return its state; None where the run has none.
 
     `through`: the newest up to that step, where there is one. Collective: each rank verifies its share of the files.
     Raises CheckpointError on every rank where there are checkpoints but none verifies, or where it does not fit the
     model.
     """
-    folders: list[Location] = []
-    trouble = ""
-    if engine.rank == 0:
-        try:
-            put_back(run_dir)
-            folders = _candidates(run_dir, through=through)
-        except OSError as error:
-            trouble = str(error)
-    folders, trouble = _tell_all((folders, trouble))
-    if trouble:
-        raise CheckpointError(f"{checkpoints_folder(run_dir)}: cannot be read: {trouble}")
     complaints = []
-    for folder in folders:
+    for folder in checkpoints.newest_first(through=through):
         found = verify_together(folder, engine=engine)
         if not found:
             return restore(folder, engine=engine)
@@ -77,7 +87,7 @@ def resume(run_dir: str | Path, *, engine: Engine, through: int | None = None) -
             _pass_over(folder, why=found)
         complaints.append(found)
     if complaints:
-        raise _none_verifies(run_dir, complaints)
+        raise _none_verifies(checkpoints.run, complaints)
     return None
 
 
@@ -104,14 +114,13 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
     return state
 
 
-def newest_verified(run_dir: str | Path, *, through: int | None = None) -> Location | None:
+def newest_verified(checkpoints: Checkpoints) -> Location | None:
     """Folder of the newest checkpoint of a run whose every byte verifies; None where there is none at all.
 
-    `through`: of those up to that step, where there are any. Raises CheckpointError where there are some and none
-    verifies: the run must not start again from zero.
+    Raises CheckpointError where there are some and none verifies: the run must not start again from zero.
     """
     complaints = []
-    for folder in _candidates(run_dir, through=through):
+    for folder in checkpoints.newest_first():
         try:
             verify(folder)
         except CheckpointError as error:
@@ -120,15 +129,8 @@ def newest_verified(run_dir: str | Path, *, through: int | None = None) -> Locat
         else:
             return folder
     if complaints:
-        raise _none_verifies(run_dir, complaints)
+        raise _none_verifies(checkpoints.run, complaints)
     return None
-
-
-def _candidates(run_dir: str | Path, *, through: int | None) -> list[Location]:
-    """Newest first; of those up to the step, where there are any."""
-    folders = list_checkpoints(run_dir)
-    before = [folder for folder in folders if through is None or step_of(folder) <= through]
-    return list(reversed(before or folders))
 
 
 def verify_together(folder: Location, *, engine: Engine) -> str:

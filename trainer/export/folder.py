@@ -24,6 +24,7 @@ from pipeline.storage import Location, locate, put_in_place, sync
 from trainer.checkpoint import (
     STATE,
     CheckpointState,
+    find_checkpoints,
     is_checkpoint,
     list_checkpoints,
     newest_verified,
@@ -184,7 +185,7 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
             keep = "; checkpoint.keep_best keeps the best ones" if best else ""
             raise ExportError(f"{source}: has no checkpoint {what}; those that are there: {steps}{keep}")
         return chosen
-    newest = newest_verified(source)
+    newest = newest_verified(find_checkpoints(source))
     if newest is None:
         raise ExportError(f"{source}: holds no checkpoint; train first, or give a run directory or a checkpoint")
     return newest

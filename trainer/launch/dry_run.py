@@ -16,12 +16,12 @@ from statistics import median
 import torch
 
 from pipeline import storage
-from pipeline.dataset import open_data_set
 from pipeline.settings import ConfigError
 from pipeline.storage import free_bytes, locate
 from trainer.config import TrainerConfig
-from trainer.data import OpenPhase, open_phases, resolve_phases
+from trainer.data import OpenPhase
 from trainer.engine import count_parameters
+from trainer.launch.preflight import Checked
 from trainer.telemetry import METRICS_NAME, duration, read_last_lines
 from trainer.train import steps_done
 
@@ -60,15 +60,14 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
     return Options(found.get(RATE), found.get(PRICE))
 
 
-def describe_run(config: TrainerConfig, options: Options) -> Iterator[str]:
-    """Lines of the plan. The config has passed preflight.check; ConfigError where machines or disk do not hold it."""
-    phases = resolve_phases(config)
-    opened = open_phases(phases, manifests=[open_data_set(phase.config.data) for phase in phases])
-    done = steps_done(config)
-    tokens = tokens_left(opened, done=done)
+def describe_run(checked: Checked, options: Options) -> Iterator[str]:
+    """Lines of the plan; ConfigError where machines or disk do not hold it."""
+    config = checked.config
+    done = steps_done(config, checkpoints=checked.checkpoints)
+    tokens = tokens_left(checked.phases, done=done)
     yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {tokens / 1e6:,.1f} M tokens"
     yield from describe_time(config, options, tokens=tokens)
-    yield describe_room(config, vocabulary_size=opened[0].manifest.vocabulary_size)
+    yield describe_room(config, vocabulary_size=checked.phases[0].manifest.vocabulary_size)
     yield describe_machines(config)
 
 

@@ -17,7 +17,7 @@ from pipeline import storage
 from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
 from pipeline.storage import locate
-from trainer.checkpoint import CheckpointState, CheckpointWriter, list_checkpoints, resume
+from trainer.checkpoint import CheckpointState, CheckpointWriter, find_together, resume
 from trainer.config import CONFIG_NAME, TrainerConfig
 from trainer.data import OpenPhase, PlanState, SlotStream, find_start, lanes_of, open_phases, resolve_phases
 from trainer.engine import Engine
@@ -85,7 +85,8 @@ def run_share(
     files.bring()
     if files.stands_in and place.rank == 0:
         link.say(f"logs are kept in {files.folder} and sent to {files.run} with every checkpoint and at the end")
-    engine, rows_given = build_engine(config, phases=phases, place=place, device=device)
+    found = find_together(run_directory)
+    engine, rows_given = build_engine(config, phases=phases, place=place, device=device, begun=bool(found))
     checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token, files=files)
     evaluators = tuple(
         Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape, phase=opened.phase.index)
@@ -93,7 +94,7 @@ def run_share(
         else None
         for opened in phases
     )
-    saved = resume(run_directory, engine=engine)
+    saved = resume(found, engine=engine)
     if saved is None and config.resume_from is not None:
         saved = begin_branch(config, phases=phases, engine=engine, checkpoints=checkpoints)
     guard = Guard(config.guard, tree=None if saved is None else saved.guard)
@@ -187,7 +188,7 @@ def go_back(
     So a run that is killed right after goes on as this one does. Collective. DivergenceError where there is none.
     """
     checkpoints.finish()
-    saved = resume(config.output, engine=engine, through=guard.first_bad - 1)
+    saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
     if saved is None:
         raise guard.give_up(back, config=config, why="and there is no checkpoint to go back to")
     first, last = guard.go_back(step=back.step, to=saved.step, tree=saved.guard)
@@ -249,23 +250,24 @@ def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
     host = socket.gethostname()
     remedy = "give an absolute path on storage that all nodes mount"
     phases = resolve_phases(config)
-    manifests = []
-    for phase in phases:
+    manifests = {}
+    for data in dict.fromkeys(phase.config.data for phase in phases):
         try:
-            manifests.append(read_manifest(phase.config.data))
+            manifests[data] = read_manifest(data)
         except DataSetError as error:
-            raise ConfigError(f"data={phase.config.data}: on node {host}: {error}; {remedy}") from error
+            raise ConfigError(f"data={data}: on node {host}: {error}; {remedy}") from error
     if storage.find_file(locate(config.output, CONFIG_NAME)) is None:
         raise ConfigError(f"output={config.output}: node {host} does not see the run directory; {remedy}")
-    return open_phases(phases, manifests=manifests)
+    return open_phases(phases, manifests=[manifests[phase.config.data] for phase in phases])
 
 
 def build_engine(
-    config: TrainerConfig, *, phases: Sequence[OpenPhase], place: Place, device: torch.device
+    config: TrainerConfig, *, phases: Sequence[OpenPhase], place: Place, device: torch.device, begun: bool
 ) -> tuple[Engine, dict[str, Any]]:
     """The model, with the weights that it starts from, in an engine that takes the steps of every phase.
 
-    And CheckpointState.rows of given weights: their longest row, and whether they know next sentences.
+    A run that has `begun` takes its weights from a checkpoint. And CheckpointState.rows of given weights: their longest
+    row, and whether they know next sentences.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
@@ -274,7 +276,7 @@ def build_engine(
         shares = unigram_log_probabilities(data, vocabulary_size=manifest.vocabulary_size)
         with torch.no_grad():
             model.mlm_head.bias.copy_(torch.from_numpy(shares))
-    if config.model.initialize_from is not None and not list_checkpoints(config.output):
+    if config.model.initialize_from is not None and not begun:
         tokenizer = storage.join(data, TOKENIZER_FOLDER)
         given = initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
         longest = read_longest(locate(config.model.initialize_from))

@@ -29,12 +29,12 @@ from pipeline.storage.lease import (
     release,
     take,
 )
-from small_runs import make_config
+from small_runs import check_output, make_config
 from synthetic import write_data_set
 from trainer.checkpoint.load import CheckpointError, CheckpointWriter, list_checkpoints
 from trainer.engine.engine import Engine
 from trainer.launch import preflight
-from trainer.launch.run_directory import check_run_directory, write_config
+from trainer.launch.run_directory import write_config
 from untrained_run import _StillEngine
 
 
@@ -85,7 +85,7 @@ def test_the_command_refuses_before_anything_starts(tmp_path: Path) -> None:
     config = make_config(tmp_path / "data", tmp_path / "run")
     (tmp_path / "run").mkdir()
     token = acquire(tmp_path / "run")
-    assert check_run_directory(config) == []  # a lease alone makes no run
+    assert check_output(config) == []  # a lease alone makes no run
     write_config(config)
     with pytest.raises(LeaseError, match="another job trains in it"):
         preflight.check(config)

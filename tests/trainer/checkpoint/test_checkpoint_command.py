@@ -19,7 +19,14 @@ from small_runs import make_config
 from trainer.checkpoint import command
 from trainer.checkpoint import writer as checkpoint_writer
 from trainer.checkpoint.format import put_back, read_manifest, step_of, write_json, write_manifest
-from trainer.checkpoint.load import CheckpointError, CheckpointWriter, list_checkpoints, newest_verified, read_state
+from trainer.checkpoint.load import (
+    CheckpointError,
+    CheckpointWriter,
+    find_checkpoints,
+    list_checkpoints,
+    newest_verified,
+    read_state,
+)
 from trainer.checkpoint.retention import choose_kept, rank_evaluations
 from trainer.config.schema import CheckpointConfig, TrainerConfig
 from trainer.engine.engine import Engine
@@ -170,7 +177,7 @@ def test_a_kill_at_any_rename_leaves_a_checkpoint_that_verifies(
                 except Killed:
                     finished = False
             put_back(folder)
-            assert newest_verified(folder) is not None
+            assert newest_verified(find_checkpoints(folder)) is not None
             if finished:
                 assert kept(folder) == [step]
                 break

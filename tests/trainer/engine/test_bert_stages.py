@@ -145,7 +145,7 @@ def test_weights_come_out_under_the_models_names(worker_group: Groups, tmp_path:
     """Loaded into a new model they give the held-out loss that the engine gave."""
     result = worker_group(2).run(run, stage, "fp32", str(tmp_path))[0]
     model = BertForPretraining(make_config(1, "fp32").model, vocabulary_size=VOCABULARY, seed=2)
-    weights = load.read_weights(load.newest_verified(tmp_path) or tmp_path)
+    weights = load.read_weights(load.newest_verified(load.find_checkpoints(tmp_path)) or tmp_path)
     assert weights.keys() == dict(model.named_parameters()).keys()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -299,6 +299,6 @@ def test_a_run_without_gpus_is_not_told_of_their_memory(
         checked = check(config)
         assert checked.config == config
         assert not any(line.startswith("memory:") for line in checked.lines)
-        lines = (*checked.lines, *describe_run(checked.config, Options(None, None)))
+        lines = (*checked.lines, *describe_run(checked, Options(None, None)))
         assert not any(line.startswith("memory:") for line in lines)
     assert judge_memory(config, phases=phases_of(config), card=None) == ""

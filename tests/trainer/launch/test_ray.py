@@ -19,6 +19,7 @@ from pipeline.signals import StopRequest
 from processes import command_of
 from small_runs import curve, make_config, rows_by_step, run
 from synthetic import write_data_set
+from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.launch import ray_train
 from trainer.launch.elastic import GroupWatch, look_at_nodes, settle
@@ -69,7 +70,9 @@ def test_a_run_under_ray_goes_on_after_a_loss_fails_in_one_line_and_has_the_bits
         write_config(config)
         attempt = partial(run_on_ray, settled, say=say, stop=StopRequest())
         with pytest.raises(ConfigError, match=f"^{held_out}, row group 0: cannot be read"):
-            run_attempts(attempt, config=config, say=say, stop=StopRequest())
+            run_attempts(
+                attempt, config=config, checkpoints=find_checkpoints(config.output), say=say, stop=StopRequest()
+            )
         assert_start_is_bounded(settled, monkeypatch=monkeypatch)
     (loss,) = [line for line in said if "starting the workers again" in line]
     start = re.match(

@@ -12,7 +12,7 @@ import torch
 from pipeline.dataset.manifest import read_manifest
 from small_runs import curve, make_config, rows_by_step, run, write_small_set
 from synthetic import write_data_set
-from trainer.checkpoint.load import list_checkpoints, newest_verified, read_weights
+from trainer.checkpoint.load import find_checkpoints, list_checkpoints, newest_verified, read_weights
 from trainer.data.batch_shape import derive_shape
 from trainer.data.plan import Plan
 from trainer.data.stream import SlotStream
@@ -137,7 +137,7 @@ def test_the_output_bias_may_start_from_the_frequencies_of_the_training_tokens(
             data, tmp_path / start, max_steps=1, workers=1, model=model, optimizer={"learning_rate": 1e-9}
         )
         run(groups[1], config)
-        checkpoint = newest_verified(tmp_path / start)
+        checkpoint = newest_verified(find_checkpoints(tmp_path / start))
         assert checkpoint is not None
         assert torch.allclose(read_weights(checkpoint)["mlm_head.bias"], bias.float(), atol=1e-6)
 

@@ -17,6 +17,7 @@ from pipeline.dataset.manifest import read_manifest
 from pipeline.settings import ConfigError
 from pipeline.signals import StopRequest
 from small_runs import make_config
+from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.data.batch_shape import derive_shape
 from trainer.data.phases import resolve_phases
@@ -184,5 +185,7 @@ def test_workers_of_ray_end_at_once(data: Path, tmp_path: Path, monkeypatch: pyt
         with pytest.raises(
             ConfigError, match=r"^worker 0: out of memory on cpu .*a slot has .*: double batch\.lanes to 8"
         ):
-            run_attempts(attempt, config=config, say=said.append, stop=StopRequest())
+            run_attempts(
+                attempt, config=config, checkpoints=find_checkpoints(config.output), say=said.append, stop=StopRequest()
+            )
     assert not any("starting the workers again" in line for line in said)
