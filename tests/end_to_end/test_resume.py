@@ -28,7 +28,7 @@ def single(worker_group: Callable[[int], WorkerGroup]) -> WorkerGroup:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    # 40 rows make an epoch of about 5 steps, so that runs cross its end, in row groups that slots cross.
+    # 40 rows make an epoch of about 5 steps, so that runs cross its end, in row groups that micro-batches cross.
     write_small_set(folder)
     return folder
 

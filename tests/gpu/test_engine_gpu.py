@@ -21,7 +21,7 @@ from toy_training import accumulate, gather_state, make_config, make_engine, tra
 from trainer.checkpoint import load
 from trainer.engine.engine import Engine
 from trainer.model import BertForPretraining
-from trainer.train.link import Place
+from trainer.train.link import WorkerPlace
 from trainer.train.worker import set_up_process
 
 LAYOUTS = [(0, "fp32"), *[(stage, precision) for precision in ("fp32", "bf16", "fp16") for stage in (1, 2, 3)]]
@@ -29,7 +29,7 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 0.03, "fp16": 0.03}
 
 
 def serve(rank: int, world_size: int, folder: str) -> None:
-    place, device = Place(rank, world_size, rank, world_size), torch.device("cuda", rank)
+    place, device = WorkerPlace(rank, world_size, rank, world_size), torch.device("cuda", rank)
     set_up_process(make_config(deterministic=True), place=place, device=device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl",

@@ -20,7 +20,7 @@ import torch.multiprocessing
 from small_runs import curve, make_config, rows_by_step, run_rank, write_small_set
 from trainer.checkpoint.load import list_checkpoints
 from trainer.launch.run_directory import write_config
-from trainer.train.link import Place
+from trainer.train.link import WorkerPlace
 from trainer.train.worker import set_up_process
 
 STEPS = 9
@@ -69,7 +69,7 @@ def test_the_setting_counts_on_gpus(monkeypatch: pytest.MonkeyPatch, determinist
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     config = make_config(Path("data"), Path("run"), deterministic=deterministic)
     with torch._inductor.config.patch(deterministic=False):
-        set_up_process(config, place=Place(0, 1, 0, 1), device=torch.device("cuda", 0))
+        set_up_process(config, place=WorkerPlace(0, 1, 0, 1), device=torch.device("cuda", 0))
         found = torch.are_deterministic_algorithms_enabled(), torch._inductor.config.deterministic
         torch.use_deterministic_algorithms(False)
     assert found == (deterministic, deterministic)

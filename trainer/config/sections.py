@@ -73,7 +73,7 @@ class ModelConfig(Settings):
 
 
 class BatchConfig(Settings):
-    """The global batch of one step: one slot of every lane (docs/DESIGN.md)."""
+    """The global batch of one step: one micro-batch of every lane (docs/DESIGN.md)."""
 
     pairs: Positive | None = None
     """Sentence pairs a step, on average, or exactly with `exact_pairs`; at most those of the data set. Give this or

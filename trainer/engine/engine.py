@@ -22,7 +22,7 @@ from trainer.config import TrainerConfig
 from trainer.engine import zero_state
 from trainer.engine.deepspeed_setup import INITIAL_LOSS_SCALE, bound_waits, deepspeed_dictionary, load_deepspeed
 from trainer.engine.gradients import PartitionedGradients
-from trainer.engine.host_copy import Arriving
+from trainer.engine.host_copy import HostCopy
 from trainer.engine.optimizers import build_optimizer, count_updates
 from trainer.engine.zero_state import LocalSlice
 
@@ -234,7 +234,7 @@ class Engine:
         norm = gradients.norm() / unit
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)
         divisor, skip = (excess * unit).float(), (~norm.isfinite()).float()
-        reported = Arriving(norm)
+        reported = HostCopy(norm)
         zero_state.update_partitions(
             self._engine,
             gradients.partitions,

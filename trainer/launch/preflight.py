@@ -20,7 +20,7 @@ from trainer.config import TrainerConfig, drop_idle_settings, read_run_config, r
 from trainer.data import OpenPhase, Phase, PlanState, check_held_out, find_start, open_phases, resolve_phases
 from trainer.engine import judge_memory, with_greatest_slot
 from trainer.hf import check_same_vocabulary, pretrained
-from trainer.launch.cards import settle_slot
+from trainer.launch.cards import settle_micro_batch
 from trainer.launch.run_directory import check_fresh, check_run_directory, is_run_config
 from trainer.telemetry import EVALUATIONS_NAME, read_last_lines
 from trainer.train import (
@@ -101,7 +101,7 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
     branches = is_branch_to_begin(config, checkpoints=checkpoints)
     if saved is None and branches:
         planned = _source_with_plan(config, phases=phases, manifests=manifests)
-    config, card, lines = settle_slot(config, saved=planned, phases=phases, manifests=manifests)
+    config, card, lines = settle_micro_batch(config, saved=planned, phases=phases, manifests=manifests)
     phases = resolve_phases(config)
     opened = open_phases(phases, manifests=manifests)
     for each in opened:

@@ -50,7 +50,7 @@ def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest
         with lease() as token:
             write_config(config)
             each = ray_train.resources_of(settled)
-            watch = elastic.GroupWatch(settled, each=each, wishes=elastic.Wishes(each))
+            watch = elastic.GroupWatch(settled, each=each, pending=elastic.PendingPlacements(each))
             attempt = partial(ray_train.run_on_ray, settled, stop=stop, say=say, lease_token=token, watch=watch)
             return run_attempts(attempt, config=config, checkpoints=checkpoints, stop=stop, say=say)
 

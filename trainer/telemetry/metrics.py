@@ -249,9 +249,9 @@ def row_ids(data: Step) -> list[list[int]]:
     """[epoch, shard, row group, row] of every pair of a step on this rank."""
     return [
         ids
-        for slot in data.slots
-        if slot is not None
-        for ids in np.stack([slot.epochs, slot.shards, slot.row_groups, slot.rows], axis=1).tolist()
+        for each in data.micro_batches
+        if each is not None
+        for ids in np.stack([each.epochs, each.shards, each.row_groups, each.rows], axis=1).tolist()
     ]
 
 

@@ -92,10 +92,10 @@ def test_the_example_reads_the_epochs_that_its_comments_state(example: tuple[Ope
 
 
 def test_the_epochs_of_the_example_are_those_of_its_plan(example: tuple[OpenPhase, ...]) -> None:
-    """As many slots in the longest lane as the shape says steps an epoch."""
+    """As many micro-batches in the longest lane as the shape says steps an epoch."""
     for opened in example:
-        slot = min(opened.plan.shape.tokens // opened.manifest.max_seq_length, opened.plan.shape.pairs)
-        assert -(-int(opened.plan.lane_rows(0).max()) // slot) == opened.shape.steps_per_epoch
+        micro_batch = min(opened.plan.shape.tokens // opened.manifest.max_seq_length, opened.plan.shape.pairs)
+        assert -(-int(opened.plan.lane_rows(0).max()) // micro_batch) == opened.shape.steps_per_epoch
 
 
 def test_the_example_has_one_schedule_over_both_phases(repository: Path) -> None:

@@ -215,9 +215,9 @@ def count_checks(rank: int, config: TrainerConfig) -> list[int]:
     """Steps before which the compiled model was checked."""
     whole, steps = loop.check_compiled, []
 
-    def noted(job: loop.Job, step: int) -> None:
+    def noted(context: loop.TrainContext, step: int) -> None:
         steps.append(step)
-        whole(job, step)
+        whole(context, step)
 
     loop.check_compiled = noted
     try:
@@ -236,8 +236,8 @@ def evaluate_once(*, step: int, mlm_loss: float) -> list[str]:
     evaluation = Evaluation(step, 10, 100, mlm_loss, 0.1, None, None, unigram_loss=6.0)
     said: list[str] = []
     log = SimpleNamespace(say=said.append, write_evaluation=lambda found: said.append(str(found.step)))
-    job = SimpleNamespace(config=SimpleNamespace(max_steps=200), engine=None, log=log)
-    loop.evaluate(job, SimpleNamespace(evaluate=lambda *_, **__: evaluation), step=step)  # type: ignore[arg-type]
+    context = SimpleNamespace(config=SimpleNamespace(max_steps=200), engine=None, log=log)
+    loop.evaluate(context, SimpleNamespace(evaluate=lambda *_, **__: evaluation), step=step)  # type: ignore[arg-type]
     assert said[0] == str(step)
     return said[1:]
 

@@ -29,7 +29,7 @@ from small_runs import make_config, write_small_set
 from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.launch import ray_train
-from trainer.launch.elastic import GroupWatch, Wishes, look_at_nodes
+from trainer.launch.elastic import GroupWatch, PendingPlacements, look_at_nodes
 from trainer.launch.ray_train import ray_session, run_on_ray
 from trainer.launch.restarts import run_attempts
 from trainer.launch.run_directory import write_config
@@ -213,7 +213,7 @@ def train_while_nodes_come_and_go(config: TrainerConfig, *, head: Head, address:
     play = Play(autoscaler, address=address)
     write_config(config)
     each = ray_train.resources_of(config)
-    watch = GroupWatch(config, each=each, wishes=Wishes(each))
+    watch = GroupWatch(config, each=each, pending=PendingPlacements(each))
     attempt = partial(run_on_ray, config, say=play.say, stop=play.stop, watch=watch)
     outcome = run_attempts(
         attempt, config=config, checkpoints=find_checkpoints(config.output), say=play.say, stop=play.stop

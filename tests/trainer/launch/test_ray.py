@@ -24,7 +24,7 @@ from trainer.config.schema import TrainerConfig
 from trainer.launch import ray_train
 from trainer.launch.elastic import GroupWatch, look_at_nodes, settle
 from trainer.launch.failures import ClusterError
-from trainer.launch.mailbox import Switchboard
+from trainer.launch.mailbox import DriverMailbox
 from trainer.launch.ray_train import ray_session, run_on_ray
 from trainer.launch.restarts import run_attempts
 from trainer.launch.run_directory import write_config
@@ -105,9 +105,9 @@ def assert_start_is_bounded(config: TrainerConfig, *, monkeypatch: pytest.Monkey
     settle([node])
     monkeypatch.setattr(ray_train, "PATIENCE_S", 0.0)
     monkeypatch.setattr(ray_train, "LOOK_S", 0.0)
-    board = ray.remote(num_cpus=0)(Switchboard).remote()
+    mailbox = ray.remote(num_cpus=0)(DriverMailbox).remote()
     fit = cast(Any, SimpleNamespace(is_alive=lambda: True))
     short = config.model_copy(update={"start_timeout_s": 1})
     watch = GroupWatch(short, each=ray_train.resources_of(short))
     with pytest.raises(ClusterError, match=r"Ray started no worker in start_timeout_s=1: waiting for Ray to start 2"):
-        ray_train.attend(fit, board=board, config=short, watch=watch, say=print, stop=StopRequest())
+        ray_train.attend(fit, mailbox=mailbox, config=short, watch=watch, say=print, stop=StopRequest())

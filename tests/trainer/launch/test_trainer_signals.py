@@ -25,7 +25,7 @@ from trainer import run as train_run
 from trainer.checkpoint.load import list_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.launch import processes
-from trainer.launch.failures import Failure, WorkerError, raise_first
+from trainer.launch.failures import WorkerError, WorkerFailure, raise_first
 from trainer.launch.run_directory import write_config
 from trainer.run import PROGRAM, main
 from trainer.telemetry.metrics import read_json_lines
@@ -35,8 +35,8 @@ from trainer_command import config_file, data, refusal
 __all__ = ["config_file", "data"]
 
 
-def make_failure(rank: int, *, by_input: bool, time_s: float) -> Failure:
-    return Failure(rank, f"from {rank}", by_input, "Traceback ...", time_s)
+def make_failure(rank: int, *, by_input: bool, time_s: float) -> WorkerFailure:
+    return WorkerFailure(rank, f"from {rank}", by_input, "Traceback ...", time_s)
 
 
 def test_the_first_cause_is_raised() -> None:
@@ -56,7 +56,7 @@ def test_a_failure_says_whose_fault_it_is() -> None:
         try:
             raise error
         except Exception as caught:
-            failure = Failure.of(caught, rank=3)
+            failure = WorkerFailure.of(caught, rank=3)
         assert (failure.rank, failure.by_input) == (3, by_input)
         assert "\n" not in failure.message
         assert type(error).__name__ in failure.traceback
@@ -235,7 +235,7 @@ def test_a_worker_that_is_lost_is_named_before_those_that_miss_it() -> None:
     """Their words may lie there before its end is looked at."""
     for _ in range(20):
         pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
-        pipes[0][1].send(Failure(0, "Connection closed by peer", by_input=False, traceback="", time=1.0))
+        pipes[0][1].send(WorkerFailure(0, "Connection closed by peer", by_input=False, traceback="", time=1.0))
         for _, theirs in pipes:
             theirs.close()
         links = {ours: rank for rank, (ours, _) in enumerate(pipes)}
@@ -249,7 +249,7 @@ def test_a_worker_that_fails_is_named_where_none_is_lost(by_input: bool, monkeyp
     """The other still waits for it."""
     monkeypatch.setattr(processes, "LAST_WORDS_S", 0.1)
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
-    pipes[0][1].send(Failure(0, "no more", by_input=by_input, traceback="", time=1.0))
+    pipes[0][1].send(WorkerFailure(0, "no more", by_input=by_input, traceback="", time=1.0))
     pipes[0][1].close()
     links = {ours: rank for rank, (ours, _) in enumerate(pipes)}
     with pytest.raises(ConfigError if by_input else WorkerError, match="no more"):

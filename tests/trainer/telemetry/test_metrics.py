@@ -60,7 +60,7 @@ def make_metrics(step: int, **changes: object) -> StepMetrics:
 def make_step(*rows: tuple[int, int, int, int]) -> SimpleNamespace:
     columns = np.array(rows, dtype=np.int32).reshape(-1, 4).T
     names = ("epochs", "shards", "row_groups", "rows")
-    return SimpleNamespace(slots=(SimpleNamespace(**dict(zip(names, columns, strict=True))), None))
+    return SimpleNamespace(micro_batches=(SimpleNamespace(**dict(zip(names, columns, strict=True))), None))
 
 
 def open_log(folder: Path, *, said: list[str], resume_step: int = 0, rank: int = 0, **logging: object) -> RunLog:

@@ -32,7 +32,7 @@ from trainer.launch.preflight import check, read_config
 from trainer.run import PROGRAM, main
 from trainer.train import loop
 from trainer.train.branch import find_branch_start, settle_source
-from trainer.train.link import Link, Place
+from trainer.train.link import Link, WorkerPlace
 from trainer_command import refusal
 from worker_group import WorkerError, WorkerGroup
 
@@ -274,15 +274,15 @@ def test_paths_are_made_absolute_and_the_model_card_names_the_source(
 
 
 @contextmanager
-def diverge(link: Link, place: Place) -> Iterator[Link]:
+def diverge(link: Link, place: WorkerPlace) -> Iterator[Link]:
     """Steps from 5 on have a gradient of NaN where the peak rate is above 2e-3."""
     train_step = loop.train_step
 
-    def poisoned(job: loop.Job, step: int, **how: float) -> Any:
-        backward = job.engine.backward
-        if step >= 5 and job.config.optimizer.learning_rate > 2e-3:
-            job.engine.backward = lambda loss, *, last: backward(loss * float("nan"), last=last)  # type: ignore[method-assign]
-        return train_step(job, step, **how)
+    def poisoned(context: loop.TrainContext, step: int, **how: float) -> Any:
+        backward = context.engine.backward
+        if step >= 5 and context.config.optimizer.learning_rate > 2e-3:
+            context.engine.backward = lambda loss, *, last: backward(loss * float("nan"), last=last)  # type: ignore[method-assign]
+        return train_step(context, step, **how)
 
     loop.train_step = poisoned
     yield link

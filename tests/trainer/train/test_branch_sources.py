@@ -170,10 +170,10 @@ def test_sets_of_an_older_checkpoint_that_are_gone_may_have_trained_all(single: 
     assert (rows["longest"], rows["next_sentence"]) == (512, True)
 
 
-# ---- the slots of the source's plan
+# ---- the micro-batches of the source's plan
 
 
-def test_the_sources_slots_are_kept_only_with_its_plan(
+def test_the_sources_micro_batches_are_kept_only_with_its_plan(
     single: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the card that is here decides, as in any run that begins."""

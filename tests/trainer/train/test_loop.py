@@ -15,7 +15,7 @@ from synthetic import write_data_set
 from trainer.checkpoint.load import find_checkpoints, list_checkpoints, newest_verified, read_weights
 from trainer.data.batch_shape import derive_shape
 from trainer.data.plan import Plan
-from trainer.data.stream import SlotStream
+from trainer.data.stream import MicroBatchStream
 from trainer.model import BertForPretraining
 from trainer.model.batch import to_batch
 from trainer.telemetry.metrics import read_json_lines
@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_numbers_do_not_depend_on_the_number_of_workers(
     groups: dict[int, WorkerGroup], data: Path, tmp_path: Path
 ) -> None:
-    """Four lanes on 1, 2 and 3 workers (3: with empty slots): same rows, same losses, norms and evaluation."""
+    """Four lanes on 1, 2 and 3 workers (3: with empty micro-batches): same rows, same losses, norms and evaluation."""
     for world_size, group in groups.items():
         run(group, make_config(data, tmp_path / str(world_size), max_steps=4, workers=world_size))
     expected = read_json_lines(tmp_path / "1" / "metrics.jsonl")
@@ -69,15 +69,16 @@ def test_a_step_is_that_of_one_great_batch_in_plain_torch(
 
     manifest = read_manifest(data)
     shape = derive_shape(manifest, batch=config.batch)
-    plan = Plan(manifest, lanes=shape.lanes, shape=shape.slot, seed=config.seed, pairs=shape.pairs)
-    stream = SlotStream(plan, data)
+    plan = Plan(manifest, lanes=shape.lanes, shape=shape.micro_batch, seed=config.seed, pairs=shape.pairs)
+    stream = MicroBatchStream(plan, data)
     step = stream.next_step()
     stream.close()
     model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
     outputs = [
-        model(to_batch(slot, shape=shape.slot, special=manifest.special, constant_shapes=True)) for slot in step.slots
+        model(to_batch(micro_batch, shape=shape.micro_batch, special=manifest.special, constant_shapes=True))
+        for micro_batch in step.micro_batches
     ]
-    masked = [slot.num_masked for slot in step.slots if slot is not None]
+    masked = [micro_batch.num_masked for micro_batch in step.micro_batches if micro_batch is not None]
     assert len(set(masked)) > 1, "lanes must weigh differently, or a mean of means would pass"
     mlm_loss = sum(output.mlm_loss_sum for output in outputs) / sum(masked)
     nsp_loss = sum(output.nsp_loss_sum for output in outputs) / record["pairs"]

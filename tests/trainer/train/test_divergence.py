@@ -22,7 +22,7 @@ from trainer.launch.run_directory import write_config
 from trainer.telemetry.metrics import read_json_lines
 from trainer.train import loop
 from trainer.train.branch import branch_command
-from trainer.train.divergence import BAD_STEPS_NAME, DivergenceError, Fault, Guard, RollBack, note_bad_step
+from trainer.train.divergence import BAD_STEPS_NAME, DivergenceError, DivergenceGuard, Fault, RollBack, note_bad_step
 from worker_group import WorkerError, WorkerGroup
 
 NAN, INF = float("nan"), float("inf")
@@ -31,12 +31,12 @@ NAN, INF = float("nan"), float("inf")
 # ---- the rules, by hand
 
 
-def make_guard(**settings: Any) -> Guard:
-    return Guard(GuardConfig(**settings))
+def make_guard(**settings: Any) -> DivergenceGuard:
+    return DivergenceGuard(GuardConfig(**settings))
 
 
 def judge(
-    guard: Guard, step: int, *, loss: float = 5.0, norm: float = 1.0, scaled: bool = False, phase: int = 0
+    guard: DivergenceGuard, step: int, *, loss: float = 5.0, norm: float = 1.0, scaled: bool = False, phase: int = 0
 ) -> Fault | None:
     bad = not (math.isfinite(norm) or scaled)
     return guard.judge(step, phase=phase, loss=loss, grad_norm=norm, norm_is_bad=bad)
@@ -127,7 +127,9 @@ def test_the_usual_loss_is_that_of_the_phase() -> None:
     settings = {"spike_factor": 1.5, "spike_window": 2}
     guard = make_guard(**settings)
     assert [judge(guard, step, loss=loss) for step, loss in ((1, 2.0), (2, 2.0))] == [None] * 2
-    again = Guard(GuardConfig(**settings), tree=json.loads(json.dumps(guard.to_tree())))  # resumed where a phase ends
+    again = DivergenceGuard(
+        GuardConfig(**settings), tree=json.loads(json.dumps(guard.to_tree()))
+    )  # resumed where a phase ends
     for each in (guard, again):
         assert [judge(each, step, loss=loss, phase=1) for step, loss in ((3, 9.0), (4, 8.0))] == [None] * 2
         fault = judge(each, 5, loss=20.0, phase=1)
@@ -142,8 +144,8 @@ def test_a_state_without_a_phase_is_of_the_first() -> None:
     """As runs of earlier versions wrote it."""
     tree = {"losses": [2.0, 2.0]}
     settings = GuardConfig(spike_factor=1.5, spike_window=2)
-    assert judge(Guard(settings, tree=tree), 3, loss=9.0) is not None
-    assert judge(Guard(settings, tree=tree), 3, loss=9.0, phase=1) is None
+    assert judge(DivergenceGuard(settings, tree=tree), 3, loss=9.0) is not None
+    assert judge(DivergenceGuard(settings, tree=tree), 3, loss=9.0, phase=1) is None
 
 
 def test_the_state_goes_through_json_and_decides_the_same() -> None:
@@ -151,7 +153,7 @@ def test_the_state_goes_through_json_and_decides_the_same() -> None:
     for step, loss in enumerate([1.0, 1.1, 9.0, NAN], start=1):
         judge(guard, step, loss=loss)
     guard.skips.append([7, 9])
-    again = Guard(
+    again = DivergenceGuard(
         GuardConfig(max_bad_steps=3, spike_factor=2.0, spike_window=2), tree=json.loads(json.dumps(guard.to_tree()))
     )
     assert again.to_tree() == guard.to_tree()
