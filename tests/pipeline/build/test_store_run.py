@@ -21,7 +21,7 @@ from small_runs import RunReport, check_output, curve, make_config, rows_by_step
 from small_runs import run as run_on_disk
 from stored_checkpoints import kept, make_writer
 from trainer.checkpoint.load import CheckpointError, find_checkpoints, newest_verified, read_weights
-from trainer.config.schema import ModelConfig, TrainerConfig
+from trainer.config import ModelConfig, TrainerConfig
 from trainer.export.folder import ExportError, export
 from trainer.hf.pretrained import PretrainedError, initialize_from, load_model
 from trainer.launch import preflight

@@ -28,7 +28,7 @@ from trainer.checkpoint.load import (
     read_state,
 )
 from trainer.checkpoint.retention import choose_kept, rank_evaluations
-from trainer.config.schema import CheckpointConfig, TrainerConfig
+from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.launch.run_directory import write_config
 from trainer.telemetry.metrics import EVALUATIONS_NAME, JsonLines

@@ -11,7 +11,7 @@ from pipeline.dataset.manifest import Manifest, Shard, read_manifest
 from pipeline.settings import ConfigError, load_settings, split_arguments
 from small_runs import check_output, make_config
 from synthetic import make_manifest, write_data_set
-from trainer.config.schema import PhaseConfig, TrainerConfig
+from trainer.config import PhaseConfig, TrainerConfig
 from trainer.data.phases import OpenPhase, find_start, open_phases, order_seed, resolve_phases
 from trainer.data.plan import Plan, PlanError, PlanState, lanes_of
 from trainer.engine.schedules import learning_rate

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.dataset.manifest import DataSetError, Manifest, Shard
 from synthetic import Lengths, full_lengths, make_manifest, uniform_lengths, wikipedia_lengths, write_data_set
-from trainer.config.schema import BatchConfig
+from trainer.config import BatchConfig
 from trainer.data import batch_shape
 from trainer.data.batch_shape import BatchShape, derive_shape
 from trainer.data.plan import Plan, PlanError

@@ -16,7 +16,7 @@ from packed import random_batch
 from pipeline.dataset.manifest import TOKENIZER_FOLDER, read_manifest
 from small_runs import make_config, run
 from trainer.checkpoint.load import list_checkpoints, read_weights
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.export.folder import export
 from trainer.hf.pretrained import PretrainedError, initialize_from, load_model
 from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary

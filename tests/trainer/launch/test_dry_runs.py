@@ -18,7 +18,7 @@ from pipeline.run import main as build_main
 from pipeline.settings import ConfigError, dump_yaml
 from small_builds import write_build
 from small_runs import make_config, write_small_set
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.launch import dry_run
 from trainer.model import BertForPretraining
 from trainer.run import main as train_main

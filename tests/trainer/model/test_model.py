@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from packed import random_batch
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.model import BertForPretraining, PretrainingOutput
 from trainer.model.attention import SequenceLayout, attend_padded
 from trainer.model.attention_cpu import attend_each

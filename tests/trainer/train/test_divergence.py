@@ -16,7 +16,7 @@ from small_runs import RunReport, make_config, rows_by_step, run_rank
 from synthetic import write_data_set
 from trainer.checkpoint.format import step_name
 from trainer.checkpoint.load import list_checkpoints, read_state, read_weights
-from trainer.config.schema import GuardConfig, TrainerConfig
+from trainer.config import GuardConfig, TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.launch.run_directory import write_config
 from trainer.telemetry.metrics import read_json_lines
