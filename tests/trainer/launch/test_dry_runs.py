@@ -18,16 +18,11 @@ from pipeline.estimate import dry_run as pipeline_dry_run
 from pipeline.run import main as build_main
 from pipeline.settings import ConfigError, dump_yaml
 from small_builds import write_build
-from small_runs import make_config, write_small_set
+from small_runs import make_config
 from trainer.config import ModelConfig
 from trainer.launch import dry_run
 from trainer.model import BertForPretraining
 from trainer.run import main as train_main
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_set(tmp_path_factory.mktemp("data"))
 
 
 def write_run(folder: Path, data: Path, **changes: Any) -> list[str]:

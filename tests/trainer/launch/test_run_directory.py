@@ -24,11 +24,6 @@ from untrained_run import _StillEngine
 from worker_group import WorkerGroup
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_set(tmp_path_factory.mktemp("data"))
-
-
 def test_an_output_that_is_no_run_directory(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="is a file; give a folder"):

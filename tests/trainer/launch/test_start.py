@@ -17,9 +17,6 @@ from trainer.launch.failures import WorkerError
 from trainer.launch.run_directory import write_config
 from trainer.run import main
 from trainer.train.link import Outcome
-from trainer_command import data
-
-__all__ = ["data"]
 
 
 @pytest.fixture

@@ -30,9 +30,7 @@ from trainer.launch.run_directory import write_config
 from trainer.run import PROGRAM, main
 from trainer.telemetry.metrics import read_json_lines
 from trainer.train.link import Outcome
-from trainer_command import config_file, data, refusal
-
-__all__ = ["config_file", "data"]
+from trainer_command import refusal
 
 
 def make_failure(rank: int, *, by_input: bool, time_s: float) -> WorkerFailure:

@@ -20,7 +20,7 @@ from object_store import bucket, s3_server, upload_tree
 from pipeline import storage
 from pipeline.dataset.manifest import read_manifest, write_manifest
 from pipeline.settings import ConfigError, dump_yaml, split_arguments
-from small_runs import curve, make_config, rows_by_step, run, write_small_set
+from small_runs import curve, make_config, rows_by_step, run
 from synthetic import write_data_set
 from trainer.checkpoint.format import write_json
 from trainer.checkpoint.load import list_checkpoints, read_state, read_weights
@@ -42,11 +42,6 @@ __all__ = ["bucket", "s3_server"]
 @pytest.fixture(scope="module")
 def pair(worker_group: Callable[[int], WorkerGroup]) -> WorkerGroup:
     return worker_group(2)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_set(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

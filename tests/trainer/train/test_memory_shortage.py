@@ -29,9 +29,7 @@ from trainer.launch.run_directory import write_config
 from trainer.train import loop
 from trainer.train.link import Link, Outcome, WorkerPlace
 from trainer.train.memory_shortage import describe_shortage, find_shortage
-from trainer_command import config_file, data, refusal
-
-__all__ = ["config_file", "data"]
+from trainer_command import refusal
 
 ASKED = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.64 GiB"
 
