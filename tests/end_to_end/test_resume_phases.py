@@ -18,7 +18,7 @@ from pipeline.dataset.manifest import open_data_set
 from small_runs import RunReport, curve, make_config, rows_by_step, run
 from synthetic import write_data_set
 from trainer.checkpoint.format import read_manifest
-from trainer.checkpoint.load import list_checkpoints, read_state
+from trainer.checkpoint.load import find_checkpoints, read_state
 from trainer.config.schema import TrainerConfig
 from trainer.data.plan import PlanState
 from trainer.export.folder import ExportError, export
@@ -79,7 +79,7 @@ def uninterrupted(
     report = run(worker_group(2), config)
     assert report.executed == list(range(1, MAX_STEPS + 1))
     states = {}
-    for folder in list_checkpoints(output):
+    for folder in find_checkpoints(output).folders:
         state = PlanState.from_tree(read_state(folder).plan_state)
         states[state.step] = state
     ends = [step for step, state in states.items() if state.phase == 1 and state.epoch == 1]
@@ -126,13 +126,13 @@ def test_three_resumes_in_a_row_give_the_same_bits(
     assert first == third != second, "each phase is evaluated on its own data set"
     hashes = [open_data_set(sets[index]).hash for index in (0, 1, 0)]
     assert [(record["phase"], record["data_hash"]) for record in evaluations] == list(enumerate(hashes))
-    assert read_state(list_checkpoints(output)[-1]).guard["phase"] == 2
+    assert read_state(find_checkpoints(output).folders[-1]).guard["phase"] == 2
     assert tensors_of(output) == tensors_of(uninterrupted.output)
 
 
 def tensors_of(output: Path) -> dict[str, str]:
     """File -> sha256 of the last checkpoint's tensors: parameters, both moments, generators."""
-    last = list_checkpoints(output)[-1]
+    last = find_checkpoints(output).folders[-1]
     files = {name: entry["sha256"] for name, entry in read_manifest(last).items() if name.endswith(".safetensors")}
     assert (last.name, len(files)) == (f"step-{MAX_STEPS:08d}", 2)
     return files

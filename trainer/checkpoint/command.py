@@ -19,7 +19,7 @@ from trainer.checkpoint.format import (
     MANIFEST,
     CheckpointError,
     checkpoints_folder,
-    list_checkpoints,
+    find_checkpoints,
     read_json,
     read_manifest,
     state_file,
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def inspect(run: Location) -> list[Report]:
     """Read every byte of every checkpoint, oldest first. CheckpointError where the run has none."""
-    folders = list_checkpoints(run)
+    folders = find_checkpoints(run).folders
     if not folders:
         raise CheckpointError(f"{checkpoints_folder(run)}: holds no checkpoint; give a run directory")
     return [_inspect_one(folder) for folder in folders]

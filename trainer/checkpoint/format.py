@@ -288,19 +288,14 @@ class Checkpoints:
 
 def find_checkpoints(run_dir: str | Path) -> Checkpoints:
     """List a run's checkpoints now."""
-    return Checkpoints(locate(run_dir), tuple(list_checkpoints(run_dir)))
-
-
-def list_checkpoints(run_dir: str | Path) -> list[Location]:
-    """Folders of a run's committed checkpoints, oldest first, unverified."""
     root = checkpoints_folder(run_dir)
     if not isinstance(root, Path):
-        named = [file.name.split("/") for file in storage.list_files(root)]
-        steps = [parts[0] for parts in named if parts[1:] == [MANIFEST] and _STEP.fullmatch(parts[0])]
-        return sorted((locate(root, name) for name in steps), key=step_of)
-    if not root.is_dir():
-        return []
-    return sorted((path for path in root.iterdir() if _STEP.fullmatch(path.name)), key=step_of)
+        found = [file.name.split("/") for file in storage.list_files(root)]
+        names = [parts[0] for parts in found if parts[1:] == [MANIFEST]]
+    else:
+        names = [path.name for path in root.iterdir()] if root.is_dir() else []
+    folders = sorted((locate(root, name) for name in names if _STEP.fullmatch(name)), key=step_of)
+    return Checkpoints(locate(run_dir), tuple(folders))
 
 
 def checkpoints_folder(run_dir: str | Path) -> Location:

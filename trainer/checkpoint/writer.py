@@ -39,8 +39,8 @@ from trainer.checkpoint.format import (
     CheckpointError,
     CheckpointState,
     checkpoints_folder,
+    find_checkpoints,
     library_versions,
-    list_checkpoints,
     step_name,
     step_of,
     write_json,
@@ -360,7 +360,7 @@ def _insist(act: Callable[[], T], *, what: str, deadline: float) -> T:
 def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> None:
     """Remove old checkpoints, what a dead save left, and those of a future that was given up."""
     remove_leftovers(checkpoints_folder(run))
-    folders = list_checkpoints(run)
+    folders = find_checkpoints(run).folders
     past = [path for path in folders if step_of(path) <= step]
     kept = choose_kept(map(step_of, past), config=keep, rankings=rank_evaluations(logs) if keep.keep_best else ())
     for path in past:

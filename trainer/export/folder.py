@@ -26,7 +26,6 @@ from trainer.checkpoint import (
     CheckpointState,
     find_checkpoints,
     is_checkpoint,
-    list_checkpoints,
     newest_verified,
     rank_evaluations,
     read_state,
@@ -173,7 +172,7 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
             raise ExportError(f"{source}: is one checkpoint; give the run directory with --step or --best")
         return source
     if step is not None or best:
-        found = {step_of(folder): folder for folder in list_checkpoints(source)}
+        found = {step_of(folder): folder for folder in find_checkpoints(source).folders}
         if step is not None:
             wanted, what = [step], f"of step {step}"
         else:

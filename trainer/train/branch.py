@@ -25,7 +25,6 @@ from trainer.checkpoint import (
     CheckpointWriter,
     find_checkpoints,
     is_checkpoint,
-    list_checkpoints,
     newest_verified,
     read_state,
     restore,
@@ -260,7 +259,7 @@ def _check_vocabulary(
 
 def branch_command(config: TrainerConfig, *, before: int) -> str:
     """The command that goes on from the newest checkpoint before step `before`, in a new output at half the rate."""
-    checkpoints = [folder for folder in list_checkpoints(config.output) if step_of(folder) < before]
+    checkpoints = [folder for folder in find_checkpoints(config.output).folders if step_of(folder) < before]
     step = step_of(checkpoints[-1]) if checkpoints else 0
     run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate
     if config.schedule.span == "phase":

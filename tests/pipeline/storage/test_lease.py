@@ -31,7 +31,7 @@ from pipeline.storage.lease import (
 )
 from small_runs import check_output, make_config
 from synthetic import write_data_set
-from trainer.checkpoint.load import CheckpointError, CheckpointWriter, list_checkpoints
+from trainer.checkpoint.load import CheckpointError, CheckpointWriter, find_checkpoints
 from trainer.engine.engine import Engine
 from trainer.launch import preflight
 from trainer.launch.run_directory import write_config
@@ -248,6 +248,6 @@ def test_nothing_is_committed_without_the_lease(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="which was given up"):
         writer.finish()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000005"]
+    assert [path.name for path in find_checkpoints(tmp_path).folders] == ["step-00000005"]
     with held(tmp_path, token=None):  # who has no lease to lose needs none
         assert not (tmp_path / LEASE_NAME).exists()

@@ -22,7 +22,6 @@ from trainer.checkpoint.format import read_json, read_manifest, step_of, write_j
 from trainer.checkpoint.load import (
     CheckpointError,
     find_checkpoints,
-    list_checkpoints,
     newest_verified,
     read_state,
     read_weights,
@@ -237,7 +236,7 @@ def test_damage_is_named_and_the_one_before_is_taken(
 
 def test_damaged_checkpoints_never_mean_a_new_start(worker_group: Groups, run_dir: Path) -> None:
     """KempnerForge#102: without `latest` a run starts at step 0 with a warning."""
-    for folder in list_checkpoints(run_dir):
+    for folder in find_checkpoints(run_dir).folders:
         flip_bit(folder / "rank-00000-of-00002.safetensors")
     with pytest.raises(CheckpointError, match="none of its 3 checkpoints verifies"):
         newest_verified(find_checkpoints(run_dir))

@@ -12,7 +12,7 @@ import torch
 from checkpoint_faults import fail_to_write, flip_bit, listen, resume_nothing, save_again_and_again
 from toy_training import make_config, make_engine
 from trainer.checkpoint import commit, load, writer
-from trainer.checkpoint.load import find_checkpoints, list_checkpoints, newest_verified, read_state
+from trainer.checkpoint.load import find_checkpoints, newest_verified, read_state
 from worker_group import WorkerGroup
 
 Groups = Callable[[int], WorkerGroup]
@@ -28,7 +28,7 @@ def save_steps(rank: int, run: str, steps: list[int], settings: dict[str, int]) 
 
 
 def kept(run: Path) -> list[int]:
-    return [read_state(folder).step for folder in list_checkpoints(run)]
+    return [read_state(folder).step for folder in find_checkpoints(run).folders]
 
 
 def test_keeps_the_last_and_every_so_manieth(worker_group: Groups, tmp_path: Path) -> None:

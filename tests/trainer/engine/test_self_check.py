@@ -19,7 +19,7 @@ from packed import random_batch
 from pipeline.settings import ConfigError
 from small_runs import make_config, run, run_rank, write_small_set
 from toy_training import gather_state
-from trainer.checkpoint.load import list_checkpoints
+from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.engine.self_check import Passed, check_compiled_model, compare
 from trainer.launch.run_directory import write_config
@@ -179,7 +179,7 @@ def test_a_run_stops_before_its_first_step(worker_group: Groups, tmp_path: Path)
         ((refused, steps),) = worker_group(1).run(run_compiled, config, planted)
         outcomes[name] = ("compile=false" in refused, steps)
     assert outcomes == {"sound": (False, 2), "faulty": (True, 0), "unchecked": (False, 2)}
-    assert list_checkpoints(tmp_path / "faulty") == []
+    assert find_checkpoints(tmp_path / "faulty").folders == ()
     sound, unchecked = (rows_of_losses(tmp_path / name) for name in ("sound", "unchecked"))
     assert sound[0] == unchecked[0]
     assert sound[1] != unchecked[1]  # it trained, and not as it should

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from packed import random_batch
 from pipeline.dataset.manifest import TOKENIZER_FOLDER, read_manifest
 from small_runs import make_config, run
-from trainer.checkpoint.load import list_checkpoints, read_weights
+from trainer.checkpoint.load import find_checkpoints, read_weights
 from trainer.config import ModelConfig
 from trainer.export.folder import export
 from trainer.hf.pretrained import PretrainedError, initialize_from, load_model
@@ -139,7 +139,7 @@ def test_a_unigram_bias_reaches_the_optimizer_unrounded(
         optimizer={"learning_rate": 1e-30},
     )
     run(worker_group(1), config)
-    (folder,) = list_checkpoints(tmp_path / "run")
+    (folder,) = find_checkpoints(tmp_path / "run").folders
     expected = torch.from_numpy(unigram_log_probabilities(data, vocabulary_size=VOCABULARY_SIZE)).float()
     assert torch.equal(read_weights(folder)["mlm_head.bias"], expected)
     assert not torch.equal(expected, expected.bfloat16().float())

@@ -15,7 +15,7 @@ from pipeline.settings import ConfigError, load_settings
 from pipeline.signals import StopRequest
 from pipeline.storage.lease import hold
 from small_runs import check_output, make_config, run, write_small_set
-from trainer.checkpoint.load import CheckpointError, CheckpointWriter, list_checkpoints
+from trainer.checkpoint.load import CheckpointError, CheckpointWriter, find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.launch import preflight
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
         patch.setattr(preflight, "check_run_directory", lambda config, **_: [])  # which refuses another seed before
         with pytest.raises(ValueError, match="the checkpoint at step 1 belongs to plan"):
             preflight.check(config.model_copy(update={"seed": 1}))
-    (folder,) = list_checkpoints(tmp_path / "run")
+    (folder,) = find_checkpoints(tmp_path / "run").folders
     state = (folder / "state.json").read_text()
     flipped = (
         state.replace(known, changed) for known, changed in (("epoch", "epocj"), ('data_hash": "', 'data_hash": "0'))
@@ -172,7 +172,7 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_is_not_done(
     shutil.copy(tmp_path / "run/checkpoints/step-00000002/state.json", bare)  # alone
     assert not preflight.check(config).done
     shutil.rmtree(bare)
-    for folder in list_checkpoints(tmp_path / "run"):
+    for folder in find_checkpoints(tmp_path / "run").folders:
         flip_bit(folder / "rank-00000-of-00002.safetensors")
     with pytest.raises(CheckpointError, match="none of its 2 checkpoints verifies"):
         preflight.check(config)

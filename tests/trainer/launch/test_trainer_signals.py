@@ -22,7 +22,7 @@ from pipeline.signals import StopRequest, stop_on_signals
 from pipeline.storage.lease import hold
 from small_runs import curve, make_config, run
 from trainer import run as train_run
-from trainer.checkpoint.load import list_checkpoints
+from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.launch import processes
 from trainer.launch.failures import WorkerError, WorkerFailure, raise_first
@@ -150,14 +150,14 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_the_same_command_finishes_it(
     steps = len(read_json_lines(output / "metrics.jsonl"))
     assert 3 <= steps < 60
     assert f"stopped at step {steps} of 60; the same command goes on from there" in text
-    assert [path.name for path in list_checkpoints(output)][-1] == f"step-{steps:08d}"
+    assert [path.name for path in find_checkpoints(output).folders][-1] == f"step-{steps:08d}"
 
     process = start()
     wait_for_steps(output, steps + 2, process=process)
     process.kill()  # the parent alone: the workers must follow it
     process.communicate()
     assert_no_worker_of(process.pid)
-    resumed_from = int(list_checkpoints(output)[-1].name.removeprefix("step-"))
+    resumed_from = int(find_checkpoints(output).folders[-1].name.removeprefix("step-"))
 
     process = start()
     text, errors = process.communicate()
@@ -196,7 +196,7 @@ def test_when_all_is_done_the_command_says_so_and_starts_nothing(
     assert "all 9 steps are done; nothing to train" in text
     assert "held-out masked-LM loss" in text
     assert str(tmp_path / "run" / "curve.png") in text
-    assert len(list_checkpoints(tmp_path / "run")) == 1
+    assert len(find_checkpoints(tmp_path / "run").folders) == 1
 
 
 def test_what_fails_in_a_worker_reaches_the_user_as_one_line(
@@ -209,7 +209,7 @@ def test_what_fails_in_a_worker_reaches_the_user_as_one_line(
         "workers=1",
     )
     assert re.match(r"error: step \d: loss (nan|inf)", line)
-    assert list_checkpoints(tmp_path / "run") == []
+    assert find_checkpoints(tmp_path / "run").folders == ()
 
 
 def test_a_worker_that_is_lost_is_named(data: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from pipeline.settings import ConfigError, dump_yaml, split_arguments
 from small_runs import curve, make_config, rows_by_step, run
 from synthetic import write_data_set
 from trainer.checkpoint.format import write_json
-from trainer.checkpoint.load import list_checkpoints, read_state, read_weights
+from trainer.checkpoint.load import find_checkpoints, read_state, read_weights
 from trainer.config import saved as config_saved
 from trainer.config.schema import TrainerConfig
 from trainer.export.model_card import render_model_card
@@ -73,7 +73,7 @@ def snapshot(folder: Path) -> dict[str, tuple[str, int]]:
 
 
 def assert_same_weights(first: Path, second: Path) -> None:
-    one, two = (read_weights(list_checkpoints(output)[-1]) for output in (first, second))
+    one, two = (read_weights(find_checkpoints(output).folders[-1]) for output in (first, second))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -99,7 +99,7 @@ def test_a_branch_with_the_same_settings_is_the_original_bit_for_bit(
     assert any(line.startswith(f"resumed at step 3 of 9 (a branch of {source}): BERT") for line in report.said)
     evaluations = (tmp_path / "branch" / "evaluations.jsonl").read_text().splitlines()
     assert evaluations == (original / "evaluations.jsonl").read_text().splitlines()
-    assert [read_state(folder).step for folder in list_checkpoints(tmp_path / "branch")] == [3, 6, 9]
+    assert [read_state(folder).step for folder in find_checkpoints(tmp_path / "branch").folders] == [3, 6, 9]
 
 
 def test_a_branch_that_was_stopped_goes_on_without_the_original(
@@ -175,7 +175,7 @@ def test_other_rate_precision_and_length(pair: WorkerGroup, data: Path, original
     branch(pair, config, stop_at=5)
     rates = [float.fromhex(line[3]) for line in curve(tmp_path / "branch")]
     assert rates == pytest.approx([4e-4, 5e-4])
-    state = read_state(list_checkpoints(tmp_path / "branch")[-1])
+    state = read_state(find_checkpoints(tmp_path / "branch").folders[-1])
     assert (state.step, state.steps_taken) == (5, 5)
 
 
@@ -224,10 +224,10 @@ def test_the_rows_that_weights_have_seen_are_those_of_both_runs(
     write_data_set(tmp_path / "longer", rows=10, max_seq_length=48, vocabulary_size=256, next_sentence="none", shards=2)
     source = str(original_at(original, 3))
     branch(pair, configure(tmp_path / "longer", tmp_path / "branch", resume_from=source), stop_at=4)
-    rows = read_state(list_checkpoints(tmp_path / "branch")[-1]).rows
+    rows = read_state(find_checkpoints(tmp_path / "branch").folders[-1]).rows
     assert (rows["longest"], rows["next_sentence"]) == (48, True)
     run(pair, configure(tmp_path / "longer", tmp_path / "scratch"), stop_at=1)
-    rows = read_state(list_checkpoints(tmp_path / "scratch")[-1]).rows
+    rows = read_state(find_checkpoints(tmp_path / "scratch").folders[-1]).rows
     assert (rows["longest"], rows["next_sentence"]) == (48, False)
 
 
@@ -306,7 +306,7 @@ def test_the_command_of_the_message_goes_on(
     assert f"(a branch of {words[2].removeprefix('resume_from=')})" in shown
     assert snapshot(tmp_path / "a run") == before
     output = Path(words[3].removeprefix("output="))
-    assert read_state(list_checkpoints(output)[-1]).step == 9
+    assert read_state(find_checkpoints(output).folders[-1]).step == 9
     assert main(words) == 0
     assert "all 9 steps are done; nothing to train" in capfd.readouterr().out
 

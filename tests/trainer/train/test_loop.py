@@ -12,7 +12,7 @@ import torch
 from pipeline.dataset.manifest import read_manifest
 from small_runs import curve, make_config, rows_by_step, run, write_small_set
 from synthetic import write_data_set
-from trainer.checkpoint.load import find_checkpoints, list_checkpoints, newest_verified, read_weights
+from trainer.checkpoint.load import find_checkpoints, newest_verified, read_weights
 from trainer.data.batch_shape import derive_shape
 from trainer.data.plan import Plan
 from trainer.data.stream import MicroBatchStream
@@ -157,7 +157,11 @@ def test_checkpoints_are_written_on_time_and_at_the_end(
 ) -> None:
     output = tmp_path / "run"
     run(groups[2], make_config(data, output, max_steps=5, checkpoint={"every_steps": 2, "keep_last": 9}))
-    assert [path.name for path in list_checkpoints(output)] == ["step-00000002", "step-00000004", "step-00000005"]
+    assert [path.name for path in find_checkpoints(output).folders] == [
+        "step-00000002",
+        "step-00000004",
+        "step-00000005",
+    ]
 
 
 def test_a_run_that_leaves_the_finite_numbers_stops_before_it_saves(
@@ -167,7 +171,7 @@ def test_a_run_that_leaves_the_finite_numbers_stops_before_it_saves(
     config = make_config(data, tmp_path / "run", optimizer=optimizer, schedule={"name": "constant"})
     with pytest.raises(WorkerError, match=r"DivergenceError: step \d: loss (nan|inf).*no checkpoint to go back to"):
         run(groups[1], config.model_copy(update={"workers": 1}))
-    assert list_checkpoints(tmp_path / "run") == []
+    assert find_checkpoints(tmp_path / "run").folders == ()
 
 
 def test_dropout_seeds_differ_by_seed_step_and_lane() -> None:
