@@ -86,7 +86,7 @@ def watched(progress: ProgressPrinter, *, config: PipelineConfig) -> Iterator[No
     if config.engine != "ray":
         yield
         return
-    from pipeline.engines.metrics import serve_progress
+    from pipeline.engines.prometheus import serve_progress
 
     with serve_progress(progress, output=config.output):
         yield
