@@ -1,8 +1,8 @@
 """Checkpoints of a run: RUN/checkpoints/step-00000100/, whole or absent, for any world size and stage.
 
 What is resumed is the newest checkpoint whose every byte verifies: never one that is not whole, never silently
-nothing. Writing is trainer/checkpoint/writer.py, the files are trainer/checkpoint/format.py and
-checkpoint_slices.py; `python -m trainer.checkpoint RUN` is trainer/checkpoint/command.py.
+nothing. Writing is writer.py, the files are format.py and slices.py; `python -m trainer.checkpoint RUN` is
+command.py.
 """
 
 from __future__ import annotations

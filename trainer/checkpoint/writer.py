@@ -113,8 +113,8 @@ class CheckpointWriter:
         cannot be begun.
         """
         self.finish()
-        job = self._begin(step, plan_state=plan_state, guard=guard or {}, data_hash=data_hash, rows=rows or {})
-        self._thread = threading.Thread(target=self._write, args=(job,), name=f"checkpoint-{step}", daemon=True)
+        save = self._begin(step, plan_state=plan_state, guard=guard or {}, data_hash=data_hash, rows=rows or {})
+        self._thread = threading.Thread(target=self._write, args=(save,), name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
@@ -139,7 +139,7 @@ class CheckpointWriter:
         guard: Mapping[str, Any],
         data_hash: str,
         rows: Mapping[str, Any],
-    ) -> _Job:
+    ) -> _Save:
         engine = self._engine
         token, trouble = 0, ""
         if engine.rank == 0:
@@ -157,7 +157,7 @@ class CheckpointWriter:
         if token < 0:
             message = _no_room(self._root, needed=self._bytes_needed, free=-1 - token)
             raise CheckpointError(f"step {step}: {message}; the same command goes on from the last checkpoint")
-        return _Job(
+        return _Save(
             run=self._run,
             draft=self._open_draft(step, token),
             files=self._files,
@@ -204,9 +204,9 @@ class CheckpointWriter:
             torch.cuda.synchronize(self._engine.device)
         return copies
 
-    def _write(self, job: _Job) -> None:
+    def _write(self, save: _Save) -> None:
         try:
-            job.write()
+            save.write()
         except BaseException as error:
             self._error = error
 
@@ -228,7 +228,7 @@ def save(
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Save:
     """One rank's work for one checkpoint, with everything copied off the engine."""
 
     run: Location

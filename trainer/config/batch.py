@@ -19,7 +19,8 @@ class BatchConfig(Settings):
     tokens: Positive | None = None
     """Tokens a step, on average. Give this or pairs."""
     lanes: Positive | None = None
-    """Lanes the data runs in; also the largest number of workers. Null: derived."""
+    """Lanes: parts that an epoch's rows are dealt into, each of which gives one micro-batch a step; also the largest
+    number of workers. Null: derived."""
     tokens_per_slot: Positive | None = None
     """Most tokens of a micro-batch. Null: derived, as few as keep the batch's pace."""
     greatest_slot: Positive | None = None

@@ -48,7 +48,7 @@ class ScheduleConfig(Settings):
 
 
 class GuardConfig(Settings):
-    """What happens where training leaves the finite numbers. Such a step is never applied."""
+    """The divergence guard: what happens at steps that are not finite. Such a step is never applied."""
 
     max_bad_steps: Positive = 3
     """Bad steps in a row after which the run goes back to the last checkpoint from before them."""

@@ -76,7 +76,7 @@ class TrainerConfig(Settings):
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
     guard: GuardConfig = GuardConfig()
-    """Steps that are not finite."""
+    """The divergence guard, for steps that are not finite or whose loss jumps."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Held-out evaluation."""
     logging: LoggingConfig = LoggingConfig()

@@ -286,7 +286,7 @@ def folder_fails(patch: pytest.MonkeyPatch, rank: int) -> None:
 def rank_is_stuck(victim: int) -> Callable[[pytest.MonkeyPatch, int], None]:
     def arrange(patch: pytest.MonkeyPatch, rank: int) -> None:
         if rank == victim:
-            patch.setattr(checkpoint_writer._Job, "write", lambda job: None)
+            patch.setattr(checkpoint_writer._Save, "write", lambda save: None)
 
     return arrange
 
