@@ -104,7 +104,7 @@ class MicroBatchStream:
             if reader == "local"
             else read_with_ray(refs, root=root, object_store_bytes=object_store_mb << 20)
         )
-        self._blocks = ReadAhead(tables, depth=read_ahead_blocks)
+        self._read_ahead = ReadAhead(tables, depth=read_ahead_blocks)
 
     @property
     def state(self) -> PlanState:
@@ -192,7 +192,7 @@ class MicroBatchStream:
 
     def close(self) -> None:
         """Stop reading ahead. Idempotent."""
-        self._blocks.close()
+        self._read_ahead.close()
 
     def _rows_left(self) -> NDArray[np.int64]:
         """[G] rows since the epoch began that each lane may have taken after the next micro-batch."""
@@ -213,7 +213,7 @@ class MicroBatchStream:
         """The lane's next rows, or their number where they are lost; those of other lanes before them wait."""
         start = time.perf_counter()
         while not self._waiting[lane]:
-            ref, table = next(self._blocks)
+            ref, table = next(self._read_ahead)
             if isinstance(table, RowGroupError):
                 if not self._skip_corrupt:
                     raise table

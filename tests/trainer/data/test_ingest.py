@@ -175,7 +175,7 @@ def test_seeking_reads_one_row_group_a_lane(data: tuple[Path, Manifest], monkeyp
         read.append((ref.lane, ref.start))
         return read_slice(ref, root=root)
 
-    monkeypatch.setattr("trainer.data.readers.read_block", counting)
+    monkeypatch.setattr("trainer.data.readers.read_slice", counting)
     state = steps[3][0].state
     stream = MicroBatchStream(plan, root, state=state, read_ahead_blocks=1)
     stream.next_step()
@@ -190,11 +190,11 @@ def test_reading_ahead_is_bounded_and_ends_with_the_stream(data: tuple[Path, Man
     stream = MicroBatchStream(make_plan(manifest), root, read_ahead_blocks=2)
     stream.next_step()
     deadline = time.monotonic() + 300
-    while stream._blocks._queue.qsize() < 2:
+    while stream._read_ahead._queue.qsize() < 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(0.2)
-    assert stream._blocks._queue.qsize() == 2
+    assert stream._read_ahead._queue.qsize() == 2
     stream.close()
     stream.close()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("read-")]
@@ -208,7 +208,7 @@ def test_wait_is_measured(data: tuple[Path, Manifest], monkeypatch: pytest.Monke
         time.sleep(0.05)
         return read_slice(ref, root=root)
 
-    monkeypatch.setattr("trainer.data.readers.read_block", slow)
+    monkeypatch.setattr("trainer.data.readers.read_slice", slow)
     stream = MicroBatchStream(make_plan(manifest), root)
     first, second = stream.next_step(), stream.next_step()
     stream.close()
@@ -259,7 +259,7 @@ def test_the_held_out_rows_that_are_evaluated_depend_on_the_data_set_alone(
         read.append(ref.row_group)
         return read_slice(ref, root=root)
 
-    monkeypatch.setattr("trainer.data.readers.read_block", counting)
+    monkeypatch.setattr("trainer.data.readers.read_slice", counting)
     found = []
     for lanes, tokens, world_size in ((1, 300, 1), (4, 300, 2), (4, 128, 3), (7, 2000, 3), (100, 64, 3)):
         shape = MicroBatchShape(tokens=tokens, pairs=99, masked=200, max_seq_length=64)

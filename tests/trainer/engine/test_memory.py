@@ -40,9 +40,9 @@ def large(**changes: Any) -> TrainerConfig:
 
 
 def estimate(config: TrainerConfig, *, tokens: int = 32_768, lanes: int = 1, workers: int = 1) -> memory.Memory:
-    micro_batch = MicroBatchShape(tokens=tokens, pairs=tokens // 160, masked=tokens // 6, max_seq_length=512)
+    shape = MicroBatchShape(tokens=tokens, pairs=tokens // 160, masked=tokens // 6, max_seq_length=512)
     return estimate_memory(
-        config, vocabulary_size=30_522, micro_batch=micro_batch, micro_batches=-(-lanes // workers), workers=workers
+        config, vocabulary_size=30_522, shape=shape, micro_batches=-(-lanes // workers), workers=workers
     )
 
 
