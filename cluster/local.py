@@ -134,6 +134,7 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
     """Start a node, and note its process before anything else happens."""
     agent, metrics = free_ports(2)
     environment = {
+        "RAY_worker_niceness": "0",  # at Ray's 15 a busy machine leaves workers next to nothing
         # RAY_ADDRESS and the like are of another cluster; RAY_worker_niceness and the like are settings.
         **{key: value for key, value in os.environ.items() if not (key.startswith("RAY_") and key[4:5].isupper())},
         "RAY_AUTH_MODE": "token",
