@@ -1,4 +1,4 @@
-"""Held-out evaluation, and the loss that knowing the training set's token frequencies alone would give.
+"""Held-out evaluation, beside what knowing the training set's token frequencies, or its neighbours, alone would give.
 
 It reads the first evaluation.max_pairs held-out pairs of an order that depends on the data set alone, with their first
 mask set, so that all evaluations on a data set compare; dropout is off. Sums are reduced once, at the end.
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from pipeline import storage
 from pipeline.manifest import TOKEN_COUNTS_NAME, Manifest
 from trainer.batches import to_batch
+from trainer.bigram import Bigrams, count_bigrams
 from trainer.config import TrainerConfig
 from trainer.engine import Engine
 from trainer.ingest import SlotStream, validation_plan
@@ -64,6 +65,9 @@ class Evaluation:
     """Of the data set's manifest."""
     sources: tuple[SourceLoss, ...] = ()
     """Of each source with a masked token among the pairs; none where the set has a single source."""
+    bigram_loss: float | None = None
+    """Cross-entropy of the same masked tokens given their unmasked neighbours (trainer/bigram.py); None in older
+    records."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
@@ -85,14 +89,17 @@ class Evaluation:
 
     def lines(self) -> list[str]:
         """The result in words."""
-        gain = self.unigram_loss - self.mlm_loss
-        place = f"{abs(gain):.4f} nats {'below' if gain >= 0 else 'ABOVE'} it"
         lines = [
             f"held-out masked-LM loss {self.mlm_loss:.4f} nats (perplexity {_perplexity(self.mlm_loss)}), "
             f"accuracy {self.mlm_accuracy:.2%}, over {self.masked:,} masked tokens of {self.pairs:,} pairs",
             f"unigram cross-entropy of the same masked tokens {self.unigram_loss:.4f} nats (token frequencies of the "
-            f"training set, add-one smoothing): the model is {place}",
+            f"training set, add-one smoothing): the model is {self._beside(self.unigram_loss)}",
         ]
+        if self.bigram_loss is not None:
+            lines.append(
+                f"bigram cross-entropy of the same masked tokens {self.bigram_loss:.4f} nats (counts beside their left "
+                f"and right neighbours in training rows): the model is {self._beside(self.bigram_loss)}"
+            )
         if self.nsp_accuracy is not None:
             lines.append(f"held-out next-sentence accuracy {self.nsp_accuracy:.2%}, loss {self.nsp_loss:.4f} nats")
         for source in self.sources:
@@ -102,12 +109,16 @@ class Evaluation:
             )
         return lines
 
+    def _beside(self, loss: float) -> str:
+        gain = loss - self.mlm_loss
+        return f"{abs(gain):.4f} nats {'below' if gain >= 0 else 'ABOVE'} it"
+
 
 class Evaluator:
     """Evaluates on the held-out rows of a phase's data set. ValueError where it holds none."""
 
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:
-        self._config, self._special, self._slot = config, manifest.special, shape.slot
+        self._config, self._manifest, self._slot = config, manifest, shape.slot
         self._phase, self._data_hash = phase, manifest.hash
         self._plan = validation_plan(
             manifest, shape=shape.slot, lanes=shape.lanes, max_pairs=config.evaluation.max_pairs
@@ -115,6 +126,7 @@ class Evaluator:
         log_probabilities = unigram_log_probabilities(config.data, vocabulary_size=manifest.vocabulary_size)
         self._unigram = log_probabilities
         self._sources = manifest.sources
+        self._bigrams: Bigrams | None = None
 
     def is_due(self, step: int) -> bool:
         """Whether the config asks for an evaluation after this step, before the end of the run."""
@@ -123,6 +135,11 @@ class Evaluator:
 
     def evaluate(self, engine: Engine, *, step: int) -> Evaluation:
         """Evaluate the weights after `step` steps; the same result on every rank. Collective."""
+        if self._bigrams is None:
+            skip = self._config.ingest.skip_corrupt
+            self._bigrams = count_bigrams(
+                self._config.data, manifest=self._manifest, unigram=self._unigram, skip_corrupt=skip
+            )
         stream = SlotStream(
             self._plan,
             self._config.data,
@@ -133,6 +150,7 @@ class Evaluator:
         sums = torch.zeros(4, dtype=torch.float64)
         by_source = SourceSums(len(self._sources))
         pairs = masked = labelled = 0
+        bigram = 0.0
         with closing(stream), engine.evaluation():
             for data in stream.one_epoch():
                 pairs += data.num_pairs
@@ -142,7 +160,7 @@ class Evaluator:
                     batch = to_batch(
                         slot,
                         shape=self._slot,
-                        special=self._special,
+                        special=self._manifest.special,
                         constant_shapes=engine.device.type == "cuda",
                         device=engine.device,
                     )
@@ -150,11 +168,12 @@ class Evaluator:
                     sums += output.sums().double().cpu()
                     if slot is not None:
                         losses = output.mlm_losses[: slot.num_masked].double().cpu().numpy()
+                        bigram += float(self._bigrams.losses(slot).sum())
                         by_source.add(slot, losses=losses, unigram=-self._unigram[slot.masked_labels])
-        totals = torch.cat([sums, torch.from_numpy(by_source.table.ravel())])
+        totals = torch.tensor([*sums.tolist(), bigram, *by_source.table.ravel()], dtype=torch.float64)
         dist.all_reduce(totals)
-        mlm, nsp, mlm_correct, nsp_correct = totals[:4].tolist()
-        table = totals[4:].reshape(by_source.table.shape).numpy()
+        mlm, nsp, mlm_correct, nsp_correct, bigram = totals[:5].tolist()
+        table = totals[5:].reshape(by_source.table.shape).numpy()
         return Evaluation(
             step=step,
             pairs=pairs,
@@ -164,6 +183,7 @@ class Evaluator:
             nsp_loss=nsp / labelled if labelled else None,
             nsp_accuracy=nsp_correct / labelled if labelled else None,
             unigram_loss=float(table[:, SourceSums.UNIGRAM].sum()) / max(1, masked),
+            bigram_loss=bigram / max(1, masked),
             phase=self._phase,
             data_hash=self._data_hash,
             sources=_source_losses(table, names=self._sources) if len(self._sources) > 1 else (),
