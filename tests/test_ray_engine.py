@@ -107,7 +107,7 @@ def test_a_build_that_waits_says_for_what_and_takes_everything_back(
     assert_actors_end()
     assert not (folder / "out").exists()
     assert_start_is_bounded(monkeypatch)
-    assert ray.get(ray.remote(os.nice).remote(0)) == os.nice(0), "Ray's own workers would be nicer by 15"
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0), "Ray's own workers would be nicer by 15"
 
 
 def assert_start_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ class ModelConfig(Settings):
     """Start of the masked-LM head's bias: zeros (as published), or the logarithm of each token's share of the training
     tokens, so that the first hundreds of steps need not learn word frequencies."""
     initial_weights: Literal["published", "scaled"] = "published"
-    """published: every matrix with deviation 0.02. scaled: embeddings 0.05, other matrices 1 / sqrt(their inputs), the
+    """published: every matrix with deviation 0.02. scaled: embeddings 0.05, other matrices 0.06, and the
     masked-LM head passes the encoder's output on unchanged. For short runs of small models with norm=pre: from 0.02 a
     tiny model spends millions of tokens before it looks at a word's neighbours."""
     initialize_from: str | None = None

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 VOCABULARY_MULTIPLE = 64
 INITIAL_DEVIATION = 0.02
-SCALED_EMBEDDINGS = 0.05
-"""Initial deviation of the embeddings with initial_weights=scaled."""
+SCALED_EMBEDDINGS, SCALED_DEVIATION = 0.05, 0.06
+"""Initial deviation of the embeddings and of other matrices with initial_weights=scaled."""
 SCALED_HEAD = 8.0
 """The masked-LM head's dense layer then is this times the identity, and its bias four times this: up there GELU is
 linear, and the head's LayerNorm takes both away. A step of Adam is small beside it, so the head does not blur what the
-encoder learns: on 240 steps 0.30 nats below the unigram at [MASK], where a drawn head reaches 0.01."""
+encoder learns: after 240 steps the loss at [MASK] was 0.30 nats below the unigram, with a drawn head 0.03 above."""
 TRUNCATION = 2.0
 
 
@@ -148,7 +148,7 @@ def initialize_weights(model: nn.Module, *, seed: int, scaled: bool = False) -> 
         share = math.erf(TRUNCATION / math.sqrt(2.0))
         deviation = INITIAL_DEVIATION
         if scaled:
-            deviation = SCALED_EMBEDDINGS if name.startswith("embeddings.") else parameter.shape[1] ** -0.5
+            deviation = SCALED_EMBEDDINGS if name.startswith("embeddings.") else SCALED_DEVIATION
         bound = TRUNCATION * deviation
         parameter.uniform_(-share, share, generator=generator).erfinv_()
         parameter.mul_(deviation * math.sqrt(2.0)).clamp_(-bound, bound)
