@@ -1,8 +1,8 @@
 """How many GPUs a host can feed: Parquet to batches, as the trainer's workers do it, without a GPU.
 
 Usage: python -m bench.ingest DATA [--processes N] [--steps N]
-Every process is one worker of a run of that many: it reads row groups, cuts slots and lays them out as tensors. A GPU's
-worth is 235,000 tokens a second.
+Every process is one worker of a run of that many: it reads row groups, packs micro-batches and lays them out.
+A GPU's worth is 235,000 tokens a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.trainer_parts import TOKENS
 from pipeline.dataset import read_manifest
 from trainer.config import TrainerConfig
-from trainer.data import SlotStream, open_phases, resolve_phases
+from trainer.data import MicroBatchStream, open_phases, resolve_phases
 from trainer.model import to_batch
 
 OUT = Path(__file__).resolve().parent / "out"
@@ -71,14 +71,14 @@ def feed(data: str, rank: int, world_size: int, steps: int) -> tuple[int, float,
     )
     manifest = read_manifest(data)
     (phase,) = open_phases(resolve_phases(config), manifests=[manifest])
-    stream = SlotStream(phase.plan, data, rank=rank, world_size=world_size)
+    stream = MicroBatchStream(phase.plan, data, rank=rank, world_size=world_size)
     tokens, begun, begun_cpu = 0, 0.0, 0.0
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
             begun, begun_cpu = time.perf_counter(), time.process_time()
-        (slot,) = stream.next_step().slots  # alone: the other ranks' counts are not asked for
-        to_batch(slot, shape=phase.shape.slot, special=manifest.special, constant_shapes=True)
-        tokens += slot.num_tokens if slot is not None and step >= WARM_UP else 0
+        (micro_batch,) = stream.next_step().micro_batches  # alone: the other ranks' counts are not asked for
+        to_batch(micro_batch, shape=phase.shape.micro_batch, special=manifest.special, constant_shapes=True)
+        tokens += micro_batch.num_tokens if micro_batch is not None and step >= WARM_UP else 0
     wall, cpu = time.perf_counter() - begun, time.process_time() - begun_cpu
     stream.close()
     return tokens, wall, cpu

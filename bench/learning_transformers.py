@@ -33,7 +33,7 @@ from bench.transformers_bert import (
 )
 from pipeline.dataset import read_manifest
 from trainer.config import TrainerConfig
-from trainer.data import OpenPhase, SlotStream, Step, open_phases, resolve_phases, validation_plan
+from trainer.data import MicroBatchStream, OpenPhase, Step, open_phases, resolve_phases, validation_plan
 from trainer.engine import learning_rate
 from trainer.engine.optimizers import build_optimizer
 from trainer.model import to_batch
@@ -180,8 +180,8 @@ def prepare_passes(task: Task, *, config: TrainerConfig) -> Iterator[list[Padded
 def read_held_out(task: Task, *, config: TrainerConfig) -> list[Padded]:
     """What the product evaluates, in passes of PASS_ROWS."""
     opened = open_phase(config)
-    plan = validation_plan(opened.manifest, shape=opened.shape.slot, lanes=opened.shape.lanes)
-    stream = SlotStream(plan, task.data)
+    plan = validation_plan(opened.manifest, shape=opened.shape.micro_batch, lanes=opened.shape.lanes)
+    stream = MicroBatchStream(plan, task.data)
     rows = [row for step in stream.one_epoch() for row in lay_out(step, opened=opened)]
     stream.close()
     passes = [rows[first : first + PASS_ROWS] for first in range(0, len(rows), PASS_ROWS)]
@@ -192,7 +192,7 @@ def read_held_out(task: Task, *, config: TrainerConfig) -> list[Padded]:
 def read_rows(config: TrainerConfig) -> Iterator[tuple[Step, list[Row]]]:
     """The product's steps without end, each with its pairs in order."""
     opened = open_phase(config)
-    stream = SlotStream(opened.plan, config.data)
+    stream = MicroBatchStream(opened.plan, config.data)
     try:
         while True:
             step = stream.next_step()
@@ -203,8 +203,12 @@ def read_rows(config: TrainerConfig) -> Iterator[tuple[Step, list[Row]]]:
 
 def lay_out(step: Step, *, opened: OpenPhase) -> list[Row]:
     """The pairs of a step."""
-    shape, special = opened.shape.slot, opened.manifest.special
-    batches = (to_batch(slot, shape=shape, special=special, constant_shapes=False) for slot in step.slots if slot)
+    shape, special = opened.shape.micro_batch, opened.manifest.special
+    batches = (
+        to_batch(micro_batch, shape=shape, special=special, constant_shapes=False)
+        for micro_batch in step.micro_batches
+        if micro_batch
+    )
     return [row for batch in batches for row in rows_of(batch)]
 
 

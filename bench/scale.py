@@ -31,7 +31,7 @@ from pipeline.dataset import (
     shard_name,
     write_manifest,
 )
-from trainer.data import SlotShape, lanes_of
+from trainer.data import MicroBatchShape, lanes_of
 from trainer.data.plan import Plan
 
 OUT = ROOT / "bench" / "out"
@@ -39,7 +39,7 @@ MEAN_LENGTH = 256
 GROUP_ROWS = 4_096
 MOST_S = 10.0
 MOST_BYTES = 2 << 30
-_SHAPE = SlotShape(tokens=32_768, pairs=256, masked=8_192, max_seq_length=512)
+_SHAPE = MicroBatchShape(tokens=32_768, pairs=256, masked=8_192, max_seq_length=512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def slice_plan(root: Path, *, ranks: int) -> Scale:
     blocks = 0
     for rank in range(ranks):
         lanes = lanes_of(rank, world_size=ranks, lanes=ranks)
-        blocks += plan.blocks(0, lanes=lanes, cursors=[0] * len(lanes)).lane.size
+        blocks += plan.slices(0, lanes=lanes, cursors=[0] * len(lanes)).lane.size
     return Scale(
         rows=manifest.num_rows("train"),
         shards=len(manifest.shards),

@@ -24,7 +24,7 @@ from torch import Tensor
 from bench.transformers_bert import IGNORED, build_model, initial_state, pad, rows_of, send
 from pipeline.dataset import read_manifest
 from trainer.config import ModelConfig, TrainerConfig
-from trainer.data import SlotStream, Step, open_phases, resolve_phases
+from trainer.data import MicroBatchStream, Step, open_phases, resolve_phases
 from trainer.engine import Engine
 from trainer.engine.optimizers import build_optimizer
 from trainer.model import Batch, BertForPretraining, to_batch
@@ -85,13 +85,13 @@ def read_steps(setting: Setting, *, constant_shapes: bool) -> tuple[list[Step], 
     """The first steps of the data set and their batches: constant shapes are on the device, others on the CPU."""
     config, manifest = setting.config(), read_manifest(setting.data)
     (phase,) = open_phases(resolve_phases(config), manifests=[manifest])
-    stream = SlotStream(phase.plan, setting.data)
+    stream = MicroBatchStream(phase.plan, setting.data)
     steps = [stream.next_step() for _ in range(BATCHES)]
     stream.close()
     batches = [
         to_batch(
-            step.slots[0],
-            shape=phase.shape.slot,
+            step.micro_batches[0],
+            shape=phase.shape.micro_batch,
             special=manifest.special,
             constant_shapes=constant_shapes,
             device=setting.device if constant_shapes else "cpu",

@@ -25,7 +25,7 @@ from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_a
 from pipeline.signals import stop_on_signals
 from trainer.config import TrainerConfig
 from trainer.launch import WorkerError, check, processes, read_config, write_config
-from trainer.train import Link, Place
+from trainer.train import Link, WorkerPlace
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "python -m trainer.profiling"
@@ -136,7 +136,7 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
 
 
 @contextmanager
-def record(link: Link, place: Place, *, folder: str) -> Iterator[Link]:
+def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
     """Record this worker's steps; ask the run to stop after the last. The first worker writes the trace."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():

@@ -15,27 +15,12 @@ if not __package__:
 
 import signal
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
-from pipeline.signals import Say, StopRequest, stop_on_signals
-from pipeline.storage import hold
-from trainer.checkpoint import list_checkpoints
+from pipeline.signals import stop_on_signals
 from trainer.config import TrainerConfig
-from trainer.launch import (
-    SAMPLE_CONFIG,
-    WorkerError,
-    check,
-    check_fresh,
-    dry_run,
-    processes,
-    read_config,
-    run_attempts,
-    write_config,
-)
-from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, Evaluation, RunFiles, draw_curve, read_last_lines
-from trainer.train import Outcome
+from trainer.launch import SAMPLE_CONFIG, WorkerError, check, dry_run, read_config, train
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "trainer/run.py"
@@ -68,16 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words.file is None:
             print(f"no --config given: using {REPOSITORY / SAMPLE_CONFIG}", flush=True)
         config = read_config(words, repository=REPOSITORY)
-        if "--fresh" in words.flags:
-            check_fresh(config)
+        fresh = "--fresh" in words.flags
         if dry_run.FLAG in words.flags:
-            checked = check(config)
-            for line in (*checked.lines, *dry_run.describe_run(checked.config, options)):
+            checked = check(config, fresh=fresh)
+            for line in (*checked.lines, *dry_run.describe_run(checked, options)):
                 _print(line)
             return 0
         with stop_on_signals() as stop:
             try:
-                return train(config, stop=stop, say=_print)
+                return train(check(config, fresh=fresh), stop=stop, say=_print)
             except KeyboardInterrupt:
                 return _fail_interrupted(stop.signal_number)
     except (ValueError, OSError) as error:
@@ -87,62 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return _fail_interrupted(signal.SIGINT)
-
-
-def train(config: TrainerConfig, *, stop: StopRequest, say: Say) -> int:
-    """Check, launch, and tell what came of it; returns the exit status."""
-    checked = check(config)
-    config = checked.config
-    for line in checked.lines:
-        say(line)
-    if not checked.done:
-        outcome = launch(config, stop=stop, say=say)
-        if not outcome.finished:
-            say(f"stopped at step {outcome.last_step} of {config.max_steps}; the same command goes on from there")
-            return 128 + (stop.signal_number or 0)
-    show_results(config, say=say, done_before=checked.done)
-    return 0
-
-
-def launch(config: TrainerConfig, *, stop: StopRequest, say: Say) -> Outcome:
-    """Run the workers under the configured launcher. Makes the run directory once the machine can hold them.
-
-    LeaseError where another job trains in it.
-    """
-    lease = partial(hold, config.output, timeout_s=config.lease_timeout_s, say=say, stop=stop)
-    if config.launcher == "processes":
-        settled = processes.resolve_device(config)
-        with lease() as token:
-            write_config(config)
-            attempt = partial(processes.run_in_processes, settled, stop=stop, say=say, lease_token=token)
-            return run_attempts(attempt, config=config, stop=stop, say=say)
-    from trainer.launch import elastic, ray_train  # absent where the loop runs without it
-
-    with ray_train.ray_session(config) as settled:
-        stop.listen()
-        with lease() as token:
-            write_config(config)
-            each = ray_train.resources_of(settled)
-            watch = elastic.GroupWatch(settled, each=each, wishes=elastic.Wishes(each))
-            attempt = partial(ray_train.run_on_ray, settled, stop=stop, say=say, lease_token=token, watch=watch)
-            return run_attempts(attempt, config=config, stop=stop, say=say)
-
-
-def show_results(config: TrainerConfig, *, say: Say, done_before: bool) -> None:
-    """Draw the curve and say where everything is."""
-    files = RunFiles(config.output, working_folder=config.working_folder)
-    files.bring([METRICS_NAME, EVALUATIONS_NAME])
-    steps = read_last_lines(files.folder / METRICS_NAME)
-    evaluations = read_last_lines(files.folder / EVALUATIONS_NAME)
-    if done_before:
-        say(f"all {config.max_steps} steps are done; nothing to train")
-        for line in Evaluation.of(evaluations[-1]).lines() if evaluations else ():
-            say(line)
-    if steps:
-        say(f"loss curve: {files.send_file(draw_curve(files.folder).name)}")
-    newest = list_checkpoints(files.run)[-1]
-    tracker = "" if config.logging.tracker == "none" else f", {config.logging.tracker}/"
-    say(f"run directory: {files.run} (metrics.jsonl{tracker}, config.yaml); newest checkpoint: {newest}")
 
 
 def _fail_interrupted(number: int | None) -> int:

@@ -20,10 +20,11 @@ from pipeline.engines import count_readers
 from pipeline.estimate.intervals import Quantity
 from pipeline.estimate.sample_build import Measured, measure_source
 from pipeline.estimate.sampling import Unit, choose_units, list_frame, read_units
-from pipeline.runtime import SHARDS, SPILLS, Job, describe_seconds
+from pipeline.runtime import SHARDS, SPILLS, Job
 from pipeline.shuffle import Buckets, choose_buckets
 from pipeline.sources import list_splits, share_books
 from pipeline.tokenizer import WordTokenizer
+from pipeline.units import describe_bytes, describe_seconds
 from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
 
 _TIME_BAND = 0.3
@@ -251,15 +252,6 @@ def format_estimate(found: Estimate) -> list[str]:
         "not subtracted: copies and near duplicates, which only the whole input shows",
     ]
     return lines
-
-
-def describe_bytes(count: float) -> str:
-    """123 kB, 4.5 MB, 67 GB: three digits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}" if count < 999.5 else f"1 {unit}"
-        count /= 1000
-    return f"{count:,.4g} TB"
 
 
 def _describe_band(quantity: Quantity, *, known: str) -> str:

@@ -14,12 +14,13 @@ from pipeline.build import check_paths, list_doubts
 from pipeline.config import PipelineConfig
 from pipeline.dataset import MANIFEST_NAME
 from pipeline.engines import choose_workers, count_readers
-from pipeline.estimate.cost import describe_bytes, estimate, format_estimate
+from pipeline.estimate.cost import estimate, format_estimate
 from pipeline.output import MARK_NAME, check_writable
 from pipeline.settings import ConfigError
 from pipeline.signals import say_at_once
 from pipeline.sources import list_splits, share_books
 from pipeline.storage import free_bytes
+from pipeline.units import describe_bytes
 from pipeline.vocabulary import given_vocabulary
 
 

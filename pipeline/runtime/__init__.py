@@ -12,7 +12,7 @@ from pipeline.runtime.failures import (
     report_failure,
 )
 from pipeline.runtime.ledger import Kind, list_records
-from pipeline.runtime.progress import PLAN_NAME, ProgressPrinter, Stage, WorkReport, describe_seconds
+from pipeline.runtime.progress import PLAN_NAME, ProgressPrinter, Stage, WorkReport
 from pipeline.runtime.scratch import scratch_folder
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "WorkReport",
     "choose_kept",
     "describe_error",
-    "describe_seconds",
     "leave_failure",
     "list_records",
     "local_notes",

@@ -22,6 +22,7 @@ from typing import Any, Literal, TextIO, TypeAlias
 
 from pipeline import storage
 from pipeline.dataset import canonical_json
+from pipeline.units import describe_seconds
 
 Stage: TypeAlias = Literal["read", "shard"]
 
@@ -289,14 +290,3 @@ def _kept(counts: Counter[str]) -> str:
 
 def _rate(megabytes: float, seconds: float) -> str:
     return f" ({megabytes / max(seconds, 1e-3):.1f} MB/s)"
-
-
-def describe_seconds(seconds: float) -> str:
-    """12 s, 3 min, 5.2 h, 4.1 d: two digits say enough."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 36 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:.1f} d"

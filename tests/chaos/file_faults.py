@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.checkpoint.format import list_checkpoints
+from trainer.checkpoint.format import find_checkpoints
 
 from .findings import Finding, judge
 from .runs import ChaosError, Run, Stage
@@ -41,7 +41,7 @@ def flip_a_bit(checkpoint: Path) -> None:
 
 def make_stale(checkpoint: Path) -> None:
     """An older checkpoint under the newest one's name."""
-    older = list_checkpoints(checkpoint.parent.parent)[-2]
+    older = find_checkpoints(checkpoint.parent.parent).folders[-2]
     shutil.rmtree(checkpoint)
     shutil.copytree(older, checkpoint)
 
@@ -93,7 +93,7 @@ def continue_copy(stopped: Run, *, name: str, damage: Callable[[Path], None]) ->
     run = stopped.stage.make_run(name)
     shutil.copytree(stopped.output, run.output)
     run.lines += stopped.lines
-    damage(list_checkpoints(run.output)[-1])
+    damage(find_checkpoints(run.output).folders[-1])
     run.start()
     run.finish()
     return run
@@ -107,7 +107,7 @@ def resumed_step(run: Run) -> int:
 
 def _damage_all(stopped: Run) -> Finding:
     def damage_all(newest: Path) -> None:
-        for checkpoint in list_checkpoints(newest.parent.parent):
+        for checkpoint in find_checkpoints(newest.parent.parent).folders:
             flip_a_bit(checkpoint)
 
     run = continue_copy(stopped, name="checkpoint-all", damage=damage_all)
@@ -115,7 +115,7 @@ def _damage_all(stopped: Run) -> Finding:
     (error,) = [line.text for line in run.lines if line.text.startswith("error: ")] or ["no error"]
     if status != 2 or "none of its" not in error:
         broken.append(f"status {status}: {error}")
-    for folder in list_checkpoints(run.output):
+    for folder in find_checkpoints(run.output).folders:
         shutil.rmtree(folder)
     shutil.rmtree(run.output / "checkpoints")
     shutil.copytree(stopped.output / "checkpoints", run.output / "checkpoints")

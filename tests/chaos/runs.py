@@ -23,7 +23,7 @@ from pipeline.dataset.manifest import Manifest
 from processes import command_of
 from ray_head import AS_OTHERS
 from synthetic import write_data_set
-from trainer.checkpoint.format import checkpoints_folder, list_checkpoints, step_of
+from trainer.checkpoint.format import checkpoints_folder, find_checkpoints, step_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 MARK = "CLOZE_CHAOS"
@@ -191,7 +191,7 @@ class Run:
 
     def newest_step(self) -> int:
         """Step of the newest committed checkpoint; 0 for none."""
-        folders = list_checkpoints(self.target or self.output)
+        folders = find_checkpoints(self.target or self.output).folders
         return step_of(folders[-1]) if folders else 0
 
     def fetch(self) -> None:

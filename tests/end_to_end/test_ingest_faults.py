@@ -1,4 +1,4 @@
-"""The stream where data are damaged, missing or foreign; and read by Ray: the same slots, the same faults."""
+"""The stream where data are damaged, missing or foreign; and read by Ray: the same micro-batches, the same faults."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ingest_streams import SHAPE, assert_same, assert_same_slot, make_plan, rows_of, run
+from ingest_streams import SHAPE, assert_same, assert_same_micro_batch, make_plan, rows_of, run
 from pipeline.dataset.manifest import DataSetError, Manifest
 from synthetic import SPECIAL, write_data_set
 from trainer.data.readers import ReadAhead
-from trainer.data.row_groups import BlockError, make_refs, read_block
-from trainer.data.stream import SlotStream
+from trainer.data.row_groups import RowGroupError, make_slices, read_slice
+from trainer.data.stream import MicroBatchStream
 from trainer.train.prefetch import Feed
 
 
@@ -38,7 +38,7 @@ def flip_a_bit(path: Path, *, row_group: int) -> None:
 def test_a_flipped_bit_stops_with_shard_and_row_group(damaged: tuple[Path, Manifest, Path]) -> None:
     root, manifest, path = damaged
     flip_a_bit(path, row_group=1)
-    stream = SlotStream(make_plan(manifest), root)
+    stream = MicroBatchStream(make_plan(manifest), root)
     message = rf"{path.name}, row group 1: cannot be read \(.*CRC checksum.*restore it, or build the set again"
     with pytest.raises(DataSetError, match=message):
         list(stream.one_epoch())
@@ -54,7 +54,7 @@ def test_a_row_group_that_cannot_be_read_is_passed_over_where_the_config_says_so
     plan = make_plan(manifest)
     steps = run(plan, root, steps=40, skip_corrupt=True)
     whole = {(s, g, r) for s in range(2) for g in range(2) for r in range(21)} - {(1, 1, r) for r in range(21)}
-    taken = rows_of([slot for _, lanes in steps for slot in lanes.values() if slot])
+    taken = rows_of([micro_batch for _, lanes in steps for micro_batch in lanes.values() if micro_batch])
     assert set(taken) == whole
     epochs = steps[-1][0].state.epoch
     assert epochs >= 3
@@ -89,7 +89,7 @@ def test_a_feed_gives_up_where_no_row_can_be_read(
     monkeypatch.setattr("torch.distributed.all_reduce", lambda counts, async_op: done)
 
     def open_feed() -> Feed:
-        stream = SlotStream(plan, root, skip_corrupt=True)
+        stream = MicroBatchStream(plan, root, skip_corrupt=True)
         return Feed(stream, shape=SHAPE, special=SPECIAL, device=torch.device("cpu"))
 
     flip_a_bit(path, row_group=0)
@@ -102,7 +102,7 @@ def test_a_feed_gives_up_where_no_row_can_be_read(
     for shard, group in ((0, 0), (0, 1), (1, 1)):
         flip_a_bit(root / manifest.shards[shard].path, row_group=group)
     feed = open_feed()
-    with pytest.raises(BlockError, match="none of the 168 rows after epoch 0 can be read"):
+    with pytest.raises(RowGroupError, match="none of the 168 rows after epoch 0 can be read"):
         feed.next_step()
     feed.close()
 
@@ -110,8 +110,8 @@ def test_a_feed_gives_up_where_no_row_can_be_read(
 def test_a_missing_shard_stops_with_its_name(damaged: tuple[Path, Manifest, Path]) -> None:
     root, manifest, path = damaged
     path.unlink()
-    with pytest.raises(BlockError, match=rf"{path.name}, row group \d: cannot be read \(.*No such file"):
-        SlotStream(make_plan(manifest), root).next_step()
+    with pytest.raises(RowGroupError, match=rf"{path.name}, row group \d: cannot be read \(.*No such file"):
+        MicroBatchStream(make_plan(manifest), root).next_step()
 
 
 def test_a_shard_of_another_build_is_refused(damaged: tuple[Path, Manifest, Path]) -> None:
@@ -119,27 +119,27 @@ def test_a_shard_of_another_build_is_refused(damaged: tuple[Path, Manifest, Path
     write_data_set(root / "other", shards=2, row_groups=2, rows=22, validation_shards=0, seed=1)
     shutil.copy(root / "other" / manifest.shards[1].path, path)
     plan = make_plan(manifest, lanes=1)
-    blocks = plan.blocks(0, lanes=[0], cursors=[0])
-    ref = next(ref for ref in make_refs(plan, blocks, epoch=0) if ref.shard == 1)
-    with pytest.raises(BlockError, match=rf"{path.name}, row group {ref.row_group}: holds 22 rows, .* lists 21, "):
-        read_block(ref, root=root)
+    slices = plan.slices(0, lanes=[0], cursors=[0])
+    ref = next(ref for ref in make_slices(plan, slices, epoch=0) if ref.shard == 1)
+    with pytest.raises(RowGroupError, match=rf"{path.name}, row group {ref.row_group}: holds 22 rows, .* lists 21, "):
+        read_slice(ref, root=root)
 
 
 def test_an_error_of_the_reading_thread_comes_out_every_time() -> None:
     def items() -> Iterator[tuple[object, pa.Table]]:
         yield 1, pa.table({})
-        raise BlockError("broken")
+        raise RowGroupError("broken")
 
     reader = ReadAhead(items(), depth=2)  # type: ignore[arg-type]
     assert next(reader)[0] == 1  # type: ignore[comparison-overlap]
     for _ in range(2):
-        with pytest.raises(BlockError, match="broken"):
+        with pytest.raises(RowGroupError, match="broken"):
             next(reader)
     reader.close()
 
 
 @pytest.mark.ray
-def test_ray_reads_the_same_slots_and_names_the_same_faults(damaged: tuple[Path, Manifest, Path]) -> None:
+def test_ray_reads_the_same_micro_batches_and_names_the_same_faults(damaged: tuple[Path, Manifest, Path]) -> None:
     ray = pytest.importorskip("ray")
     root, manifest, path = damaged
     plan = make_plan(manifest)
@@ -148,18 +148,18 @@ def test_ray_reads_the_same_slots_and_names_the_same_faults(damaged: tuple[Path,
     try:
         # every logical CPU is taken, as train workers do
         holder = ray.remote(num_cpus=2)(type("Holder", (), {})).remote()
-        local, remote = SlotStream(plan, root), SlotStream(plan, root, blocks="ray", object_store_mb=32)
+        local, remote = MicroBatchStream(plan, root), MicroBatchStream(plan, root, reader="ray", object_store_mb=32)
         for _ in range(30):
             step, other = local.next_step(), remote.next_step()
             assert step.state == other.state
-            for slot, same in zip(step.slots, other.slots, strict=True):
-                assert_same_slot(slot, same)
+            for micro_batch, same in zip(step.micro_batches, other.micro_batches, strict=True):
+                assert_same_micro_batch(micro_batch, same)
         assert step.state.epoch >= 2
         local.close()
         remote.close()
         flip_a_bit(path, row_group=1)
-        broken = SlotStream(plan, root, blocks="ray", object_store_mb=32)
-        with pytest.raises(BlockError, match=rf"{path.name}, row group 1: cannot be read"):
+        broken = MicroBatchStream(plan, root, reader="ray", object_store_mb=32)
+        with pytest.raises(RowGroupError, match=rf"{path.name}, row group 1: cannot be read"):
             list(broken.one_epoch())
         broken.close()
         del holder

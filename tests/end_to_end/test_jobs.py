@@ -13,7 +13,7 @@ import pytest
 from pipeline.settings import load_settings
 from ray_head import Head
 from small_runs import curve, run, write_small_set
-from trainer.checkpoint.load import list_checkpoints
+from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.telemetry.metrics import read_json_lines
 from worker_group import WorkerGroup
@@ -52,7 +52,7 @@ def test_a_stopped_job_is_continued_by_one_with_uploaded_code(
     head.call("job", "stop", "first")
     steps = len(read_json_lines(output / "metrics.jsonl"))
     assert 3 <= steps < MAX_STEPS
-    assert [path.name for path in list_checkpoints(output)] == [f"step-{steps:08d}"]
+    assert [path.name for path in find_checkpoints(output).folders] == [f"step-{steps:08d}"]
     assert f"stopped at step {steps} of {MAX_STEPS}" in head.call("job", "logs", "first")
 
     copy = tmp_path / "copy"

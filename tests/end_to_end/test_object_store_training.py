@@ -13,7 +13,7 @@ from pipeline import storage
 from pipeline.dataset.manifest import DataSetError, open_data_set, read_manifest
 from pipeline.settings import split_arguments
 from small_runs import curve, write_small_set
-from trainer.data.row_groups import BlockError, make_refs, read_block
+from trainer.data.row_groups import RowGroupError, make_slices, read_slice
 from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary
 from trainer.launch import preflight
 from trainer.run import PROGRAM, main
@@ -105,9 +105,9 @@ def test_a_set_on_a_store_is_checked_when_it_is_opened(data: Path, stored: str, 
 def test_a_row_group_on_a_store_that_cannot_be_read_is_named(data: Path, stored: str) -> None:
     """Page checksums are verified there too."""
     plan = make_plan(read_manifest(stored))
-    blocks = plan.blocks(0, lanes=[0], cursors=[0])
-    ref = next(make_refs(plan, blocks, epoch=0))
-    assert read_block(ref, root=stored).equals(read_block(ref, root=data))
+    slices = plan.slices(0, lanes=[0], cursors=[0])
+    ref = next(make_slices(plan, slices, epoch=0))
+    assert read_slice(ref, root=stored).equals(read_slice(ref, root=data))
     path = f"{stored}/{ref.path}"
     content = storage.read_bytes(path)
     with storage.open_parquet(path) as file:
@@ -115,12 +115,15 @@ def test_a_row_group_on_a_store_that_cannot_be_read_is_named(data: Path, stored:
         place = column.data_page_offset + column.total_compressed_size - 3
     storage.write_bytes(path, content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
     with pytest.raises(
-        BlockError, match=rf"^{path}, row group {ref.row_group}: cannot be read \(.*CRC checksum.*the file is damaged"
+        RowGroupError,
+        match=rf"^{path}, row group {ref.row_group}: cannot be read \(.*CRC checksum.*the file is damaged",
     ):
-        read_block(ref, root=stored)
+        read_slice(ref, root=stored)
     storage.delete(path)
-    with pytest.raises(BlockError, match=rf"^{path}, row group {ref.row_group}: cannot be read \({path}: there is no"):
-        read_block(ref, root=stored)
+    with pytest.raises(
+        RowGroupError, match=rf"^{path}, row group {ref.row_group}: cannot be read \({path}: there is no"
+    ):
+        read_slice(ref, root=stored)
 
 
 def test_only_the_data_may_be_a_url_and_it_stays_one(tmp_path: Path, repository: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from small_runs import RunReport, curve, make_config, rows_by_step, run, write_small_set
-from trainer.checkpoint.load import list_checkpoints
+from trainer.checkpoint.load import find_checkpoints
 from worker_group import WorkerError, WorkerGroup
 
 MAX_STEPS = 9
@@ -28,7 +28,7 @@ def single(worker_group: Callable[[int], WorkerGroup]) -> WorkerGroup:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    # 40 rows make an epoch of about 5 steps, so that runs cross its end, in row groups that slots cross.
+    # 40 rows make an epoch of about 5 steps, so that runs cross its end, in row groups that micro-batches cross.
     write_small_set(folder)
     return folder
 
@@ -87,7 +87,7 @@ def test_what_was_computed_past_the_checkpoint_is_cut_and_computed_again(
     """As after a kill at step 7, when the last checkpoint is of step 3."""
     output = tmp_path / "run"
     run(pair, make_config(data, output, checkpoint={"every_steps": 3}), stop_at=7)
-    for checkpoint in list_checkpoints(output)[1:]:
+    for checkpoint in find_checkpoints(output).folders[1:]:
         shutil.rmtree(checkpoint)
     assert len(curve(output)) == 7
     report = run(pair, make_config(data, output))
@@ -115,7 +115,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     """diffusion-pipe#159: the newest that verifies is resumed, not the newest."""
     output = tmp_path / "run"
     run(pair, make_config(data, output, checkpoint={"every_steps": 3}), stop_at=7)
-    victim = next((list_checkpoints(output)[-1]).glob("*.safetensors"))
+    victim = next((find_checkpoints(output).folders[-1]).glob("*.safetensors"))
     content = bytearray(victim.read_bytes())
     content[-1] ^= 1
     victim.write_bytes(content)

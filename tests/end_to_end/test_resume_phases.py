@@ -18,7 +18,7 @@ from pipeline.dataset.manifest import open_data_set
 from small_runs import RunReport, curve, make_config, rows_by_step, run
 from synthetic import write_data_set
 from trainer.checkpoint.format import read_manifest
-from trainer.checkpoint.load import list_checkpoints, read_state
+from trainer.checkpoint.load import find_checkpoints, read_state
 from trainer.config.schema import TrainerConfig
 from trainer.data.plan import PlanState
 from trainer.export.folder import ExportError, export
@@ -44,7 +44,8 @@ def config_of(sets: tuple[Path, Path], output: Path, **changes: Any) -> TrainerC
     """Three phases of 5, 7 and 2 steps.
 
     In the first every lane takes one row group a step (exactly 20 pairs in 4 lanes, row groups of 5) and an epoch is 2
-    steps, so that its third epoch takes the first mask set again. The second has slots by tokens, 5 lanes, another set.
+    steps, so that its third epoch takes the first mask set again. The second has micro-batches by tokens, 5 lanes, and
+    another set.
     """
     settings: dict[str, Any] = {
         "max_steps": MAX_STEPS,
@@ -78,7 +79,7 @@ def uninterrupted(
     report = run(worker_group(2), config)
     assert report.executed == list(range(1, MAX_STEPS + 1))
     states = {}
-    for folder in list_checkpoints(output):
+    for folder in find_checkpoints(output).folders:
         state = PlanState.from_tree(read_state(folder).plan_state)
         states[state.step] = state
     ends = [step for step, state in states.items() if state.phase == 1 and state.epoch == 1]
@@ -109,15 +110,15 @@ def test_three_resumes_in_a_row_give_the_same_bits(
 ) -> None:
     """At ends of row groups, epochs and phases (0 stands for the second phase's epoch): all of the state at the end."""
     stops = tuple(stop or uninterrupted.middle_epoch_end for stop in stops)
-    output, slots = tmp_path / "run", {}
+    output, micro_batches = tmp_path / "run", {}
     config = config_of(sets, output)
     for first, stop in zip((0, *stops), (*stops, None), strict=True):
         report = run(worker_group(2), config, stop_at=stop)
         assert report.executed == list(range(first + 1, (stop or MAX_STEPS) + 1))
-        slots.update(report.slots)
+        micro_batches.update(report.micro_batches)
     assert curve(output) == curve(uninterrupted.output)
     assert rows_by_step(output) == rows_by_step(uninterrupted.output)
-    assert slots == uninterrupted.report.slots
+    assert micro_batches == uninterrupted.report.micro_batches
     evaluations = read_json_lines(output / EVALUATIONS_NAME)
     assert evaluations == read_json_lines(uninterrupted.output / EVALUATIONS_NAME)
     assert [record["step"] for record in evaluations] == [5, 12, 14]
@@ -125,13 +126,13 @@ def test_three_resumes_in_a_row_give_the_same_bits(
     assert first == third != second, "each phase is evaluated on its own data set"
     hashes = [open_data_set(sets[index]).hash for index in (0, 1, 0)]
     assert [(record["phase"], record["data_hash"]) for record in evaluations] == list(enumerate(hashes))
-    assert read_state(list_checkpoints(output)[-1]).guard["phase"] == 2
+    assert read_state(find_checkpoints(output).folders[-1]).guard["phase"] == 2
     assert tensors_of(output) == tensors_of(uninterrupted.output)
 
 
 def tensors_of(output: Path) -> dict[str, str]:
     """File -> sha256 of the last checkpoint's tensors: parameters, both moments, generators."""
-    last = list_checkpoints(output)[-1]
+    last = find_checkpoints(output).folders[-1]
     files = {name: entry["sha256"] for name, entry in read_manifest(last).items() if name.endswith(".safetensors")}
     assert (last.name, len(files)) == (f"step-{MAX_STEPS:08d}", 2)
     return files
@@ -146,11 +147,11 @@ def test_other_numbers_of_workers_take_the_same_rows_masks_and_rates(
     worlds: tuple[int, ...],
     stops: tuple[int, ...],
 ) -> None:
-    output, slots = tmp_path / "run", {}
+    output, micro_batches = tmp_path / "run", {}
     for number, (world_size, stop) in enumerate(zip(worlds, (*stops, None), strict=True)):
         config = config_of(sets, output, workers=world_size, zero_stage=1 + number % 2)
-        slots.update(run(worker_group(world_size), config, stop_at=stop).slots)
-    assert slots == uninterrupted.report.slots
+        micro_batches.update(run(worker_group(world_size), config, stop_at=stop).micro_batches)
+    assert micro_batches == uninterrupted.report.micro_batches
     assert rows_by_step(output) == rows_by_step(uninterrupted.output)
     for (step, loss, _, rate), (_, expected, _, same_rate) in zip(
         curve(output), curve(uninterrupted.output), strict=True

@@ -15,7 +15,7 @@ from torch import Tensor
 from lost_gradient import lose_gradient
 from packed import random_batch
 from pipeline.settings import ConfigError
-from trainer.config.schema import ModelConfig, TrainerConfig
+from trainer.config import ModelConfig, TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.engine.self_check import check_compiled_model
 from trainer.model import BertForPretraining, heads

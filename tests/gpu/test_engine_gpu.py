@@ -21,7 +21,7 @@ from toy_training import accumulate, gather_state, make_config, make_engine, tra
 from trainer.checkpoint import load
 from trainer.engine.engine import Engine
 from trainer.model import BertForPretraining
-from trainer.train.link import Place
+from trainer.train.link import WorkerPlace
 from trainer.train.worker import set_up_process
 
 LAYOUTS = [(0, "fp32"), *[(stage, precision) for precision in ("fp32", "bf16", "fp16") for stage in (1, 2, 3)]]
@@ -29,7 +29,7 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 0.03, "fp16": 0.03}
 
 
 def serve(rank: int, world_size: int, folder: str) -> None:
-    place, device = Place(rank, world_size, rank, world_size), torch.device("cuda", rank)
+    place, device = WorkerPlace(rank, world_size, rank, world_size), torch.device("cuda", rank)
     set_up_process(make_config(deterministic=True), place=place, device=device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl",
@@ -65,14 +65,14 @@ def check_stages(rank: int, folder: Path) -> None:
             assert math.isclose(loss, expected_loss, rel_tol=TOLERANCE[precision]), (stage, precision, curve)
             assert math.isclose(norm, expected_norm, rel_tol=3 * TOLERANCE[precision]), (stage, precision, curve)
         engine = make_engine(config, seed=9, device=f"cuda:{rank}")
-        found = load.resume(run, engine=engine)
+        found = load.resume(load.find_together(run), engine=engine)
         assert found is not None
         same = gather_state(engine)
         assert all(torch.equal(state[k][n], same[k][n]) for k in state for n in state[k])
         again = train(engine, config, first=5, last=8)
         assert again == curve[4:], (stage, precision, again, curve)
         if number:
-            load.resume(folder / str(number - 1), engine=engine)
+            load.resume(load.find_together(folder / str(number - 1)), engine=engine)
             other = train(engine, config, first=5, last=8)
             assert math.isclose(other[-1][0], reference[-1][0], rel_tol=0.05)
         engine.close()
@@ -129,7 +129,7 @@ def measure_large(rank: int, folder: Path) -> None:
             writer.finish()
             times.append((paused, time.perf_counter() - start))
         start = time.perf_counter()
-        assert load.resume(folder / f"large-{stage}", engine=engine) is not None
+        assert load.resume(load.find_together(folder / f"large-{stage}"), engine=engine) is not None
         torch.cuda.synchronize()
         restored = time.perf_counter() - start
         peak = torch.cuda.max_memory_allocated() / 2**30

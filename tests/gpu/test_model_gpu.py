@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from packed import keep_mask, random_batch
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.model import BertForPretraining, cross_entropy
 from trainer.model.attention import SequenceLayout, attend_flash, attend_padded, attend_short
 from trainer.model.attention_cpu import attend_each

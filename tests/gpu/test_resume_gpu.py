@@ -18,9 +18,9 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from small_runs import curve, make_config, rows_by_step, run_rank, write_small_set
-from trainer.checkpoint.load import list_checkpoints
+from trainer.checkpoint.load import find_checkpoints
 from trainer.launch.run_directory import write_config
-from trainer.train.link import Place
+from trainer.train.link import WorkerPlace
 from trainer.train.worker import set_up_process
 
 STEPS = 9
@@ -55,7 +55,7 @@ def check_same_bits(folder: Path, *, device: str) -> None:
     assert len(curve(whole)) == STEPS
     assert curve(parts) == curve(whole)
     assert rows_by_step(parts) == rows_by_step(whole)
-    (one,), (*_, other) = list_checkpoints(whole), list_checkpoints(parts)
+    (one,), (*_, other) = find_checkpoints(whole).folders, find_checkpoints(parts).folders
     assert one.name == other.name
     tensors = [sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")) for folder in (one, other)]
     assert tensors[0] == tensors[1] != []
@@ -69,7 +69,7 @@ def test_the_setting_counts_on_gpus(monkeypatch: pytest.MonkeyPatch, determinist
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     config = make_config(Path("data"), Path("run"), deterministic=deterministic)
     with torch._inductor.config.patch(deterministic=False):
-        set_up_process(config, place=Place(0, 1, 0, 1), device=torch.device("cuda", 0))
+        set_up_process(config, place=WorkerPlace(0, 1, 0, 1), device=torch.device("cuda", 0))
         found = torch.are_deterministic_algorithms_enabled(), torch._inductor.config.deterministic
         torch.use_deterministic_algorithms(False)
     assert found == (deterministic, deterministic)

@@ -17,7 +17,7 @@ def resume_nothing(rank: int, run: str) -> Any:
     """A new engine, resumed."""
     engine = make_engine(make_config(zero_stage=1))
     try:
-        return load.resume(run, engine=engine)
+        return load.resume(load.find_together(run), engine=engine)
     finally:
         engine.close()
 

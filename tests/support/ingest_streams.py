@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.dataset.manifest import Manifest
-from trainer.data.micro_batch import Slot, SlotShape
+from trainer.data.micro_batch import MicroBatch, MicroBatchShape
 from trainer.data.plan import Plan, PlanState
-from trainer.data.stream import SlotStream, Step
+from trainer.data.stream import MicroBatchStream, Step
 
-SHAPE = SlotShape(tokens=300, pairs=12, masked=60, max_seq_length=64)
-EXACT_SHAPE = SlotShape(tokens=192, pairs=3, masked=30, max_seq_length=64)
+SHAPE = MicroBatchShape(tokens=300, pairs=12, masked=60, max_seq_length=64)
+EXACT_SHAPE = MicroBatchShape(tokens=192, pairs=3, masked=30, max_seq_length=64)
 
-Lanes = dict[int, Slot | None]
+Lanes = dict[int, MicroBatch | None]
 
 
 def make_plan(manifest: Manifest, *, lanes: int = 4, exact_pairs: int | None = None, seed: int = 3) -> Plan:
-    """A pace of `exact_pairs` in slots that hold them at any length, or one that slots seldom hold less than."""
+    """A pace of `exact_pairs`, which micro-batches hold at any length, or one that they seldom hold less than."""
     shape = SHAPE if exact_pairs is None else EXACT_SHAPE
     pairs = min(7 * lanes, manifest.num_rows("train")) if exact_pairs is None else exact_pairs
     return Plan(manifest, lanes=lanes, shape=shape, seed=seed, pairs=pairs)
@@ -35,9 +35,9 @@ def run(
     state: PlanState | None = None,
     skip_corrupt: bool = False,
 ) -> list[tuple[Step, Lanes]]:
-    """`steps` steps of all ranks in this process; the first rank's Step, and the slots of every lane."""
+    """`steps` steps of all ranks in this process; the first rank's Step, and the micro-batches of every lane."""
     ranks = [
-        SlotStream(plan, root, rank=rank, world_size=world_size, state=state, skip_corrupt=skip_corrupt)
+        MicroBatchStream(plan, root, rank=rank, world_size=world_size, state=state, skip_corrupt=skip_corrupt)
         for rank in range(world_size)
     ]
     made = []
@@ -47,10 +47,10 @@ def run(
         lanes: Lanes = {}
         for step in each:
             assert step.state == each[0].state
-            assert len(step.slots) == len(step.lanes) == -(-plan.lanes // world_size)
-            for lane, slot in zip(step.lanes, step.slots, strict=True):
-                assert lane >= 0 or slot is None
-                lanes[lane] = slot
+            assert len(step.micro_batches) == len(step.lanes) == -(-plan.lanes // world_size)
+            for lane, micro_batch in zip(step.lanes, step.micro_batches, strict=True):
+                assert lane >= 0 or micro_batch is None
+                lanes[lane] = micro_batch
         lanes.pop(-1, None)
         assert sorted(lanes) == list(range(plan.lanes))
         made.append((each[0], lanes))
@@ -64,27 +64,27 @@ def assert_same(found: list[tuple[Step, Lanes]], expected: list[tuple[Step, Lane
         for name in ("num_masked", "num_labelled", "num_pairs", "num_tokens", "state"):
             assert getattr(step, name) == getattr(expected_step, name), name
         for lane in lanes:
-            assert_same_slot(lanes[lane], expected_lanes[lane])
+            assert_same_micro_batch(lanes[lane], expected_lanes[lane])
 
 
-def assert_same_slot(slot: Slot | None, expected: Slot | None) -> None:
-    assert (slot is None) == (expected is None)
-    if slot is not None:
-        for field in fields(Slot):
-            assert np.array_equal(getattr(slot, field.name), getattr(expected, field.name)), field.name
+def assert_same_micro_batch(micro_batch: MicroBatch | None, expected: MicroBatch | None) -> None:
+    assert (micro_batch is None) == (expected is None)
+    if micro_batch is not None:
+        for field in fields(MicroBatch):
+            assert np.array_equal(getattr(micro_batch, field.name), getattr(expected, field.name)), field.name
 
 
-def rows_of(slots: list[Slot]) -> Counter[tuple[int, int, int]]:
+def rows_of(micro_batches: list[MicroBatch]) -> Counter[tuple[int, int, int]]:
     return Counter(
         (int(s), int(g), int(r))
-        for slot in slots
-        for s, g, r in zip(slot.shards, slot.row_groups, slot.rows, strict=True)
+        for micro_batch in micro_batches
+        for s, g, r in zip(micro_batch.shards, micro_batch.row_groups, micro_batch.rows, strict=True)
     )
 
 
-def epochs_and_rows(slot: Slot | None) -> list[tuple[int, ...]]:
+def epochs_and_rows(micro_batch: MicroBatch | None) -> list[tuple[int, ...]]:
     """(epoch, shard, row group, row) of each pair."""
-    if slot is None:
+    if micro_batch is None:
         return []
-    columns = (slot.epochs, slot.shards, slot.row_groups, slot.rows)
+    columns = (micro_batch.epochs, micro_batch.shards, micro_batch.row_groups, micro_batch.rows)
     return list(zip(*(column.tolist() for column in columns), strict=True))

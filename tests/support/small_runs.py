@@ -10,14 +10,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipeline.storage import locate
 from synthetic import write_data_set
+from trainer.checkpoint.format import find_checkpoints
+from trainer.config.saved import read_run_config
 from trainer.config.schema import TrainerConfig
-from trainer.data.micro_batch import Slot
+from trainer.data.micro_batch import MicroBatch
 from trainer.data.stream import Step
-from trainer.launch.run_directory import write_config
+from trainer.launch.run_directory import check_run_directory, write_config
 from trainer.telemetry.metrics import read_json_lines
 from trainer.train import loop
-from trainer.train.link import Outcome, Place
+from trainer.train.link import Outcome, WorkerPlace
 from trainer.train.prefetch import RunFeed
 from trainer.train.worker import work
 
@@ -30,8 +33,8 @@ class RunReport:
     executed: list[int]
     """Steps that were computed in this call, counted where they are computed."""
     said: list[str]
-    slots: dict[tuple[int, int], str]
-    """(step, lane) -> hash of tokens, masks and labels of that slot; of all ranks, for steps whose data was taken."""
+    micro_batches: dict[tuple[int, int], str]
+    """(step, lane) -> hash of tokens, masks and labels there; of all ranks, for steps whose data was taken."""
 
 
 class TestLink:
@@ -76,51 +79,59 @@ def make_config(data: Path, output: Path, **changes: Any) -> TrainerConfig:
     return TrainerConfig.model_validate({**settings, **changes})
 
 
+def check_output(config: TrainerConfig) -> list[str]:
+    """check_run_directory with what is in the output now."""
+    saved = read_run_config(locate(config.output))
+    return check_run_directory(config, saved=saved, checkpoints=find_checkpoints(config.output))
+
+
 def run_rank(rank: int, config: TrainerConfig, stop_at: int | None, device: str = "cpu") -> RunReport:
     """Call `work` in this rank; `stop_at`: rank 1 is asked to stop once it has computed that step."""
     executed: list[int] = []
-    slots: dict[tuple[int, int], str] = {}
+    micro_batches: dict[tuple[int, int], str] = {}
     compute, take = loop.train_step, RunFeed.next_step
 
-    def counted(job: loop.Job, step: int, **how: float) -> Any:
+    def counted(context: loop.TrainContext, step: int, **how: float) -> Any:
         executed.append(step)
-        return compute(job, step, **how)
+        return compute(context, step, **how)
 
     def noted(feed: RunFeed) -> Step:
         data = take(feed)
-        for slot, lane in zip(data.slots, data.lanes, strict=True):
-            if slot is not None:
-                slots[data.state.step, lane] = hash_slot(slot)
+        for micro_batch, lane in zip(data.micro_batches, data.lanes, strict=True):
+            if micro_batch is not None:
+                micro_batches[data.state.step, lane] = hash_micro_batch(micro_batch)
         return data
 
     world_size = dist.get_world_size()
     link = TestLink(executed=executed, stop_at=stop_at if rank == world_size - 1 else None)
     loop.train_step, RunFeed.next_step = counted, noted  # type: ignore[method-assign]
     try:
-        place = Place(rank, world_size, rank, world_size)
+        place = WorkerPlace(rank, world_size, rank, world_size)
         outcome = work(config, place=place, link=link, device=torch.device(device))
     finally:
         loop.train_step, RunFeed.next_step = compute, take  # type: ignore[method-assign]
         torch.use_deterministic_algorithms(False)
-    return RunReport(outcome, executed, link.said, slots)
+    return RunReport(outcome, executed, link.said, micro_batches)
 
 
-def hash_slot(slot: Slot) -> str:
+def hash_micro_batch(micro_batch: MicroBatch) -> str:
     """Of all that the model gets to see."""
     digest = hashlib.sha256()
     for field in ("input_ids", "lengths", "first_lengths", "masked_positions", "masked_labels", "nsp_labels"):
-        values = getattr(slot, field)
+        values = getattr(micro_batch, field)
         digest.update(f"{field} {values.dtype} {values.size} ".encode() + values.tobytes())
     return digest.hexdigest()
 
 
 def run(group: Any, config: TrainerConfig, *, stop_at: int | None = None) -> RunReport:
-    """Run `config` on all ranks of a WorkerGroup as the launchers do; the report of rank 0, with the slots of all."""
+    """Run `config` on all ranks of a WorkerGroup as the launchers do; rank 0's report, micro-batches of all."""
     write_config(config)
     reports = group.run(run_rank, config, stop_at)
     assert all(report.outcome == reports[0].outcome for report in reports)
     assert all(report.executed == reports[0].executed for report in reports)
-    return replace(reports[0], slots={key: value for report in reports for key, value in report.slots.items()})
+    return replace(
+        reports[0], micro_batches={key: value for report in reports for key, value in report.micro_batches.items()}
+    )
 
 
 def curve(output: Path) -> list[tuple[int, str, str, str]]:

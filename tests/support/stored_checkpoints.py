@@ -13,7 +13,7 @@ from pipeline import storage
 from pipeline.storage import StorageError
 from small_runs import make_config
 from trainer.checkpoint.format import open_manifest, step_of
-from trainer.checkpoint.load import CheckpointWriter, list_checkpoints
+from trainer.checkpoint.load import CheckpointWriter, find_checkpoints
 from trainer.engine.engine import Engine
 from trainer.telemetry.log_files import RunFiles
 from untrained_run import _StillEngine
@@ -37,7 +37,7 @@ def write(run: str, *steps: int, **checkpoint: Any) -> None:
 
 
 def kept(run: str) -> list[int]:
-    return [step_of(folder) for folder in list_checkpoints(run)]
+    return [step_of(folder) for folder in find_checkpoints(run).folders]
 
 
 def names_in(run: str) -> list[str]:

@@ -9,14 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.settings import ConfigError
-from small_runs import make_config, write_small_set
+from small_runs import make_config
 from trainer import profiling
 from trainer.profiling import OTHER, PARTS, RECORDED, TRACE, kind_of, profile_run, read_parts
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_set(tmp_path_factory.mktemp("data"))
 
 
 def test_a_run_is_recorded_beside_the_one_of_the_config(

@@ -17,10 +17,7 @@ from synthetic import write_data_set
 from trainer.config.schema import TrainerConfig
 from trainer.launch import preflight
 from trainer.run import PROGRAM, main
-from trainer_command import config_file, data, refusal
-
-__all__ = ["config_file", "data"]
-
+from trainer_command import refusal
 
 # ---- help and paths
 

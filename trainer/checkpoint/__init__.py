@@ -3,14 +3,16 @@
 from trainer.checkpoint.format import (
     STATE,
     CheckpointError,
+    Checkpoints,
     CheckpointState,
+    checkpoints_folder,
+    find_checkpoints,
     is_checkpoint,
-    list_checkpoints,
     read_state,
     step_of,
     verify,
 )
-from trainer.checkpoint.load import newest_verified, read_weights, restore, resume, verify_together
+from trainer.checkpoint.load import find_together, newest_verified, read_weights, restore, resume, verify_together
 from trainer.checkpoint.retention import rank_evaluations
 from trainer.checkpoint.writer import CheckpointWriter
 
@@ -19,8 +21,11 @@ __all__ = [
     "CheckpointError",
     "CheckpointState",
     "CheckpointWriter",
+    "Checkpoints",
+    "checkpoints_folder",
+    "find_checkpoints",
+    "find_together",
     "is_checkpoint",
-    "list_checkpoints",
     "newest_verified",
     "rank_evaluations",
     "read_state",

@@ -14,11 +14,12 @@ from pipeline import storage
 from pipeline.settings import fail, validate
 from pipeline.signals import StopRequest
 from pipeline.storage import Location, hold, locate
+from pipeline.units import describe_bytes
 from trainer.checkpoint.format import (
     MANIFEST,
     CheckpointError,
     checkpoints_folder,
-    list_checkpoints,
+    find_checkpoints,
     read_json,
     read_manifest,
     state_file,
@@ -27,8 +28,6 @@ from trainer.checkpoint.format import (
 )
 from trainer.checkpoint.retention import choose_kept, rank_evaluations, remove
 from trainer.config import CONFIG_NAME, CheckpointConfig, read_run_config
-
-UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Report:
         """For people."""
         workers = "?" if self.world_size is None else str(self.world_size)
         return (
-            f"{step_of(self.folder):>10}  {_size(self.num_bytes):>8}  {self.written:<19}  {workers:>7}  "
+            f"{step_of(self.folder):>10}  {describe_bytes(self.num_bytes):>8}  {self.written:<19}  {workers:>7}  "
             f"{self.trouble or 'verified'}"
         )
 
@@ -90,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def inspect(run: Location) -> list[Report]:
     """Read every byte of every checkpoint, oldest first. CheckpointError where the run has none."""
-    folders = list_checkpoints(run)
+    folders = find_checkpoints(run).folders
     if not folders:
         raise CheckpointError(f"{checkpoints_folder(run)}: holds no checkpoint; give a run directory")
     return [_inspect_one(folder) for folder in folders]
@@ -126,7 +125,7 @@ def _prune(run: Location, *, changes: dict[str, int], damaged: bool) -> int:
         print(report.line())
     freed = sum(report.num_bytes for report in removed)
     steps = ", ".join(str(step_of(report.folder)) for report in removed)
-    print(f"removed {len(removed)} checkpoints, {_size(freed)}" + (f": steps {steps}" if removed else ""))
+    print(f"removed {len(removed)} checkpoints, {describe_bytes(freed)}" + (f": steps {steps}" if removed else ""))
     return 0
 
 
@@ -143,11 +142,3 @@ def _inspect_one(folder: Location) -> Report:
     except (CheckpointError, KeyError, TypeError) as error:
         trouble = str(error)
     return Report(folder, num_bytes, written, world_size, trouble)
-
-
-def _size(num_bytes: float) -> str:
-    for unit in UNITS:
-        if num_bytes < 1000 or unit == UNITS[-1]:
-            break
-        num_bytes /= 1000
-    return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"

@@ -261,16 +261,41 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def list_checkpoints(run_dir: str | Path) -> list[Location]:
-    """Committed checkpoints of a run, oldest first, unverified."""
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The committed checkpoints of a run at one moment, unverified. True if there are any.
+
+    Listing them costs a look at every file on a store: list once, pass this on.
+    """
+
+    run: Location
+    folders: tuple[Location, ...]
+    """Oldest first."""
+
+    def __bool__(self) -> bool:
+        return bool(self.folders)
+
+    @property
+    def newest_step(self) -> int:
+        """Step of the newest checkpoint; 0 if there is none."""
+        return step_of(self.folders[-1]) if self.folders else 0
+
+    def newest_first(self, *, through: int | None = None) -> list[Location]:
+        """The folders, newest first; only those up to step `through`, if there are any."""
+        before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
+        return list(reversed(before or self.folders))
+
+
+def find_checkpoints(run_dir: str | Path) -> Checkpoints:
+    """List a run's checkpoints now."""
     root = checkpoints_folder(run_dir)
     if not isinstance(root, Path):
-        named = [file.name.split("/") for file in storage.list_files(root)]
-        steps = [parts[0] for parts in named if parts[1:] == [MANIFEST] and _STEP.fullmatch(parts[0])]
-        return sorted((locate(root, name) for name in steps), key=step_of)
-    if not root.is_dir():
-        return []
-    return sorted((path for path in root.iterdir() if _STEP.fullmatch(path.name)), key=step_of)
+        found = [file.name.split("/") for file in storage.list_files(root)]
+        names = [parts[0] for parts in found if parts[1:] == [MANIFEST]]
+    else:
+        names = [path.name for path in root.iterdir()] if root.is_dir() else []
+    folders = sorted((locate(root, name) for name in names if _STEP.fullmatch(name)), key=step_of)
+    return Checkpoints(locate(run_dir), tuple(folders))
 
 
 def checkpoints_folder(run_dir: str | Path) -> Location:

@@ -1,8 +1,8 @@
 """Checkpoints of a run: RUN/checkpoints/step-00000100/, whole or absent, for any world size and stage.
 
 What is resumed is the newest checkpoint whose every byte verifies: never one that is not whole, never silently
-nothing. Writing is trainer/checkpoint/writer.py, the files are trainer/checkpoint/format.py and
-checkpoint_slices.py; `python -m trainer.checkpoint RUN` is trainer/checkpoint/command.py.
+nothing. Writing is writer.py, the files are format.py and slices.py; `python -m trainer.checkpoint RUN` is
+command.py.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from torch import Tensor
 from pipeline.storage import Location, locate
 from trainer.checkpoint.format import (
     CheckpointError,
+    Checkpoints,
     CheckpointState,
     checkpoints_folder,
+    find_checkpoints,
     library_versions,
-    list_checkpoints,
     put_back,
     read_state,
     step_name,
@@ -37,7 +38,8 @@ __all__ = [
     "CheckpointError",
     "CheckpointState",
     "CheckpointWriter",
-    "list_checkpoints",
+    "find_checkpoints",
+    "find_together",
     "newest_verified",
     "read_state",
     "read_weights",
@@ -50,26 +52,33 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-def resume(run_dir: str | Path, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
+def find_together(run_dir: str | Path) -> Checkpoints:
+    """The run's checkpoints as rank 0 lists them, once one that was put aside has its name again. Collective.
+
+    Raises CheckpointError on every rank if they cannot be listed.
+    """
+    found: Checkpoints | str = ""
+    if dist.get_rank() == 0:
+        try:
+            put_back(run_dir)
+            found = find_checkpoints(run_dir)
+        except OSError as error:
+            found = str(error)
+    found = _tell_all(found)
+    if isinstance(found, str):
+        raise CheckpointError(f"{checkpoints_folder(run_dir)}: cannot be read: {found}")
+    return found
+
+
+def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
     """Restore the newest checkpoint that verifies and return its state; None where the run has none.
 
     `through`: the newest up to that step, where there is one. Collective: each rank verifies its share of the files.
     Raises CheckpointError on every rank where there are checkpoints but none verifies, or where it does not fit the
     model.
     """
-    folders: list[Location] = []
-    trouble = ""
-    if engine.rank == 0:
-        try:
-            put_back(run_dir)
-            folders = _candidates(run_dir, through=through)
-        except OSError as error:
-            trouble = str(error)
-    folders, trouble = _tell_all((folders, trouble))
-    if trouble:
-        raise CheckpointError(f"{checkpoints_folder(run_dir)}: cannot be read: {trouble}")
     complaints = []
-    for folder in folders:
+    for folder in checkpoints.newest_first(through=through):
         found = verify_together(folder, engine=engine)
         if not found:
             return restore(folder, engine=engine)
@@ -77,7 +86,7 @@ def resume(run_dir: str | Path, *, engine: Engine, through: int | None = None) -
             _pass_over(folder, why=found)
         complaints.append(found)
     if complaints:
-        raise _none_verifies(run_dir, complaints)
+        raise _none_verifies(checkpoints.run, complaints)
     return None
 
 
@@ -104,14 +113,13 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
     return state
 
 
-def newest_verified(run_dir: str | Path, *, through: int | None = None) -> Location | None:
+def newest_verified(checkpoints: Checkpoints) -> Location | None:
     """Folder of the newest checkpoint of a run whose every byte verifies; None where there is none at all.
 
-    `through`: of those up to that step, where there are any. Raises CheckpointError where there are some and none
-    verifies: the run must not start again from zero.
+    Raises CheckpointError where there are some and none verifies: the run must not start again from zero.
     """
     complaints = []
-    for folder in _candidates(run_dir, through=through):
+    for folder in checkpoints.newest_first():
         try:
             verify(folder)
         except CheckpointError as error:
@@ -120,15 +128,8 @@ def newest_verified(run_dir: str | Path, *, through: int | None = None) -> Locat
         else:
             return folder
     if complaints:
-        raise _none_verifies(run_dir, complaints)
+        raise _none_verifies(checkpoints.run, complaints)
     return None
-
-
-def _candidates(run_dir: str | Path, *, through: int | None) -> list[Location]:
-    """Newest first; of those up to the step, where there are any."""
-    folders = list_checkpoints(run_dir)
-    before = [folder for folder in folders if through is None or step_of(folder) <= through]
-    return list(reversed(before or folders))
 
 
 def verify_together(folder: Location, *, engine: Engine) -> str:

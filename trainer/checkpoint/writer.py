@@ -39,8 +39,8 @@ from trainer.checkpoint.format import (
     CheckpointError,
     CheckpointState,
     checkpoints_folder,
+    find_checkpoints,
     library_versions,
-    list_checkpoints,
     step_name,
     step_of,
     write_json,
@@ -113,8 +113,8 @@ class CheckpointWriter:
         cannot be begun.
         """
         self.finish()
-        job = self._begin(step, plan_state=plan_state, guard=guard or {}, data_hash=data_hash, rows=rows or {})
-        self._thread = threading.Thread(target=self._write, args=(job,), name=f"checkpoint-{step}", daemon=True)
+        save = self._begin(step, plan_state=plan_state, guard=guard or {}, data_hash=data_hash, rows=rows or {})
+        self._thread = threading.Thread(target=self._write, args=(save,), name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
@@ -139,7 +139,7 @@ class CheckpointWriter:
         guard: Mapping[str, Any],
         data_hash: str,
         rows: Mapping[str, Any],
-    ) -> _Job:
+    ) -> _Save:
         engine = self._engine
         token, trouble = 0, ""
         if engine.rank == 0:
@@ -157,7 +157,7 @@ class CheckpointWriter:
         if token < 0:
             message = _no_room(self._root, needed=self._bytes_needed, free=-1 - token)
             raise CheckpointError(f"step {step}: {message}; the same command goes on from the last checkpoint")
-        return _Job(
+        return _Save(
             run=self._run,
             draft=self._open_draft(step, token),
             files=self._files,
@@ -204,9 +204,9 @@ class CheckpointWriter:
             torch.cuda.synchronize(self._engine.device)
         return copies
 
-    def _write(self, job: _Job) -> None:
+    def _write(self, save: _Save) -> None:
         try:
-            job.write()
+            save.write()
         except BaseException as error:
             self._error = error
 
@@ -228,7 +228,7 @@ def save(
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Save:
     """One rank's work for one checkpoint, with everything copied off the engine."""
 
     run: Location
@@ -360,7 +360,7 @@ def _insist(act: Callable[[], T], *, what: str, deadline: float) -> T:
 def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> None:
     """Remove old checkpoints, what a dead save left, and those of a future that was given up."""
     remove_leftovers(checkpoints_folder(run))
-    folders = list_checkpoints(run)
+    folders = find_checkpoints(run).folders
     past = [path for path in folders if step_of(path) <= step]
     kept = choose_kept(map(step_of, past), config=keep, rankings=rank_evaluations(logs) if keep.keep_best else ())
     for path in past:

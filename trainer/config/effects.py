@@ -169,7 +169,7 @@ def _find_in_deepspeed(config: TrainerConfig) -> Iterator[IdleSetting]:
 def _find_in_batch(config: TrainerConfig) -> Iterator[IdleSetting]:
     batches = [phase.batch_in(config.batch) for phase in config.phases] or [config.batch]
     if all(batch.lanes is not None or batch.tokens_per_slot is not None for batch in batches):
-        why = "it limits slots that are derived, and batch.lanes or batch.tokens_per_slot is given"
+        why = "it limits micro-batches that are derived, and batch.lanes or batch.tokens_per_slot is given"
         yield IdleSetting("batch.greatest_slot", why, "take batch.lanes and batch.tokens_per_slot out")
 
 

@@ -1,4 +1,4 @@
-"""A slot: the pairs of one micro-batch, packed one after another, never split. Plain numpy, no torch."""
+"""A micro-batch: sentence pairs packed one after another, never split. Plain numpy, no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 NO_LABEL = -1
 """Stands in the labels where there is nothing to predict; the weight there is zero."""
 MOST_TOKENS = 2**31 - 1
-"""Places in a slot are int32."""
+"""Places in a micro-batch are int32."""
 
 
 @dataclass(frozen=True, slots=True)
-class SlotShape:
-    """Most that a slot holds. ValueError where not even one pair of the greatest length would fit."""
+class MicroBatchShape:
+    """Most that a micro-batch holds. ValueError where not even one pair of the greatest length would fit."""
 
     tokens: int
     """T, tokens."""
@@ -30,16 +30,16 @@ class SlotShape:
         for field in fields(self):
             value = getattr(self, field.name)
             if value < 1:
-                raise ValueError(f"slot shape: {field.name}={value} must be at least 1")
+                raise ValueError(f"micro-batch shape: {field.name}={value} must be at least 1")
         if self.tokens > MOST_TOKENS:
             raise ValueError(
-                f"slots of {self.tokens:,} tokens exceed the {MOST_TOKENS:,} that can be numbered; lower the batch or "
-                f"batch.tokens_per_slot, or raise batch.lanes"
+                f"micro-batches of {self.tokens:,} tokens exceed the {MOST_TOKENS:,} that can be numbered; lower the "
+                f"batch or batch.tokens_per_slot, or raise batch.lanes"
             )
         if self.tokens < self.max_seq_length:
             raise ValueError(
                 f"batch.tokens_per_slot={self.tokens} is below the data set's max_seq_length={self.max_seq_length}: a "
-                f"pair of that length fits no slot; raise it to at least {self.max_seq_length}"
+                f"pair of that length fits no micro-batch; raise it to at least {self.max_seq_length}"
             )
 
     @property
@@ -49,7 +49,7 @@ class SlotShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class MicroBatch:
     """The pairs of one micro-batch, p >= 1 of them with n tokens and m masked positions in all."""
 
     input_ids: NDArray[np.integer]
@@ -73,7 +73,7 @@ class Slot:
     rows: NDArray[np.int32]
     """[p] its row in the row group, as stored."""
     epochs: NDArray[np.int32]
-    """[p] the epoch that it is of: a slot may run on into the next."""
+    """[p] the epoch that it is of: a micro-batch may run on into the next."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Cut a lane's rows into slots: as many whole pairs as tokens, pairs and masked positions allow.
+"""Cut a lane's rows into micro-batches: as many whole pairs as tokens, pairs and masked positions allow.
 
 Numpy over Arrow's offsets and values, no work per row; 100 M tokens/s a core.
 """
@@ -14,13 +14,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.dataset import schema
-from trainer.data.micro_batch import NO_LABEL, Slot, SlotShape
+from trainer.data.micro_batch import NO_LABEL, MicroBatch, MicroBatchShape
 from trainer.data.row_groups import ROW, ROW_GROUP, SHARD
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The columns of a block as numpy views of Arrow's buffers (read-only)."""
+    """The columns of what is read at once, as numpy views of Arrow's buffers (read-only)."""
 
     ids: NDArray[np.integer]
     """Tokens of all rows; row i has starts[i] .. starts[i + 1]."""
@@ -45,7 +45,7 @@ class Rows:
     rows: NDArray[np.int32]
     """[n]"""
     epoch: int
-    """Of the whole block."""
+    """Of all rows."""
 
     @classmethod
     def from_table(cls, table: pa.Table, *, epoch: int) -> Rows:
@@ -74,27 +74,27 @@ class Rows:
 
 
 class Stretch(NamedTuple):
-    """Rows [start, stop) of a block."""
+    """Rows [start, stop) of what was read at once."""
 
     rows: Rows
     start: int
     stop: int
 
 
-class SlotCutter:
-    """Takes a lane's blocks from `next_block` and gives its slots.
+class Packer:
+    """Takes a lane's rows from `next_rows`, a slice of a row group a call, and gives its micro-batches.
 
-    A slot ends when the next pair would exceed any limit of `shape`. In the place of a block may come the number of its
+    A micro-batch ends when the next pair would exceed any limit of `shape`. In the place of rows may come the number of
     rows: they are lost.
     """
 
-    def __init__(self, shape: SlotShape, *, next_block: Callable[[], Rows | int]) -> None:
-        self._shape, self._next_block = shape, next_block
-        self._block: Rows | None = None
+    def __init__(self, shape: MicroBatchShape, *, next_rows: Callable[[], Rows | int]) -> None:
+        self._shape, self._next_rows = shape, next_rows
+        self._rows: Rows | None = None
         self._place = 0
 
-    def cut(self, *, most: int) -> Slot | None:
-        """The next slot, of at most `most` rows, lost ones included; asks for no block beyond them.
+    def cut(self, *, most: int) -> MicroBatch | None:
+        """The next micro-batch, of at most `most` rows, lost ones included; reads none beyond them.
 
         None where that is 0, and where all of them are lost.
         """
@@ -102,33 +102,33 @@ class SlotCutter:
         pairs = min(self._shape.pairs, most)
         parts: list[Stretch] = []
         while pairs > 0:
-            if self._block is None or self._place == len(self._block):
-                taken = self._next_block()
+            if self._rows is None or self._place == len(self._rows):
+                taken = self._next_rows()
                 if isinstance(taken, int):
                     pairs -= taken
                     continue
-                self._block, self._place = taken, 0
-            block, start = self._block, self._place
+                self._rows, self._place = taken, 0
+            rows, start = self._rows, self._place
             stop = min(
-                len(block),
+                len(rows),
                 start + pairs,
-                _fits(block.starts, start, tokens),
-                _fits(block.masked_starts, start, masked),
+                _fits(rows.starts, start, tokens),
+                _fits(rows.masked_starts, start, masked),
             )
             if stop > start:
-                parts.append(Stretch(block, start, stop))
+                parts.append(Stretch(rows, start, stop))
             self._place = stop
-            tokens -= int(block.starts[stop] - block.starts[start])
-            masked -= int(block.masked_starts[stop] - block.masked_starts[start])
+            tokens -= int(rows.starts[stop] - rows.starts[start])
+            masked -= int(rows.masked_starts[stop] - rows.masked_starts[start])
             pairs -= stop - start
-            if stop < len(block):
+            if stop < len(rows):
                 break
         assert parts or pairs <= 0
         return join_stretches(parts) if parts else None
 
 
-def join_stretches(parts: list[Stretch]) -> Slot:
-    """One slot of the rows of all stretches, the masked inputs in place. No view of the blocks remains."""
+def join_stretches(parts: list[Stretch]) -> MicroBatch:
+    """One micro-batch of the rows of all stretches, the masked inputs in place. No view of what was read remains."""
     ids = np.concatenate([part.rows.ids[part.rows.starts[part.start] : part.rows.starts[part.stop]] for part in parts])
     lengths = np.concatenate([np.diff(part.rows.starts[part.start : part.stop + 1]) for part in parts], dtype=np.int32)
     counts = np.concatenate([np.diff(part.rows.masked_starts[part.start : part.stop + 1]) for part in parts])
@@ -139,7 +139,7 @@ def join_stretches(parts: list[Stretch]) -> Slot:
     masked_positions += np.repeat(np.cumsum(lengths, dtype=np.int32) - lengths, counts)
     labels = ids[masked_positions]
     ids[masked_positions] = inputs
-    return Slot(
+    return MicroBatch(
         input_ids=ids,
         lengths=lengths,
         first_lengths=_joined(parts, lambda rows: rows.first_lengths, np.int32),

@@ -120,7 +120,7 @@ def _open_phase(phase: Phase, *, manifest: Manifest) -> OpenPhase:
     plan = Plan(
         manifest,
         lanes=shape.lanes,
-        shape=shape.slot,
+        shape=shape.micro_batch,
         seed=order_seed(phase.config.seed, phase=phase.index),
         pairs=shape.pairs,
     )

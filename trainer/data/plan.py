@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset import Manifest, SplitName, canonical_json
-from trainer.data.micro_batch import SlotShape
+from trainer.data.micro_batch import MicroBatchShape
 
 PLAN_VERSION = 2
 """Raised by whoever changes the order that a plan gives."""
@@ -50,7 +50,7 @@ class PlanState:
     phase_step: int = 0
     """Steps done in that phase."""
     rounds: int = 0
-    """Slots that each lane was asked for in that phase: its steps, and those of which all rows were lost."""
+    """Micro-batches that each lane was asked for in that phase: its steps, and those of which all rows were lost."""
 
     def to_tree(self) -> dict[str, Any]:
         """JSON-able tree."""
@@ -65,7 +65,7 @@ class PlanState:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class RowGroupSlices:
     """Slices of row groups, as columns of equal length: rows [start, stop) of the permuted row group."""
 
     lane: NDArray[np.int64]
@@ -86,13 +86,13 @@ class Plan:
         manifest: Manifest,
         *,
         lanes: int,
-        shape: SlotShape,
+        shape: MicroBatchShape,
         seed: int,
         pairs: Fraction | int | None,
         split: SplitName = "train",
         max_rows: int | None = None,
     ) -> None:
-        """`pairs`: the pace, pairs of all lanes a step; None: slots hold what fits, and there is one epoch.
+        """`pairs`: the pace, pairs of all lanes a step; None: micro-batches hold what fits, and there is one epoch.
         `max_rows`: an epoch is so many rows, the first of the order."""
         shards = manifest.shards_of(split)
         counts = np.array([len(shard.row_group_rows) for shard in shards], dtype=np.int64)
@@ -146,11 +146,11 @@ class Plan:
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """[G] pairs that each lane should have given after so many slots. In all they are the pace times `rounds`."""
+        """[G] pairs that each lane should have given after `rounds` micro-batches. In all: the pace times `rounds`."""
         assert self.pairs is not None
         return self._deal(math.floor(rounds * self.pairs))
 
-    def blocks(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> Blocks:
+    def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
         """What `lanes` still read of an epoch when they have read `cursors` rows of it (all, where a cursor is beyond).
 
         In the order in which lanes that advance at equal pace need them, so that one reader can serve them all.
@@ -171,7 +171,7 @@ class Plan:
             )
         lane, group, start, stop, need = np.concatenate(parts, axis=1)
         first = np.argsort(need, kind="stable")
-        return Blocks(lane[first], group[first], start[first], stop[first])
+        return RowGroupSlices(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """[R] row groups in the order of an epoch, and [R + 1] rows before each; the last one is remembered."""
@@ -187,12 +187,12 @@ class Plan:
     def _check(self, manifest: Manifest) -> None:
         if self.shape.max_seq_length < manifest.max_seq_length:
             raise PlanError(
-                f"slots are made for rows of {self.shape.max_seq_length} tokens, but the data set has max_seq_length="
-                f"{manifest.max_seq_length}; derive the shape from this data set"
+                f"micro-batches are made for rows of {self.shape.max_seq_length} tokens, but the data set has "
+                f"max_seq_length={manifest.max_seq_length}; derive the shape from this data set"
             )
         if self.shape.masked < manifest.max_predictions:
             raise PlanError(
-                f"slots of {self.shape.masked} masked positions cannot hold a row with max_predictions="
+                f"micro-batches of {self.shape.masked} masked positions cannot hold a row with max_predictions="
                 f"{manifest.max_predictions}; derive the shape from this data set"
             )
         if self.lanes < 1:
@@ -210,7 +210,7 @@ class Plan:
 
 
 def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
-    """The lanes of a rank, one a micro-step; -1 where it has none left to take (an empty slot).
+    """The lanes of a rank, one a micro-step; -1 where it has none left to take (an empty micro-batch).
 
     Every rank gets ceil(lanes / world_size) entries, so that all make the same number of micro-steps.
     """

@@ -1,6 +1,6 @@
-"""Who reads the blocks: threads of this process, or Ray Data; the same tables in the same order.
+"""Who reads slices of row groups: threads of this process, or Ray Data; the same tables in the same order.
 
-Both are iterators that a thread runs ahead of the training loop, by a bounded number of blocks.
+Both are iterators that a thread runs ahead of the training loop, by a bounded number of slices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from pipeline.storage import StorageError
-from trainer.data.row_groups import ROW_GROUP, SHARD, BlockError, BlockRef, read_block
+from trainer.data.row_groups import ROW_GROUP, SHARD, RowGroupError, RowGroupSlice, read_slice
 
 _LOCAL_THREADS = 2
 _DATASET_BLOCKS = 256
@@ -26,21 +26,21 @@ _SMALL_DATASET_BLOCKS = 16
 _ERROR, _OUTAGE = "error", "outage"
 
 
-Tables: TypeAlias = Generator[tuple[BlockRef, pa.Table | BlockError], None, None]
-"""Every block in order, or why it cannot be read."""
+Tables: TypeAlias = Generator[tuple[RowGroupSlice, pa.Table | RowGroupError], None, None]
+"""Every slice in order, or why it cannot be read."""
 
 
-def local_blocks(refs: Iterable[BlockRef], *, root: str | Path) -> Tables:
-    """Read blocks in two threads (decoding leaves Python's lock), at most two beyond the one that is asked for."""
+def read_in_threads(refs: Iterable[RowGroupSlice], *, root: str | Path) -> Tables:
+    """Read slices in two threads (decoding leaves Python's lock), at most two beyond the one that is asked for."""
 
-    def read(ref: BlockRef) -> pa.Table | BlockError:
+    def read(ref: RowGroupSlice) -> pa.Table | RowGroupError:
         try:
-            return read_block(ref, root=root)
-        except BlockError as error:
+            return read_slice(ref, root=root)
+        except RowGroupError as error:
             return error
 
-    pending: deque[tuple[BlockRef, Future[pa.Table | BlockError]]] = deque()
-    with ThreadPoolExecutor(max_workers=_LOCAL_THREADS, thread_name_prefix="read-block") as pool:
+    pending: deque[tuple[RowGroupSlice, Future[pa.Table | RowGroupError]]] = deque()
+    with ThreadPoolExecutor(max_workers=_LOCAL_THREADS, thread_name_prefix="read-slice") as pool:
         for ref in refs:
             pending.append((ref, pool.submit(read, ref)))
             if len(pending) > _LOCAL_THREADS:
@@ -51,8 +51,8 @@ def local_blocks(refs: Iterable[BlockRef], *, root: str | Path) -> Tables:
             yield first, table.result()
 
 
-def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes: int) -> Tables:
-    """Read blocks in Ray tasks on this node; what is read ahead is bounded by object_store_bytes.
+def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_store_bytes: int) -> Tables:
+    """Read slices in Ray tasks on this node; what is read ahead is bounded by object_store_bytes.
 
     The tasks ask for no CPU, so that they run beside train workers that hold all of them. Elsewhere they would keep
     nodes that preprocess from going.
@@ -64,9 +64,10 @@ def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes
 
     def read_item(item: pa.Table) -> pa.Table:
         try:
-            return read_block(BlockRef(**item.to_pylist()[0]), root=root)
-        except (BlockError, StorageError) as error:  # as data: Ray passes them on without their type, and out of order
-            return pa.table({_ERROR if isinstance(error, BlockError) else _OUTAGE: [str(error)]})
+            return read_slice(RowGroupSlice(**item.to_pylist()[0]), root=root)
+        except (RowGroupError, StorageError) as error:
+            # As data: Ray passes them on without their type, and out of order.
+            return pa.table({_ERROR if isinstance(error, RowGroupError) else _OUTAGE: [str(error)]})
 
     for chunk in _chunks(refs):
         dataset = ray.data.from_items([asdict(ref) for ref in chunk], override_num_blocks=len(chunk)).map_batches(
@@ -86,16 +87,16 @@ def ray_blocks(refs: Iterable[BlockRef], *, root: str | Path, object_store_bytes
             if table.column_names == [_OUTAGE]:
                 raise StorageError(table.column(_OUTAGE)[0].as_py())
             if table.column_names == [_ERROR]:
-                yield ref, BlockError(table.column(_ERROR)[0].as_py())
+                yield ref, RowGroupError(table.column(_ERROR)[0].as_py())
                 continue
             assert (table.column(SHARD)[0].as_py(), table.column(ROW_GROUP)[0].as_py()) == (ref.shard, ref.row_group)
             assert table.num_rows == ref.stop - ref.start
             yield ref, table
 
 
-def _chunks(refs: Iterable[BlockRef]) -> Iterator[list[BlockRef]]:
-    """Blocks of one data set each: not so few that starting it counts, not so many that the list of tasks does."""
-    chunk: list[BlockRef] = []
+def _chunks(refs: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
+    """Slices of one data set each: not so few that starting it counts, not so many that the list of tasks does."""
+    chunk: list[RowGroupSlice] = []
     for ref in refs:
         ends = len(chunk) >= _SMALL_DATASET_BLOCKS and ref.epoch != chunk[-1].epoch
         if ends or len(chunk) == _DATASET_BLOCKS:
@@ -110,13 +111,15 @@ class ReadAhead:
     """Runs an iterator in a thread, at most `depth` items ahead; what it raises comes out of next(), every time."""
 
     def __init__(self, items: Tables, *, depth: int) -> None:
-        self._queue: queue.Queue[tuple[BlockRef, pa.Table | BlockError] | BaseException] = queue.Queue(maxsize=depth)
+        self._queue: queue.Queue[tuple[RowGroupSlice, pa.Table | RowGroupError] | BaseException] = queue.Queue(
+            maxsize=depth
+        )
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(items,), name="read-ahead", daemon=True)
         self._thread.start()
 
-    def __next__(self) -> tuple[BlockRef, pa.Table | BlockError]:
+    def __next__(self) -> tuple[RowGroupSlice, pa.Table | RowGroupError]:
         """The next item, as soon as it is there."""
         if self._error is not None:
             raise self._error
@@ -145,7 +148,7 @@ class ReadAhead:
         finally:
             items.close()
 
-    def _put(self, item: tuple[BlockRef, pa.Table | BlockError] | BaseException) -> bool:
+    def _put(self, item: tuple[RowGroupSlice, pa.Table | RowGroupError] | BaseException) -> bool:
         if not self._stop.is_set():
             self._queue.put(item)
         return not self._stop.is_set()

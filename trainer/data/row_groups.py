@@ -1,7 +1,7 @@
 """Reading of row groups: decode, permute, slice, pick the mask set.
 
-Arrow arrays from disk to slot, no Python object a row; 30 M tokens/s a core. Page checksums are always verified: a
-damaged, changed or missing row group stops the run with its name, it is never read as wrong numbers.
+Arrow arrays from disk to micro-batch, no Python object a row; 30 M tokens/s a core. Page checksums are always verified:
+a damaged, changed or missing row group stops the run with its name, it is never read as wrong numbers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from pipeline import storage
 from pipeline.dataset import DataSetError, resolve_inside, schema
-from trainer.data.plan import Blocks, Plan, row_permutation
+from trainer.data.plan import Plan, RowGroupSlices, row_permutation
 
 SHARD, ROW_GROUP, ROW = "shard", "row_group", "row"
-"""Columns (int32) that say which row of the data set a row of a block is."""
+"""Columns (int32) that say which row of the data set a row that was read is."""
 
 _COLUMNS = [
     schema.INPUT_IDS,
@@ -31,12 +31,12 @@ _COLUMNS = [
 ]
 
 
-class BlockError(DataSetError):
+class RowGroupError(DataSetError):
     """A row group cannot be read, or is not the one that the manifest lists."""
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRef:
+class RowGroupSlice:
     """Rows [start, stop) of a row group in an epoch's order: all that is needed to read them anywhere."""
 
     lane: int
@@ -65,12 +65,12 @@ class BlockRef:
     """The plan's seed."""
 
 
-def make_refs(plan: Plan, blocks: Blocks, *, epoch: int) -> Iterator[BlockRef]:
+def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
     """The plan's slices as references, in their order."""
-    columns = (blocks.lane, blocks.group, blocks.start, blocks.stop)
+    columns = (slices.lane, slices.group, slices.start, slices.stop)
     for lane, group, start, stop in zip(*(column.tolist() for column in columns), strict=True):
         shard = int(plan.group_shard[group])
-        yield BlockRef(
+        yield RowGroupSlice(
             lane=lane,
             epoch=epoch,
             path=plan.shard_paths[shard],
@@ -86,11 +86,11 @@ def make_refs(plan: Plan, blocks: Blocks, *, epoch: int) -> Iterator[BlockRef]:
         )
 
 
-def read_block(ref: BlockRef, *, root: str | Path) -> pa.Table:
+def read_slice(ref: RowGroupSlice, *, root: str | Path) -> pa.Table:
     """The rows of `ref` in order: input_ids, first_length, next_sentence_label, masked_positions and masked_inputs
     (list<...>: of the one mask set), source, shard, row_group, row.
 
-    Raises BlockError that names shard, row group and remedy.
+    Raises RowGroupError that names shard, row group and remedy.
     """
     table = read_row_group(root, path=ref.path, row_group=ref.row_group, columns=_COLUMNS)
     ids = _single(table, schema.INPUT_IDS)
@@ -125,7 +125,7 @@ def read_block(ref: BlockRef, *, root: str | Path) -> pa.Table:
 
 
 def read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
-    """Some columns of a row group. Raises BlockError that names shard, row group and remedy."""
+    """Some columns of a row group. Raises RowGroupError that names shard, row group and remedy."""
     try:
         with storage.open_parquet(resolve_inside(root, path)) as file:
             return file.read_row_group(row_group, columns=columns, use_threads=False)
@@ -140,8 +140,8 @@ def _single(table: pa.Table, name: str) -> Any:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _error(root: str | Path, path: str, row_group: int, fault: str) -> BlockError:
-    return BlockError(
+def _error(root: str | Path, path: str, row_group: int, fault: str) -> RowGroupError:
+    return RowGroupError(
         f"{storage.join(root, path)}, row group {row_group}: {fault}; the file is damaged, changed or gone: restore "
         f"it, or build the set again"
     )

@@ -1,7 +1,7 @@
-"""The stream of slots that one rank trains on: blocks read ahead, cut into slots, their counts summed over all ranks.
+"""The stream of micro-batches that one rank trains on: rows read ahead and packed, counts summed over all ranks.
 
-Every rank always gets ceil(G / W) slots a step, empty ones included. One host all-reduce a step carries the counts
-that losses are divided by and every lane's cursor: so each rank knows the whole state, and when an epoch ends.
+Every rank always gets ceil(G / W) micro-batches a step, empty ones included. One host all-reduce a step carries the
+counts that losses are divided by and every lane's cursor: so each rank knows the whole state, and when an epoch ends.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset import Manifest
-from trainer.data.micro_batch import Slot, SlotShape
-from trainer.data.packing import Rows, SlotCutter
+from trainer.data.micro_batch import MicroBatch, MicroBatchShape
+from trainer.data.packing import Packer, Rows
 from trainer.data.plan import Plan, PlanError, PlanState, lanes_of
-from trainer.data.readers import ReadAhead, local_blocks, ray_blocks
-from trainer.data.row_groups import BlockError, BlockRef, make_refs
+from trainer.data.readers import ReadAhead, read_in_threads, read_with_ray
+from trainer.data.row_groups import RowGroupError, RowGroupSlice, make_slices
 
 AllReduce: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 """Sum of a host vector over all ranks."""
@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 class Step:
     """One optimizer step's data on this rank, and its counts over all ranks."""
 
-    slots: tuple[Slot | None, ...]
-    """A slot a micro-step; None is an empty one."""
+    micro_batches: tuple[MicroBatch | None, ...]
+    """A micro-batch a micro-step; None is an empty one."""
     lanes: tuple[int, ...]
-    """The lane of each slot; -1 where the rank has none left to take."""
+    """The lane of each micro-batch; -1 where the rank has none left to take."""
     num_masked: int
     """Masked positions of the step, all ranks."""
     num_labelled: int
@@ -57,19 +57,19 @@ class Step:
     state: PlanState
     """Where the run stands after this step; the same on every rank."""
     wait_s: float
-    """Seconds that this rank waited for blocks."""
+    """Seconds that this rank waited for rows."""
     shard_paths: tuple[str, ...]
-    """Paths in the data set of the shards that the slots' rows name by index."""
+    """Paths in the data set of the shards that the micro-batches' rows name by index."""
 
 
-class SlotStream:
+class MicroBatchStream:
     """Steps of one rank from `state` on (None: from the start), without end.
 
-    `all_reduce` is called once a step by every rank (None: world size 1). `blocks` says who reads: threads of this
-    process, or Ray Data; the slots are the same. Memory: a block a lane, and `read_ahead_blocks` more.
+    `all_reduce` is called once a step by every rank (None: world size 1). `reader`: threads of this process, or
+    Ray Data; the micro-batches are the same. Memory: rows of a row group a lane, and of `read_ahead_blocks` more.
 
-    A row group that cannot be read is a BlockError. With `skip_corrupt` its rows are lost, with a warning: their lane
-    goes on behind them once the others have come so far.
+    A row group that cannot be read is a RowGroupError. With `skip_corrupt` its rows are lost, with a warning; their
+    lane goes on behind them once the others have come so far.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class SlotStream:
         rank: int = 0,
         world_size: int = 1,
         state: PlanState | None = None,
-        blocks: Literal["local", "ray"] = "local",
+        reader: Literal["local", "ray"] = "local",
         all_reduce: AllReduce | None = None,
         read_ahead_blocks: int = 4,
         object_store_mb: int = 256,
@@ -94,17 +94,15 @@ class SlotStream:
         self._skip_corrupt = skip_corrupt
         self._lost = dict.fromkeys(self._cursors, 0)
         self._waiting: dict[int, deque[Rows | int]] = {lane: deque() for lane in self._cursors}
-        self._cutters = {
-            lane: SlotCutter(plan.shape, next_block=partial(self._next_block, lane)) for lane in self._cursors
-        }
-        self._cut_slots: tuple[Slot | None, ...] | None = None
+        self._cutters = {lane: Packer(plan.shape, next_rows=partial(self._next_rows, lane)) for lane in self._cursors}
+        self._cut_ahead: tuple[MicroBatch | None, ...] | None = None
         self._wait_s = 0.0
         epochs = count(self._state.epoch) if plan.pairs is not None else range(self._state.epoch, 1)
         refs = self._refs(epochs, dict(self._cursors)) if self._cursors else iter(())
         tables = (
-            local_blocks(refs, root=root)
-            if blocks == "local"
-            else ray_blocks(refs, root=root, object_store_bytes=object_store_mb << 20)
+            read_in_threads(refs, root=root)
+            if reader == "local"
+            else read_with_ray(refs, root=root, object_store_bytes=object_store_mb << 20)
         )
         self._blocks = ReadAhead(tables, depth=read_ahead_blocks)
 
@@ -114,45 +112,51 @@ class SlotStream:
         return self._state
 
     def next_step(self) -> Step:
-        """Cut this rank's slots and sum the counts over all ranks: collective, one all_reduce."""
+        """Cut this rank's micro-batches and sum the counts over all ranks: collective, one all_reduce."""
         counts = self.cut()
         return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
 
     def cut(self) -> NDArray[np.int64]:
         """First half of next_step, local: [6 + G] counts and cursors of this rank's lanes, zero for others'."""
-        assert self._cut_slots is None
+        assert self._cut_ahead is None
         self._wait_s = 0.0
         counts = np.zeros(_CURSORS + self._plan.lanes, dtype=np.int64)
-        slots: list[Slot | None] = []
+        micro_batches: list[MicroBatch | None] = []
         most = self._rows_left()
         for lane in self._lanes:
-            slot = None if lane < 0 else self._cutters[lane].cut(most=int(most[lane]) - self._cursors[lane])
-            slots.append(slot)
-            if slot is not None:
-                self._cursors[lane] += slot.num_pairs
-                squared = int(np.square(slot.lengths, dtype=np.int64).sum())
-                counts[:_LOST] += (slot.num_masked, slot.num_labelled, slot.num_pairs, slot.num_tokens, squared)
+            micro_batch = None if lane < 0 else self._cutters[lane].cut(most=int(most[lane]) - self._cursors[lane])
+            micro_batches.append(micro_batch)
+            if micro_batch is not None:
+                self._cursors[lane] += micro_batch.num_pairs
+                squared = int(np.square(micro_batch.lengths, dtype=np.int64).sum())
+                counts[:_LOST] += (
+                    micro_batch.num_masked,
+                    micro_batch.num_labelled,
+                    micro_batch.num_pairs,
+                    micro_batch.num_tokens,
+                    squared,
+                )
             if lane >= 0:
                 self._cursors[lane] += self._lost[lane]
                 counts[_LOST] += self._lost[lane]
                 self._lost[lane] = 0
                 counts[_CURSORS + lane] = self._cursors[lane]
-        self._cut_slots = tuple(slots)
+        self._cut_ahead = tuple(micro_batches)
         return counts
 
     @property
-    def cut_slots(self) -> tuple[Slot | None, ...]:
+    def cut_ahead(self) -> tuple[MicroBatch | None, ...]:
         """What `cut` has cut, until it is committed."""
-        assert self._cut_slots is not None
-        return self._cut_slots
+        assert self._cut_ahead is not None
+        return self._cut_ahead
 
     def commit(self, counts: NDArray[np.int64]) -> Step:
         """Second half: `counts` summed over all ranks. The epoch is the next one where every lane is through.
 
         What holds no pair, since all its rows are lost, counts as no step.
         """
-        assert self._cut_slots is not None
-        slots, self._cut_slots = self._cut_slots, None
+        assert self._cut_ahead is not None
+        micro_batches, self._cut_ahead = self._cut_ahead, None
         epoch, cursors = self._state.epoch, counts[_CURSORS:]
         while (cursors >= (rows := self._plan.lane_rows(epoch))).all():
             cursors, epoch = cursors - rows, epoch + 1
@@ -167,7 +171,7 @@ class SlotStream:
             rounds=self._state.rounds + 1,
         )
         return Step(
-            slots=slots,
+            micro_batches=micro_batches,
             lanes=tuple(self._lanes),
             num_masked=int(counts[_MASKED]),
             num_labelled=int(counts[_LABELLED]),
@@ -191,26 +195,26 @@ class SlotStream:
         self._blocks.close()
 
     def _rows_left(self) -> NDArray[np.int64]:
-        """[G] rows since the epoch began that each lane may have taken after the next slot."""
+        """[G] rows since the epoch began that each lane may have taken after the next micro-batch."""
         plan, state = self._plan, self._state
         if plan.pairs is None:
             return plan.lane_rows(state.epoch)
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
-    def _refs(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[BlockRef]:
+    def _refs(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
         """All that this rank's lanes read, epoch after epoch; runs in the thread that reads ahead."""
         for epoch in epochs:
-            blocks = self._plan.blocks(epoch, lanes=list(cursors), cursors=list(cursors.values()))
-            yield from make_refs(self._plan, blocks, epoch=epoch)
+            slices = self._plan.slices(epoch, lanes=list(cursors), cursors=list(cursors.values()))
+            yield from make_slices(self._plan, slices, epoch=epoch)
             rows = self._plan.lane_rows(epoch)
             cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
 
-    def _next_block(self, lane: int) -> Rows | int:
-        """The lane's next block, or its number of rows where it is lost; those of other lanes before it wait."""
+    def _next_rows(self, lane: int) -> Rows | int:
+        """The lane's next rows, or their number where they are lost; those of other lanes before them wait."""
         start = time.perf_counter()
         while not self._waiting[lane]:
             ref, table = next(self._blocks)
-            if isinstance(table, BlockError):
+            if isinstance(table, RowGroupError):
                 if not self._skip_corrupt:
                     raise table
                 logger.warning("%d rows are passed over (ingest.skip_corrupt): %s", ref.stop - ref.start, table)
@@ -224,7 +228,7 @@ class SlotStream:
         return taken
 
 
-def validation_plan(manifest: Manifest, *, shape: SlotShape, lanes: int, max_pairs: int | None = None) -> Plan:
+def validation_plan(manifest: Manifest, *, shape: MicroBatchShape, lanes: int, max_pairs: int | None = None) -> Plan:
     """Plan over the first `max_pairs` held-out rows of an order that depends on the data set alone (None: all).
 
     Raises PlanError where nothing is held out.

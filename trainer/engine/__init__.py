@@ -1,13 +1,13 @@
 """One training engine over DeepSpeed: step, optimizer, schedules, state by slices, memory, and its self-check."""
 
 from trainer.engine.engine import Engine, LossScale
-from trainer.engine.host_copy import Arriving
+from trainer.engine.host_copy import HostCopy
 from trainer.engine.memory import (
-    SLOT_STEP,
+    MICRO_BATCH_STEP,
     Card,
     count_parameters,
     judge_memory,
-    largest_slot,
+    largest_micro_batch,
     may_use_gpus,
     name_remedies,
     with_greatest_slot,
@@ -18,17 +18,17 @@ from trainer.engine.self_check import check_compiled_model
 from trainer.engine.zero_state import LocalSlice
 
 __all__ = [
+    "MICRO_BATCH_STEP",
     "MOMENTS",
-    "SLOT_STEP",
-    "Arriving",
     "Card",
     "Engine",
+    "HostCopy",
     "LocalSlice",
     "LossScale",
     "check_compiled_model",
     "count_parameters",
     "judge_memory",
-    "largest_slot",
+    "largest_micro_batch",
     "learning_rate",
     "may_use_gpus",
     "name_remedies",

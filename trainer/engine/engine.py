@@ -1,8 +1,14 @@
 """One training engine over DeepSpeed: forward, backward, step, and its state by named slices.
 
-With trainer/engine_*.py the only code that knows DeepSpeed. Invariant: between two steps the state of a
-run is `steps_taken`, the loss scale and the slices; nothing else is needed to go on, at any world size,
-stage or precision. A step is applied whole or not at all: the gradient norm is tested once.
+This room is the only code that knows DeepSpeed. Invariant: between two steps the state of a run is `steps_taken`, the
+loss scale and the slices; nothing else is needed to go on, at any world size, stage or precision. A step is applied
+whole or not at all: the gradient norm is tested once. It goes one of five ways, each for a setting:
+
+    ZeRO 0                                        DeepSpeed averages gradients, every rank updates everything
+    ZeRO 1 and 2, on a CPU or in fp32             gradients.py, then torch's AdamW over this rank's partitions
+    ZeRO 1 and 2, on a GPU in bf16 or fp16        gradients.py, then kernels/adamw.py
+    ZeRO 1 and 2, with any `deepspeed.*` setting  DeepSpeed's own; slower, and what the tests hold gradients.py against
+    ZeRO 3                                        DeepSpeed's own
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from trainer.config import TrainerConfig
 from trainer.engine import zero_state
 from trainer.engine.deepspeed_setup import INITIAL_LOSS_SCALE, bound_waits, deepspeed_dictionary, load_deepspeed
 from trainer.engine.gradients import PartitionedGradients
-from trainer.engine.host_copy import Arriving
+from trainer.engine.host_copy import HostCopy
 from trainer.engine.optimizers import build_optimizer, count_updates
 from trainer.engine.zero_state import LocalSlice
 
@@ -234,7 +240,7 @@ class Engine:
         norm = gradients.norm() / unit
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)
         divisor, skip = (excess * unit).float(), (~norm.isfinite()).float()
-        reported = Arriving(norm)
+        reported = HostCopy(norm)
         zero_state.update_partitions(
             self._engine,
             gradients.partitions,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Arriving:
+class HostCopy:
     """A copy of a tensor, begun when this is made; on a CPU it is there at once."""
 
     def __init__(self, values: Tensor) -> None:

@@ -29,14 +29,14 @@ import torch
 
 from pipeline.settings import ConfigError
 from trainer.config import ModelConfig, TrainerConfig
-from trainer.data import OpenPhase, PlanError, SlotShape, derive_shape
+from trainer.data import MicroBatchShape, OpenPhase, PlanError, derive_shape
 from trainer.engine.deepspeed_setup import LARGEST_BUCKET
 from trainer.model import GPU_CHUNK_BYTES, VOCABULARY_MULTIPLE
 
 USABLE_SHARE = 0.9
 """Of a card's memory: what an estimate may take."""
-SLOT_STEP = 1024
-"""Derived limits of a slot are multiples of so many tokens, so that cards of about the same memory have the same."""
+MICRO_BATCH_STEP = 1024
+"""Tokens; derived limits are multiples of it, so that cards of about the same memory have the same."""
 _GB = 1e9
 
 
@@ -58,17 +58,17 @@ class Memory:
 
 
 def estimate_memory(
-    config: TrainerConfig, *, vocabulary_size: int, slot: SlotShape, micro_batches: int, workers: int
+    config: TrainerConfig, *, vocabulary_size: int, shape: MicroBatchShape, micro_batches: int, workers: int
 ) -> Memory:
-    """Memory of one of `workers` GPUs that takes `micro_batches` slots of a shape a step."""
+    """Memory of one of `workers` GPUs that takes `micro_batches` micro-batches of a shape a step."""
     model, stage = config.model, config.zero_stage
     width, rows = model.width, -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     numel, size = count_parameters(model, vocabulary_size=vocabulary_size), 4 if config.precision == "fp32" else 2
     shared = numel / workers if stage else numel
     several = micro_batches > 1
     whole = 4 * numel if several and stage == 1 and workers > 1 else 0
-    activations = _activations(config, slot=slot, size=size)
-    chunk = min(slot.masked, max(1, GPU_CHUNK_BYTES // (size * rows))) * rows
+    activations = _activations(config, shape=shape, size=size)
+    chunk = min(shape.masked, max(1, GPU_CHUNK_BYTES // (size * rows))) * rows
     loss = chunk * size + rows * width * 4
     ends = size * numel + 2 * activations / model.num_layers  # of backward: all gradients, and one layer's activations
     return Memory(
@@ -106,25 +106,25 @@ def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
     """The settings that need less memory and that the plan allows; `phases`: empty if they cannot be opened."""
     remedies = []
     if not phases:
-        remedies.append("make slots smaller (batch.lanes, batch.tokens_per_slot)")
-    elif smaller := _name_smaller_slots(config, phases=phases):
+        remedies.append("make micro-batches smaller (batch.lanes, batch.tokens_per_slot)")
+    elif smaller := _name_smaller(config, phases=phases):
         remedies.append(smaller)
-    slots = bool(remedies)
+    begins_anew = bool(remedies)
     if config.zero_stage < 3 and config.workers > 1:
         remedies.append(f"raise zero_stage={config.zero_stage}")
     if config.precision == "fp32":
         remedies.append("set precision=bf16")
     if not remedies:
-        remedies.append("no smaller slots are possible: take GPUs with more memory, or a smaller model.size")
-    kept = ". A run that has begun keeps its slots: other slots need another output"
-    return ", or ".join(remedies) + (kept if slots else "")
+        remedies.append("no smaller micro-batches are possible: take GPUs with more memory, or a smaller model.size")
+    kept = ". A run that has begun keeps its micro-batches: other micro-batches need another output"
+    return ", or ".join(remedies) + (kept if begins_anew else "")
 
 
-def _name_smaller_slots(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """`a slot has 128 tokens: double batch.lanes to 4`, of the phase with the largest; empty if none can be smaller."""
-    opened = max(phases, key=lambda each: each.shape.slot.tokens)
+def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
+    """`a micro-batch has 128 tokens: double batch.lanes to 4`, for the largest; empty if none can be smaller."""
+    opened = max(phases, key=lambda each: each.shape.micro_batch.tokens)
     batch, shape, longest = opened.phase.config.batch, opened.shape, opened.manifest.max_seq_length
-    half, lanes = max(longest, shape.slot.tokens // 2), min(2 * shape.lanes, int(shape.pairs))
+    half, lanes = max(longest, shape.micro_batch.tokens // 2), min(2 * shape.lanes, int(shape.pairs))
     size = {"tokens_per_slot": half} if batch.tokens_per_slot is not None else {}
     ways = [{"lanes": lanes, **size}]
     if batch.lanes is None:
@@ -132,14 +132,14 @@ def _name_smaller_slots(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -
     for way in ways:
         with suppress(PlanError):
             smaller = derive_shape(opened.manifest, batch=batch.model_copy(update=way))
-            if smaller.slot.tokens < shape.slot.tokens:
+            if smaller.micro_batch.tokens < shape.micro_batch.tokens:
                 changes = [
                     f"{'double' if value == 2 * shape.lanes else 'raise'} {_place(config, opened, name)} to {value:,}"
                     if name == "lanes"
                     else f"lower {_place(config, opened, name)} to {value:,}"
                     for name, value in way.items()
                 ]
-                return f"a slot has {shape.slot.tokens:,} tokens: {' and '.join(changes)}"
+                return f"a micro-batch has {shape.micro_batch.tokens:,} tokens: {' and '.join(changes)}"
     return ""
 
 
@@ -175,7 +175,7 @@ def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Mem
         estimate_memory(
             config,
             vocabulary_size=each.manifest.vocabulary_size,
-            slot=each.shape.slot,
+            shape=each.shape.micro_batch,
             micro_batches=-(-each.shape.lanes // workers),
             workers=workers,
         )
@@ -184,18 +184,18 @@ def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Mem
     return max(estimates, key=lambda memory: memory.total)
 
 
-def largest_slot(
+def largest_micro_batch(
     config: TrainerConfig, *, vocabulary_size: int, longest: int, card_bytes: float, most: int
 ) -> int | None:
-    """Tokens of the largest slot, up to `most`, that fits a card if nothing is shared out among workers, or None.
+    """Tokens of the largest micro-batch, up to `most`, that fits a card if nothing is shared among workers, or None.
 
     As of one worker, whatever their number: the plan must not depend on it. `longest`: the data set's longest row.
     """
-    for tokens in range(most, 0, -SLOT_STEP):
+    for tokens in range(most, 0, -MICRO_BATCH_STEP):
         if tokens < longest:
             return None
-        slot = SlotShape(tokens=tokens, pairs=-(-tokens // 16), masked=-(-tokens // 5), max_seq_length=longest)
-        needed = estimate_memory(config, vocabulary_size=vocabulary_size, slot=slot, micro_batches=2, workers=1)
+        shape = MicroBatchShape(tokens=tokens, pairs=-(-tokens // 16), masked=-(-tokens // 5), max_seq_length=longest)
+        needed = estimate_memory(config, vocabulary_size=vocabulary_size, shape=shape, micro_batches=2, workers=1)
         if needed.total <= USABLE_SHARE * card_bytes:
             return tokens
     return None
@@ -212,7 +212,7 @@ def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
     return embeddings + model.num_layers * layer + heads
 
 
-def _activations(config: TrainerConfig, *, slot: SlotShape, size: int) -> float:
+def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) -> float:
     """What autograd saves in forward."""
     model, width = config.model, config.model.width
     compiled = config.compile if config.compile is not None else config.zero_stage < 3
@@ -221,10 +221,10 @@ def _activations(config: TrainerConfig, *, slot: SlotShape, size: int) -> float:
     if not compiled and not (kernels and model.norm == "post" and config.zero_stage < 3) and model.dropout:
         layer += 2 * width  # masks of bytes
     if not kernels:  # attention over padded rows: query, key, value and context once more
-        layer += 4 * size * width * slot.sequences * slot.max_seq_length / slot.tokens
+        layer += 4 * size * width * shape.sequences * shape.max_seq_length / shape.tokens
     ends = 3 * size * width + 32  # embeddings, and the batch itself
-    heads = size * width * (6 * slot.masked + 4 * slot.pairs)
-    return slot.tokens * (model.num_layers * layer + ends) + heads
+    heads = size * width * (6 * shape.masked + 4 * shape.pairs)
+    return shape.tokens * (model.num_layers * layer + ends) + heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from pipeline.storage import Location, locate, put_in_place, sync
 from trainer.checkpoint import (
     STATE,
     CheckpointState,
+    find_checkpoints,
     is_checkpoint,
-    list_checkpoints,
     newest_verified,
     rank_evaluations,
     read_state,
@@ -172,7 +172,7 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
             raise ExportError(f"{source}: is one checkpoint; give the run directory with --step or --best")
         return source
     if step is not None or best:
-        found = {step_of(folder): folder for folder in list_checkpoints(source)}
+        found = {step_of(folder): folder for folder in find_checkpoints(source).folders}
         if step is not None:
             wanted, what = [step], f"of step {step}"
         else:
@@ -184,7 +184,7 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
             keep = "; checkpoint.keep_best keeps the best ones" if best else ""
             raise ExportError(f"{source}: has no checkpoint {what}; those that are there: {steps}{keep}")
         return chosen
-    newest = newest_verified(source)
+    newest = newest_verified(find_checkpoints(source))
     if newest is None:
         raise ExportError(f"{source}: holds no checkpoint; train first, or give a run directory or a checkpoint")
     return newest

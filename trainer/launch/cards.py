@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.dataset import Manifest
 from trainer.config import TrainerConfig
-from trainer.data import GREATEST_DERIVED_SLOT, Phase
-from trainer.engine import SLOT_STEP, Card, largest_slot, may_use_gpus, with_greatest_slot
+from trainer.data import LARGEST_DERIVED_MICRO_BATCH, Phase
+from trainer.engine import MICRO_BATCH_STEP, Card, largest_micro_batch, may_use_gpus, with_greatest_slot
 
 TYPE = "accelerator_type:"
 """Begins the name of the resource by which Ray says what GPUs a node has."""
@@ -87,7 +87,7 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
         return {}
 
 
-def settle_slot(
+def settle_micro_batch(
     config: TrainerConfig, *, saved: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
     """`batch.greatest_slot` by the smallest GPU; as in `saved`, the config that the plan is of, if there is one.
@@ -106,22 +106,22 @@ def settle_slot(
         return config, find_card(config) if may_use_gpus(config) else None, []
     card = find_card(config)
     if card is None:
-        line = f"memory: that of the GPUs is not known; slots of at most {GREATEST_DERIVED_SLOT:,} tokens"
+        line = f"memory: that of the GPUs is not known; micro-batches of at most {LARGEST_DERIVED_MICRO_BATCH:,} tokens"
         return config, None, [line]
     limits = [
-        largest_slot(
+        largest_micro_batch(
             config,
             vocabulary_size=manifest.vocabulary_size,
             longest=manifest.max_seq_length,
             card_bytes=card.num_bytes,
-            most=GREATEST_DERIVED_SLOT,
+            most=LARGEST_DERIVED_MICRO_BATCH,
         )
         for manifest in derived
     ]
-    greatest = min(limit if limit is not None else SLOT_STEP for limit in limits)
-    if greatest >= GREATEST_DERIVED_SLOT:
+    greatest = min(limit if limit is not None else MICRO_BATCH_STEP for limit in limits)
+    if greatest >= LARGEST_DERIVED_MICRO_BATCH:
         return config, card, []
-    line = f"memory: slots of at most {greatest:,} tokens fit {card.describe()}; kept as batch.greatest_slot"
+    line = f"memory: micro-batches of at most {greatest:,} tokens fit {card.describe()}; kept as batch.greatest_slot"
     if None in limits:
-        line = f"memory: no slot fits {card.describe()} alone; batch.greatest_slot={greatest} is kept"
+        line = f"memory: no micro-batch fits {card.describe()} alone; batch.greatest_slot={greatest} is kept"
     return with_greatest_slot(config, greatest), card, [line]

@@ -16,13 +16,14 @@ from statistics import median
 import torch
 
 from pipeline import storage
-from pipeline.dataset import open_data_set
 from pipeline.settings import ConfigError
 from pipeline.storage import free_bytes, locate
+from pipeline.units import describe_bytes, describe_seconds
 from trainer.config import TrainerConfig
-from trainer.data import OpenPhase, open_phases, resolve_phases
+from trainer.data import OpenPhase
 from trainer.engine import count_parameters
-from trainer.telemetry import METRICS_NAME, duration, read_last_lines
+from trainer.launch.preflight import Checked
+from trainer.telemetry import METRICS_NAME, read_last_lines
 from trainer.train import steps_done
 
 FLAG, RATE, PRICE = "--dry-run", "--tokens-per-second", "--price"
@@ -60,15 +61,14 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
     return Options(found.get(RATE), found.get(PRICE))
 
 
-def describe_run(config: TrainerConfig, options: Options) -> Iterator[str]:
-    """Lines of the plan. The config has passed preflight.check; ConfigError where machines or disk do not hold it."""
-    phases = resolve_phases(config)
-    opened = open_phases(phases, manifests=[open_data_set(phase.config.data) for phase in phases])
-    done = steps_done(config)
-    tokens = tokens_left(opened, done=done)
+def describe_run(checked: Checked, options: Options) -> Iterator[str]:
+    """Lines of the plan; ConfigError where machines or disk do not hold it."""
+    config = checked.config
+    done = steps_done(config, checkpoints=checked.checkpoints)
+    tokens = tokens_left(checked.phases, done=done)
     yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {tokens / 1e6:,.1f} M tokens"
     yield from describe_time(config, options, tokens=tokens)
-    yield describe_room(config, vocabulary_size=opened[0].manifest.vocabulary_size)
+    yield describe_room(config, vocabulary_size=checked.phases[0].manifest.vocabulary_size)
     yield describe_machines(config)
 
 
@@ -92,7 +92,7 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float) -> 
         yield f"time: not known; give {RATE}=N of one worker, or begin the run: its steps are then the measure"
         return
     hours = tokens / rate / 3600
-    yield f"time: {duration(3600 * hours)} at {rate:,.0f} tokens/s of {config.workers} workers ({origin})"
+    yield f"time: {describe_seconds(3600 * hours)} at {rate:,.0f} tokens/s of {config.workers} workers ({origin})"
     if options.price is not None:
         yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} a worker and hour"
 
@@ -104,7 +104,7 @@ def describe_room(config: TrainerConfig, *, vocabulary_size: int) -> str:
     kept = config.checkpoint.keep_last + best + 1  # and the one that is being written
     if config.checkpoint.keep_every_steps is not None:
         kept += config.max_steps // config.checkpoint.keep_every_steps
-    text = f"checkpoints: {each / 1e6:,.1f} MB each, up to {kept}: {each * kept / 1e6:,.1f} MB"
+    text = f"checkpoints: {describe_bytes(each)} each, up to {kept}: {describe_bytes(each * kept)}"
     if storage.is_url(config.output):
         return text
     folder = Path(config.output)
@@ -115,7 +115,7 @@ def describe_room(config: TrainerConfig, *, vocabulary_size: int) -> str:
             f"output"
         )
     short = "; WARNING: that is not enough, lower checkpoint.keep_last or free space" if free < each * kept else ""
-    return f"{text}; {free / 1e6:,.0f} MB are free{short}"
+    return f"{text}; {describe_bytes(free)} are free{short}"
 
 
 def describe_machines(config: TrainerConfig) -> str:

@@ -102,11 +102,11 @@ def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -
     return largest
 
 
-class Wishes:
+class PendingPlacements:
     """Places that a group lacks, made known to an autoscaler: each a placement group that waits for its node.
 
-    They end with this driver, so no node comes, or stays, for a run that is gone. A wish that came true keeps its place
-    until it is dropped.
+    They end with this driver, so no node comes, or stays, for a run that is gone. One that is met keeps its place until
+    it is dropped.
     """
 
     def __init__(self, each: Resources) -> None:
@@ -114,7 +114,7 @@ class Wishes:
         self._groups: list[PlacementGroup] = []
 
     def keep(self, count: int) -> int:
-        """Have so many wishes; how many of them have come true."""
+        """Have so many requests; how many of them are met."""
         while len(self._groups) > count:
             remove_placement_group(self._groups.pop())
         while len(self._groups) < count:
@@ -129,7 +129,7 @@ class Wishes:
 class GroupWatch:
     """Says when a group of workers is to end, so that the next has other nodes. One for all groups of a command.
 
-    `wishes`: where places that are missing are asked for, if anywhere.
+    `pending`: where places that are missing are asked for, if anywhere.
     """
 
     def __init__(
@@ -139,10 +139,10 @@ class GroupWatch:
         each: Resources,
         look: Callable[[], Nodes] = look_at_nodes,
         clock: Callable[[], float] = time.monotonic,
-        wishes: Wishes | None = None,
+        pending: PendingPlacements | None = None,
     ) -> None:
         self._least, self._most, self._each = config.min_workers, config.workers, each
-        self._look, self._clock, self._wishes = look, clock, wishes
+        self._look, self._clock, self._pending = look, clock, pending
         self.groups = 0
         """Groups that were started."""
         self._interval_s: float = config.resize_interval_s
@@ -164,8 +164,8 @@ class GroupWatch:
 
     def end_group(self) -> None:
         """A group ends, or has ended: the next one needs all places itself."""
-        if self._wishes is not None:
-            self._wishes.drop()
+        if self._pending is not None:
+            self._pending.drop()
 
     def _find_reason(self, homes: Sequence[str], *, world_size: int) -> str | None:
         if self._grew_from:
@@ -178,7 +178,7 @@ class GroupWatch:
         if self._least is None or world_size >= self._most:
             return None
         greatest = greatest_group(nodes, least=self._least, most=self._most, each=self._each)
-        granted = 0 if self._wishes is None else self._wishes.keep(max(0, greatest - world_size))
+        granted = 0 if self._pending is None else self._pending.keep(max(0, greatest - world_size))
         if self._clock() < self._next_look:
             return None
         self._next_look = self._clock() + self._interval_s

@@ -10,7 +10,7 @@ from pipeline.settings import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class WorkerFailure:
     """Why a worker ended early."""
 
     rank: int
@@ -22,7 +22,7 @@ class Failure:
     time: float
 
     @classmethod
-    def of(cls, error: Exception, *, rank: int) -> Failure:
+    def of(cls, error: Exception, *, rank: int) -> WorkerFailure:
         """Describe an exception that is being handled."""
         text = " ".join(str(error).split()) or type(error).__name__
         return cls(rank, text, isinstance(error, (ValueError, OSError)), traceback.format_exc(), time.time())
@@ -40,7 +40,7 @@ class ClusterError(WorkerError):
     """Ray itself cannot be worked with any more: workers can be started again by a new command alone."""
 
 
-def raise_first(failures: list[Failure]) -> None:
+def raise_first(failures: list[WorkerFailure]) -> None:
     """Raise what went wrong first, if anything: ConfigError for bad input, otherwise WorkerError with the traceback.
 
     When one worker fails, the others fail a moment later, for a collective that never ends. Of several that blame the

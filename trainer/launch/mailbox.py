@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Switchboard:
+class DriverMailbox:
     """An actor between driver and workers: lines and failures one way, the request to stop the other."""
 
     def __init__(self) -> None:

@@ -15,13 +15,13 @@ from pipeline import storage
 from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
 from pipeline.settings import Arguments, ConfigError, load_tree, validate
 from pipeline.storage import expand_path, locate, refuse_if_alive, refuse_lost_path
-from trainer.checkpoint import CheckpointError, list_checkpoints, newest_verified, read_state, step_of
+from trainer.checkpoint import CheckpointError, Checkpoints, find_checkpoints, newest_verified, read_state, step_of
 from trainer.config import TrainerConfig, drop_idle_settings, read_run_config, refuse_idle_settings
 from trainer.data import OpenPhase, Phase, PlanState, check_held_out, find_start, open_phases, resolve_phases
 from trainer.engine import judge_memory, with_greatest_slot
 from trainer.hf import check_same_vocabulary, pretrained
-from trainer.launch.cards import settle_slot
-from trainer.launch.run_directory import check_run_directory, is_run_config
+from trainer.launch.cards import settle_micro_batch
+from trainer.launch.run_directory import check_fresh, check_run_directory, is_run_config
 from trainer.telemetry import EVALUATIONS_NAME, read_last_lines
 from trainer.train import (
     check_branch,
@@ -30,7 +30,6 @@ from trainer.train import (
     read_trained,
     settle_source,
     source_config,
-    steps_done,
 )
 
 SAMPLE_CONFIG = Path("trainer") / "configs" / "sample.yaml"
@@ -74,10 +73,20 @@ class Checked:
     """All steps are done and evaluated, and the last checkpoint verifies: nothing to launch."""
     config: TrainerConfig
     """The run's, with what is settled once, when it begins: the checkpoint that it starts from, batch.greatest_slot."""
+    phases: tuple[OpenPhase, ...]
+    """Of `config`, their data sets verified."""
+    checkpoints: Checkpoints
+    """In the run directory."""
 
 
-def check(config: TrainerConfig) -> Checked:
-    """Check data set, model, plan and run directory against each other; writes nothing. Raises ValueError."""
+def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
+    """Check data set, model, plan and run directory against each other; writes nothing. Raises ValueError.
+
+    `fresh`: an output that holds a run is refused.
+    """
+    checkpoints = find_checkpoints(config.output)
+    if fresh:
+        check_fresh(config, checkpoints=checkpoints)
     saved = read_run_config(locate(config.output))
     config = settle_source(config, saved=saved)
     phases = resolve_phases(config)
@@ -87,11 +96,12 @@ def check(config: TrainerConfig) -> Checked:
     }
     manifests = [opened_sets[phase.config.data] for phase in phases]
     for phase, manifest in zip(phases, manifests, strict=True):
-        check_model(phase.config, manifest=manifest)
+        check_model(phase.config, manifest=manifest, begun=bool(checkpoints))
     planned = saved
-    if saved is None and is_branch_to_begin(config):
+    branches = is_branch_to_begin(config, checkpoints=checkpoints)
+    if saved is None and branches:
         planned = _source_with_plan(config, phases=phases, manifests=manifests)
-    config, card, lines = settle_slot(config, saved=planned, phases=phases, manifests=manifests)
+    config, card, lines = settle_micro_batch(config, saved=planned, phases=phases, manifests=manifests)
     phases = resolve_phases(config)
     opened = open_phases(phases, manifests=manifests)
     for each in opened:
@@ -102,21 +112,21 @@ def check(config: TrainerConfig) -> Checked:
                 f"lower workers or set {batch}={config.workers}"
             )
     refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
-    warnings = _check_held_out(config, phases=opened)
-    changes = check_run_directory(config)
+    warnings = _check_branch_held_out(config, phases=opened) if branches else check_held_out(opened)
+    changes = check_run_directory(config, saved=saved, checkpoints=checkpoints)
     refuse_if_alive(config.output)
-    step = check_checkpoints(config, phases=opened)
+    step = check_checkpoints(config, phases=opened, checkpoints=checkpoints)
     evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
-    done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(config)
+    done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(checkpoints)
     if not done and (memory := judge_memory(config, phases=opened, card=card)):
         lines.append(memory)
-    if is_branch_to_begin(config):
+    if branches:
         lines.append(check_branch(config, phases=opened).describe(str(config.resume_from)))
     for each in opened:
         lines += [each.describe_place(len(opened))] if config.phases else []
         lines += each.describe()
-    return Checked((*lines, *warnings, *changes), done=done, config=config)
+    return Checked((*lines, *warnings, *changes), done=done, config=config, phases=opened, checkpoints=checkpoints)
 
 
 def _source_with_plan(
@@ -134,15 +144,15 @@ def _source_with_plan(
     return source if goes_on else None
 
 
-def _check_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
+def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
     """check_held_out, also against what the source of a branch that is to begin was trained on."""
-    if not is_branch_to_begin(config):
-        return check_held_out(phases)
+    verified = {each.phase.config.data for each in phases}
     trained, lost = read_trained(config, phases=phases)
     before = []
     for phase, manifest in trained:
         try:
-            verify_shards(phase.config.data, manifest.shards)
+            if phase.config.data not in verified:
+                verify_shards(phase.config.data, manifest.shards)
             before.append((phase, manifest))
         except DataSetError as error:
             lost.append(str(error))
@@ -151,37 +161,38 @@ def _check_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> li
         f"{trouble}; bring that back to have it compared"
         for trouble in lost
     ]
-    return [*unread, *check_held_out(phases, before=before, step=steps_done(config))]
+    assert config.resume_from is not None
+    return [*unread, *check_held_out(phases, before=before, step=step_of(locate(config.resume_from)))]
 
 
-def _newest_is_whole(config: TrainerConfig) -> bool:
+def _newest_is_whole(checkpoints: Checkpoints) -> bool:
     """Whether no worker would go on from an older checkpoint. CheckpointError where none verifies."""
-    newest = newest_verified(config.output)
-    return newest is not None and step_of(newest) == step_of(list_checkpoints(config.output)[-1])
+    newest = newest_verified(checkpoints)
+    return newest is not None and newest == checkpoints.folders[-1]
 
 
-def check_model(config: TrainerConfig, *, manifest: Manifest) -> None:
+def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> None:
     """Refuse a model that the data set's rows do not fit, or whose given weights or vocabulary do not fit it.
 
-    A run with checkpoints reads no given weights any more: where they lay may be gone.
+    A run that has `begun`, with checkpoints, reads no given weights any more: where they lay may be gone.
     """
     if manifest.max_seq_length > config.model.max_positions:
         raise ConfigError(
             f"data={config.data}: max_seq_length={manifest.max_seq_length} exceeds model.max_positions="
             f"{config.model.max_positions}; raise model.max_positions, or build the data set with shorter rows"
         )
-    if config.model.initialize_from is not None and not list_checkpoints(config.output):
+    if config.model.initialize_from is not None and not begun:
         folder = locate(config.model.initialize_from)
         pretrained.check_config(config.model, settings=pretrained.read_config(folder), folder=folder)
         check_same_vocabulary(folder, data_tokenizer=storage.join(config.data, TOKENIZER_FOLDER))
 
 
-def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> int | None:
+def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase], checkpoints: Checkpoints) -> int | None:
     """Step of the newest checkpoint, None where there is none. ValueError where it is of other phases, data or plans.
 
     Reads manifest and state; that every other byte is as it was written is verified when the workers resume.
     """
-    for folder in reversed(list_checkpoints(config.output)):
+    for folder in checkpoints.newest_first():
         try:
             state = read_state(folder)
         except CheckpointError:

@@ -25,10 +25,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from pipeline.settings import ConfigError
 from pipeline.signals import STOP_SIGNALS, Say, StopRequest
 from trainer.config import TrainerConfig
-from trainer.launch.failures import GO_ON, Failure, WorkerError, raise_first
-from trainer.train import Link, Outcome, Place, backend_of, work
+from trainer.launch.failures import GO_ON, WorkerError, WorkerFailure, raise_first
+from trainer.train import Link, Outcome, WorkerPlace, backend_of, work
 
-Watch = Callable[[Link, Place], AbstractContextManager[Link]]
+Watch = Callable[[Link, WorkerPlace], AbstractContextManager[Link]]
 
 POLL_S = 0.2
 """Longest delay between a signal to this process and its arrival at the workers."""
@@ -73,7 +73,7 @@ def run_in_processes(
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for rank in range(config.workers):
             ours, theirs = context.Pipe(duplex=False)
-            place = Place(rank, config.workers, rank, config.workers)
+            place = WorkerPlace(rank, config.workers, rank, config.workers)
             child = context.Process(
                 target=_child, args=(config, place, store.port, theirs, lease_token, watch), name=f"worker-{rank}"
             )
@@ -91,7 +91,7 @@ def run_in_processes(
 def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say: Say, stop: StopRequest) -> Outcome:
     open_links = set(links)
     outcomes: dict[int, Outcome] = {}
-    failures: list[Failure] = []
+    failures: list[WorkerFailure] = []
     gone: set[int] = set()
     patience = math.inf
     told = False
@@ -108,7 +108,7 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
                 gone.add(links[ready])
             elif isinstance(message, str):
                 say(message)
-            elif isinstance(message, Failure):
+            elif isinstance(message, WorkerFailure):
                 failures.append(message)
             else:
                 outcomes[links[ready]] = message
@@ -123,10 +123,10 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
     return outcomes[0]
 
 
-def _receive(link: Connection) -> str | Failure | Outcome | None:
+def _receive(link: Connection) -> str | WorkerFailure | Outcome | None:
     """A child's next message; None where it has closed its end."""
     try:
-        message: str | Failure | Outcome = link.recv()
+        message: str | WorkerFailure | Outcome = link.recv()
         return message
     except (EOFError, OSError):  # OSError: in the middle of a message
         return None
@@ -171,7 +171,7 @@ class _PipeLink:
 
 
 def _child(
-    config: TrainerConfig, place: Place, port: int, pipe: Connection, lease_token: str | None, watch: Watch | None
+    config: TrainerConfig, place: WorkerPlace, port: int, pipe: Connection, lease_token: str | None, watch: Watch | None
 ) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     link = _PipeLink(pipe)
@@ -187,7 +187,7 @@ def _child(
         pipe.send(outcome)
         dist.destroy_process_group()
     except Exception as error:
-        pipe.send(Failure.of(error, rank=place.rank))
+        pipe.send(WorkerFailure.of(error, rank=place.rank))
     pipe.close()
 
 

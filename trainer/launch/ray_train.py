@@ -30,10 +30,10 @@ from pipeline.settings import ConfigError
 from pipeline.signals import Say, StopRequest
 from trainer.config import TrainerConfig
 from trainer.launch.elastic import INGEST_CPUS, GroupWatch, largest_resources, look_at_nodes, next_group, settle
-from trainer.launch.failures import GO_ON, ClusterError, Failure, WorkerError, raise_first
-from trainer.launch.mailbox import Switchboard
+from trainer.launch.failures import GO_ON, ClusterError, WorkerError, WorkerFailure, raise_first
+from trainer.launch.mailbox import DriverMailbox
 from trainer.telemetry import prometheus
-from trainer.train import Outcome, Place, backend_of, work
+from trainer.train import Outcome, WorkerPlace, backend_of, work
 
 RAY_FOLDER = ".ray"
 """Ray Train's own notes, in the run directory."""
@@ -172,13 +172,13 @@ def run_on_ray(
     if storage.is_url(config.output):
         system, folder = storage.open_filesystem(config.output)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)(Switchboard)
+    actor = ray.remote(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)(DriverMailbox)
     with losses_named():
-        board = actor.remote()
+        mailbox = actor.remote()
         try:
             trainer = TorchTrainer(
                 _train,
-                train_loop_config={"config": config, "board": board, "lease_token": lease_token},
+                train_loop_config={"config": config, "mailbox": mailbox, "lease_token": lease_token},
                 scaling_config=scale(config),
                 torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
                 # Ray's own notes go into the run directory: it checks that every node sees that folder. Failures are
@@ -197,9 +197,9 @@ def run_on_ray(
             watch.groups += 1
             fit = _Fit(trainer)
             fit.start()
-            homes = attend(fit, board=board, config=config, watch=watch, say=say, stop=stop)
+            homes = attend(fit, mailbox=mailbox, config=config, watch=watch, say=say, stop=stop)
             if fit.error is not None:
-                failures = ray.get(board.failures.remote())
+                failures = ray.get(mailbox.failures.remote())
                 if config.min_workers is not None:
                     settle(set(homes))
                 raise_first([failure for failure in failures if failure.by_input])
@@ -208,7 +208,7 @@ def run_on_ray(
                 cause = getattr(fit.error, "controller_failure", fit.error)
                 raise WorkerError(f"Ray Train ended the run: {' '.join(str(cause).split())}") from fit.error
         finally:
-            ray.kill(board)
+            ray.kill(mailbox)
     assert isinstance(fit.outcome, Outcome)
     return fit.outcome
 
@@ -251,7 +251,7 @@ def scale(config: TrainerConfig) -> ScalingConfig:
 
 
 def attend(
-    fit: _Fit, *, board: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
+    fit: _Fit, *, mailbox: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
 ) -> tuple[str, ...]:
     """Until the fit ends: show the workers' lines, pass on the request to stop, say what Ray waits for.
 
@@ -262,22 +262,22 @@ def attend(
     homes: tuple[str, ...] = ()
     began = time.monotonic()
     patience, look = began + PATIENCE_S, began + LOOK_S
-    lines = board.next_lines.remote()
+    lines = mailbox.next_lines.remote()
     while fit.is_alive():
         ready, _ = ray.wait([lines], timeout=POLL_S)
         if ready:
             heard = True
             for line in ray.get(lines):
                 say(line)
-            lines = board.next_lines.remote()
+            lines = mailbox.next_lines.remote()
         if time.monotonic() > look:
             look = time.monotonic() + LOOK_S
-            homes, world_size = ray.get(board.group.remote())
+            homes, world_size = ray.get(mailbox.group.remote())
             reason = None if asked else watch.reason_to_pause(homes, world_size=world_size)
             if reason is not None:
                 say(f"{reason}; the workers write a checkpoint")
                 asked = True
-                board.request_stop.remote()
+                mailbox.request_stop.remote()
             if not homes and time.monotonic() > began + config.start_timeout_s + PATIENCE_S:
                 raise ClusterError(
                     f"Ray started no worker in start_timeout_s={config.start_timeout_s}: "
@@ -285,14 +285,14 @@ def attend(
                 )
         if stop and not asked:
             asked = True
-            board.request_stop.remote()
+            mailbox.request_stop.remote()
         if not heard and time.monotonic() > patience:
             patience = time.monotonic() + PATIENCE_S
             say(describe_waiting(config, ray.available_resources()))
-    board.flush.remote()
+    mailbox.flush.remote()
     for line in ray.get(lines):
         say(line)
-    homes, _ = ray.get(board.group.remote())
+    homes, _ = ray.get(mailbox.group.remote())
     return homes
 
 
@@ -343,48 +343,48 @@ class _Fit(threading.Thread):
             self.error = error
 
 
-class _BoardLink:
-    """A Link over the Switchboard; a thread waits for the request to stop, so that asking costs nothing."""
+class _MailboxLink:
+    """A Link over the DriverMailbox; a thread waits for the request to stop, so that asking costs nothing."""
 
-    def __init__(self, board: Any) -> None:
-        self._board = board
+    def __init__(self, mailbox: Any) -> None:
+        self._mailbox = mailbox
         self._stop = threading.Event()
         threading.Thread(target=self._wait_for_stop, name="stop", daemon=True).start()
 
     def say(self, line: str) -> None:
-        self._board.say.remote(line)
+        self._mailbox.say.remote(line)
 
     def stop_requested(self) -> bool:
         return self._stop.is_set()
 
     def _wait_for_stop(self) -> None:
-        ray.get(self._board.wait_for_stop.remote())
+        ray.get(self._mailbox.wait_for_stop.remote())
         self._stop.set()
 
 
 def _train(task: Mapping[str, Any]) -> Outcome:
     context = ray.train.get_context()
-    place = Place(
+    place = WorkerPlace(
         context.get_world_rank(),
         context.get_world_size(),
         context.get_local_rank(),
         context.get_local_world_size(),
     )
-    board, config = task["board"], task["config"]
-    board.join.remote(ray.get_runtime_context().get_node_id(), place.world_size)
+    mailbox, config = task["mailbox"], task["config"]
+    mailbox.join.remote(ray.get_runtime_context().get_node_id(), place.world_size)
     try:
         outcome = work(
             config,
             place=place,
-            link=_BoardLink(board),
+            link=_MailboxLink(mailbox),
             device=ray.train.torch.get_device(),
-            blocks="ray",
+            reader="ray",
             lease_token=task["lease_token"],
         )
     except Exception as error:
-        ray.get(board.fail.remote(Failure.of(error, rank=place.rank)))
+        ray.get(mailbox.fail.remote(WorkerFailure.of(error, rank=place.rank)))
         raise
-    ray.get(board.flush.remote())  # what this worker said before has arrived by now
+    ray.get(mailbox.flush.remote())  # what this worker said before has arrived by now
     return outcome
 
 

@@ -7,29 +7,31 @@ losses. Bad input is never tried again. Cost of a restart: the workers' start an
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from pipeline.signals import Say, StopRequest
-from trainer.checkpoint import list_checkpoints, step_of
+from trainer.checkpoint import Checkpoints, find_checkpoints
 from trainer.config import TrainerConfig
 from trainer.launch.failures import GO_ON, ClusterError, WorkerError
 from trainer.train import Outcome
 
 
-def run_attempts(attempt: Callable[[], Outcome], *, config: TrainerConfig, say: Say, stop: StopRequest) -> Outcome:
+def run_attempts(
+    attempt: Callable[[], Outcome], *, config: TrainerConfig, checkpoints: Checkpoints, say: Say, stop: StopRequest
+) -> Outcome:
     """Call `attempt` until the run is finished or asked to stop; what it came to.
 
+    `checkpoints`: the run's before the first attempt.
     An attempt that ends unfinished without having been asked to has made room for another group of workers. Raises
     what an attempt raises: WorkerError once the budget is spent, ClusterError and errors of the input at once.
     """
-    losses, newest = 0, newest_step(config.output)
+    losses, newest = 0, checkpoints.newest_step
     while True:
         try:
             outcome = attempt()
         except ClusterError:
             raise
         except WorkerError as error:
-            step = newest_step(config.output)
+            step = find_checkpoints(config.output).newest_step
             losses, newest = (losses + 1 if step == newest else 1), step
             if stop or losses > config.max_restarts:
                 raise
@@ -40,9 +42,3 @@ def run_attempts(attempt: Callable[[], Outcome], *, config: TrainerConfig, say: 
             if outcome.finished or stop:
                 return outcome
             say(f"starting the workers again from step {outcome.last_step}")
-
-
-def newest_step(run_directory: str | Path) -> int:
-    """Step of the newest checkpoint; 0 where there is none."""
-    folders = list_checkpoints(run_directory)
-    return step_of(folders[-1]) if folders else 0

@@ -15,8 +15,8 @@ from typing import Any
 from pipeline import storage
 from pipeline.settings import ConfigError, dump_yaml, to_tree
 from pipeline.storage import LEASE_FOLDER, Location, belongs_to_lease, find_existing, locate, make_durable_folder, sync
-from trainer.checkpoint import list_checkpoints, step_of
-from trainer.config import CONFIG_NAME, TrainerConfig, find_idle_settings, read_run_config
+from trainer.checkpoint import Checkpoints, checkpoints_folder
+from trainer.config import CONFIG_NAME, TrainerConfig, find_idle_settings
 
 PARTIAL_NAME = f"{CONFIG_NAME}.partial"
 
@@ -60,9 +60,10 @@ MAY_CHANGE_IN_A_PHASE = ("data", "max_steps", "share", "evaluation")
 checkpoint are refused by its plan state."""
 
 
-def check_run_directory(config: TrainerConfig) -> list[str]:
+def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, checkpoints: Checkpoints) -> list[str]:
     """Refuse an output that cannot be written or belongs to another run; writes nothing.
 
+    `saved`, `checkpoints`: the config.yaml and the checkpoints that it holds.
     Returns lines that tell what changed since the run began. Raises ConfigError naming path and remedy.
     """
     folder = locate(config.output)
@@ -74,7 +75,6 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
             raise ConfigError(f"output={folder}: no permission to write in {existing}; give another output")
         if existing != folder or all(_is_leftover(path.name) for path in folder.iterdir()):
             return []
-    saved = read_run_config(folder)
     if saved is None:
         if not isinstance(folder, Path) and _holds_only_claims(folder):
             return []
@@ -88,7 +88,7 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
         for key in {**before, **now}
         if before.get(key) != now.get(key) and key not in idle
     }
-    begun = phases_begun(config)
+    begun = phases_begun(config, done=checkpoints.newest_step)
     refused = [text for key, text in changes.items() if not may_change(key, phases_begun=begun)]
     if refused:
         raise ConfigError(
@@ -99,22 +99,19 @@ def check_run_directory(config: TrainerConfig) -> list[str]:
     return [f"changed since this run began: {'; '.join(told)}"] if told else []
 
 
-def check_fresh(config: TrainerConfig) -> None:
+def check_fresh(config: TrainerConfig, *, checkpoints: Checkpoints) -> None:
     """Refuse an output that holds a run already; for a command that must begin a new one."""
     folder = locate(config.output)
-    checkpoints = list_checkpoints(folder)
     if checkpoints or storage.find_file(locate(folder, CONFIG_NAME)) is not None:
-        newest = f"newest checkpoint: step {step_of(checkpoints[-1])}" if checkpoints else "no checkpoint yet"
+        newest = f"newest checkpoint: step {checkpoints.newest_step}" if checkpoints else "no checkpoint yet"
         raise ConfigError(
             f"output={folder}: holds a run already ({newest}), and --fresh begins a new one; give another output, or "
             f"leave --fresh out to go on with that run"
         )
 
 
-def phases_begun(config: TrainerConfig) -> int:
-    """Phases of which the newest checkpoint holds a step; at least 1."""
-    checkpoints = list_checkpoints(config.output)
-    done = step_of(checkpoints[-1]) if checkpoints else 0
+def phases_begun(config: TrainerConfig, *, done: int) -> int:
+    """Phases of which a run that has `done` steps behind it has taken one; at least 1."""
     ends = accumulate(config.phase_steps)
     return 1 + sum(end < done for end in ends)
 
@@ -128,9 +125,9 @@ def may_change(key: str, *, phases_begun: int) -> bool:
 
 
 def is_run_config(file: str | Path) -> bool:
-    """Whether a file is the config.yaml of a run with checkpoints."""
+    """Whether a file is the config.yaml of a run that has made its folder for checkpoints."""
     path = Path(file)
-    return path.name == CONFIG_NAME and bool(list_checkpoints(path.absolute().parent))
+    return path.name == CONFIG_NAME and Path(checkpoints_folder(path.absolute().parent)).is_dir()
 
 
 def write_config(config: TrainerConfig) -> Location:

@@ -1,4 +1,4 @@
-"""Batches: a slot laid out as the tensors that the model takes.
+"""Batches: a micro-batch laid out as the tensors that the model takes.
 
 With constant shapes every batch has the same sizes, so that the model is compiled once; what no pair fills is a
 dummy with weight zero. Cost: 25 bytes of copy a token.
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.dataset import Special
-from trainer.data import NO_LABEL, Slot, SlotShape
+from trainer.data import NO_LABEL, MicroBatch, MicroBatchShape
 
-__all__ = ["NO_LABEL", "Batch", "Slot", "SlotShape", "to_batch"]
+__all__ = ["NO_LABEL", "Batch", "MicroBatch", "MicroBatchShape", "to_batch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One micro-batch on a device: T tokens in S sequences, P pairs, M masked positions.
 
-    With constant shapes T, P, M are the slot shape's and S its `sequences`; otherwise what is there. Pairs come
+    With constant shapes T, P, M are the micro-batch shape's and S its `sequences`; otherwise what is there. Pairs come
     first, in order; then dummy sequences ([PAD] only) over the tokens left, then sequences of length 0.
     """
 
@@ -61,22 +61,22 @@ class Batch:
 
 
 def to_batch(
-    slot: Slot | None,
+    micro_batch: MicroBatch | None,
     *,
-    shape: SlotShape,
+    shape: MicroBatchShape,
     special: Special,
     constant_shapes: bool,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """Lay a slot out as tensors; None, an empty slot, becomes a dummy pair of weight zero.
+    """Lay a micro-batch out as tensors; None, an empty micro-batch, becomes a dummy pair of weight zero.
 
-    A dummy masked position stands in where a slot has none, so that every head always runs. On a CUDA device the
+    A dummy masked position stands in where a micro-batch has none, so that every head always runs. On a CUDA device the
     copies go through pinned memory and do not wait.
     """
     target = torch.device(device)
-    tokens = slot.num_tokens if slot is not None else 0
-    pairs = slot.num_pairs if slot is not None else 0
-    masked = slot.num_masked if slot is not None else 0
+    tokens = micro_batch.num_tokens if micro_batch is not None else 0
+    pairs = micro_batch.num_pairs if micro_batch is not None else 0
+    masked = micro_batch.num_masked if micro_batch is not None else 0
     assert tokens <= shape.tokens
     assert pairs <= shape.pairs
     assert masked <= shape.masked
@@ -91,16 +91,16 @@ def to_batch(
     weights = torch.empty(heads + width, dtype=torch.float32, pin_memory=pinned)
     offsets = torch.empty(sequences + 1, dtype=torch.int32, pin_memory=pinned)
     parts = (size, size, size, heads, heads, width, width)
-    _fill(slot, whole.numpy(), parts=parts, special=special, longest=shape.max_seq_length)
-    _fill_weights(slot, weights.numpy(), heads=heads)
-    _fill_offsets(slot, offsets.numpy(), size=size, longest=shape.max_seq_length)
+    _fill(micro_batch, whole.numpy(), parts=parts, special=special, longest=shape.max_seq_length)
+    _fill_weights(micro_batch, weights.numpy(), heads=heads)
+    _fill_offsets(micro_batch, offsets.numpy(), size=size, longest=shape.max_seq_length)
     if pinned:
         whole, weights, offsets = (part.to(target, non_blocking=True) for part in (whole, weights, offsets))
 
     bounds = [0, *np.cumsum(parts).tolist()]
     views = [whole[start:stop] for start, stop in pairwise(bounds)]
     input_ids, segment_ids, position_ids, masked_positions, masked_labels, cls_positions, nsp_labels = views
-    longest = int(slot.lengths.max()) if slot is not None else 2
+    longest = int(micro_batch.lengths.max()) if micro_batch is not None else 2
     return Batch(
         input_ids=input_ids,
         segment_ids=segment_ids,
@@ -116,22 +116,22 @@ def to_batch(
         num_tokens=tokens,
         num_pairs=pairs,
         num_masked=masked,
-        num_labelled=slot.num_labelled if slot is not None else 0,
+        num_labelled=micro_batch.num_labelled if micro_batch is not None else 0,
     )
 
 
 def _fill(
-    slot: Slot | None, whole: NDArray[np.int64], *, parts: tuple[int, ...], special: Special, longest: int
+    micro_batch: MicroBatch | None, whole: NDArray[np.int64], *, parts: tuple[int, ...], special: Special, longest: int
 ) -> None:
     ids, segments, places, masked, labels, cls, nsp = np.split(whole, np.cumsum(parts)[:-1])
     tokens = 0
-    if slot is not None:
-        tokens, pairs, heads = slot.num_tokens, slot.num_pairs, slot.num_masked
-        ids[:tokens] = slot.input_ids
-        segments[:tokens] = slot.segment_ids
-        places[:tokens] = slot.position_ids
-        masked[:heads], labels[:heads] = slot.masked_positions, slot.masked_labels
-        cls[:pairs], nsp[:pairs] = slot.starts, slot.nsp_labels
+    if micro_batch is not None:
+        tokens, pairs, heads = micro_batch.num_tokens, micro_batch.num_pairs, micro_batch.num_masked
+        ids[:tokens] = micro_batch.input_ids
+        segments[:tokens] = micro_batch.segment_ids
+        places[:tokens] = micro_batch.position_ids
+        masked[:heads], labels[:heads] = micro_batch.masked_positions, micro_batch.masked_labels
+        cls[:pairs], nsp[:pairs] = micro_batch.starts, micro_batch.nsp_labels
     else:
         pairs = heads = 0
     rest = ids.size - tokens
@@ -139,24 +139,24 @@ def _fill(
     places[tokens:] = np.arange(rest) % longest
     masked[heads:], labels[heads:] = 0, NO_LABEL
     cls[pairs:], nsp[pairs:] = 0, NO_LABEL
-    if slot is None:
+    if micro_batch is None:
         ids[0], ids[1] = special.cls, special.sep
 
 
-def _fill_weights(slot: Slot | None, weights: NDArray[np.float32], *, heads: int) -> None:
+def _fill_weights(micro_batch: MicroBatch | None, weights: NDArray[np.float32], *, heads: int) -> None:
     weights[:] = 0.0
-    if slot is not None:
-        weights[: slot.num_masked] = 1.0
-        weights[heads : heads + slot.num_pairs] = slot.nsp_labels != NO_LABEL
+    if micro_batch is not None:
+        weights[: micro_batch.num_masked] = 1.0
+        weights[heads : heads + micro_batch.num_pairs] = micro_batch.nsp_labels != NO_LABEL
 
 
-def _fill_offsets(slot: Slot | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
+def _fill_offsets(micro_batch: MicroBatch | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
     """Pairs, then dummies of at most `longest` tokens up to `size`, then nothing but `size`."""
     offsets[0] = 0
     pairs = 0
-    if slot is not None:
-        pairs = slot.num_pairs
-        np.cumsum(slot.lengths, out=offsets[1 : pairs + 1])
+    if micro_batch is not None:
+        pairs = micro_batch.num_pairs
+        np.cumsum(micro_batch.lengths, out=offsets[1 : pairs + 1])
     end = int(offsets[pairs])
     dummies = end + longest * np.arange(1, offsets.size - pairs)
     offsets[pairs + 1 :] = np.minimum(dummies, size)

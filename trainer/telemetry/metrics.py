@@ -21,6 +21,7 @@ import numpy as np
 from pipeline import storage
 from pipeline.signals import Say
 from pipeline.storage import Location, naming
+from pipeline.units import describe_seconds
 from trainer.config import TrainerConfig
 from trainer.telemetry.trackers import Tracker, open_tracker
 
@@ -249,9 +250,9 @@ def row_ids(data: Step) -> list[list[int]]:
     """[epoch, shard, row group, row] of every pair of a step on this rank."""
     return [
         ids
-        for slot in data.slots
-        if slot is not None
-        for ids in np.stack([slot.epochs, slot.shards, slot.row_groups, slot.rows], axis=1).tolist()
+        for each in data.micro_batches
+        if each is not None
+        for ids in np.stack([each.epochs, each.shards, each.row_groups, each.rows], axis=1).tolist()
     ]
 
 
@@ -270,7 +271,7 @@ class Progress:
         self._mean_step_s = weight * self._mean_step_s + (1.0 - weight) * step_s
 
     def line(self, metrics: StepMetrics) -> str:
-        """`step 120/400  loss 6.213 (mlm 5.520, nsp 0.693)  lr 9.1e-04  ...  31s left`."""
+        """`step 120/400  loss 6.213 (mlm 5.520, nsp 0.693)  lr 9.1e-04  ...  31 s left`."""
         width = len(str(self._max_steps))
         parts = f"mlm {metrics.mlm_loss:.3f}"
         if metrics.nsp_loss is not None:
@@ -281,21 +282,9 @@ class Progress:
             f"lr {metrics.learning_rate:.1e}  norm {metrics.grad_norm:.2f}  "
             f"{metrics.tokens_per_second:,.0f} tokens/s  "
             + (f"mfu {metrics.mfu:.1%}  " if metrics.mfu is not None else "")
-            + f"waiting {metrics.data_wait_s / max(metrics.step_s, 1e-9):.0%}  {duration(remaining)} left"
+            + f"waiting {metrics.data_wait_s / max(metrics.step_s, 1e-9):.0%}  {describe_seconds(remaining)} left"
             + ("  (update skipped: not finite)" if metrics.skipped else "")
         )
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: `31s`, `4m 05s`, `2h 13m`, `3d 04h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86_400}d {whole % 86_400 // 3600:02d}h"
 
 
 def _end_of_step(stream: IO[bytes], *, step: int) -> int:

@@ -9,13 +9,13 @@ from trainer.train.branch import (
     source_config,
     steps_done,
 )
-from trainer.train.link import Link, Outcome, Place
+from trainer.train.link import Link, Outcome, WorkerPlace
 from trainer.train.worker import backend_of, work
 
 __all__ = [
     "Link",
     "Outcome",
-    "Place",
+    "WorkerPlace",
     "backend_of",
     "check_branch",
     "find_branch_start",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset import Manifest, schema
-from trainer.data import BlockError, Slot, read_row_group
+from trainer.data import MicroBatch, RowGroupError, read_row_group
 
 MOST_TOKENS = 4_000_000
 """A larger training split is sampled: whole row groups in a fixed random order, the last one may exceed this."""
@@ -35,15 +35,15 @@ class Bigrams:
         self._totals = [np.bincount(side, weights=self._counts, minlength=self._size + 1) for side in sides]
         self._kinds = [np.bincount(side, minlength=self._size + 1) for side in sides]
 
-    def losses(self, slot: Slot) -> NDArray[np.float64]:
+    def losses(self, micro_batch: MicroBatch) -> NDArray[np.float64]:
         """[m] cross-entropy in nats at each masked position."""
         unknown = self._size
-        ids = np.full(slot.num_tokens + 2, unknown, dtype=np.int64)
-        ids[1:-1] = slot.input_ids
-        ids[slot.masked_positions + 1] = unknown
-        tokens = slot.masked_labels.astype(np.int64)
+        ids = np.full(micro_batch.num_tokens + 2, unknown, dtype=np.int64)
+        ids[1:-1] = micro_batch.input_ids
+        ids[micro_batch.masked_positions + 1] = unknown
+        tokens = micro_batch.masked_labels.astype(np.int64)
         chance = self._unigram[tokens]
-        left, right = ids[slot.masked_positions], ids[slot.masked_positions + 2]
+        left, right = ids[micro_batch.masked_positions], ids[micro_batch.masked_positions + 2]
         told, known = np.zeros(tokens.size), np.zeros(tokens.size)
         for side, neighbours, keys in (
             (0, left, left * self._size + tokens),
@@ -66,7 +66,7 @@ def count_bigrams(
 ) -> Bigrams:
     """Count the training rows of a data set, or of a sample of its row groups with at least `most` tokens.
 
-    Raises BlockError for a row group that cannot be read; with `skip_corrupt` it is left out.
+    Raises RowGroupError for a row group that cannot be read; with `skip_corrupt` it is left out.
     """
     shards = manifest.shards_of("train")
     groups = [(shard, index) for shard in shards for index in range(len(shard.row_group_rows))]
@@ -77,7 +77,7 @@ def count_bigrams(
         shard, index = groups[place]
         try:
             table = read_row_group(data, path=shard.path, row_group=index, columns=[schema.INPUT_IDS])
-        except BlockError:
+        except RowGroupError:
             if not skip_corrupt:
                 raise
             continue

@@ -20,10 +20,11 @@ from pipeline.storage import Location, locate
 from trainer.checkpoint import (
     STATE,
     CheckpointError,
+    Checkpoints,
     CheckpointState,
     CheckpointWriter,
+    find_checkpoints,
     is_checkpoint,
-    list_checkpoints,
     newest_verified,
     read_state,
     restore,
@@ -75,7 +76,7 @@ def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> Trai
         if is_checkpoint(source):
             verify(source)
         else:
-            source = newest_verified(source)
+            source = newest_verified(find_checkpoints(source))
     except CheckpointError as error:
         raise ConfigError(f"resume_from={given}: {error}; give another checkpoint") from error
     if source is None:
@@ -83,9 +84,9 @@ def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> Trai
     return config.model_copy(update={"resume_from": str(source)})
 
 
-def is_branch_to_begin(config: TrainerConfig) -> bool:
-    """Whether the run still has to start from another run's checkpoint."""
-    return config.resume_from is not None and not list_checkpoints(config.output)
+def is_branch_to_begin(config: TrainerConfig, *, checkpoints: Checkpoints) -> bool:
+    """Whether the run, which has these checkpoints, still has to start from another run's."""
+    return config.resume_from is not None and not checkpoints
 
 
 def source_config(config: TrainerConfig) -> TrainerConfig:
@@ -192,7 +193,8 @@ def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) 
         if each.manifest.hash == data_hash:
             data = each.phase.config.data
             return replace(phase, config=phase.config.model_copy(update={"data": data})), each.manifest
-    manifest = read_manifest(phase.config.data)
+    known = {each.phase.config.data: each.manifest for each in phases}
+    manifest = known.get(phase.config.data) or read_manifest(phase.config.data)
     if data_hash and manifest.hash != data_hash:
         raise DataSetError(f"{phase.config.data}: is data set {manifest.hash[:12]}, no longer {data_hash[:12]}")
     return phase, manifest
@@ -219,11 +221,10 @@ def begin_branch(
     return state
 
 
-def steps_done(config: TrainerConfig) -> int:
+def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
     """Steps behind the run: of its newest checkpoint, or of the one that it will start from; 0 if there is none."""
-    checkpoints = list_checkpoints(config.output)
     if checkpoints:
-        return step_of(checkpoints[-1])
+        return checkpoints.newest_step
     return 0 if config.resume_from is None else step_of(locate(config.resume_from))
 
 
@@ -258,7 +259,7 @@ def _check_vocabulary(
 
 def branch_command(config: TrainerConfig, *, before: int) -> str:
     """The command that goes on from the newest checkpoint before step `before`, in a new output at half the rate."""
-    checkpoints = [folder for folder in list_checkpoints(config.output) if step_of(folder) < before]
+    checkpoints = [folder for folder in find_checkpoints(config.output).folders if step_of(folder) < before]
     step = step_of(checkpoints[-1]) if checkpoints else 0
     run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate
     if config.schedule.span == "phase":

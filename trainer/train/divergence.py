@@ -45,7 +45,7 @@ class RollBack(Exception):  # noqa: N818 (no error: it leads back to a checkpoin
         self.fault, self.step = fault, step
 
 
-class Guard:
+class DivergenceGuard:
     """Judges every step of a run. `tree`: what `to_tree` gave when a checkpoint was written."""
 
     def __init__(self, config: GuardConfig, *, tree: Mapping[str, Any] | None = None) -> None:

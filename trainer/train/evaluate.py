@@ -21,7 +21,7 @@ import torch.distributed as dist
 from pipeline import storage
 from pipeline.dataset import TOKEN_COUNTS_NAME, Manifest
 from trainer.config import TrainerConfig
-from trainer.data import BatchShape, Slot, SlotStream, validation_plan
+from trainer.data import BatchShape, MicroBatch, MicroBatchStream, validation_plan
 from trainer.engine import Engine
 from trainer.model import to_batch
 from trainer.telemetry import Evaluation, SourceLoss
@@ -35,10 +35,10 @@ class Evaluator:
     """Evaluates on the held-out rows of a phase's data set. ValueError where it holds none."""
 
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:
-        self._config, self._manifest, self._slot = config, manifest, shape.slot
+        self._config, self._manifest, self._shape = config, manifest, shape.micro_batch
         self._phase, self._data_hash = phase, manifest.hash
         self._plan = validation_plan(
-            manifest, shape=shape.slot, lanes=shape.lanes, max_pairs=config.evaluation.max_pairs
+            manifest, shape=shape.micro_batch, lanes=shape.lanes, max_pairs=config.evaluation.max_pairs
         )
         log_probabilities = unigram_log_probabilities(config.data, vocabulary_size=manifest.vocabulary_size)
         self._unigram = log_probabilities
@@ -57,7 +57,7 @@ class Evaluator:
             self._bigrams = count_bigrams(
                 self._config.data, manifest=self._manifest, unigram=self._unigram, skip_corrupt=skip
             )
-        stream = SlotStream(
+        stream = MicroBatchStream(
             self._plan,
             self._config.data,
             rank=engine.rank,
@@ -73,20 +73,20 @@ class Evaluator:
                 pairs += data.num_pairs
                 masked += data.num_masked
                 labelled += data.num_labelled
-                for slot in data.slots:
+                for micro_batch in data.micro_batches:
                     batch = to_batch(
-                        slot,
-                        shape=self._slot,
+                        micro_batch,
+                        shape=self._shape,
                         special=self._manifest.special,
                         constant_shapes=engine.device.type == "cuda",
                         device=engine.device,
                     )
                     output = engine(batch)
                     sums += output.sums().double().cpu()
-                    if slot is not None:
-                        losses = output.mlm_losses[: slot.num_masked].double().cpu().numpy()
-                        bigram += float(self._bigrams.losses(slot).sum())
-                        by_source.add(slot, losses=losses, unigram=-self._unigram[slot.masked_labels])
+                    if micro_batch is not None:
+                        losses = output.mlm_losses[: micro_batch.num_masked].double().cpu().numpy()
+                        bigram += float(self._bigrams.losses(micro_batch).sum())
+                        by_source.add(micro_batch, losses=losses, unigram=-self._unigram[micro_batch.masked_labels])
         totals = torch.tensor([*sums.tolist(), bigram, *by_source.table.ravel()], dtype=torch.float64)
         dist.all_reduce(totals)
         mlm, nsp, mlm_correct, nsp_correct, bigram = totals[:5].tolist()
@@ -115,11 +115,13 @@ class SourceSums:
     def __init__(self, num_sources: int) -> None:
         self.table: npt.NDArray[np.float64] = np.zeros((num_sources, 4))
 
-    def add(self, slot: Slot, *, losses: npt.NDArray[np.float64], unigram: npt.NDArray[np.float64]) -> None:
-        """Count a slot: `losses` and `unigram` of its masked positions, [m] each."""
+    def add(
+        self, micro_batch: MicroBatch, *, losses: npt.NDArray[np.float64], unigram: npt.NDArray[np.float64]
+    ) -> None:
+        """Count a micro-batch: `losses` and `unigram` of its masked positions, [m] each."""
         size = len(self.table)
-        places = slot.masked_sources
-        self.table[:, self.PAIRS] += np.bincount(slot.sources, minlength=size)
+        places = micro_batch.masked_sources
+        self.table[:, self.PAIRS] += np.bincount(micro_batch.sources, minlength=size)
         self.table[:, self.MASKED] += np.bincount(places, minlength=size)
         self.table[:, self.LOSS] += np.bincount(places, weights=losses, minlength=size)
         self.table[:, self.UNIGRAM] += np.bincount(places, weights=unigram, minlength=size)

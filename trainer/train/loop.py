@@ -1,4 +1,4 @@
-"""The training loop: slots in, one update a step, out of it metrics, checkpoints, evaluations.
+"""The training loop: micro-batches in, one update a step, out of it metrics, checkpoints, evaluations.
 
 A step is a function of data set, seed and step number: its losses are sums over all ranks divided by the counts of
 all ranks, and dropout is seeded by (seed, step, lane). So the curve of a resumed run is the uninterrupted one, bit
@@ -22,9 +22,9 @@ from torch.profiler import record_function
 from trainer.checkpoint import CheckpointWriter
 from trainer.config import TrainerConfig
 from trainer.data import OpenPhase, PlanState, Step, rows_trained
-from trainer.engine import Arriving, Engine, check_compiled_model, learning_rate
+from trainer.engine import Engine, HostCopy, check_compiled_model, learning_rate
 from trainer.telemetry import RunFiles, RunLog, StepMetrics, count_flops, row_ids
-from trainer.train.divergence import BAD_STEPS_NAME, Fault, Guard, RollBack, note_bad_step
+from trainer.train.divergence import BAD_STEPS_NAME, DivergenceGuard, Fault, RollBack, note_bad_step
 from trainer.train.evaluate import Evaluator
 from trainer.train.link import Link
 from trainer.train.prefetch import RunFeed
@@ -34,7 +34,7 @@ LEAST_JUDGED_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainContext:
     """All that the loop works with on one rank."""
 
     config: TrainerConfig
@@ -44,7 +44,7 @@ class Job:
     evaluators: tuple[Evaluator | None, ...]
     """One a phase; None where its data set holds nothing out."""
     checkpoints: CheckpointWriter
-    guard: Guard
+    guard: DivergenceGuard
     log: RunLog
     files: RunFiles
     """Where the run's logs are kept."""
@@ -57,69 +57,70 @@ class Job:
     """CheckpointState.rows of what it starts from."""
 
 
-def train(job: Job, *, first_step: int) -> int:
+def train(context: TrainContext, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop; return the last step done.
 
     Evaluates in between as configured and at the end of each phase. What is returned is in a committed checkpoint.
     Raises RollBack, on all ranks, after as many bad steps in a row as guard.max_bad_steps says.
     """
-    config, step, stopping = job.config, first_step, False
-    checks = config.self_check and job.engine.compiled
+    config, step, stopping = context.config, first_step, False
+    checks = config.self_check and context.engine.compiled
     checked_phase = -1
-    evaluate_if_missed(job, first_step)
+    evaluate_if_missed(context, first_step)
     began = time.perf_counter()  # of a step: where the one before ended, so that what lies between is counted too
     while step < config.max_steps and not stopping:
         step += 1
-        if job.guard.is_skipped(step):
-            data = pass_over(job, step)
+        if context.guard.is_skipped(step):
+            data = pass_over(context, step)
             last = step == config.max_steps
         else:
-            if checks and phase_of(job, step) != checked_phase:
-                checked_phase = phase_of(job, step)
-                check_compiled(job, step)
-            data, metrics, fault, stopping = train_step(job, step, began=began)
+            if checks and phase_of(context, step) != checked_phase:
+                checked_phase = phase_of(context, step)
+                check_compiled(context, step)
+            data, metrics, fault, stopping = train_step(context, step, began=began)
             began = time.perf_counter()
             last = stopping or step == config.max_steps
-            job.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
+            context.log.write_step(metrics, data=data, show=last or step % config.logging.every_steps == 0)
             if fault is not None:
-                report_fault(job, fault, data=data, metrics=metrics)
+                report_fault(context, fault, data=data, metrics=metrics)
         if data.state.phase > 0 and data.state.phase_step == 1:
-            job.log.say(job.phases[data.state.phase].describe_place(len(job.phases)))
-        due = step % config.checkpoint.every_steps == 0 and job.guard.bad_steps == 0  # what is kept is from before them
+            context.log.say(context.phases[data.state.phase].describe_place(len(context.phases)))
+        # What is kept is from before bad steps.
+        due = step % config.checkpoint.every_steps == 0 and context.guard.bad_steps == 0
         if last or due:
-            save(job, step, state=data.state)
-        evaluator = None if last else due_evaluator(job, step)
+            save(context, step, state=data.state)
+        evaluator = None if last else due_evaluator(context, step)
         if evaluator is not None:
-            evaluate(job, evaluator, step=step)
+            evaluate(context, evaluator, step=step)
         if due or evaluator is not None:
             began = time.perf_counter()
-    job.checkpoints.finish()
-    evaluator = job.evaluators[-1]
+    context.checkpoints.finish()
+    evaluator = context.evaluators[-1]
     if evaluator is not None and step >= config.max_steps:
-        evaluate(job, evaluator, step=step)
+        evaluate(context, evaluator, step=step)
     return step
 
 
-def phase_of(job: Job, step: int) -> int:
+def phase_of(context: TrainContext, step: int) -> int:
     """The phase that `step` belongs to, counted from 0."""
-    ends = [opened.phase.last_step for opened in job.phases]
+    ends = [opened.phase.last_step for opened in context.phases]
     return min(bisect_left(ends, step), len(ends) - 1)
 
 
-def check_compiled(job: Job, step: int) -> None:
+def check_compiled(context: TrainContext, step: int) -> None:
     """Compare the compiled model with itself not compiled on the first micro-batch of `step`. Collective."""
-    config = job.config
+    config = context.config
     seed = dropout_seed(config.seed, step=step, lane=0)
-    check_compiled_model(job.engine, job.feed.first_batch(), precision=config.precision, seed=seed)
+    check_compiled_model(context.engine, context.feed.first_batch(), precision=config.precision, seed=seed)
 
 
-def evaluate(job: Job, evaluator: Evaluator, *, step: int) -> None:
+def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
     """Evaluate after `step`; say so if a model that should have learnt is worse than word frequencies. Collective."""
-    evaluation = evaluator.evaluate(job.engine, step=step)
-    job.log.write_evaluation(evaluation)
-    if step >= first_judged_step(job.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # NaN too
-        job.log.say(
-            f"WARNING: after {step:,} of {job.config.max_steps:,} steps the held-out masked-LM loss "
+    evaluation = evaluator.evaluate(context.engine, step=step)
+    context.log.write_evaluation(evaluation)
+    if step >= first_judged_step(context.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # NaN too
+        context.log.say(
+            f"WARNING: after {step:,} of {context.config.max_steps:,} steps the held-out masked-LM loss "
             f"({evaluation.mlm_loss:.2f} nats) is not below what the frequencies of words alone give "
             f"({evaluation.unigram_loss:.2f}): the model has learnt nothing from context. If that does not change, try "
             f"another optimizer.learning_rate or a longer warm-up"
@@ -131,49 +132,51 @@ def first_judged_step(config: TrainerConfig) -> int:
     return -(-config.max_steps // 10)
 
 
-def save(job: Job, step: int, *, state: PlanState) -> None:
+def save(context: TrainContext, step: int, *, state: PlanState) -> None:
     """Begin the checkpoint after `step`."""
-    data_hash, began = job.phases[state.phase].manifest.hash, time.perf_counter()
-    rows = rows_trained(job.phases[job.first_phase : state.phase + 1], before=job.rows_before)
-    job.checkpoints.save(step, plan_state=state.to_tree(), guard=job.guard.to_tree(), data_hash=data_hash, rows=rows)
-    job.log.write_checkpoint(time.perf_counter() - began)
+    data_hash, began = context.phases[state.phase].manifest.hash, time.perf_counter()
+    rows = rows_trained(context.phases[context.first_phase : state.phase + 1], before=context.rows_before)
+    context.checkpoints.save(
+        step, plan_state=state.to_tree(), guard=context.guard.to_tree(), data_hash=data_hash, rows=rows
+    )
+    context.log.write_checkpoint(time.perf_counter() - began)
 
 
-def pass_over(job: Job, step: int) -> Step:
+def pass_over(context: TrainContext, step: int) -> Step:
     """Take a step's data and throw them away."""
-    data = job.feed.next_step()
-    if step < job.config.max_steps:
-        job.feed.look_ahead()
+    data = context.feed.next_step()
+    if step < context.config.max_steps:
+        context.feed.look_ahead()
     return data
 
 
-def due_evaluator(job: Job, step: int) -> Evaluator | None:
+def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
     """Who evaluates after `step`: as configured, after a tenth of the run, and at the end of each phase; or None."""
-    phase = phase_of(job, step)
-    evaluator = job.evaluators[phase]
-    judged = job.config.max_steps >= LEAST_JUDGED_STEPS and step == first_judged_step(job.config)
-    due = judged or step >= job.phases[phase].phase.last_step
+    phase = phase_of(context, step)
+    evaluator = context.evaluators[phase]
+    judged = context.config.max_steps >= LEAST_JUDGED_STEPS and step == first_judged_step(context.config)
+    due = judged or step >= context.phases[phase].phase.last_step
     return evaluator if evaluator is not None and (due or evaluator.is_due(step)) else None
 
 
-def evaluate_if_missed(job: Job, step: int) -> None:
+def evaluate_if_missed(context: TrainContext, step: int) -> None:
     """Evaluate the weights that a run resumes with where it was ended between that step and its evaluation."""
-    evaluator = due_evaluator(job, step) if 0 < step < job.config.max_steps else None
-    if evaluator is not None and job.engine.broadcast_int(job.log.evaluated_step < step):
-        evaluate(job, evaluator, step=step)
+    evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
+    if evaluator is not None and context.engine.broadcast_int(context.log.evaluated_step < step):
+        evaluate(context, evaluator, step=step)
 
 
-def train_step(job: Job, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
-    """One update from one slot of every lane; what is wrong with it; and whether a rank was asked to stop.
+def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
+    """One update from one micro-batch of every lane; what is wrong with it; and whether a rank was asked to stop.
 
     `began`: when the step before ended, by the performance counter.
     No rank applies the update where the loss of any, or the gradient norm, is not finite.
     """
-    config, engine = job.config, job.engine
-    data = job.feed.next_step()
+    config, engine = context.config, context.engine
+    data = context.feed.next_step()
     sums = torch.zeros(4, dtype=torch.float64, device=engine.device)
-    for index, (slot, lane) in enumerate(zip(data.slots, data.lanes, strict=True)):
-        batch = job.feed.to_batch(slot)
+    for index, (micro_batch, lane) in enumerate(zip(data.micro_batches, data.lanes, strict=True)):
+        batch = context.feed.to_batch(micro_batch)
         torch.manual_seed(dropout_seed(config.seed, step=step, lane=lane))
         with record_function("forward"):
             output = engine(batch)
@@ -181,28 +184,28 @@ def train_step(job: Job, step: int, *, began: float) -> tuple[Step, StepMetrics,
         # 1, or NaN where this loss is not finite: then so is the norm of the gradients, by which all ranks decide.
         loss = loss * (1.0 + 0.0 * loss.detach())
         with record_function("backward"):
-            engine.backward(loss * engine.world_size, last=index + 1 == len(data.slots))
+            engine.backward(loss * engine.world_size, last=index + 1 == len(data.micro_batches))
         sums += output.sums()
-    losses = Arriving(sums)
+    losses = HostCopy(sums)
     if step < config.max_steps:
-        job.feed.look_ahead()
+        context.feed.look_ahead()
     rate = learning_rate(step, config)
     scaled = engine.loss_scale.value > 1.0  # fp16 finds its loss scale by overflowing: no fault while it can be halved
     with record_function("update"):
         update = engine.step(rate)
     norm_is_bad = not (math.isfinite(update.grad_norm) or scaled)
 
-    own = torch.tensor([data.wait_s, job.link.stop_requested(), norm_is_bad], dtype=torch.float64)
+    own = torch.tensor([data.wait_s, context.link.stop_requested(), norm_is_bad], dtype=torch.float64)
     totals = torch.cat([losses.here(), own])
     dist.all_reduce(totals)
     mlm, nsp, mlm_correct, nsp_correct, wait_s, stops, bad_norms = totals.tolist()
     labelled = data.num_labelled > 0
     mlm_loss, nsp_loss = mlm / max(1, data.num_masked), nsp / max(1, data.num_labelled)
     seconds = time.perf_counter() - began
-    tflops = flops_of(data, job) / seconds / engine.world_size / 1e12
+    tflops = flops_of(data, context) / seconds / engine.world_size / 1e12
     metrics = StepMetrics(
         step=step,
-        epoch=job.feed.epoch,
+        epoch=context.feed.epoch,
         loss=mlm_loss + nsp_loss,
         mlm_loss=mlm_loss,
         nsp_loss=nsp_loss if labelled else None,
@@ -215,7 +218,7 @@ def train_step(job: Job, step: int, *, began: float) -> tuple[Step, StepMetrics,
         masked=data.num_masked,
         tokens_per_second=data.num_tokens / seconds,
         tflops=tflops,
-        mfu=None if job.peak_tflops is None else tflops / job.peak_tflops,
+        mfu=None if context.peak_tflops is None else tflops / context.peak_tflops,
         data_wait_s=wait_s / engine.world_size,
         step_s=seconds,
         skipped=update.skipped,
@@ -223,35 +226,35 @@ def train_step(job: Job, step: int, *, began: float) -> tuple[Step, StepMetrics,
         phase=data.state.phase,
         peak_memory_gb=torch.cuda.max_memory_allocated() / 1e9 if engine.device.type == "cuda" else None,
     )
-    fault = job.guard.judge(
+    fault = context.guard.judge(
         step, phase=metrics.phase, loss=metrics.loss, grad_norm=metrics.grad_norm, norm_is_bad=bad_norms > 0
     )
     return data, metrics, fault, stops > 0
 
 
-def flops_of(data: Step, job: Job) -> float:
+def flops_of(data: Step, context: TrainContext) -> float:
     """Model FLOPs of a step, all ranks."""
     return count_flops(
-        job.config.model,
-        vocabulary_size=job.phases[data.state.phase].manifest.vocabulary_size,
+        context.config.model,
+        vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,
         num_tokens=data.num_tokens,
         num_squared=data.num_squared,
         num_masked=data.num_masked,
     )
 
 
-def report_fault(job: Job, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
+def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
     """Write the rows of a bad step, of all ranks, where they can be found. Collective. RollBack after too many."""
     own = row_ids(data)
-    everyone: list[list[list[int]]] | None = [own] * job.engine.world_size if job.engine.rank == 0 else None
+    everyone: list[list[list[int]]] | None = [own] * context.engine.world_size if context.engine.rank == 0 else None
     dist.gather_object(own, everyone)
     if everyone is not None:
         rows = [row for part in everyone for row in part]
-        shards, folder = data.shard_paths, job.files.folder
+        shards, folder = data.shard_paths, context.files.folder
         note_bad_step(folder, step=metrics.step, epoch=metrics.epoch, fault=fault, rows=rows, shards=shards)
-        job.files.send()
-    job.log.say(f"step {metrics.step}: {fault.reason}; its rows are in {BAD_STEPS_NAME}")
-    if job.guard.is_exhausted():
+        context.files.send()
+    context.log.say(f"step {metrics.step}: {fault.reason}; its rows are in {BAD_STEPS_NAME}")
+    if context.guard.is_exhausted():
         raise RollBack(fault, step=metrics.step)
 
 

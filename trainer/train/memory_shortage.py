@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 from pipeline.dataset import read_manifest
-from trainer.checkpoint import list_checkpoints
+from trainer.checkpoint import find_checkpoints
 from trainer.config import TrainerConfig
 from trainer.data import OpenPhase, open_phases, resolve_phases
 from trainer.engine import name_remedies
@@ -63,7 +63,7 @@ def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int,
     """One line: what was asked for, what the device has and had in use, and the settings that need less."""
     asked = _ASKED.search(str(error))
     remedies = name_remedies(config, phases=_open_phases(config))
-    begun = "another output" in remedies and list_checkpoints(config.output)
+    begun = "another output" in remedies and find_checkpoints(config.output).folders
     return (
         f"worker {rank}: out of memory on {device.type}{f' (tried to allocate {asked[1]})' if asked else ''}"
         f"{_in_use(device)}; {remedies}"

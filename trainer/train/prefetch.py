@@ -1,7 +1,7 @@
 """Steps of data, one ahead: while a step computes, the counts of the next one are summed over all ranks.
 
-So neither cutting slots, nor laying out the first of them (the device would idle meanwhile; the others' turn comes
-while it computes), nor the small all-reduce that losses are divided by stands in the way of the device.
+So neither packing micro-batches, nor laying out the first of them (the device would idle meanwhile; the others' turn
+comes while it computes), nor the small all-reduce that losses are divided by stands in the way of the device.
 A RunFeed goes through the phases of a run, one feed after another.
 """
 
@@ -16,22 +16,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.dataset import Special
-from trainer.data import BlockError, PlanState, Slot, SlotShape, SlotStream, Step
+from trainer.data import MicroBatch, MicroBatchShape, MicroBatchStream, PlanState, RowGroupError, Step
 from trainer.model import Batch, to_batch
 
 
 class Feed:
     """A rank's steps, in order. `next_step` and `look_ahead` are collective."""
 
-    def __init__(self, stream: SlotStream, *, shape: SlotShape, special: Special, device: torch.device) -> None:
+    def __init__(
+        self, stream: MicroBatchStream, *, shape: MicroBatchShape, special: Special, device: torch.device
+    ) -> None:
         self._stream, self._shape, self._special, self._device = stream, shape, special, device
         self._ahead: tuple[Tensor, Any] | None = None
-        self._first: tuple[Slot | None, Batch] | None = None
+        self._first: tuple[MicroBatch | None, Batch] | None = None
         self.epoch = stream.state.epoch
         """Epoch of the step that next_step gave last, from 0."""
 
     def next_step(self) -> Step:
-        """The next step's data, as soon as its counts are known. BlockError where no row of an epoch can be read."""
+        """The next step's data, as soon as its counts are known. RowGroupError where no row of an epoch can be read."""
         num_lost, begun = 0, self._stream.state.epoch
         while True:
             self.look_ahead()
@@ -44,14 +46,16 @@ class Feed:
             if step.num_pairs:
                 return replace(step, num_lost=num_lost)
             if step.state.epoch > begun + 1:  # ingest.skip_corrupt passed over everything
-                raise BlockError(f"none of the {num_lost} rows after epoch {begun} can be read; restore the data set")
+                raise RowGroupError(
+                    f"none of the {num_lost} rows after epoch {begun} can be read; restore the data set"
+                )
 
     def look_ahead(self) -> None:
-        """Cut the next step's slots and send their counts, without waiting for the other ranks. Idempotent."""
+        """Cut the next step's micro-batches and send their counts, without waiting for the other ranks. Idempotent."""
         if self._ahead is None:
             counts = torch.from_numpy(self._stream.cut())
             self._ahead = counts, dist.all_reduce(counts, async_op=True)
-            first = self._stream.cut_slots[0]
+            first = self._stream.cut_ahead[0]
             self._first = first, self._lay_out(first)
 
     def first_batch(self) -> Batch:
@@ -60,14 +64,14 @@ class Feed:
         assert self._first is not None
         return self._first[1]
 
-    def to_batch(self, slot: Slot | None) -> Batch:
-        """The slot on the device; with constant shapes on GPUs, as it is on CPUs."""
+    def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
+        """The micro-batch on the device; with constant shapes on GPUs, as it is on CPUs."""
         first, self._first = self._first, None
-        return first[1] if first is not None and first[0] is slot else self._lay_out(slot)
+        return first[1] if first is not None and first[0] is micro_batch else self._lay_out(micro_batch)
 
-    def _lay_out(self, slot: Slot | None) -> Batch:
+    def _lay_out(self, micro_batch: MicroBatch | None) -> Batch:
         return to_batch(
-            slot,
+            micro_batch,
             shape=self._shape,
             special=self._special,
             constant_shapes=self._device.type == "cuda",
@@ -112,7 +116,7 @@ class RunFeed:
         return step
 
     def look_ahead(self) -> None:
-        """Cut the next step's slots and send their counts, without waiting for the other ranks. Idempotent."""
+        """Cut the next step's micro-batches and send their counts, without waiting for the other ranks. Idempotent."""
         if self._next is None:
             start = self._next_start(self._done)
             if start.phase != self._done.phase:
@@ -124,9 +128,9 @@ class RunFeed:
         self.look_ahead()
         return (self._feed if self._next is None else self._next).first_batch()
 
-    def to_batch(self, slot: Slot | None) -> Batch:
-        """A slot of the step that next_step gave last, on the device."""
-        return self._feed.to_batch(slot)
+    def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
+        """A micro-batch of the step that next_step gave last, on the device."""
+        return self._feed.to_batch(micro_batch)
 
     def close(self) -> None:
         """Stop reading ahead."""

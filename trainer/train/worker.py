@@ -17,18 +17,18 @@ from pipeline import storage
 from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
 from pipeline.storage import locate
-from trainer.checkpoint import CheckpointState, CheckpointWriter, list_checkpoints, resume
+from trainer.checkpoint import CheckpointState, CheckpointWriter, find_together, resume
 from trainer.config import CONFIG_NAME, TrainerConfig
-from trainer.data import OpenPhase, PlanState, SlotStream, find_start, lanes_of, open_phases, resolve_phases
+from trainer.data import MicroBatchStream, OpenPhase, PlanState, find_start, lanes_of, open_phases, resolve_phases
 from trainer.engine import Engine
 from trainer.hf import initialize_from, read_longest
 from trainer.model import BertForPretraining
 from trainer.telemetry import RunFiles, RunLog, find_peak
 from trainer.train.branch import begin_branch
-from trainer.train.divergence import Guard, RollBack
+from trainer.train.divergence import DivergenceGuard, RollBack
 from trainer.train.evaluate import Evaluator, unigram_log_probabilities
-from trainer.train.link import Link, Outcome, Place
-from trainer.train.loop import Job, train
+from trainer.train.link import Link, Outcome, WorkerPlace
+from trainer.train.loop import TrainContext, train
 from trainer.train.memory_shortage import shortage_named
 from trainer.train.prefetch import Feed, RunFeed
 
@@ -46,10 +46,10 @@ def backend_of(config: TrainerConfig) -> str:
 def work(
     config: TrainerConfig,
     *,
-    place: Place,
+    place: WorkerPlace,
     link: Link,
     device: torch.device,
-    blocks: Literal["local", "ray"] = "local",
+    reader: Literal["local", "ray"] = "local",
     lease_token: str | None = None,
 ) -> Outcome:
     """Train this rank's share until max_steps or until asked to stop, resuming what the run directory holds.
@@ -60,16 +60,16 @@ def work(
     """
     with warnings_to_user(link, place=place), shortage_named(config, rank=place.rank, device=device):
         set_up_process(config, place=place, device=device)
-        return run_share(config, place=place, link=link, device=device, blocks=blocks, lease_token=lease_token)
+        return run_share(config, place=place, link=link, device=device, reader=reader, lease_token=lease_token)
 
 
 def run_share(
     config: TrainerConfig,
     *,
-    place: Place,
+    place: WorkerPlace,
     link: Link,
     device: torch.device,
-    blocks: Literal["local", "ray"],
+    reader: Literal["local", "ray"],
     lease_token: str | None = None,
 ) -> Outcome:
     """Build everything, train, close everything; `work` in a process that is set up."""
@@ -85,7 +85,8 @@ def run_share(
     files.bring()
     if files.stands_in and place.rank == 0:
         link.say(f"logs are kept in {files.folder} and sent to {files.run} with every checkpoint and at the end")
-    engine, rows_given = build_engine(config, phases=phases, place=place, device=device)
+    found = find_together(run_directory)
+    engine, rows_given = build_engine(config, phases=phases, place=place, device=device, begun=bool(found))
     checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token, files=files)
     evaluators = tuple(
         Evaluator(opened.phase.config, manifest=opened.manifest, shape=opened.shape, phase=opened.phase.index)
@@ -93,34 +94,34 @@ def run_share(
         else None
         for opened in phases
     )
-    saved = resume(run_directory, engine=engine)
+    saved = resume(found, engine=engine)
     if saved is None and config.resume_from is not None:
         saved = begin_branch(config, phases=phases, engine=engine, checkpoints=checkpoints)
-    guard = Guard(config.guard, tree=None if saved is None else saved.guard)
+    guard = DivergenceGuard(config.guard, tree=None if saved is None else saved.guard)
     resumed_at = 0 if saved is None else saved.step
 
-    gauges = open_gauges(config) if blocks == "ray" and place.rank == 0 else None
+    gauges = open_gauges(config) if reader == "ray" and place.rank == 0 else None
 
     def open_feed(state: PlanState) -> Feed:
         opened = phases[state.phase]
-        stream = SlotStream(
+        stream = MicroBatchStream(
             opened.plan,
             opened.phase.config.data,
             rank=place.rank,
             world_size=place.world_size,
             state=state,
-            blocks=blocks,
+            reader=reader,
             read_ahead_blocks=config.ingest.read_ahead_blocks,
             object_store_mb=config.ingest.object_store_mb,
             skip_corrupt=config.ingest.skip_corrupt,
         )
-        return Feed(stream, shape=opened.shape.slot, special=opened.manifest.special, device=device)
+        return Feed(stream, shape=opened.shape.micro_batch, special=opened.manifest.special, device=device)
 
     def train_on(saved: CheckpointState | None) -> int:
         first_step = 0 if saved is None else saved.step
         start = find_start(phases, None if saved is None else PlanState.from_tree(saved.plan_state))
         rows_before = rows_given if saved is None else saved.rows
-        job = Job(
+        context = TrainContext(
             config=config,
             engine=engine,
             feed=RunFeed(start, open_feed=open_feed, next_start=partial(find_start, phases)),
@@ -143,15 +144,15 @@ def run_share(
             first_phase=start.phase if rows_before else 0,
             rows_before=rows_before,
         )
-        job.log.say(describe_start(config, place=place, device=device, start=start))
+        context.log.say(describe_start(config, place=place, device=device, start=start))
         if place.world_size != config.workers:  # of which the preflight has spoken
             for line in phases[start.phase].describe_empty(place.world_size):
-                job.log.say(line)
+                context.log.say(line)
         try:
-            return train(job, first_step=first_step)
+            return train(context, first_step=first_step)
         finally:
-            job.feed.close()
-            job.log.close()
+            context.feed.close()
+            context.log.close()
 
     while True:
         try:
@@ -180,14 +181,14 @@ def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
 
 
 def go_back(
-    back: RollBack, *, guard: Guard, checkpoints: CheckpointWriter, engine: Engine, config: TrainerConfig
+    back: RollBack, *, guard: DivergenceGuard, checkpoints: CheckpointWriter, engine: Engine, config: TrainerConfig
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it anew with what the guard now knows.
 
     So a run that is killed right after goes on as this one does. Collective. DivergenceError where there is none.
     """
     checkpoints.finish()
-    saved = resume(config.output, engine=engine, through=guard.first_bad - 1)
+    saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
     if saved is None:
         raise guard.give_up(back, config=config, why="and there is no checkpoint to go back to")
     first, last = guard.go_back(step=back.step, to=saved.step, tree=saved.guard)
@@ -204,7 +205,7 @@ def go_back(
 
 
 @contextmanager
-def warnings_to_user(link: Link, *, place: Place) -> Iterator[None]:
+def warnings_to_user(link: Link, *, place: WorkerPlace) -> Iterator[None]:
     """Send what the trainer's loggers warn of over the link: under Ray nobody sees a worker's stderr."""
     handler = _LinkHandler(link, place=place)
     logger = logging.getLogger("trainer")
@@ -216,7 +217,7 @@ def warnings_to_user(link: Link, *, place: Place) -> Iterator[None]:
 
 
 class _LinkHandler(logging.Handler):
-    def __init__(self, link: Link, *, place: Place) -> None:
+    def __init__(self, link: Link, *, place: WorkerPlace) -> None:
         super().__init__(level=logging.WARNING)
         self._link, self._place = link, place
 
@@ -225,7 +226,7 @@ class _LinkHandler(logging.Handler):
         self._link.say(f"warning{who}: {record.getMessage()}")
 
 
-def set_up_process(config: TrainerConfig, *, place: Place, device: torch.device) -> None:
+def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.device) -> None:
     """Threads, device, and what makes results repeat."""
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads_per_worker or max(1, cores // place.local_world_size))
@@ -249,23 +250,24 @@ def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
     host = socket.gethostname()
     remedy = "give an absolute path on storage that all nodes mount"
     phases = resolve_phases(config)
-    manifests = []
-    for phase in phases:
+    manifests = {}
+    for data in dict.fromkeys(phase.config.data for phase in phases):
         try:
-            manifests.append(read_manifest(phase.config.data))
+            manifests[data] = read_manifest(data)
         except DataSetError as error:
-            raise ConfigError(f"data={phase.config.data}: on node {host}: {error}; {remedy}") from error
+            raise ConfigError(f"data={data}: on node {host}: {error}; {remedy}") from error
     if storage.find_file(locate(config.output, CONFIG_NAME)) is None:
         raise ConfigError(f"output={config.output}: node {host} does not see the run directory; {remedy}")
-    return open_phases(phases, manifests=manifests)
+    return open_phases(phases, manifests=[manifests[phase.config.data] for phase in phases])
 
 
 def build_engine(
-    config: TrainerConfig, *, phases: Sequence[OpenPhase], place: Place, device: torch.device
+    config: TrainerConfig, *, phases: Sequence[OpenPhase], place: WorkerPlace, device: torch.device, begun: bool
 ) -> tuple[Engine, dict[str, Any]]:
     """The model, with the weights that it starts from, in an engine that takes the steps of every phase.
 
-    And CheckpointState.rows of given weights: their longest row, and whether they know next sentences.
+    A run that has `begun` takes its weights from a checkpoint. And CheckpointState.rows of given weights: their longest
+    row, and whether they know next sentences.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
@@ -274,7 +276,7 @@ def build_engine(
         shares = unigram_log_probabilities(data, vocabulary_size=manifest.vocabulary_size)
         with torch.no_grad():
             model.mlm_head.bias.copy_(torch.from_numpy(shares))
-    if config.model.initialize_from is not None and not list_checkpoints(config.output):
+    if config.model.initialize_from is not None and not begun:
         tokenizer = storage.join(data, TOKENIZER_FOLDER)
         given = initialize_from(model, folder=config.model.initialize_from, data_tokenizer=tokenizer)
         longest = read_longest(locate(config.model.initialize_from))
@@ -284,7 +286,7 @@ def build_engine(
     return Engine(model, config=config, device=device, micro_batches=micro_batches), rows
 
 
-def describe_start(config: TrainerConfig, *, place: Place, device: torch.device, start: PlanState) -> str:
+def describe_start(config: TrainerConfig, *, place: WorkerPlace, device: torch.device, start: PlanState) -> str:
     """What begins here, in a line: `resumed at step 40` or `training from step 0`, and on what."""
     begin = f"resumed at step {start.step}" if start.step else "training from step 0"
     source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""

@@ -17,18 +17,17 @@ from pipeline import storage
 from pipeline.settings import ConfigError, split_arguments
 from pipeline.signals import StopRequest
 from pipeline.storage.lease import LeaseError, take
-from small_runs import RunReport, curve, make_config, rows_by_step, run_rank, write_small_set
+from small_runs import RunReport, check_output, curve, make_config, rows_by_step, run_rank, write_small_set
 from small_runs import run as run_on_disk
 from stored_checkpoints import kept, make_writer
-from trainer.checkpoint.load import CheckpointError, newest_verified, read_weights
-from trainer.config.schema import ModelConfig, TrainerConfig
+from trainer.checkpoint.load import CheckpointError, find_checkpoints, newest_verified, read_weights
+from trainer.config import ModelConfig, TrainerConfig
 from trainer.export.folder import ExportError, export
 from trainer.hf.pretrained import PretrainedError, initialize_from, load_model
 from trainer.launch import preflight
-from trainer.launch.restarts import newest_step
-from trainer.launch.run_directory import check_fresh, check_run_directory, write_config
+from trainer.launch.run_directory import check_fresh, write_config
+from trainer.launch.start import show_results
 from trainer.model import BertForPretraining
-from trainer.run import show_results
 from trainer.telemetry.log_files import RunFiles
 from untrained_run import VOCABULARY_SIZE, write_data, write_run
 from worker_group import WorkerError, WorkerGroup
@@ -91,11 +90,13 @@ def test_three_hosts_one_after_another_give_the_bits_of_one_disk(
     assert curve(mine) == curve(tmp_path / "whole")
     assert rows_by_step(mine) == rows_by_step(tmp_path / "whole")
     assert (mine / "evaluations.jsonl").read_bytes() == (tmp_path / "whole" / "evaluations.jsonl").read_bytes()
-    ours, theirs = (read_weights(newest_verified(place) or "") for place in (output, tmp_path / "whole"))
+    ours, theirs = (
+        read_weights(newest_verified(find_checkpoints(place)) or "") for place in (output, tmp_path / "whole")
+    )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert newest_step(output) == 9
+    assert find_checkpoints(output).newest_step == 9
     said: list[str] = []
-    show_results(config, say=said.append, done_before=True)
+    show_results(config, checkpoints=find_checkpoints(config.output), say=said.append, done_before=True)
     assert said[0] == "all 9 steps are done; nothing to train"
     assert f"loss curve: {output}/curve.png" in said
     assert said[-1].startswith(f"run directory: {output} (")
@@ -161,18 +162,18 @@ def test_nothing_is_sent_without_the_lease(bucket: str, tmp_path: Path) -> None:
 
 def test_what_is_refused_before_anything_starts(bucket: str, data: Path, tmp_path: Path) -> None:
     config = config_on(f"{bucket}/run", data, host=tmp_path)
-    assert check_run_directory(config) == []
-    check_fresh(config)
+    assert check_output(config) == []
+    check_fresh(config, checkpoints=find_checkpoints(config.output))
     write_config(config)
     with pytest.raises(ConfigError, match=r"holds a run already \(no checkpoint yet\), and --fresh"):
-        check_fresh(config)
+        check_fresh(config, checkpoints=find_checkpoints(config.output))
     with pytest.raises(ConfigError, match=r"holds a run with other settings \(seed: 12345 -> 1\)"):
-        check_run_directory(config.model_copy(update={"seed": 1}))
+        check_output(config.model_copy(update={"seed": 1}))
     moved = config.model_copy(update={"working_folder": str(tmp_path / "other"), "workers": 1})
-    assert check_run_directory(moved) == ["changed since this run began: workers: 2 -> 1"]
+    assert check_output(moved) == ["changed since this run began: workers: 2 -> 1"]
     storage.write_bytes(f"{bucket}/other/file", b"x")
     with pytest.raises(ConfigError, match=r"is not empty and not a run directory \(no config\.yaml\)"):
-        check_run_directory(config.model_copy(update={"output": f"{bucket}/other"}))
+        check_output(config.model_copy(update={"output": f"{bucket}/other"}))
     nowhere = config.model_copy(update={"output": "s3://no-such-bucket-of-ours/run"})
     with pytest.raises(OSError, match="there is no bucket s3://no-such-bucket-of-ours"):
         preflight.check(nowhere)
@@ -180,7 +181,7 @@ def test_what_is_refused_before_anything_starts(bucket: str, data: Path, tmp_pat
         write_config(nowhere)
     storage.write_bytes(f"{bucket}/run/config.yaml", b"data: [")
     with pytest.raises(ConfigError, match=rf"{bucket}/run/config.yaml line 1, column \d+: not valid YAML"):
-        check_run_directory(config)
+        check_output(config)
 
 
 def test_urls_stay_as_they_are_on_the_command_line(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_a_save_and_a_resume_get_through_a_store_that_errs(
             for step in (1, 2):
                 writer.save(step, plan_state={})
                 writer.finish()
-            assert newest_verified(f"{bucket}/run") == f"{bucket}/run/checkpoints/step-00000002"
+            assert newest_verified(find_checkpoints(f"{bucket}/run")) == f"{bucket}/run/checkpoints/step-00000002"
             assert kept(f"{bucket}/run") == [2]
         assert store.struck > 5
     finally:

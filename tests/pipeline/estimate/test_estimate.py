@@ -26,7 +26,7 @@ from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document
 from pipeline.estimate import sampling
 from pipeline.estimate.__main__ import main
-from pipeline.estimate.cost import describe_bytes, estimate, makespan
+from pipeline.estimate.cost import estimate, makespan
 from pipeline.estimate.intervals import Quantity, expand
 from pipeline.estimate.sampling import Frame, Unit, choose_units, list_frame, read_units
 from pipeline.settings import validate
@@ -73,13 +73,6 @@ def test_the_longest_pieces_go_first() -> None:
     assert makespan([3.0, 3.0, 2.0, 2.0, 2.0], workers=2) == 7.0
     assert makespan([5.0, 1.0], workers=4) == 5.0
     assert makespan([], workers=2) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (390e9, "390 GB"), (4.5e15, "4,500 TB")]
-)
-def test_bytes_have_the_unit_that_suits_them(count: float, text: str) -> None:
-    assert describe_bytes(count) == text
 
 
 # The sample

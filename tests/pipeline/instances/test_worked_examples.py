@@ -16,10 +16,10 @@ from pipeline.instances.pairs import make_pairs
 from pipeline.instances.rows import assemble_rows
 from pipeline.tokenizer.tokenizer import WordTokenizer
 from tiny_text import make_config, make_tokenizer
-from trainer.data.micro_batch import SlotShape
+from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.packing import Rows as BlockRows
 from trainer.data.packing import Stretch, join_stretches
-from trainer.data.row_groups import BlockRef, read_block
+from trainer.data.row_groups import RowGroupSlice, read_slice
 from trainer.model.batch import to_batch
 
 
@@ -117,11 +117,11 @@ def test_my_dog_is_cute_as_the_model_sees_it(dog, tmp_path):
         "num_rows": 1,
         "num_tokens": 11,
     }
-    ref = BlockRef(**place, start=0, stop=1, mask_set=0, mask_sets=1, seed=1)
-    slot = join_stretches([Stretch(BlockRows.from_table(read_block(ref, root=tmp_path), epoch=0), 0, 1)])
+    ref = RowGroupSlice(**place, start=0, stop=1, mask_set=0, mask_sets=1, seed=1)
+    micro_batch = join_stretches([Stretch(BlockRows.from_table(read_slice(ref, root=tmp_path), epoch=0), 0, 1)])
     names = {name: getattr(tokenizer.special, name) for name in ("pad", "unk", "cls", "sep", "mask")}
-    shape = SlotShape(tokens=16, pairs=1, masked=5, max_seq_length=16)
-    batch = to_batch(slot, shape=shape, special=Special(**names), constant_shapes=True)
+    shape = MicroBatchShape(tokens=16, pairs=1, masked=5, max_seq_length=16)
+    batch = to_batch(micro_batch, shape=shape, special=Special(**names), constant_shapes=True)
     seen = [tokenizer.tokens[index] for index in batch.input_ids[:11]]
     assert seen == ["[CLS]", "my", "[MASK]", "is", "cute", "[SEP]", "king", "likes", "play", "##ing", "[SEP]"]
     assert batch.segment_ids[:11].tolist() == [0] * 6 + [1] * 5

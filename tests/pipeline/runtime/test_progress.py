@@ -17,7 +17,7 @@ import pytest
 from corpora import make_config, make_documents, write_text
 from pipeline.build.recipe import build
 from pipeline.runtime import progress
-from pipeline.runtime.progress import PLAN_NAME, ProgressPrinter, WorkReport, describe_seconds
+from pipeline.runtime.progress import PLAN_NAME, ProgressPrinter, WorkReport
 
 
 class Terminal(io.StringIO):
@@ -104,13 +104,6 @@ def test_the_second_stage_counts_shards(tmp_path: Path, monkeypatch: pytest.Monk
     leave(tmp_path, stage="shard", done=False, rows=50, of_rows=100, of_tokens=400, bytes=15_000_000)
     wait(printer, stage="shard", seconds=15, monkeypatch=monkeypatch)
     assert printer.line() == ("15 s: wrote 150 rows of 7 documents, 45.0 MB (3.0 MB/s), 1 of 4 shards, 35 s left")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (89, "89 s"), (90, "2 min"), (5400, "1.5 h"), (200_000, "2.3 d")]
-)
-def test_times_have_the_unit_that_suits_them(seconds: float, text: str) -> None:
-    assert describe_seconds(seconds) == text
 
 
 def test_a_terminal_has_a_line_a_stage_rewritten_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,12 +29,12 @@ from pipeline.storage.lease import (
     release,
     take,
 )
-from small_runs import make_config
+from small_runs import check_output, make_config
 from synthetic import write_data_set
-from trainer.checkpoint.load import CheckpointError, CheckpointWriter, list_checkpoints
+from trainer.checkpoint.load import CheckpointError, CheckpointWriter, find_checkpoints
 from trainer.engine.engine import Engine
 from trainer.launch import preflight
-from trainer.launch.run_directory import check_run_directory, write_config
+from trainer.launch.run_directory import write_config
 from untrained_run import _StillEngine
 
 
@@ -85,7 +85,7 @@ def test_the_command_refuses_before_anything_starts(tmp_path: Path) -> None:
     config = make_config(tmp_path / "data", tmp_path / "run")
     (tmp_path / "run").mkdir()
     token = acquire(tmp_path / "run")
-    assert check_run_directory(config) == []  # a lease alone makes no run
+    assert check_output(config) == []  # a lease alone makes no run
     write_config(config)
     with pytest.raises(LeaseError, match="another job trains in it"):
         preflight.check(config)
@@ -248,6 +248,6 @@ def test_nothing_is_committed_without_the_lease(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="which was given up"):
         writer.finish()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000005"]
+    assert [path.name for path in find_checkpoints(tmp_path).folders] == ["step-00000005"]
     with held(tmp_path, token=None):  # who has no lease to lose needs none
         assert not (tmp_path / LEASE_NAME).exists()

@@ -18,8 +18,8 @@ from pipeline import storage
 from pipeline.signals import StopRequest
 from pipeline.storage import StorageError, files, lease_store
 from pipeline.storage.lease import LeaseError, beat_once, held, hold, refuse_if_alive, release, take
-from small_runs import make_config
-from trainer.launch.run_directory import check_run_directory, write_config
+from small_runs import check_output, make_config
+from trainer.launch.run_directory import write_config
 
 __all__ = ["bucket", "s3_server"]
 
@@ -54,7 +54,7 @@ def move_away(run: str, token: str, **changes: Any) -> None:
 def test_a_second_job_is_refused_while_the_first_lives(run: str, tmp_path: Path) -> None:
     config = make_config(tmp_path, tmp_path).model_copy(update={"output": run})
     token = acquire(run)
-    assert check_run_directory(config) == []  # a lease alone makes no run
+    assert check_output(config) == []  # a lease alone makes no run
     write_config(config)
     for attempt in (acquire, refuse_if_alive):
         with pytest.raises(LeaseError, match=rf"output={run}: another job trains in it \(process \d+ on .*; wait for"):

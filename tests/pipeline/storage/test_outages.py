@@ -19,7 +19,7 @@ from pipeline.runtime.progress import ProgressPrinter, WorkReport
 from pipeline.storage import StorageError
 from small_runs import write_small_set
 from trainer.data import readers
-from trainer.data.row_groups import make_refs, read_block
+from trainer.data.row_groups import make_slices, read_slice
 
 
 def fail(*given: Any, **named: Any) -> NoReturn:
@@ -55,16 +55,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_no_row_is_passed_over(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ingest.skip_corrupt too, which passes over what readers yield as BlockError."""
+    """With ingest.skip_corrupt too, which passes over what readers yield as RowGroupError."""
     plan = make_plan(read_manifest(data))
     blocks = plan.blocks(0, lanes=[0], cursors=[0])
-    ref = next(make_refs(plan, blocks, epoch=0))
+    ref = next(make_slices(plan, blocks, epoch=0))
     monkeypatch.setattr(storage, "open_parquet", fail)
     monkeypatch.setattr("pipeline.storage.clients.is_url", lambda path: True)
     with pytest.raises(StorageError):
-        read_block(ref, root=data)
+        read_slice(ref, root=data)
     with pytest.raises(StorageError):
-        list(readers.local_blocks([ref], root=data))
+        list(readers.read_in_threads([ref], root=data))
 
 
 def test_an_audit_ends_rather_than_finds_faults(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,13 @@ from toy_training import gather_state, make_config, make_engine, train
 from trainer.checkpoint import commit, load
 from trainer.checkpoint import writer as checkpoint_writer
 from trainer.checkpoint.format import read_json, read_manifest, step_of, write_json, write_manifest
-from trainer.checkpoint.load import CheckpointError, list_checkpoints, newest_verified, read_state, read_weights
+from trainer.checkpoint.load import (
+    CheckpointError,
+    find_checkpoints,
+    newest_verified,
+    read_state,
+    read_weights,
+)
 from trainer.config.schema import TrainerConfig
 from trainer.engine.deepspeed_setup import INITIAL_LOSS_SCALE
 from trainer.engine.engine import Engine, LossScale
@@ -51,7 +57,7 @@ def resume_and_train(rank: int, run: str, stage: int, precision: str, last: int)
     """(step resumed at, whole state there, curve from there to `last`), begun from other weights."""
     config = make_config(zero_stage=stage, precision=precision)
     engine = make_engine(config, seed=99)
-    found = load.resume(run, engine=engine)
+    found = load.resume(load.find_together(run), engine=engine)
     assert found is not None
     assert found.plan_state == PLAN
     state = gather_state(engine)
@@ -102,7 +108,7 @@ def save_at_scale(rank: int, run: str, precision: str, scale: float) -> None:
 def resume_scale(rank: int, run: str) -> tuple[LossScale, float]:
     """Ours, and the one that DeepSpeed works with."""
     engine = make_scaled_engine(make_config(zero_stage=1, precision="fp16"))
-    load.resume(run, engine=engine)
+    load.resume(load.find_together(run), engine=engine)
     scales = engine.loss_scale, float(engine._engine.optimizer.loss_scaler.cur_scale)
     engine.close()
     return scales
@@ -171,7 +177,7 @@ def test_state_holds_all_that_is_no_tensor(saved_run: tuple[Path, Any]) -> None:
 
 
 def test_a_run_without_checkpoints_is_new(worker_group: Groups, tmp_path: Path) -> None:
-    assert newest_verified(tmp_path) is None
+    assert newest_verified(find_checkpoints(tmp_path)) is None
     assert worker_group(2).run(resume_nothing, str(tmp_path)) == [None, None]
 
 
@@ -224,16 +230,16 @@ def test_damage_is_named_and_the_one_before_is_taken(
     spoil(folder)
     with pytest.raises(CheckpointError, match=message):
         read_weights(folder)
-    assert newest_verified(run_dir) == run_dir / "checkpoints" / "step-00000002"
+    assert newest_verified(find_checkpoints(run_dir)) == run_dir / "checkpoints" / "step-00000002"
     assert "checkpoint step-00000003 is passed over" in caplog.text
 
 
 def test_damaged_checkpoints_never_mean_a_new_start(worker_group: Groups, run_dir: Path) -> None:
     """KempnerForge#102: without `latest` a run starts at step 0 with a warning."""
-    for folder in list_checkpoints(run_dir):
+    for folder in find_checkpoints(run_dir).folders:
         flip_bit(folder / "rank-00000-of-00002.safetensors")
     with pytest.raises(CheckpointError, match="none of its 3 checkpoints verifies"):
-        newest_verified(run_dir)
+        newest_verified(find_checkpoints(run_dir))
     answers = worker_group(2).run(catch, resume_nothing, str(run_dir))
     assert "none of its 3 checkpoints verifies" in answers[0]
     assert answers[1] == answers[0]  # whichever rank the user hears first
@@ -280,7 +286,7 @@ def folder_fails(patch: pytest.MonkeyPatch, rank: int) -> None:
 def rank_is_stuck(victim: int) -> Callable[[pytest.MonkeyPatch, int], None]:
     def arrange(patch: pytest.MonkeyPatch, rank: int) -> None:
         if rank == victim:
-            patch.setattr(checkpoint_writer._Job, "write", lambda job: None)
+            patch.setattr(checkpoint_writer._Save, "write", lambda save: None)
 
     return arrange
 
@@ -318,9 +324,9 @@ def test_a_failed_save_ends_for_all_and_leaves_the_others_alone(
         assert (answer is None) == (message is None)
         if message is not None:
             assert re.search(message, answer), answer
-    assert newest_verified(run_dir) == run_dir / "checkpoints" / "step-00000003"
+    assert newest_verified(find_checkpoints(run_dir)) == run_dir / "checkpoints" / "step-00000003"
     assert worker_group(2).run(save_with_trouble, str(run_dir), "none") == [None, None]
-    assert newest_verified(run_dir) == run_dir / "checkpoints" / "step-00000004"
+    assert newest_verified(find_checkpoints(run_dir)) == run_dir / "checkpoints" / "step-00000004"
     assert [path for path in (run_dir / "checkpoints").iterdir() if path.name.startswith(".")] == []
 
 

@@ -19,9 +19,15 @@ from small_runs import make_config
 from trainer.checkpoint import command
 from trainer.checkpoint import writer as checkpoint_writer
 from trainer.checkpoint.format import put_back, read_manifest, step_of, write_json, write_manifest
-from trainer.checkpoint.load import CheckpointError, CheckpointWriter, list_checkpoints, newest_verified, read_state
+from trainer.checkpoint.load import (
+    CheckpointError,
+    CheckpointWriter,
+    find_checkpoints,
+    newest_verified,
+    read_state,
+)
 from trainer.checkpoint.retention import choose_kept, rank_evaluations
-from trainer.config.schema import CheckpointConfig, TrainerConfig
+from trainer.config import CheckpointConfig, TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.launch.run_directory import write_config
 from trainer.telemetry.metrics import EVALUATIONS_NAME, JsonLines
@@ -43,7 +49,7 @@ def write(run: Path, *steps: int, **checkpoint: Any) -> None:
 
 
 def kept(run: Path) -> list[int]:
-    return [step_of(folder) for folder in list_checkpoints(run)]
+    return [step_of(folder) for folder in find_checkpoints(run).folders]
 
 
 def flip_bit(folder: Path) -> None:
@@ -170,7 +176,7 @@ def test_a_kill_at_any_rename_leaves_a_checkpoint_that_verifies(
                 except Killed:
                     finished = False
             put_back(folder)
-            assert newest_verified(folder) is not None
+            assert newest_verified(find_checkpoints(folder)) is not None
             if finished:
                 assert kept(folder) == [step]
                 break
@@ -191,7 +197,7 @@ def test_saving_is_off_the_training_thread(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(checkpoint_writer, "write_part", slow)
     writer.save(1, plan_state={})
-    assert list_checkpoints(tmp_path) == []
+    assert find_checkpoints(tmp_path).folders == ()
     weight.add_(1.0)  # the next step, while nothing is written yet
     may_write.set()
     writer.finish()
@@ -202,7 +208,7 @@ def test_saving_is_off_the_training_thread(tmp_path: Path, monkeypatch: pytest.M
 def checkpoint_writer_weights(run: Path) -> Any:
     from trainer.checkpoint.load import read_weights
 
-    return read_weights(list_checkpoints(run)[-1])["weight"]
+    return read_weights(find_checkpoints(run).folders[-1])["weight"]
 
 
 # ---- room on the disk
@@ -246,9 +252,9 @@ def test_list_and_verify(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert call(capsys, run, "verify")[0] == 0
 
-    flip_bit(list_checkpoints(run)[2])
-    (list_checkpoints(run)[3] / "manifest.json").unlink()
-    (list_checkpoints(run)[4] / "state.json").write_text("{")
+    flip_bit(find_checkpoints(run).folders[2])
+    (find_checkpoints(run).folders[3] / "manifest.json").unlink()
+    (find_checkpoints(run).folders[4] / "state.json").write_text("{")
     status, text, _ = call(capsys, run, "verify")
     assert status == 1
     states = [line.rpartition("  ")[2] for line in text.splitlines()[1:]]
@@ -269,13 +275,13 @@ def test_prune_by_the_runs_settings_or_those_given(run: Path, capsys: pytest.Cap
 
 
 def test_prune_counts_only_what_verifies(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flip_bit(list_checkpoints(run)[5])
-    flip_bit(list_checkpoints(run)[4])
+    flip_bit(find_checkpoints(run).folders[5])
+    flip_bit(find_checkpoints(run).folders[4])
     assert call(capsys, run, "prune", "--keep-last", "1")[0] == 0
     assert kept(run) == [4, 5, 6]
     assert call(capsys, run, "prune", "--damaged")[0] == 0
     assert kept(run) == [4]
-    flip_bit(list_checkpoints(run)[0])
+    flip_bit(find_checkpoints(run).folders[0])
     status, _, errors = call(capsys, run, "prune", "--damaged")
     assert status == 2
     assert "no checkpoint verifies" in errors
@@ -301,7 +307,7 @@ def test_a_checkpoint_of_before_is_still_read(run: Path) -> None:
     """state.json without the fields that came later."""
     import json
 
-    folder = list_checkpoints(run)[0]
+    folder = find_checkpoints(run).folders[0]
     state = json.loads((folder / "state.json").read_text())
     del state["guard"], state["data_hash"]
     files = read_manifest(folder)

@@ -12,7 +12,7 @@ import torch
 from checkpoint_faults import fail_to_write, flip_bit, listen, resume_nothing, save_again_and_again
 from toy_training import make_config, make_engine
 from trainer.checkpoint import commit, load, writer
-from trainer.checkpoint.load import list_checkpoints, newest_verified, read_state
+from trainer.checkpoint.load import find_checkpoints, newest_verified, read_state
 from worker_group import WorkerGroup
 
 Groups = Callable[[int], WorkerGroup]
@@ -28,7 +28,7 @@ def save_steps(rank: int, run: str, steps: list[int], settings: dict[str, int]) 
 
 
 def kept(run: Path) -> list[int]:
-    return [read_state(folder).step for folder in list_checkpoints(run)]
+    return [read_state(folder).step for folder in find_checkpoints(run).folders]
 
 
 def test_keeps_the_last_and_every_so_manieth(worker_group: Groups, tmp_path: Path) -> None:
@@ -53,10 +53,10 @@ def test_saving_again_replaces_and_drops_the_abandoned_future(worker_group: Grou
     worker_group(1).run(save_steps, str(tmp_path), [1, 2, 3], {"keep_last": 3})
     flip_bit(tmp_path / "checkpoints" / "step-00000002" / "rank-00000-of-00001.safetensors")
     flip_bit(tmp_path / "checkpoints" / "step-00000003" / "rank-00000-of-00001.safetensors")
-    assert newest_verified(tmp_path) == tmp_path / "checkpoints" / "step-00000001"
+    assert newest_verified(find_checkpoints(tmp_path)) == tmp_path / "checkpoints" / "step-00000001"
     worker_group(1).run(save_steps, str(tmp_path), [2], {"keep_last": 3})
     assert kept(tmp_path) == [1, 2]
-    assert newest_verified(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
+    assert newest_verified(find_checkpoints(tmp_path)) == tmp_path / "checkpoints" / "step-00000002"
 
 
 def test_a_save_that_is_given_up_is_not_taken_for_the_checkpoint_of_before(tmp_path: Path) -> None:

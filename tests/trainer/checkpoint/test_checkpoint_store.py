@@ -18,7 +18,7 @@ from stored_checkpoints import fail_times, flip_bit, kept, make_writer, names_in
 from trainer.checkpoint import command, load, ranges
 from trainer.checkpoint import writer as checkpoint_writer
 from trainer.checkpoint.format import open_manifest, read_manifest, step_name, step_of, write_manifest, write_tensors
-from trainer.checkpoint.load import CheckpointError, newest_verified, read_state
+from trainer.checkpoint.load import CheckpointError, find_checkpoints, newest_verified, read_state
 from trainer.checkpoint.ranges import RangedTensors
 from trainer.checkpoint.slices import SavedTensors
 from trainer.launch.run_directory import write_config
@@ -45,7 +45,7 @@ def test_what_a_save_leaves(run: str) -> None:
         *("step-00000001/ATTEMPT/rank-00000-of-00001.safetensors", "step-00000001/ATTEMPT/state.json"),
         "step-00000001/manifest.json",
     ]
-    newest = newest_verified(run)
+    newest = newest_verified(find_checkpoints(run))
     assert newest == f"{run}/checkpoints/step-00000001"
     assert read_state(newest).step == 1
     assert list(load.read_weights(newest)) == ["weight", "bias"]
@@ -89,12 +89,12 @@ def test_a_copy_on_a_disk_is_a_checkpoint_too(run: str, tmp_path: Path) -> None:
     write(run, 1)
     for file in storage.list_files(run):
         storage.fetch_file(f"{run}/{file.name}", tmp_path / "run" / file.name)
-    newest = newest_verified(tmp_path / "run")
+    newest = newest_verified(find_checkpoints(tmp_path / "run"))
     assert newest == tmp_path / "run" / "checkpoints" / "step-00000001"
     assert read_state(newest).step == 1
     assert read_weights_equal(newest, f"{run}/checkpoints/step-00000001")
     upload_tree(tmp_path / "run", f"{run}-again")
-    assert newest_verified(f"{run}-again") == f"{run}-again/checkpoints/step-00000001"
+    assert newest_verified(find_checkpoints(f"{run}-again")) == f"{run}-again/checkpoints/step-00000001"
 
 
 def read_weights_equal(one: Any, other: Any) -> bool:
@@ -136,7 +136,7 @@ def test_a_kill_at_any_request_leaves_a_checkpoint_that_verifies(
                 finished = True
             except Killed:
                 finished = False
-        newest = newest_verified(folder)
+        newest = newest_verified(find_checkpoints(folder))
         assert newest is not None
         assert step_of(newest) in (1, step)
         if finished:
@@ -184,7 +184,7 @@ def test_damage_is_named_and_the_one_before_is_taken(run: str, caplog: pytest.Lo
         spoil(folder)
         with pytest.raises(CheckpointError, match=message):
             load.read_weights(folder)
-        assert newest_verified(run) == f"{run}/checkpoints/step-00000002", damage
+        assert newest_verified(find_checkpoints(run)) == f"{run}/checkpoints/step-00000002", damage
         assert "checkpoint step-00000003 is passed over" in caplog.text
         caplog.clear()
 
@@ -243,7 +243,7 @@ def test_parts_are_closed_and_their_buffers_bounded(run: str, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(storage, "open_input", noted)
-        folder = newest_verified(run)
+        folder = newest_verified(find_checkpoints(run))
         assert folder is not None
         load.read_weights(folder)
         place, _ = open_manifest(folder)
@@ -300,7 +300,7 @@ def test_a_manifest_whose_answer_is_lost_may_stand(run: str, monkeypatch: pytest
         writer.save(1, plan_state={"again": True})
         with pytest.raises(CheckpointError, match="the store cannot be reached"):
             writer.finish()
-    newest = newest_verified(run)
+    newest = newest_verified(find_checkpoints(run))
     assert newest is not None
     assert read_state(newest).plan_state == {"again": True}
 

@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from pipeline.settings import ConfigError, dump_yaml, load_settings, to_tree
-from small_runs import make_config
+from small_runs import check_output, make_config
 from synthetic import write_data_set
 from trainer.config.saved import read_run_config, validate_saved
 from trainer.config.schema import TrainerConfig
 from trainer.launch.preflight import check
-from trainer.launch.run_directory import check_run_directory, write_config
+from trainer.launch.run_directory import write_config
 
 TRAINER = ["output=out", "data=set", "max_steps=1000", "batch.pairs=8"]
 
@@ -218,12 +218,12 @@ def test_runs_of_earlier_versions_go_on(tmp_path: Path) -> None:
     saved = read_run_config(tmp_path / "run")
     assert saved is not None
     assert (saved.schedule.final_factor, saved.deepspeed.given()) == (0.5, {})
-    assert check_run_directory(config) == []
+    assert check_output(config) == []
     falling = make_config(
         tmp_path, tmp_path / "run", schedule={"name": "linear", "final_factor": 0.1, "warmup_steps": 3}
     )
     with pytest.raises(ConfigError, match=r"schedule\.final_factor: 0\.5 -> 0\.1"):
-        check_run_directory(falling)
+        check_output(falling)
 
 
 def test_a_checkpoint_holds_what_the_workers_settled(tmp_path: Path) -> None:

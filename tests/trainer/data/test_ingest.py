@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from ingest_streams import SHAPE, assert_same, epochs_and_rows, make_plan, rows_of, run
 from pipeline.dataset.manifest import Manifest
 from synthetic import write_data_set
-from trainer.data.micro_batch import NO_LABEL, Slot, SlotShape
+from trainer.data.micro_batch import NO_LABEL, MicroBatch, MicroBatchShape
 from trainer.data.plan import PlanError, PlanState
 from trainer.data.readers import _chunks
-from trainer.data.row_groups import make_refs, read_block
-from trainer.data.stream import SlotStream, validation_plan
+from trainer.data.row_groups import make_slices, read_slice
+from trainer.data.stream import MicroBatchStream, validation_plan
 
 
 @pytest.fixture(scope="module")
@@ -53,28 +53,36 @@ def test_every_epoch_holds_every_row_once_with_its_mask_set(
         per_epoch = plan.lane_rows(0)[lane]
         taken, epoch = 0, 0
         for _, lanes in steps:
-            slot = lanes[lane]
-            if slot is None:
+            micro_batch = lanes[lane]
+            if micro_batch is None:
                 continue
-            masks = np.split(np.arange(slot.num_masked), np.searchsorted(slot.masked_positions, slot.starts[1:]))
-            for i, (shard, group, row) in enumerate(zip(slot.shards, slot.row_groups, slot.rows, strict=True)):
+            masks = np.split(
+                np.arange(micro_batch.num_masked), np.searchsorted(micro_batch.masked_positions, micro_batch.starts[1:])
+            )
+            for i, (shard, group, row) in enumerate(
+                zip(micro_batch.shards, micro_batch.row_groups, micro_batch.rows, strict=True)
+            ):
                 if taken == per_epoch:
                     taken, epoch = 0, epoch + 1
                     per_epoch = plan.lane_rows(epoch)[lane]
                 taken += 1
-                assert slot.epochs[i] == epoch
+                assert micro_batch.epochs[i] == epoch
                 stored = tables[shard][group][row]
-                begin = slot.starts[i]
-                ids = slot.input_ids[begin : begin + slot.lengths[i]].copy()
-                assert (slot.masked_positions[masks[i]] - begin).tolist() == stored["masked_positions"][epoch % 3]
+                begin = micro_batch.starts[i]
+                ids = micro_batch.input_ids[begin : begin + micro_batch.lengths[i]].copy()
+                assert (micro_batch.masked_positions[masks[i]] - begin).tolist() == stored["masked_positions"][
+                    epoch % 3
+                ]
                 assert ids[stored["masked_positions"][epoch % 3]].tolist() == stored["masked_inputs"][epoch % 3]
-                ids[stored["masked_positions"][epoch % 3]] = slot.masked_labels[masks[i]]
+                ids[stored["masked_positions"][epoch % 3]] = micro_batch.masked_labels[masks[i]]
                 assert ids.tolist() == stored["input_ids"]
-                assert slot.first_lengths[i] == stored["first_length"]
-                assert slot.nsp_labels[i] == stored["next_sentence_label"]
+                assert micro_batch.first_lengths[i] == stored["first_length"]
+                assert micro_batch.nsp_labels[i] == stored["next_sentence_label"]
         assert epoch >= 3
 
-    taken_rows = Counter(key for _, lanes in steps for slot in lanes.values() for key in epochs_and_rows(slot))
+    taken_rows = Counter(
+        key for _, lanes in steps for micro_batch in lanes.values() for key in epochs_and_rows(micro_batch)
+    )
     for epoch in range(3):
         expected = {(epoch, s, g, r) for s in range(3) for g in range(3) for r in range(21)}
         assert {key for key in taken_rows if key[0] == epoch} == expected
@@ -82,25 +90,32 @@ def test_every_epoch_holds_every_row_once_with_its_mask_set(
 
 
 def test_no_step_is_short_at_the_end_of_an_epoch(data: tuple[Path, Manifest]) -> None:
-    """189 rows at a pace of 28 are 6.75 steps; slots of 300 tokens hold 4 pairs of up to 64 at least."""
+    """189 rows at a pace of 28 are 6.75 steps; micro-batches of 300 tokens hold 4 pairs of up to 64 at least."""
     root, manifest = data
     steps = run(make_plan(manifest), root, steps=200)
     counts = [step.num_pairs for step, _ in steps]
     assert steps[-1][0].state.epoch >= 28
     assert min(counts) >= 16
     assert np.mean(counts) == pytest.approx(28, rel=0.01)
-    both = [slot for _, lanes in steps for slot in lanes.values() if slot and np.unique(slot.epochs).size == 2]
-    assert len(both) >= 60, "slots run on into the next epoch"
+    both = [
+        micro_batch
+        for _, lanes in steps
+        for micro_batch in lanes.values()
+        if micro_batch and np.unique(micro_batch.epochs).size == 2
+    ]
+    assert len(both) >= 60, "micro-batches run on into the next epoch"
 
 
 def test_exact_steps_all_hold_the_stated_pairs_across_epochs(data: tuple[Path, Manifest]) -> None:
     root, manifest = data
     steps = run(make_plan(manifest, exact_pairs=10), root, steps=189)
     assert {step.num_pairs for step, _ in steps} == {10}
-    slots = [slot for _, lanes in steps for slot in lanes.values() if slot]
-    assert set(rows_of(slots).values()) == {10}  # 189 steps of 10 are the 189 rows ten times
+    micro_batches = [micro_batch for _, lanes in steps for micro_batch in lanes.values() if micro_batch]
+    assert set(rows_of(micro_batches).values()) == {10}  # 189 steps of 10 are the 189 rows ten times
     assert steps[-1][0].state.cursors == (0, 0, 0, 0)
-    border = {tuple(np.unique(slot.epochs)) for slot in slots if np.unique(slot.epochs).size > 1}
+    border = {
+        tuple(np.unique(micro_batch.epochs)) for micro_batch in micro_batches if np.unique(micro_batch.epochs).size > 1
+    }
     assert border <= {(epoch, epoch + 1) for epoch in range(9)}
     assert border
 
@@ -131,14 +146,19 @@ def test_64_lanes_over_few_or_many_row_groups(tmp_path: Path, shards: int, row_g
     plan = make_plan(manifest, lanes=64)
     reference: list[Counter[tuple[int, int, int]]] = []
     for world_size in (1, 3):
-        ranks = [SlotStream(plan, tmp_path, rank=rank, world_size=world_size) for rank in range(world_size)]
-        slots: list[Slot] = []
+        ranks = [MicroBatchStream(plan, tmp_path, rank=rank, world_size=world_size) for rank in range(world_size)]
+        micro_batches: list[MicroBatch] = []
         while ranks[0].state.epoch == 0:
             counts = np.sum([stream.cut() for stream in ranks], axis=0)
-            slots += [slot for stream in ranks for slot in stream.commit(counts).slots if slot is not None]
+            micro_batches += [
+                micro_batch
+                for stream in ranks
+                for micro_batch in stream.commit(counts).micro_batches
+                if micro_batch is not None
+            ]
         for stream in ranks:
             stream.close()
-        taken = [key for slot in slots for key in epochs_and_rows(slot)]
+        taken = [key for micro_batch in micro_batches for key in epochs_and_rows(micro_batch)]
         reference.append(Counter((s, g, r) for epoch, s, g, r in taken if epoch == 0))
     everything = Counter({(s, g, r): 1 for s in range(shards) for g in range(row_groups) for r in range(rows)})
     assert reference == [everything] * 2
@@ -153,21 +173,21 @@ def test_seeking_reads_one_row_group_a_lane(data: tuple[Path, Manifest], monkeyp
 
     def counting(ref, *, root):  # type: ignore[no-untyped-def]
         read.append((ref.lane, ref.start))
-        return read_block(ref, root=root)
+        return read_slice(ref, root=root)
 
-    monkeypatch.setattr("trainer.data.readers.read_block", counting)
+    monkeypatch.setattr("trainer.data.readers.read_slice", counting)
     state = steps[3][0].state
-    stream = SlotStream(plan, root, state=state, read_ahead_blocks=1)
+    stream = MicroBatchStream(plan, root, state=state, read_ahead_blocks=1)
     stream.next_step()
     stream.close()
     first_lanes = [lane for lane, _ in read[:4]]
     assert sorted(first_lanes) == [0, 1, 2, 3]
-    assert len(read) <= 4 + 1 + 1 + 2 + 2  # a block a lane; the queue, the thread and the pool hold some more
+    assert len(read) <= 4 + 1 + 1 + 2 + 2  # a slice a lane; the queue, the thread and the pool hold some more
 
 
 def test_reading_ahead_is_bounded_and_ends_with_the_stream(data: tuple[Path, Manifest]) -> None:
     root, manifest = data
-    stream = SlotStream(make_plan(manifest), root, read_ahead_blocks=2)
+    stream = MicroBatchStream(make_plan(manifest), root, read_ahead_blocks=2)
     stream.next_step()
     deadline = time.monotonic() + 300
     while stream._blocks._queue.qsize() < 2:
@@ -186,10 +206,10 @@ def test_wait_is_measured(data: tuple[Path, Manifest], monkeypatch: pytest.Monke
 
     def slow(ref, *, root):  # type: ignore[no-untyped-def]
         time.sleep(0.05)
-        return read_block(ref, root=root)
+        return read_slice(ref, root=root)
 
-    monkeypatch.setattr("trainer.data.readers.read_block", slow)
-    stream = SlotStream(make_plan(manifest), root)
+    monkeypatch.setattr("trainer.data.readers.read_slice", slow)
+    stream = MicroBatchStream(make_plan(manifest), root)
     first, second = stream.next_step(), stream.next_step()
     stream.close()
     assert 0.05 < first.wait_s < 5
@@ -198,32 +218,34 @@ def test_wait_is_measured(data: tuple[Path, Manifest], monkeypatch: pytest.Monke
 
 def test_rows_without_second_segment_have_no_label(tmp_path: Path) -> None:
     manifest = write_data_set(tmp_path, shards=1, row_groups=1, rows=20, next_sentence="none")
-    stream = SlotStream(make_plan(manifest, lanes=1), tmp_path)
+    stream = MicroBatchStream(make_plan(manifest, lanes=1), tmp_path)
     step = stream.next_step()
     stream.close()
-    (slot,) = step.slots
-    assert slot is not None
-    assert set(slot.nsp_labels.tolist()) == {NO_LABEL}
-    assert (slot.first_lengths == slot.lengths).all()
+    (micro_batch,) = step.micro_batches
+    assert micro_batch is not None
+    assert set(micro_batch.nsp_labels.tolist()) == {NO_LABEL}
+    assert (micro_batch.first_lengths == micro_batch.lengths).all()
     assert step.num_labelled == 0 < step.num_pairs
 
 
 def test_large_vocabularies_read_alike(tmp_path: Path) -> None:
     manifest = write_data_set(tmp_path, shards=1, row_groups=1, rows=100, vocabulary_size=70_000)
-    stream = SlotStream(make_plan(manifest, lanes=1), tmp_path)
-    slots = [slot for step in stream.one_epoch() for slot in step.slots if slot is not None]
+    stream = MicroBatchStream(make_plan(manifest, lanes=1), tmp_path)
+    micro_batches = [
+        micro_batch for step in stream.one_epoch() for micro_batch in step.micro_batches if micro_batch is not None
+    ]
     stream.close()
-    assert {slot.input_ids.dtype for slot in slots} == {np.dtype(np.int32)}
-    assert max(slot.input_ids.max() for slot in slots) > 65_535
+    assert {micro_batch.input_ids.dtype for micro_batch in micro_batches} == {np.dtype(np.int32)}
+    assert max(micro_batch.input_ids.max() for micro_batch in micro_batches) > 65_535
 
 
 def test_evaluation_reads_each_held_out_row_once_on_any_number_of_ranks(data: tuple[Path, Manifest]) -> None:
     root, manifest = data
     plan = validation_plan(manifest, shape=SHAPE, lanes=4)
-    stream = SlotStream(plan, root)
-    slots = [slot for step in stream.one_epoch() for slot in step.slots if slot]
+    stream = MicroBatchStream(plan, root)
+    micro_batches = [micro_batch for step in stream.one_epoch() for micro_batch in step.micro_batches if micro_batch]
     stream.close()
-    assert rows_of(slots) == Counter({(0, g, r): 1 for g in range(3) for r in range(21)})
+    assert rows_of(micro_batches) == Counter({(0, g, r): 1 for g in range(3) for r in range(21)})
     assert validation_plan(manifest, shape=SHAPE, lanes=10_000).lanes == 63
 
 
@@ -235,21 +257,26 @@ def test_the_held_out_rows_that_are_evaluated_depend_on_the_data_set_alone(
 
     def counting(ref, *, root):  # type: ignore[no-untyped-def]
         read.append(ref.row_group)
-        return read_block(ref, root=root)
+        return read_slice(ref, root=root)
 
-    monkeypatch.setattr("trainer.data.readers.read_block", counting)
+    monkeypatch.setattr("trainer.data.readers.read_slice", counting)
     found = []
     for lanes, tokens, world_size in ((1, 300, 1), (4, 300, 2), (4, 128, 3), (7, 2000, 3), (100, 64, 3)):
-        shape = SlotShape(tokens=tokens, pairs=99, masked=200, max_seq_length=64)
+        shape = MicroBatchShape(tokens=tokens, pairs=99, masked=200, max_seq_length=64)
         plan = validation_plan(manifest, shape=shape, lanes=lanes, max_pairs=20)
-        ranks = [SlotStream(plan, root, rank=rank, world_size=world_size) for rank in range(world_size)]
-        slots: list[Slot] = []
+        ranks = [MicroBatchStream(plan, root, rank=rank, world_size=world_size) for rank in range(world_size)]
+        micro_batches: list[MicroBatch] = []
         while ranks[0].state.epoch == 0:
             counts = np.sum([stream.cut() for stream in ranks], axis=0)
-            slots += [slot for stream in ranks for slot in stream.commit(counts).slots if slot is not None]
+            micro_batches += [
+                micro_batch
+                for stream in ranks
+                for micro_batch in stream.commit(counts).micro_batches
+                if micro_batch is not None
+            ]
         for stream in ranks:
             stream.close()
-        found.append(rows_of(slots))
+        found.append(rows_of(micro_batches))
     assert found[0].total() == len(found[0]) == 20
     assert found == [found[0]] * 5
     assert len(set(read)) == 1, "20 rows of a row group of 21: no other is read"
@@ -264,13 +291,13 @@ def test_evaluation_without_held_out_rows_is_refused(tmp_path: Path) -> None:
 def test_a_stream_refuses_the_state_of_another_plan(data: tuple[Path, Manifest]) -> None:
     root, manifest = data
     with pytest.raises(PlanError, match="belongs to plan"):
-        SlotStream(make_plan(manifest), root, state=make_plan(manifest, seed=9).start())
+        MicroBatchStream(make_plan(manifest), root, state=make_plan(manifest, seed=9).start())
 
 
 def test_ray_data_sets_are_neither_tiny_nor_huge(data: tuple[Path, Manifest]) -> None:
     plan = make_plan(data[1], lanes=1)
     refs = [
-        ref for epoch in range(60) for ref in make_refs(plan, plan.blocks(epoch, lanes=[0], cursors=[0]), epoch=epoch)
+        ref for epoch in range(60) for ref in make_slices(plan, plan.slices(epoch, lanes=[0], cursors=[0]), epoch=epoch)
     ]
     chunks = list(_chunks(refs))
     assert [ref for chunk in chunks for ref in chunk] == refs

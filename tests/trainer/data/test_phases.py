@@ -9,15 +9,15 @@ import pytest
 
 from pipeline.dataset.manifest import Manifest, Shard, read_manifest
 from pipeline.settings import ConfigError, load_settings, split_arguments
-from small_runs import make_config
+from small_runs import check_output, make_config
 from synthetic import make_manifest, write_data_set
-from trainer.config.schema import PhaseConfig, TrainerConfig
+from trainer.config import PhaseConfig, TrainerConfig
 from trainer.data.phases import OpenPhase, find_start, open_phases, order_seed, resolve_phases
 from trainer.data.plan import Plan, PlanError, PlanState, lanes_of
 from trainer.engine.schedules import learning_rate
 from trainer.export.model_card import render_model_card
 from trainer.launch import preflight
-from trainer.launch.run_directory import check_run_directory, write_config
+from trainer.launch.run_directory import write_config
 from trainer.run import PROGRAM, main
 
 ROW_GROUP = 4096
@@ -92,10 +92,10 @@ def test_the_example_reads_the_epochs_that_its_comments_state(example: tuple[Ope
 
 
 def test_the_epochs_of_the_example_are_those_of_its_plan(example: tuple[OpenPhase, ...]) -> None:
-    """As many slots in the longest lane as the shape says steps an epoch."""
+    """As many micro-batches in the longest lane as the shape says steps an epoch."""
     for opened in example:
-        slot = min(opened.plan.shape.tokens // opened.manifest.max_seq_length, opened.plan.shape.pairs)
-        assert -(-int(opened.plan.lane_rows(0).max()) // slot) == opened.shape.steps_per_epoch
+        micro_batch = min(opened.plan.shape.tokens // opened.manifest.max_seq_length, opened.plan.shape.pairs)
+        assert -(-int(opened.plan.lane_rows(0).max()) // micro_batch) == opened.shape.steps_per_epoch
 
 
 def test_the_example_has_one_schedule_over_both_phases(repository: Path) -> None:
@@ -326,21 +326,21 @@ def test_phases_that_have_not_begun_may_change(sets: tuple[Path, Path], tmp_path
     write_config(config)
     (run / "checkpoints" / "step-00000004").mkdir(parents=True)
     later = two_phases(sets, run, phases=({"max_steps": 4}, {"data": "moved", "batch": {"pairs": 12, "lanes": 3}}))
-    (line,) = check_run_directory(later)
+    (line,) = check_output(later)
     assert line == "changed since this run began: phases.1.batch.pairs: 6 -> 12"
     begun = two_phases(sets, run, phases=({"max_steps": 4, "batch": {"pairs": 12}}, config.phases[1].model_dump()))
     with pytest.raises(ConfigError, match=r"other settings \(phases\.0\.batch\.pairs: None -> 12\)"):
-        check_run_directory(begun)
+        check_output(begun)
     (run / "checkpoints" / "step-00000005").mkdir()
     with pytest.raises(ConfigError, match=r"other settings \(phases\.1\.batch\.pairs: 6 -> 12\)"):
-        check_run_directory(later)
+        check_output(later)
 
 
 def test_a_finished_run_may_get_a_second_phase(sets: tuple[Path, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_config(make_config(sets[0], run, max_steps=4))
     (run / "checkpoints" / "step-00000004").mkdir(parents=True)
-    (line,) = check_run_directory(two_phases(sets, run))
+    (line,) = check_output(two_phases(sets, run))
     assert "max_steps: 4 -> 9" in line
     assert "phases.1.batch.pairs: None -> 6" in line
 
@@ -371,5 +371,5 @@ def test_fresh_refuses_an_output_that_holds_a_run(
     (tmp_path / "run" / "checkpoints" / "step-00000004").mkdir(parents=True)
     assert main(words) == 2
     assert "holds a run already (newest checkpoint: step 4)" in capsys.readouterr().err
-    monkeypatch.setattr("trainer.run.train", lambda config, **_: 0 if config.output.endswith("new") else 1)
+    monkeypatch.setattr("trainer.run.train", lambda checked, **_: 0 if checked.config.output.endswith("new") else 1)
     assert main([*words, f"output={tmp_path / 'new'}"]) == 0

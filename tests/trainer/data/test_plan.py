@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from pipeline.dataset.manifest import Manifest, Shard
 from synthetic import make_manifest, wikipedia_lengths
-from trainer.data.micro_batch import SlotShape
+from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.plan import Plan, PlanError, PlanState, lanes_of, permutation, row_permutation
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-SHAPE = SlotShape(tokens=2048, pairs=64, masked=400, max_seq_length=128)
+SHAPE = MicroBatchShape(tokens=2048, pairs=64, masked=400, max_seq_length=128)
 
 
 class Fake:
@@ -61,18 +61,18 @@ class Fake:
         *,
         lanes: int,
         seed: int = 7,
-        shape: SlotShape = SHAPE,
+        shape: MicroBatchShape = SHAPE,
         pairs: Fraction | int | None = None,
         max_rows: int | None = None,
     ) -> Plan:
         return Plan(self.manifest, lanes=lanes, shape=shape, seed=seed, pairs=pairs or lanes, max_rows=max_rows)
 
     def rows(self, plan: Plan, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int] | None = None) -> list[Any]:
-        """The rows (lane, row group, row) that the lanes read, in the order of their blocks."""
+        """The rows (lane, row group, row) that the lanes read, in the order of their slices."""
         cursors = [0] * len(lanes) if cursors is None else cursors
-        blocks = plan.blocks(epoch, lanes=lanes, cursors=cursors)
+        slices = plan.slices(epoch, lanes=lanes, cursors=cursors)
         found = []
-        for lane, group, start, stop in zip(blocks.lane, blocks.group, blocks.start, blocks.stop, strict=True):
+        for lane, group, start, stop in zip(slices.lane, slices.group, slices.start, slices.stop, strict=True):
             order = row_permutation(
                 self.groups[group].size,
                 seed=plan.seed,
@@ -111,7 +111,7 @@ def test_lanes_are_independent_and_can_be_entered_anywhere(
 ) -> None:
     lanes = min(lanes, groups * rows)
     data = Fake.drawn(groups=groups, rows=rows, seed=seed % 1000)
-    shape = SlotShape(tokens=128 * 2, pairs=2, masked=20, max_seq_length=128)
+    shape = MicroBatchShape(tokens=128 * 2, pairs=2, masked=20, max_seq_length=128)
     plan = data.plan(lanes=lanes, seed=seed, shape=shape)
     together = data.rows(plan, epoch, lanes=range(lanes))
     assert sorted(row[1:] for row in together) == [(g, r) for g in range(groups) for r in range(rows)]
@@ -126,10 +126,10 @@ def test_blocks_of_several_lanes_come_in_the_order_of_need() -> None:
     data = Fake([np.full(50, 10) for _ in range(40)])
     plan = data.plan(lanes=4)
     cursors = [0, 333, 77, 0]
-    blocks = plan.blocks(0, lanes=range(4), cursors=cursors)
+    slices = plan.slices(0, lanes=range(4), cursors=cursors)
     left = np.array([500 - cursor for cursor in cursors])
     read = np.zeros(4, dtype=np.int64)
-    for lane, start, stop in zip(blocks.lane, blocks.start, blocks.stop, strict=True):
+    for lane, start, stop in zip(slices.lane, slices.start, slices.stop, strict=True):
         # nobody waits for another lane's rows while it lacks its own
         assert (read >= np.minimum(left, read[lane])).all()
         read[lane] += stop - start
@@ -226,7 +226,7 @@ def test_ranks_share_the_lanes_and_make_equally_many_micro_steps() -> None:
 
 def test_hash_covers_data_and_settings() -> None:
     data = Fake.drawn(groups=3, rows=20)
-    wider = SlotShape(tokens=2049, pairs=64, masked=400, max_seq_length=128)
+    wider = MicroBatchShape(tokens=2049, pairs=64, masked=400, max_seq_length=128)
     plans = [
         data.plan(lanes=4),
         data.plan(lanes=5),
@@ -268,9 +268,9 @@ def test_lanes_without_rows_are_refused() -> None:
 def test_shapes_that_cannot_hold_the_rows_are_refused() -> None:
     data = Fake.drawn(groups=2, rows=10)
     with pytest.raises(PlanError, match=r"rows of 64 tokens.*max_seq_length=128"):
-        data.plan(lanes=1, shape=SlotShape(tokens=2048, pairs=9, masked=99, max_seq_length=64))
+        data.plan(lanes=1, shape=MicroBatchShape(tokens=2048, pairs=9, masked=99, max_seq_length=64))
     with pytest.raises(PlanError, match=r"9 masked positions.*max_predictions=10"):
-        data.plan(lanes=1, shape=SlotShape(tokens=2048, pairs=9, masked=9, max_seq_length=128))
+        data.plan(lanes=1, shape=MicroBatchShape(tokens=2048, pairs=9, masked=9, max_seq_length=128))
 
 
 def test_batches_that_cannot_be_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The stated batch becomes lanes and slots, and the numbers that are printed come true."""
+"""The stated batch becomes lanes and micro-batches, and the numbers that are printed come true."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from pipeline.dataset.manifest import DataSetError, Manifest, Shard
 from synthetic import Lengths, full_lengths, make_manifest, uniform_lengths, wikipedia_lengths, write_data_set
-from trainer.config.schema import BatchConfig
+from trainer.config import BatchConfig
 from trainer.data import batch_shape
 from trainer.data.batch_shape import BatchShape, derive_shape
 from trainer.data.plan import Plan, PlanError
-from trainer.data.stream import SlotStream
+from trainer.data.stream import MicroBatchStream
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ LENGTHS = [full_lengths, uniform_lengths, wikipedia_lengths, short_lengths, two_
 
 def pairs_of_steps(data: tuple[Path, Manifest], shape: BatchShape, *, steps: int) -> list[int]:
     root, manifest = data
-    plan = Plan(manifest, lanes=shape.lanes, shape=shape.slot, seed=1, pairs=shape.pairs)
-    stream = SlotStream(plan, root)
+    plan = Plan(manifest, lanes=shape.lanes, shape=shape.micro_batch, seed=1, pairs=shape.pairs)
+    stream = MicroBatchStream(plan, root)
     counts = [stream.next_step().num_pairs for _ in range(steps)]
     stream.close()
     return counts
@@ -84,18 +84,18 @@ def test_steps_hold_the_stated_batch(lengths: Lengths, batch: BatchConfig) -> No
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("size", [1, 1.6, 2, 5, 20, 31.5, 33.5, 70])
-def test_the_mean_of_full_slots_is_exact(lengths: Lengths, size: float) -> None:
+def test_the_mean_of_full_micro_batches_is_exact(lengths: Lengths, size: float) -> None:
     rows = lengths(np.random.default_rng(1), 200_000, 128).astype(np.int64)
     tokens = int(size * 128)
     starts = np.concatenate(([0], np.cumsum(rows)))
-    slots = place = 0
+    micro_batches = place = 0
     while (end := int(np.searchsorted(starts, starts[place] + tokens, side="right")) - 1) < rows.size:
-        slots, place = slots + 1, end
-    assert batch_shape.Lengths(np.bincount(rows)).pairs_in(tokens) == pytest.approx(place / slots, rel=0.003)
+        micro_batches, place = micro_batches + 1, end
+    assert batch_shape.Lengths(np.bincount(rows)).pairs_in(tokens) == pytest.approx(place / micro_batches, rel=0.003)
 
 
-def test_slots_are_hardly_larger_than_the_pace_needs() -> None:
-    """8,192 tokens of pairs with lengths as Wikipedia's, in slots that a greedy cut would fill to 97.6%."""
+def test_micro_batches_are_hardly_larger_than_the_pace_needs() -> None:
+    """8,192 tokens of pairs with lengths as Wikipedia's, in micro-batches that a greedy cut would fill to 97.6%."""
     rows = wikipedia_lengths(np.random.default_rng(0), 100_000, 512)
     shape = derive_shape(manifest_of(rows, longest=512), batch=BatchConfig(tokens=8192, lanes=1))
     assert 0.96 < shape.fill < 0.976
@@ -103,12 +103,12 @@ def test_slots_are_hardly_larger_than_the_pace_needs() -> None:
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("exact", [False, True])
-def test_derived_slots_keep_to_the_greatest(lengths: Lengths, exact: bool) -> None:
+def test_derived_micro_batches_keep_to_the_greatest(lengths: Lengths, exact: bool) -> None:
     manifest = manifest_of(lengths(np.random.default_rng(0), 100_000, 128).astype(np.int64))
     for greatest in (128, 256, 512, 1000, 4096):
         for pairs in (7, 16, 48, 64, 100, 256, 1000):
             batch = BatchConfig(pairs=pairs, greatest_slot=greatest, exact_pairs=exact)
-            assert derive_shape(manifest, batch=batch).slot.tokens <= greatest, batch
+            assert derive_shape(manifest, batch=batch).micro_batch.tokens <= greatest, batch
 
 
 def manifest_of(rows: np.ndarray, *, longest: int = 128) -> Manifest:
@@ -130,16 +130,16 @@ def manifest_of(rows: np.ndarray, *, longest: int = 128) -> Manifest:
 
 
 def cut_steps(rows: np.ndarray, shape: BatchShape) -> np.ndarray:
-    """Pairs of an epoch's steps, without reading: lanes side by side, each slot as SlotCutter ends it."""
-    plan = Plan(manifest_of(rows), lanes=shape.lanes, shape=shape.slot, seed=1, pairs=shape.pairs)
+    """Pairs of an epoch's steps, without reading: lanes side by side, each micro-batch as Packer ends it."""
+    plan = Plan(manifest_of(rows), lanes=shape.lanes, shape=shape.micro_batch, seed=1, pairs=shape.pairs)
     starts = np.concatenate(([0], np.cumsum(np.concatenate([rows, rows]))))
     first = rows.size // shape.lanes * np.arange(shape.lanes)
     done = np.zeros(shape.lanes, np.int64)
     counts = []
     for step in range(int(0.99 * rows.size / shape.pairs_mean)):
         place = first + done
-        fits = np.searchsorted(starts, starts[place] + shape.slot.tokens, side="right") - 1 - place
-        taken = np.minimum.reduce([fits, plan.pairs_due(step + 1) - done, np.full_like(fits, shape.slot.pairs)])
+        fits = np.searchsorted(starts, starts[place] + shape.micro_batch.tokens, side="right") - 1 - place
+        taken = np.minimum.reduce([fits, plan.pairs_due(step + 1) - done, np.full_like(fits, shape.micro_batch.pairs)])
         done += taken
         counts.append(taken.sum())
     return np.array(counts)
@@ -169,12 +169,12 @@ def test_what_is_said_of_a_batch_comes_true(data: tuple[Path, Manifest], batch: 
     assert min(counts) >= shape.pairs_least
     assert max(counts) <= shape.pairs_most
     assert shape.steps_per_epoch == math.ceil(6000 / stated)
-    assert shape.fill == pytest.approx(shape.pairs_mean * mean_length / (lanes * shape.slot.tokens))
+    assert shape.fill == pytest.approx(shape.pairs_mean * mean_length / (lanes * shape.micro_batch.tokens))
 
 
 def test_exact_batches(data: tuple[Path, Manifest]) -> None:
     shape = derive_shape(data[1], batch=BatchConfig(pairs=250, exact_pairs=True))
-    assert (shape.lanes, shape.slot.pairs, shape.slot.tokens) == (8, 32, 32 * 128)
+    assert (shape.lanes, shape.micro_batch.pairs, shape.micro_batch.tokens) == (8, 32, 32 * 128)
     assert set(pairs_of_steps(data, shape, steps=60)) == {250}
     assert "exactly 250 pairs a step" in shape.describe()
 
@@ -187,7 +187,7 @@ def test_shapes_do_not_fill_short_of_the_data_set(data: tuple[Path, Manifest]) -
     longest = derive_shape(data[1], batch=BatchConfig(pairs=8, lanes=1, tokens_per_slot=2**31 - 1))
     assert set(pairs_of_steps(data, longest, steps=9)) == {8}
     shard = data[1].shards[0].model_copy(update={"rows": 10**9, "tokens": 10**11})
-    with pytest.raises(ValueError, match=r"slots of .* tokens exceed the 2,147,483,647 .* raise batch\.lanes"):
+    with pytest.raises(ValueError, match=r"micro-batches of .* tokens exceed the 2,147,483,647 .* raise batch\.lanes"):
         derive_shape(make_manifest([shard], max_seq_length=128), batch=BatchConfig(pairs=2**31 - 1, lanes=2))
 
 
@@ -202,13 +202,13 @@ def test_batches_that_cannot_be_are_refused(data: tuple[Path, Manifest]) -> None
     with pytest.raises(PlanError, match=r"batch.pairs=3 .* fewer than batch.lanes=4.*at most 3"):
         derive_shape(manifest, batch=BatchConfig(pairs=3, lanes=4))
     with pytest.raises(
-        PlanError, match=r"is 32.0 pairs a slot, but batch.tokens_per_slot=512 holds about .* set it to"
+        PlanError, match=r"is 32.0 pairs a micro-batch, but batch.tokens_per_slot=512 holds about .* set it to"
     ):
         derive_shape(manifest, batch=BatchConfig(pairs=128, lanes=4, tokens_per_slot=512))
     with pytest.raises(ValueError, match=r"tokens_per_slot=64 is below the data set's max_seq_length=128"):
         derive_shape(manifest, batch=BatchConfig(pairs=128, lanes=4, tokens_per_slot=64))
     with pytest.raises(
-        PlanError, match=r"is 250.0 pairs a slot, .*=12800 must hold them at any length; set it to 32000"
+        PlanError, match=r"is 250.0 pairs a micro-batch, .*=12800 must hold them at any length; set it to 32000"
     ):
         derive_shape(manifest, batch=BatchConfig(pairs=250, lanes=1, tokens_per_slot=12_800, exact_pairs=True))
     other = manifest.model_copy(update={"statistics": {}})

@@ -19,7 +19,7 @@ from trainer.checkpoint import load
 from trainer.config.schema import TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.model import BertForPretraining, residual_norm
-from trainer.model.batch import Batch, SlotShape, to_batch
+from trainer.model.batch import Batch, MicroBatchShape, to_batch
 from worker_group import WorkerGroup
 
 Groups = Callable[[int], WorkerGroup]
@@ -45,7 +45,7 @@ def make_config(stage: int, precision: str, *, dropout: float = 0.1) -> TrainerC
 
 def lane_batch(step: int, lane: int | None) -> Batch:
     if lane is None:
-        shape = SlotShape(tokens=64, pairs=4, masked=16, max_seq_length=32)
+        shape = MicroBatchShape(tokens=64, pairs=4, masked=16, max_seq_length=32)
         special = Special(pad=0, unk=100, cls=101, sep=102, mask=103)
         return to_batch(None, shape=shape, special=special, constant_shapes=False)
     return random_batch(LANES[lane], vocabulary_size=VOCABULARY, seed=10 * step + lane)
@@ -92,7 +92,7 @@ def alone(worker_group: Groups) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("world", "stage"), [(1, 1), (2, 1), (2, 2), (2, 3), (3, 3), (4, 0)])
 def test_same_losses_in_every_stage(worker_group: Groups, alone: dict[str, Any], world: int, stage: int) -> None:
-    """Dropout is on and seeded by lane; three workers have empty slots."""
+    """Dropout is on and seeded by lane; three workers have empty micro-batches."""
     result = worker_group(world).run(run, stage, "fp32", None)[0]
     np.testing.assert_allclose(result["losses"], alone["losses"], rtol=1e-5)
     np.testing.assert_allclose(result["norms"], alone["norms"], rtol=1e-5)
@@ -145,7 +145,7 @@ def test_weights_come_out_under_the_models_names(worker_group: Groups, tmp_path:
     """Loaded into a new model they give the held-out loss that the engine gave."""
     result = worker_group(2).run(run, stage, "fp32", str(tmp_path))[0]
     model = BertForPretraining(make_config(1, "fp32").model, vocabulary_size=VOCABULARY, seed=2)
-    weights = load.read_weights(load.newest_verified(tmp_path) or tmp_path)
+    weights = load.read_weights(load.newest_verified(load.find_checkpoints(tmp_path)) or tmp_path)
     assert weights.keys() == dict(model.named_parameters()).keys()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

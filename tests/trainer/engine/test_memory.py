@@ -14,10 +14,10 @@ from small_runs import make_config
 from synthetic import full_lengths, write_data_set
 from trainer.config.saved import read_run_config
 from trainer.config.schema import TrainerConfig
-from trainer.data.micro_batch import SlotShape
+from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.phases import OpenPhase, open_phases, resolve_phases
 from trainer.engine import memory
-from trainer.engine.memory import Card, estimate_memory, judge_memory, largest_slot
+from trainer.engine.memory import Card, estimate_memory, judge_memory, largest_micro_batch
 from trainer.launch import cards, ray_dashboard, ray_train
 from trainer.launch.cards import ask_driver, smallest_of
 from trainer.launch.dry_run import Options, describe_run
@@ -40,9 +40,9 @@ def large(**changes: Any) -> TrainerConfig:
 
 
 def estimate(config: TrainerConfig, *, tokens: int = 32_768, lanes: int = 1, workers: int = 1) -> memory.Memory:
-    slot = SlotShape(tokens=tokens, pairs=tokens // 160, masked=tokens // 6, max_seq_length=512)
+    micro_batch = MicroBatchShape(tokens=tokens, pairs=tokens // 160, masked=tokens // 6, max_seq_length=512)
     return estimate_memory(
-        config, vocabulary_size=30_522, slot=slot, micro_batches=-(-lanes // workers), workers=workers
+        config, vocabulary_size=30_522, micro_batch=micro_batch, micro_batches=-(-lanes // workers), workers=workers
     )
 
 
@@ -81,16 +81,16 @@ def test_states_are_shared_out_as_the_stages_say() -> None:
         assert {name: found[name] / numel for name in wanted} == pytest.approx(wanted), (stage, lanes, workers)
 
 
-def test_precision_and_slots_count() -> None:
+def test_precision_and_micro_batches_count() -> None:
     half, whole = estimate(large(), tokens=16_384), estimate(large())
     assert half.total < 0.65 * whole.total
     assert estimate(large(precision="fp32")).total > 1.9 * whole.total
     assert estimate(large(), tokens=512).parts["activations and loss"] > 2 * 336e6  # all gradients are there once
 
 
-def test_the_largest_slot_of_a_card() -> None:
+def test_the_largest_micro_batch_of_a_card() -> None:
     def fit(gigabytes: float, **changes: Any) -> int | None:
-        return largest_slot(
+        return largest_micro_batch(
             large(**changes), vocabulary_size=30_522, longest=512, card_bytes=gigabytes * GB, most=32_768
         )
 
@@ -182,7 +182,9 @@ def configure(data: Path, output: Path, **changes: Any) -> TrainerConfig:
     return make_config(data, output, **{**settings, "workers": 1, **changes})
 
 
-def test_slots_are_settled_by_the_card_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batches_are_settled_by_the_card_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A resume on another card keeps the plan; it warns if that is tight, and is refused if the card has less."""
     config = configure(data, tmp_path / "run")
     with_card(monkeypatch, 16)
@@ -191,10 +193,10 @@ def test_slots_are_settled_by_the_card_once(data: Path, tmp_path: Path, monkeypa
     assert greatest is not None
     assert 4_096 < greatest < 16_384
     assert checked.lines[0] == (
-        f"memory: slots of at most {greatest:,} tokens fit a card of 16.0 GB; kept as batch.greatest_slot"
+        f"memory: micro-batches of at most {greatest:,} tokens fit a card of 16.0 GB; kept as batch.greatest_slot"
     )
     (opened,) = phases_of(checked.config)
-    assert opened.shape.slot.tokens <= greatest
+    assert opened.shape.micro_batch.tokens <= greatest
     write_config(checked.config)
     for gigabytes in (80, None, 13):
         with_card(monkeypatch, gigabytes)
@@ -205,7 +207,7 @@ def test_slots_are_settled_by_the_card_once(data: Path, tmp_path: Path, monkeypa
         assert not any("changed since" in line for line in again.lines)
     with_card(monkeypatch, 8)
     with pytest.raises(
-        ConfigError, match=r"^memory: about .* smallest is a card of 8\.0 GB; a slot has .*: lower batch"
+        ConfigError, match=r"^memory: about .* smallest is a card of 8\.0 GB; a micro-batch has .*: lower batch"
     ):
         check(config)
 
@@ -234,7 +236,7 @@ def test_what_is_not_derived_is_left_alone(data: Path, tmp_path: Path, monkeypat
     with_card(monkeypatch, None)
     checked = check(configure(data, tmp_path / "run"))
     assert checked.config.batch.greatest_slot is None
-    assert checked.lines[0] == "memory: that of the GPUs is not known; slots of at most 32,768 tokens"
+    assert checked.lines[0] == "memory: that of the GPUs is not known; micro-batches of at most 32,768 tokens"
 
 
 def test_the_plan_does_not_depend_on_the_number_of_workers(
@@ -248,13 +250,15 @@ def test_the_plan_does_not_depend_on_the_number_of_workers(
     assert len(hashes) == 1
 
 
-def test_a_card_that_holds_no_slot_alone(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_holds_no_micro_batch_alone(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is said to fit; several workers, who share states out, may fit all the same."""
     with_card(monkeypatch, 5)
     checked = check(configure(data, tmp_path / "run", workers=8, zero_stage=3))
     assert checked.config.batch.greatest_slot == 1024
-    assert checked.lines[0] == "memory: no slot fits a card of 5.0 GB alone; batch.greatest_slot=1024 is kept"
-    with pytest.raises(ConfigError, match=r"smallest is a card of 5\.0 GB; a slot has .*: lower batch\.greatest_slot"):
+    assert checked.lines[0] == "memory: no micro-batch fits a card of 5.0 GB alone; batch.greatest_slot=1024 is kept"
+    with pytest.raises(
+        ConfigError, match=r"smallest is a card of 5\.0 GB; a micro-batch has .*: lower batch\.greatest_slot"
+    ):
         check(configure(data, tmp_path / "run"))
 
 
@@ -278,12 +282,13 @@ def test_a_start_tells_the_memory_and_refuses_too_small_a_card(
         memory_line(),
     )
     with_card(monkeypatch, 34)
-    assert "WARNING: more than 90% of it: a slot has 33,000 tokens: double batch.lanes to 4" in memory_line()
+    assert "WARNING: more than 90% of it: a micro-batch has 33,000 tokens: double batch.lanes to 4" in memory_line()
     with_card(monkeypatch, None)
     assert memory_line().endswith("of each GPU; the memory of the GPUs is not known")
     with_card(monkeypatch, 24)
     wanted = (
-        r"a card of 24\.0 GB; a slot has 33,000 tokens: double batch\.lanes to 4 and lower batch\.tokens_per_slot to 16"
+        r"a card of 24\.0 GB; a micro-batch has 33,000 tokens: double batch\.lanes to 4 and lower "
+        r"batch\.tokens_per_slot to 16"
     )
     with pytest.raises(ConfigError, match=wanted):
         check(config)
@@ -299,6 +304,6 @@ def test_a_run_without_gpus_is_not_told_of_their_memory(
         checked = check(config)
         assert checked.config == config
         assert not any(line.startswith("memory:") for line in checked.lines)
-        lines = (*checked.lines, *describe_run(checked.config, Options(None, None)))
+        lines = (*checked.lines, *describe_run(checked, Options(None, None)))
         assert not any(line.startswith("memory:") for line in lines)
     assert judge_memory(config, phases=phases_of(config), card=None) == ""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from toy_training import NUM_LANES, ToyModel, gather_state, lane_batch, make_config, make_engine, train
-from trainer.config.schema import OptimizerConfig
+from trainer.config import OptimizerConfig
 from trainer.engine.optimizers import build_optimizer, parameter_groups
 from trainer.engine.schedules import learning_rate
 from worker_group import WorkerGroup

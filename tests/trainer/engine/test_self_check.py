@@ -19,7 +19,7 @@ from packed import random_batch
 from pipeline.settings import ConfigError
 from small_runs import make_config, run, run_rank, write_small_set
 from toy_training import gather_state
-from trainer.checkpoint.load import list_checkpoints
+from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.engine.self_check import Passed, check_compiled_model, compare
 from trainer.launch.run_directory import write_config
@@ -179,7 +179,7 @@ def test_a_run_stops_before_its_first_step(worker_group: Groups, tmp_path: Path)
         ((refused, steps),) = worker_group(1).run(run_compiled, config, planted)
         outcomes[name] = ("compile=false" in refused, steps)
     assert outcomes == {"sound": (False, 2), "faulty": (True, 0), "unchecked": (False, 2)}
-    assert list_checkpoints(tmp_path / "faulty") == []
+    assert find_checkpoints(tmp_path / "faulty").folders == ()
     sound, unchecked = (rows_of_losses(tmp_path / name) for name in ("sound", "unchecked"))
     assert sound[0] == unchecked[0]
     assert sound[1] != unchecked[1]  # it trained, and not as it should
@@ -215,9 +215,9 @@ def count_checks(rank: int, config: TrainerConfig) -> list[int]:
     """Steps before which the compiled model was checked."""
     whole, steps = loop.check_compiled, []
 
-    def noted(job: loop.Job, step: int) -> None:
+    def noted(context: loop.TrainContext, step: int) -> None:
         steps.append(step)
-        whole(job, step)
+        whole(context, step)
 
     loop.check_compiled = noted
     try:
@@ -236,8 +236,8 @@ def evaluate_once(*, step: int, mlm_loss: float) -> list[str]:
     evaluation = Evaluation(step, 10, 100, mlm_loss, 0.1, None, None, unigram_loss=6.0)
     said: list[str] = []
     log = SimpleNamespace(say=said.append, write_evaluation=lambda found: said.append(str(found.step)))
-    job = SimpleNamespace(config=SimpleNamespace(max_steps=200), engine=None, log=log)
-    loop.evaluate(job, SimpleNamespace(evaluate=lambda *_, **__: evaluation), step=step)  # type: ignore[arg-type]
+    context = SimpleNamespace(config=SimpleNamespace(max_steps=200), engine=None, log=log)
+    loop.evaluate(context, SimpleNamespace(evaluate=lambda *_, **__: evaluation), step=step)  # type: ignore[arg-type]
     assert said[0] == str(step)
     return said[1:]
 

@@ -113,7 +113,7 @@ def gradients_of_one_worker(worker_group: Groups) -> dict[str, torch.Tensor]:
 def test_gradients_do_not_depend_on_the_number_of_workers(
     worker_group: Groups, gradients_of_one_worker: dict[str, torch.Tensor], world: int, stage: int
 ) -> None:
-    """Four lanes with unequal counts; three workers leave empty slots.
+    """Four lanes with unequal counts; three workers leave empty micro-batches.
 
     DeepSpeed#7839, #7985; accelerate#3877: accumulation changes the gradient.
     """

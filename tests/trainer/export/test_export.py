@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from packed import padded_rows, random_batch, unpad
 from pipeline.dataset.manifest import TOKENIZER_FOLDER, file_sha256, read_manifest
 from trainer import demonstrate
-from trainer.config.schema import PhaseConfig
+from trainer.config import PhaseConfig
 from trainer.export import __main__
 from trainer.export import folder as export
 from trainer.export.folder import MARKER, ExportError

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from packed import padded_rows, random_batch, unpad
 from pipeline.dataset.manifest import TOKENIZER_FOLDER
-from trainer.config.schema import ModelConfig, PhaseConfig
+from trainer.config import ModelConfig, PhaseConfig
 from trainer.export.__main__ import main
 from trainer.export.folder import ExportError, export
 from trainer.hf.pretrained import PretrainedError, initialize_from, load_model

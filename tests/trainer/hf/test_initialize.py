@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from packed import random_batch
 from pipeline.dataset.manifest import TOKENIZER_FOLDER, read_manifest
 from small_runs import make_config, run
-from trainer.checkpoint.load import list_checkpoints, read_weights
-from trainer.config.schema import ModelConfig
+from trainer.checkpoint.load import find_checkpoints, read_weights
+from trainer.config import ModelConfig
 from trainer.export.folder import export
 from trainer.hf.pretrained import PretrainedError, initialize_from, load_model
 from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary
@@ -139,7 +139,7 @@ def test_a_unigram_bias_reaches_the_optimizer_unrounded(
         optimizer={"learning_rate": 1e-30},
     )
     run(worker_group(1), config)
-    (folder,) = list_checkpoints(tmp_path / "run")
+    (folder,) = find_checkpoints(tmp_path / "run").folders
     expected = torch.from_numpy(unigram_log_probabilities(data, vocabulary_size=VOCABULARY_SIZE)).float()
     assert torch.equal(read_weights(folder)["mlm_head.bias"], expected)
     assert not torch.equal(expected, expected.bfloat16().float())
@@ -282,9 +282,8 @@ def test_a_run_with_checkpoints_needs_its_first_weights_no_more(data: Path, tmp_
     manifest = read_manifest(data)
     config = make_config(data, tmp_path / "run", model={"size": "tiny", "initialize_from": str(tmp_path / "gone")})
     with pytest.raises(PretrainedError, match=r"gone: has no config\.json"):
-        check_model(config, manifest=manifest)
-    (tmp_path / "run" / "checkpoints" / "step-00000003").mkdir(parents=True)
-    check_model(config, manifest=manifest)
+        check_model(config, manifest=manifest, begun=False)
+    check_model(config, manifest=manifest, begun=True)
 
 
 def test_another_vocabulary_is_refused_by_its_hash(folder: Path, data: Path, tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ from pipeline.signals import StopRequest
 from processes import command_of
 from ray_head import Head
 from small_runs import make_config, write_small_set
+from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.launch import ray_train
-from trainer.launch.elastic import GroupWatch, Wishes, look_at_nodes
+from trainer.launch.elastic import GroupWatch, PendingPlacements, look_at_nodes
 from trainer.launch.ray_train import ray_session, run_on_ray
 from trainer.launch.restarts import run_attempts
 from trainer.launch.run_directory import write_config
@@ -212,9 +213,11 @@ def train_while_nodes_come_and_go(config: TrainerConfig, *, head: Head, address:
     play = Play(autoscaler, address=address)
     write_config(config)
     each = ray_train.resources_of(config)
-    watch = GroupWatch(config, each=each, wishes=Wishes(each))
+    watch = GroupWatch(config, each=each, pending=PendingPlacements(each))
     attempt = partial(run_on_ray, config, say=play.say, stop=play.stop, watch=watch)
-    outcome = run_attempts(attempt, config=config, say=play.say, stop=play.stop)
+    outcome = run_attempts(
+        attempt, config=config, checkpoints=find_checkpoints(config.output), say=play.say, stop=play.stop
+    )
     assert play.notice is not None, play.said
     assert play.notice.wait(WAIT_S) == 0
     return play.said, outcome

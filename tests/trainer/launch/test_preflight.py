@@ -8,15 +8,10 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from pipeline.settings import ConfigError
-from small_runs import make_config, write_small_set
+from small_runs import make_config
 from trainer.launch import ray_train
 from trainer.launch.elastic import largest_resources
 from trainer.launch.failures import ClusterError
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_set(tmp_path_factory.mktemp("data"))
 
 
 def test_workers_that_the_logical_cpus_cannot_hold_are_refused(data: Path, tmp_path: Path) -> None:

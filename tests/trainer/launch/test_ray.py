@@ -19,11 +19,12 @@ from pipeline.signals import StopRequest
 from processes import command_of
 from small_runs import curve, make_config, rows_by_step, run
 from synthetic import write_data_set
+from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.launch import ray_train
 from trainer.launch.elastic import GroupWatch, look_at_nodes, settle
 from trainer.launch.failures import ClusterError
-from trainer.launch.mailbox import Switchboard
+from trainer.launch.mailbox import DriverMailbox
 from trainer.launch.ray_train import ray_session, run_on_ray
 from trainer.launch.restarts import run_attempts
 from trainer.launch.run_directory import write_config
@@ -70,7 +71,9 @@ def test_a_run_under_ray_goes_on_after_a_loss_fails_in_one_line_and_has_the_bits
         write_config(config)
         attempt = partial(run_on_ray, settled, say=say, stop=StopRequest())
         with pytest.raises(ConfigError, match=f"^{held_out}, row group 0: cannot be read"):
-            run_attempts(attempt, config=config, say=say, stop=StopRequest())
+            run_attempts(
+                attempt, config=config, checkpoints=find_checkpoints(config.output), say=say, stop=StopRequest()
+            )
         assert_start_is_bounded(settled, monkeypatch=monkeypatch)
     (loss,) = [line for line in said if "starting the workers again" in line]
     start = re.match(
@@ -103,9 +106,9 @@ def assert_start_is_bounded(config: TrainerConfig, *, monkeypatch: pytest.Monkey
     settle([node])
     monkeypatch.setattr(ray_train, "PATIENCE_S", 0.0)
     monkeypatch.setattr(ray_train, "LOOK_S", 0.0)
-    board = ray.remote(num_cpus=0)(Switchboard).remote()
+    mailbox = ray.remote(num_cpus=0)(DriverMailbox).remote()
     fit = cast(Any, SimpleNamespace(is_alive=lambda: True))
     short = config.model_copy(update={"start_timeout_s": 1})
     watch = GroupWatch(short, each=ray_train.resources_of(short))
     with pytest.raises(ClusterError, match=r"Ray started no worker in start_timeout_s=1: waiting for Ray to start 2"):
-        ray_train.attend(fit, board=board, config=short, watch=watch, say=print, stop=StopRequest())
+        ray_train.attend(fit, mailbox=mailbox, config=short, watch=watch, say=print, stop=StopRequest())

@@ -140,18 +140,18 @@ def test_a_lost_worker_is_named(tmp_path: Path) -> None:
 
 def test_places_that_are_missing_are_asked_for_and_given_up_for_the_next_group(tmp_path: Path) -> None:
     """An autoscaler brings nodes for what waits alone; a place that came is kept from going idle until then."""
-    clock, wishes = Clock(), Granted(looks=1)
+    clock, pending = Clock(), Granted(looks=1)
     config = make_config(tmp_path, tmp_path, launcher="ray", workers=4, min_workers=1, resize_interval_s=10)
     seen = nodes(a=1, free={"a": 0.0})
-    watch = GroupWatch(config, each=GPU, look=lambda: seen, clock=clock, wishes=cast(Any, wishes))
+    watch = GroupWatch(config, each=GPU, look=lambda: seen, clock=clock, pending=cast(Any, pending))
     assert watch.reason_to_pause([], world_size=0) is None
-    assert wishes.kept == 0  # the group that starts asks for itself
+    assert pending.kept == 0  # the group that starts asks for itself
     assert watch.reason_to_pause(["a"], world_size=1) is None
-    assert (wishes.kept, wishes.dropped) == (3, 0)
+    assert (pending.kept, pending.dropped) == (3, 0)
     clock.now = 11.0
     assert watch.reason_to_pause(["a"], world_size=1) == "there is room for 4 workers instead of 1"
-    assert wishes.dropped == 1
-    full = GroupWatch(config, each=GPU, look=lambda: seen, clock=clock, wishes=cast(Any, wishes))
-    wishes.kept = 0
+    assert pending.dropped == 1
+    full = GroupWatch(config, each=GPU, look=lambda: seen, clock=clock, pending=cast(Any, pending))
+    pending.kept = 0
     assert full.reason_to_pause(["a"] * 4, world_size=4) is None
-    assert wishes.kept == 0
+    assert pending.kept == 0

@@ -12,6 +12,7 @@ from pipeline.settings import ConfigError
 from pipeline.signals import StopRequest
 from small_runs import make_config
 from trainer.checkpoint.format import step_name
+from trainer.checkpoint.load import find_checkpoints
 from trainer.launch.failures import GO_ON, ClusterError, WorkerError
 from trainer.launch.restarts import run_attempts
 from trainer.train.link import Outcome
@@ -48,7 +49,13 @@ def play(output: Path, *attempts: Attempt, max_restarts: int = 2, stop: StopRequ
 
     config = make_config(output.parent, output, max_restarts=max_restarts)
     try:
-        run_attempts(attempt, config=config, say=said.append, stop=stop or StopRequest())
+        run_attempts(
+            attempt,
+            config=config,
+            checkpoints=find_checkpoints(config.output),
+            say=said.append,
+            stop=stop or StopRequest(),
+        )
     finally:
         assert next(rest, None) is None, "not all attempts were made"
     return said

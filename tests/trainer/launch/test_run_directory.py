@@ -14,30 +14,25 @@ from checkpoint_faults import flip_bit
 from pipeline.settings import ConfigError, load_settings
 from pipeline.signals import StopRequest
 from pipeline.storage.lease import hold
-from small_runs import make_config, run, write_small_set
-from trainer.checkpoint.load import CheckpointError, CheckpointWriter, list_checkpoints
+from small_runs import check_output, make_config, run, write_small_set
+from trainer.checkpoint.load import CheckpointError, CheckpointWriter, find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.launch import preflight
-from trainer.launch.run_directory import MAY_CHANGE, check_run_directory, write_config
+from trainer.launch.run_directory import MAY_CHANGE, write_config
 from untrained_run import _StillEngine
 from worker_group import WorkerGroup
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_set(tmp_path_factory.mktemp("data"))
 
 
 def test_an_output_that_is_no_run_directory(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="is a file; give a folder"):
-        check_run_directory(make_config(data, tmp_path / "file" / "run"))
+        check_output(make_config(data, tmp_path / "file" / "run"))
     with pytest.raises(ConfigError, match=r"is not empty and not a run directory \(no config\.yaml\)"):
-        check_run_directory(make_config(data, tmp_path))
+        check_output(make_config(data, tmp_path))
     (tmp_path / "empty").mkdir()
-    assert check_run_directory(make_config(data, tmp_path / "empty")) == []
-    assert check_run_directory(make_config(data, tmp_path / "a" / "b")) == []
+    assert check_output(make_config(data, tmp_path / "empty")) == []
+    assert check_output(make_config(data, tmp_path / "a" / "b")) == []
     assert not (tmp_path / "a").exists()
 
 
@@ -45,13 +40,13 @@ def test_an_output_that_is_no_run_directory(tmp_path: Path, data: Path) -> None:
 def test_a_config_that_no_run_wrote_is_named(tmp_path: Path, data: Path, content: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=rf"^{tmp_path}/config\.yaml(:| line)"):
-        check_run_directory(make_config(data, tmp_path))
+        check_output(make_config(data, tmp_path))
 
 
 def test_an_output_that_may_not_be_written(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(ConfigError, match=f"no permission to write in {tmp_path}"):
-        check_run_directory(make_config(data, tmp_path / "run"))
+        check_output(make_config(data, tmp_path / "run"))
 
 
 def test_an_output_that_cannot_be_written(tmp_path: Path, data: Path) -> None:
@@ -107,22 +102,22 @@ def test_a_run_that_never_began_leaves_its_output_free(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml.partial").write_text("data:")  # killed while it wrote
     (tmp_path / "run" / ".lease.json.0123abcd").write_text("{")  # and one that was killed before
-    assert check_run_directory(config) == []
+    assert check_output(config) == []
 
 
 def test_what_may_change_is_told_and_what_may_not_is_refused(tmp_path: Path, data: Path) -> None:
     write_config(make_config(data, tmp_path / "run"))
     changed = make_config(data, tmp_path / "run", max_steps=20, workers=1, checkpoint={"every_steps": 5})
-    (line,) = check_run_directory(changed)
+    (line,) = check_output(changed)
     assert line == (
         "changed since this run began: max_steps: 9 -> 20; workers: 2 -> 1; checkpoint.every_steps: 1000 -> 5"
     )
     with pytest.raises(
         ConfigError, match=r"other settings \(seed: 12345 -> 1; optimizer\.learning_rate: 0\.003 -> 0\.1\)"
     ):
-        check_run_directory(make_config(data, tmp_path / "run", workers=1, seed=1, optimizer={"learning_rate": 0.1}))
+        check_output(make_config(data, tmp_path / "run", workers=1, seed=1, optimizer={"learning_rate": 0.1}))
     (tmp_path / "run").rename(tmp_path / "moved")
-    assert check_run_directory(make_config(data, tmp_path / "moved")) == []
+    assert check_output(make_config(data, tmp_path / "moved")) == []
 
 
 def test_every_setting_is_known_to_change_or_not() -> None:
@@ -147,10 +142,10 @@ def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=r"is data set .*, the checkpoint at step 1 was trained on .*; give the data"):
         preflight.check(config.model_copy(update={"data": str(tmp_path / "other")}))
     with monkeypatch.context() as patch:
-        patch.setattr(preflight, "check_run_directory", lambda config: [])  # which refuses another seed before
+        patch.setattr(preflight, "check_run_directory", lambda config, **_: [])  # which refuses another seed before
         with pytest.raises(ValueError, match="the checkpoint at step 1 belongs to plan"):
             preflight.check(config.model_copy(update={"seed": 1}))
-    (folder,) = list_checkpoints(tmp_path / "run")
+    (folder,) = find_checkpoints(tmp_path / "run").folders
     state = (folder / "state.json").read_text()
     flipped = (
         state.replace(known, changed) for known, changed in (("epoch", "epocj"), ('data_hash": "', 'data_hash": "0'))
@@ -177,7 +172,7 @@ def test_a_finished_run_whose_last_checkpoint_is_damaged_is_not_done(
     shutil.copy(tmp_path / "run/checkpoints/step-00000002/state.json", bare)  # alone
     assert not preflight.check(config).done
     shutil.rmtree(bare)
-    for folder in list_checkpoints(tmp_path / "run"):
+    for folder in find_checkpoints(tmp_path / "run").folders:
         flip_bit(folder / "rank-00000-of-00002.safetensors")
     with pytest.raises(CheckpointError, match="none of its 2 checkpoints verifies"):
         preflight.check(config)

@@ -22,21 +22,19 @@ from pipeline.signals import StopRequest, stop_on_signals
 from pipeline.storage.lease import hold
 from small_runs import curve, make_config, run
 from trainer import run as train_run
-from trainer.checkpoint.load import list_checkpoints
+from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.launch import processes
-from trainer.launch.failures import Failure, WorkerError, raise_first
+from trainer.launch.failures import WorkerError, WorkerFailure, raise_first
 from trainer.launch.run_directory import write_config
 from trainer.run import PROGRAM, main
 from trainer.telemetry.metrics import read_json_lines
 from trainer.train.link import Outcome
-from trainer_command import config_file, data, refusal
-
-__all__ = ["config_file", "data"]
+from trainer_command import refusal
 
 
-def make_failure(rank: int, *, by_input: bool, time_s: float) -> Failure:
-    return Failure(rank, f"from {rank}", by_input, "Traceback ...", time_s)
+def make_failure(rank: int, *, by_input: bool, time_s: float) -> WorkerFailure:
+    return WorkerFailure(rank, f"from {rank}", by_input, "Traceback ...", time_s)
 
 
 def test_the_first_cause_is_raised() -> None:
@@ -56,7 +54,7 @@ def test_a_failure_says_whose_fault_it_is() -> None:
         try:
             raise error
         except Exception as caught:
-            failure = Failure.of(caught, rank=3)
+            failure = WorkerFailure.of(caught, rank=3)
         assert (failure.rank, failure.by_input) == (3, by_input)
         assert "\n" not in failure.message
         assert type(error).__name__ in failure.traceback
@@ -152,14 +150,14 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_the_same_command_finishes_it(
     steps = len(read_json_lines(output / "metrics.jsonl"))
     assert 3 <= steps < 60
     assert f"stopped at step {steps} of 60; the same command goes on from there" in text
-    assert [path.name for path in list_checkpoints(output)][-1] == f"step-{steps:08d}"
+    assert [path.name for path in find_checkpoints(output).folders][-1] == f"step-{steps:08d}"
 
     process = start()
     wait_for_steps(output, steps + 2, process=process)
     process.kill()  # the parent alone: the workers must follow it
     process.communicate()
     assert_no_worker_of(process.pid)
-    resumed_from = int(list_checkpoints(output)[-1].name.removeprefix("step-"))
+    resumed_from = int(find_checkpoints(output).folders[-1].name.removeprefix("step-"))
 
     process = start()
     text, errors = process.communicate()
@@ -198,7 +196,7 @@ def test_when_all_is_done_the_command_says_so_and_starts_nothing(
     assert "all 9 steps are done; nothing to train" in text
     assert "held-out masked-LM loss" in text
     assert str(tmp_path / "run" / "curve.png") in text
-    assert len(list_checkpoints(tmp_path / "run")) == 1
+    assert len(find_checkpoints(tmp_path / "run").folders) == 1
 
 
 def test_what_fails_in_a_worker_reaches_the_user_as_one_line(
@@ -211,7 +209,7 @@ def test_what_fails_in_a_worker_reaches_the_user_as_one_line(
         "workers=1",
     )
     assert re.match(r"error: step \d: loss (nan|inf)", line)
-    assert list_checkpoints(tmp_path / "run") == []
+    assert find_checkpoints(tmp_path / "run").folders == ()
 
 
 def test_a_worker_that_is_lost_is_named(data: Path, tmp_path: Path) -> None:
@@ -235,7 +233,7 @@ def test_a_worker_that_is_lost_is_named_before_those_that_miss_it() -> None:
     """Their words may lie there before its end is looked at."""
     for _ in range(20):
         pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
-        pipes[0][1].send(Failure(0, "Connection closed by peer", by_input=False, traceback="", time=1.0))
+        pipes[0][1].send(WorkerFailure(0, "Connection closed by peer", by_input=False, traceback="", time=1.0))
         for _, theirs in pipes:
             theirs.close()
         links = {ours: rank for rank, (ours, _) in enumerate(pipes)}
@@ -249,7 +247,7 @@ def test_a_worker_that_fails_is_named_where_none_is_lost(by_input: bool, monkeyp
     """The other still waits for it."""
     monkeypatch.setattr(processes, "LAST_WORDS_S", 0.1)
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
-    pipes[0][1].send(Failure(0, "no more", by_input=by_input, traceback="", time=1.0))
+    pipes[0][1].send(WorkerFailure(0, "no more", by_input=by_input, traceback="", time=1.0))
     pipes[0][1].close()
     links = {ours: rank for rank, (ours, _) in enumerate(pipes)}
     with pytest.raises(ConfigError if by_input else WorkerError, match="no more"):

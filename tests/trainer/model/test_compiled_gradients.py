@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 
 import trainer.model
 from packed import random_batch
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.model import BertForPretraining
 from trainer.model.batch import Batch
 from trainer.model.cross_entropy import linear_cross_entropy_sum

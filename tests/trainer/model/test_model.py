@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from packed import random_batch
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.model import BertForPretraining, PretrainingOutput
 from trainer.model.attention import SequenceLayout, attend_padded
 from trainer.model.attention_cpu import attend_each
@@ -168,7 +168,7 @@ def test_counts_of_correct_predictions() -> None:
 
 
 def test_dummies_count_nothing_and_move_nothing() -> None:
-    """Rows without label and weight (an empty slot) give zero loss and zero, finite gradients everywhere."""
+    """Rows without label and weight (an empty micro-batch) give zero loss and zero, finite gradients everywhere."""
     model = without_dropout()
     batch = random_batch([2], vocabulary_size=VOCABULARY)
     empty = dataclasses.replace(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packed import random_batch, with_tokens_of_pair_changed
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.model import BertForPretraining
 from trainer.model.attention import SequenceLayout, attend_padded
 from trainer.model.attention_cpu import attend_each

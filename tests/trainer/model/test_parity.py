@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from packed import padded_rows, random_batch, unpad
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.hf.pretrained import load_model
 from trainer.hf.weight_names import ARCHITECTURES, to_transformers, transformers_config, transformers_names
 from trainer.model import BertForPretraining

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.telemetry.flops import count_flops, find_peak
 
 

@@ -15,8 +15,8 @@ from test_metrics import CONFIG, make_metrics, make_step
 from cluster import dashboard
 from pipeline.engines import prometheus
 from pipeline.settings import ConfigError, load_settings, to_tree
+from trainer.config import LoggingConfig, TrainerConfig
 from trainer.config.saved import read_run_config
-from trainer.config.schema import LoggingConfig, TrainerConfig
 from trainer.telemetry import prometheus as run_gauges
 from trainer.telemetry import trackers
 from trainer.telemetry.metrics import RunLog

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
-from test_batches import make_slot
 
+from micro_batches import make_micro_batch
 from pipeline.dataset.manifest import read_manifest
 from planting import copy_set
 from small_runs import make_config, run
 from synthetic import SPECIAL, write_data_set
-from trainer.data.micro_batch import Slot
-from trainer.data.row_groups import BlockError
+from trainer.data.micro_batch import MicroBatch
+from trainer.data.row_groups import RowGroupError
 from trainer.telemetry.metrics import read_json_lines
 from trainer.train.bigram import Bigrams, adjacent, count_bigrams
 from trainer.train.evaluate import Evaluation, unigram_log_probabilities
@@ -28,18 +28,18 @@ PAIRS = np.array([[0, 1], [0, 1], [0, 2], [2, 1]])
 """0 is followed by 1 twice and by 2 once; 1 is preceded by 0 twice and by 2 once."""
 
 
-def slot_of(ids: list[int], *, masked: dict[int, int]) -> Slot:
+def micro_batch_of(ids: list[int], *, masked: dict[int, int]) -> MicroBatch:
     """One pair; `masked`: place -> the token that stood there."""
-    slot = make_slot([len(ids)], masked=[len(masked)])
-    slot.input_ids[:] = ids
-    slot.masked_positions[:] = list(masked)
-    slot.masked_labels[:] = list(masked.values())
-    return slot
+    micro_batch = make_micro_batch([len(ids)], masked=[len(masked)])
+    micro_batch.input_ids[:] = ids
+    micro_batch.masked_positions[:] = list(masked)
+    micro_batch.masked_labels[:] = list(masked.values())
+    return micro_batch
 
 
 def chances(ids: list[int], *, masked: dict[int, int], pairs: NDArray[np.int64] = PAIRS) -> list[float]:
     """Probability of each masked token; 3 and 4 are beside nothing in PAIRS."""
-    return np.exp(-Bigrams(pairs, unigram=UNIGRAM).losses(slot_of(ids, masked=masked))).tolist()
+    return np.exp(-Bigrams(pairs, unigram=UNIGRAM).losses(micro_batch_of(ids, masked=masked))).tolist()
 
 
 def test_probabilities_by_hand() -> None:
@@ -90,7 +90,7 @@ def test_a_damaged_row_group_is_named_or_left_out(tmp_path: Path) -> None:
     manifest = read_manifest(data)
     (data / manifest.shards_of("train")[1].path).unlink()
     unigram = unigram_log_probabilities(data, vocabulary_size=256)
-    with pytest.raises(BlockError, match="row group 0: cannot be read"):
+    with pytest.raises(RowGroupError, match="row group 0: cannot be read"):
         count_bigrams(str(data), manifest=manifest, unigram=unigram)
     left = count_bigrams(str(data), manifest=manifest, unigram=unigram, skip_corrupt=True)
     assert left._counts.sum() > 0

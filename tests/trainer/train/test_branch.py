@@ -20,10 +20,10 @@ from object_store import bucket, s3_server, upload_tree
 from pipeline import storage
 from pipeline.dataset.manifest import read_manifest, write_manifest
 from pipeline.settings import ConfigError, dump_yaml, split_arguments
-from small_runs import curve, make_config, rows_by_step, run, write_small_set
+from small_runs import curve, make_config, rows_by_step, run
 from synthetic import write_data_set
 from trainer.checkpoint.format import write_json
-from trainer.checkpoint.load import list_checkpoints, read_state, read_weights
+from trainer.checkpoint.load import find_checkpoints, read_state, read_weights
 from trainer.config import saved as config_saved
 from trainer.config.schema import TrainerConfig
 from trainer.export.model_card import render_model_card
@@ -32,7 +32,7 @@ from trainer.launch.preflight import check, read_config
 from trainer.run import PROGRAM, main
 from trainer.train import loop
 from trainer.train.branch import find_branch_start, settle_source
-from trainer.train.link import Link, Place
+from trainer.train.link import Link, WorkerPlace
 from trainer_command import refusal
 from worker_group import WorkerError, WorkerGroup
 
@@ -42,11 +42,6 @@ __all__ = ["bucket", "s3_server"]
 @pytest.fixture(scope="module")
 def pair(worker_group: Callable[[int], WorkerGroup]) -> WorkerGroup:
     return worker_group(2)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_set(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +73,7 @@ def snapshot(folder: Path) -> dict[str, tuple[str, int]]:
 
 
 def assert_same_weights(first: Path, second: Path) -> None:
-    one, two = (read_weights(list_checkpoints(output)[-1]) for output in (first, second))
+    one, two = (read_weights(find_checkpoints(output).folders[-1]) for output in (first, second))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
 
@@ -104,7 +99,7 @@ def test_a_branch_with_the_same_settings_is_the_original_bit_for_bit(
     assert any(line.startswith(f"resumed at step 3 of 9 (a branch of {source}): BERT") for line in report.said)
     evaluations = (tmp_path / "branch" / "evaluations.jsonl").read_text().splitlines()
     assert evaluations == (original / "evaluations.jsonl").read_text().splitlines()
-    assert [read_state(folder).step for folder in list_checkpoints(tmp_path / "branch")] == [3, 6, 9]
+    assert [read_state(folder).step for folder in find_checkpoints(tmp_path / "branch").folders] == [3, 6, 9]
 
 
 def test_a_branch_that_was_stopped_goes_on_without_the_original(
@@ -180,7 +175,7 @@ def test_other_rate_precision_and_length(pair: WorkerGroup, data: Path, original
     branch(pair, config, stop_at=5)
     rates = [float.fromhex(line[3]) for line in curve(tmp_path / "branch")]
     assert rates == pytest.approx([4e-4, 5e-4])
-    state = read_state(list_checkpoints(tmp_path / "branch")[-1])
+    state = read_state(find_checkpoints(tmp_path / "branch").folders[-1])
     assert (state.step, state.steps_taken) == (5, 5)
 
 
@@ -229,10 +224,10 @@ def test_the_rows_that_weights_have_seen_are_those_of_both_runs(
     write_data_set(tmp_path / "longer", rows=10, max_seq_length=48, vocabulary_size=256, next_sentence="none", shards=2)
     source = str(original_at(original, 3))
     branch(pair, configure(tmp_path / "longer", tmp_path / "branch", resume_from=source), stop_at=4)
-    rows = read_state(list_checkpoints(tmp_path / "branch")[-1]).rows
+    rows = read_state(find_checkpoints(tmp_path / "branch").folders[-1]).rows
     assert (rows["longest"], rows["next_sentence"]) == (48, True)
     run(pair, configure(tmp_path / "longer", tmp_path / "scratch"), stop_at=1)
-    rows = read_state(list_checkpoints(tmp_path / "scratch")[-1]).rows
+    rows = read_state(find_checkpoints(tmp_path / "scratch").folders[-1]).rows
     assert (rows["longest"], rows["next_sentence"]) == (48, False)
 
 
@@ -274,15 +269,15 @@ def test_paths_are_made_absolute_and_the_model_card_names_the_source(
 
 
 @contextmanager
-def diverge(link: Link, place: Place) -> Iterator[Link]:
+def diverge(link: Link, place: WorkerPlace) -> Iterator[Link]:
     """Steps from 5 on have a gradient of NaN where the peak rate is above 2e-3."""
     train_step = loop.train_step
 
-    def poisoned(job: loop.Job, step: int, **how: float) -> Any:
-        backward = job.engine.backward
-        if step >= 5 and job.config.optimizer.learning_rate > 2e-3:
-            job.engine.backward = lambda loss, *, last: backward(loss * float("nan"), last=last)  # type: ignore[method-assign]
-        return train_step(job, step, **how)
+    def poisoned(context: loop.TrainContext, step: int, **how: float) -> Any:
+        backward = context.engine.backward
+        if step >= 5 and context.config.optimizer.learning_rate > 2e-3:
+            context.engine.backward = lambda loss, *, last: backward(loss * float("nan"), last=last)  # type: ignore[method-assign]
+        return train_step(context, step, **how)
 
     loop.train_step = poisoned
     yield link
@@ -311,7 +306,7 @@ def test_the_command_of_the_message_goes_on(
     assert f"(a branch of {words[2].removeprefix('resume_from=')})" in shown
     assert snapshot(tmp_path / "a run") == before
     output = Path(words[3].removeprefix("output="))
-    assert read_state(list_checkpoints(output)[-1]).step == 9
+    assert read_state(find_checkpoints(output).folders[-1]).step == 9
     assert main(words) == 0
     assert "all 9 steps are done; nothing to train" in capfd.readouterr().out
 

@@ -17,7 +17,7 @@ from pipeline.settings import ConfigError
 from small_runs import make_config, run, write_small_set
 from synthetic import write_data_set
 from trainer.checkpoint.format import STATE, read_manifest, write_json, write_manifest
-from trainer.checkpoint.load import list_checkpoints, read_state
+from trainer.checkpoint.load import find_checkpoints, read_state
 from trainer.engine import memory
 from trainer.launch import cards
 from trainer.launch.preflight import check
@@ -119,7 +119,7 @@ def test_sets_of_the_source_that_are_gone_are_told(
 
 def forget_rows(run_folder: Path, **settings: Any) -> Path:
     """The newest checkpoint as one was before it said which rows its weights had seen."""
-    checkpoint = Path(list_checkpoints(run_folder)[-1])
+    checkpoint = Path(find_checkpoints(run_folder).folders[-1])
     files = read_manifest(checkpoint)
     state = json.loads((checkpoint / STATE).read_text())
     del state["rows"]
@@ -151,7 +151,7 @@ def test_a_branch_of_an_older_checkpoint_knows_what_its_source_trained(single: W
         )
         branch = check(configure(plain, tmp_path / f"branch-{name}", resume_from=str(source))).config
         run(single, branch)
-        for checkpoint in list_checkpoints(tmp_path / f"branch-{name}"):
+        for checkpoint in find_checkpoints(tmp_path / f"branch-{name}").folders:
             rows = read_state(checkpoint).rows
             assert (rows["longest"], rows["next_sentence"]) == known, (name, checkpoint)
 
@@ -166,14 +166,14 @@ def test_sets_of_an_older_checkpoint_that_are_gone_may_have_trained_all(single: 
     checked = check(configure(plain, tmp_path / "branch", resume_from=str(source)))
     assert any("cannot be told" in line for line in checked.lines)
     run(single, checked.config, stop_at=3)
-    rows = read_state(list_checkpoints(tmp_path / "branch")[-1]).rows
+    rows = read_state(find_checkpoints(tmp_path / "branch").folders[-1]).rows
     assert (rows["longest"], rows["next_sentence"]) == (512, True)
 
 
-# ---- the slots of the source's plan
+# ---- the micro-batches of the source's plan
 
 
-def test_the_sources_slots_are_kept_only_with_its_plan(
+def test_the_sources_micro_batches_are_kept_only_with_its_plan(
     single: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the card that is here decides, as in any run that begins."""

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from micro_batches import make_micro_batch
 from pipeline.dataset.manifest import read_manifest
-from slots import make_slot
 from small_runs import make_config, run
 from synthetic import write_data_set
 from trainer.data.batch_shape import derive_shape
-from trainer.data.stream import SlotStream
+from trainer.data.stream import MicroBatchStream
 from trainer.engine.engine import Engine
 from trainer.telemetry.evaluation import Evaluation, SourceLoss
 from trainer.telemetry.metrics import read_json_lines
@@ -27,12 +27,12 @@ from worker_group import WorkerGroup
 
 def test_sums_by_hand() -> None:
     """Pairs of sources 2, 0, 1 with 1, 2 and 1 masked positions."""
-    slot = make_slot([3, 4, 3], masked=[1, 2, 1])
-    slot.sources[:] = (2, 0, 1)
+    micro_batch = make_micro_batch([3, 4, 3], masked=[1, 2, 1])
+    micro_batch.sources[:] = (2, 0, 1)
     sums = SourceSums(3)
-    sums.add(slot, losses=np.array([1.0, 2.0, 3.0, 4.0]), unigram=np.array([10.0, 20.0, 30.0, 40.0]))
+    sums.add(micro_batch, losses=np.array([1.0, 2.0, 3.0, 4.0]), unigram=np.array([10.0, 20.0, 30.0, 40.0]))
     assert sums.table.tolist() == [[1, 2, 5, 50], [1, 1, 4, 40], [1, 1, 1, 10]]
-    sums.add(slot, losses=np.ones(4), unigram=np.ones(4))
+    sums.add(micro_batch, losses=np.ones(4), unigram=np.ones(4))
     assert sums.table[2].tolist() == [2, 2, 2, 11]
 
 
@@ -110,12 +110,12 @@ def test_an_evaluation_that_fails_leaves_nothing_reading(tmp_path: Path, monkeyp
     config = make_config(tmp_path / "data", tmp_path / "run", workers=1, evaluation={"max_pairs": None})
     manifest = read_manifest(tmp_path / "data")
     evaluator = Evaluator(config, manifest=manifest, shape=derive_shape(manifest, batch=config.batch))
-    closed: list[SlotStream] = []
+    closed: list[MicroBatchStream] = []
 
-    def close(stream: SlotStream) -> None:
+    def close(stream: MicroBatchStream) -> None:
         closed.append(stream)
 
-    monkeypatch.setattr(SlotStream, "close", close)
+    monkeypatch.setattr(MicroBatchStream, "close", close)
     engine = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"), evaluation=fail)
     monkeypatch.setattr(evaluate, "sum_over_ranks", lambda counts: counts)
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -12,10 +12,10 @@ import torch
 from pipeline.dataset.manifest import read_manifest
 from small_runs import curve, make_config, rows_by_step, run, write_small_set
 from synthetic import write_data_set
-from trainer.checkpoint.load import list_checkpoints, newest_verified, read_weights
+from trainer.checkpoint.load import find_checkpoints, newest_verified, read_weights
 from trainer.data.batch_shape import derive_shape
 from trainer.data.plan import Plan
-from trainer.data.stream import SlotStream
+from trainer.data.stream import MicroBatchStream
 from trainer.model import BertForPretraining
 from trainer.model.batch import to_batch
 from trainer.telemetry.metrics import read_json_lines
@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_numbers_do_not_depend_on_the_number_of_workers(
     groups: dict[int, WorkerGroup], data: Path, tmp_path: Path
 ) -> None:
-    """Four lanes on 1, 2 and 3 workers (3: with empty slots): same rows, same losses, norms and evaluation."""
+    """Four lanes on 1, 2 and 3 workers (3: with empty micro-batches): same rows, same losses, norms and evaluation."""
     for world_size, group in groups.items():
         run(group, make_config(data, tmp_path / str(world_size), max_steps=4, workers=world_size))
     expected = read_json_lines(tmp_path / "1" / "metrics.jsonl")
@@ -69,15 +69,16 @@ def test_a_step_is_that_of_one_great_batch_in_plain_torch(
 
     manifest = read_manifest(data)
     shape = derive_shape(manifest, batch=config.batch)
-    plan = Plan(manifest, lanes=shape.lanes, shape=shape.slot, seed=config.seed, pairs=shape.pairs)
-    stream = SlotStream(plan, data)
+    plan = Plan(manifest, lanes=shape.lanes, shape=shape.micro_batch, seed=config.seed, pairs=shape.pairs)
+    stream = MicroBatchStream(plan, data)
     step = stream.next_step()
     stream.close()
     model = BertForPretraining(config.model, vocabulary_size=manifest.vocabulary_size, seed=config.seed)
     outputs = [
-        model(to_batch(slot, shape=shape.slot, special=manifest.special, constant_shapes=True)) for slot in step.slots
+        model(to_batch(micro_batch, shape=shape.micro_batch, special=manifest.special, constant_shapes=True))
+        for micro_batch in step.micro_batches
     ]
-    masked = [slot.num_masked for slot in step.slots if slot is not None]
+    masked = [micro_batch.num_masked for micro_batch in step.micro_batches if micro_batch is not None]
     assert len(set(masked)) > 1, "lanes must weigh differently, or a mean of means would pass"
     mlm_loss = sum(output.mlm_loss_sum for output in outputs) / sum(masked)
     nsp_loss = sum(output.nsp_loss_sum for output in outputs) / record["pairs"]
@@ -137,7 +138,7 @@ def test_the_output_bias_may_start_from_the_frequencies_of_the_training_tokens(
             data, tmp_path / start, max_steps=1, workers=1, model=model, optimizer={"learning_rate": 1e-9}
         )
         run(groups[1], config)
-        checkpoint = newest_verified(tmp_path / start)
+        checkpoint = newest_verified(find_checkpoints(tmp_path / start))
         assert checkpoint is not None
         assert torch.allclose(read_weights(checkpoint)["mlm_head.bias"], bias.float(), atol=1e-6)
 
@@ -156,7 +157,11 @@ def test_checkpoints_are_written_on_time_and_at_the_end(
 ) -> None:
     output = tmp_path / "run"
     run(groups[2], make_config(data, output, max_steps=5, checkpoint={"every_steps": 2, "keep_last": 9}))
-    assert [path.name for path in list_checkpoints(output)] == ["step-00000002", "step-00000004", "step-00000005"]
+    assert [path.name for path in find_checkpoints(output).folders] == [
+        "step-00000002",
+        "step-00000004",
+        "step-00000005",
+    ]
 
 
 def test_a_run_that_leaves_the_finite_numbers_stops_before_it_saves(
@@ -166,7 +171,7 @@ def test_a_run_that_leaves_the_finite_numbers_stops_before_it_saves(
     config = make_config(data, tmp_path / "run", optimizer=optimizer, schedule={"name": "constant"})
     with pytest.raises(WorkerError, match=r"DivergenceError: step \d: loss (nan|inf).*no checkpoint to go back to"):
         run(groups[1], config.model_copy(update={"workers": 1}))
-    assert list_checkpoints(tmp_path / "run") == []
+    assert find_checkpoints(tmp_path / "run").folders == ()
 
 
 def test_dropout_seeds_differ_by_seed_step_and_lane() -> None:

@@ -17,6 +17,7 @@ from pipeline.dataset.manifest import read_manifest
 from pipeline.settings import ConfigError
 from pipeline.signals import StopRequest
 from small_runs import make_config
+from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.data.batch_shape import derive_shape
 from trainer.data.phases import resolve_phases
@@ -26,11 +27,9 @@ from trainer.launch.ray_train import ray_session, run_on_ray
 from trainer.launch.restarts import run_attempts
 from trainer.launch.run_directory import write_config
 from trainer.train import loop
-from trainer.train.link import Link, Outcome, Place
+from trainer.train.link import Link, Outcome, WorkerPlace
 from trainer.train.memory_shortage import describe_shortage, find_shortage
-from trainer_command import config_file, data, refusal
-
-__all__ = ["config_file", "data"]
+from trainer_command import refusal
 
 ASKED = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 23.64 GiB"
 
@@ -52,7 +51,7 @@ def raise_while_handling(error: Exception) -> None:
 
 
 @contextmanager
-def run_out(link: Link, place: Place) -> Iterator[Link]:
+def run_out(link: Link, place: WorkerPlace) -> Iterator[Link]:
     """Worker 1 runs out of memory in its first step."""
 
     def step(*_: Any, **__: Any) -> Any:
@@ -99,15 +98,15 @@ def test_the_remedies_are_those_that_are_left(data: Path, tmp_path: Path) -> Non
 
     text = describe(batch={"pairs": 8, "lanes": 2, "tokens_per_slot": 128}, zero_stage=1)
     assert text.startswith(
-        "worker 1: out of memory on cpu (tried to allocate 2.50 GiB); a slot has 128 tokens: double batch.lanes to 4 "
-        "and lower batch.tokens_per_slot to 64, or raise zero_stage=1, or set precision=bf16. "
+        "worker 1: out of memory on cpu (tried to allocate 2.50 GiB); a micro-batch has 128 tokens: double batch.lanes "
+        "to 4 and lower batch.tokens_per_slot to 64, or raise zero_stage=1, or set precision=bf16. "
     )
-    assert text.endswith("A run that has begun keeps its slots: other slots need another output")
+    assert text.endswith("A run that has begun keeps its micro-batches: other micro-batches need another output")
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     assert describe().endswith(f"another output, with resume_from={tmp_path} from its newest checkpoint")
     assert "zero_stage" not in describe(workers=1)
     assert "precision" not in describe(precision="bf16")
-    assert "make slots smaller (batch.lanes, batch.tokens_per_slot)" in describe(tmp_path / "gone")
+    assert "make micro-batches smaller (batch.lanes, batch.tokens_per_slot)" in describe(tmp_path / "gone")
 
 
 @pytest.mark.parametrize(
@@ -134,17 +133,17 @@ def test_a_remedy_is_one_that_the_program_takes(
     assert {key: found.get(key) if value else None for key, value in remedy.items()} == remedy
     assert found.keys() == remedy.keys()
     if not remedy:
-        assert "no smaller slots are possible" in text
+        assert "no smaller micro-batches are possible" in text
         return
     changed = {key.removeprefix("batch."): value for key, value in found.items()}
     after = check(make_config(data, tmp_path / "other", batch={**batch, **changed}, workers=1)).config
     before = check(make_config(data, tmp_path / "other", batch=batch, workers=1)).config
-    assert slot_of(after) < slot_of(before)
+    assert tokens_of(after) < tokens_of(before)
 
 
-def slot_of(config: TrainerConfig) -> int:
+def tokens_of(config: TrainerConfig) -> int:
     (phase,) = resolve_phases(config)
-    return derive_shape(read_manifest(config.data), batch=phase.config.batch).slot.tokens
+    return derive_shape(read_manifest(config.data), batch=phase.config.batch).micro_batch.tokens
 
 
 def test_processes_end_at_once_with_status_2(
@@ -154,7 +153,7 @@ def test_processes_end_at_once_with_status_2(
     monkeypatch.setattr(processes, "run_in_processes", partial(original, watch=run_out))
     line = refusal(capfd, "--config", config_file)
     assert "worker 1: out of memory on cpu (tried to allocate 2.50 GiB)" in line
-    assert "a slot has " in line
+    assert "a micro-batch has " in line
     assert ": double batch.lanes to 8" in line
 
 
@@ -182,7 +181,9 @@ def test_workers_of_ray_end_at_once(data: Path, tmp_path: Path, monkeypatch: pyt
         write_config(config)
         attempt = partial(run_on_ray, settled, say=said.append, stop=StopRequest())
         with pytest.raises(
-            ConfigError, match=r"^worker 0: out of memory on cpu .*a slot has .*: double batch\.lanes to 8"
+            ConfigError, match=r"^worker 0: out of memory on cpu .*a micro-batch has .*: double batch\.lanes to 8"
         ):
-            run_attempts(attempt, config=config, say=said.append, stop=StopRequest())
+            run_attempts(
+                attempt, config=config, checkpoints=find_checkpoints(config.output), say=said.append, stop=StopRequest()
+            )
     assert not any("starting the workers again" in line for line in said)

@@ -15,14 +15,14 @@ import torch
 from small_runs import RunReport, make_config, rows_by_step, run_rank
 from synthetic import write_data_set
 from trainer.checkpoint.format import step_name
-from trainer.checkpoint.load import list_checkpoints, read_state, read_weights
-from trainer.config.schema import GuardConfig, TrainerConfig
+from trainer.checkpoint.load import find_checkpoints, read_state, read_weights
+from trainer.config import GuardConfig, TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.launch.run_directory import write_config
 from trainer.telemetry.metrics import read_json_lines
 from trainer.train import loop
 from trainer.train.branch import branch_command
-from trainer.train.divergence import BAD_STEPS_NAME, DivergenceError, Fault, Guard, RollBack, note_bad_step
+from trainer.train.divergence import BAD_STEPS_NAME, DivergenceError, DivergenceGuard, Fault, RollBack, note_bad_step
 from worker_group import WorkerError, WorkerGroup
 
 NAN, INF = float("nan"), float("inf")
@@ -31,12 +31,12 @@ NAN, INF = float("nan"), float("inf")
 # ---- the rules, by hand
 
 
-def make_guard(**settings: Any) -> Guard:
-    return Guard(GuardConfig(**settings))
+def make_guard(**settings: Any) -> DivergenceGuard:
+    return DivergenceGuard(GuardConfig(**settings))
 
 
 def judge(
-    guard: Guard, step: int, *, loss: float = 5.0, norm: float = 1.0, scaled: bool = False, phase: int = 0
+    guard: DivergenceGuard, step: int, *, loss: float = 5.0, norm: float = 1.0, scaled: bool = False, phase: int = 0
 ) -> Fault | None:
     bad = not (math.isfinite(norm) or scaled)
     return guard.judge(step, phase=phase, loss=loss, grad_norm=norm, norm_is_bad=bad)
@@ -127,7 +127,9 @@ def test_the_usual_loss_is_that_of_the_phase() -> None:
     settings = {"spike_factor": 1.5, "spike_window": 2}
     guard = make_guard(**settings)
     assert [judge(guard, step, loss=loss) for step, loss in ((1, 2.0), (2, 2.0))] == [None] * 2
-    again = Guard(GuardConfig(**settings), tree=json.loads(json.dumps(guard.to_tree())))  # resumed where a phase ends
+    again = DivergenceGuard(
+        GuardConfig(**settings), tree=json.loads(json.dumps(guard.to_tree()))
+    )  # resumed where a phase ends
     for each in (guard, again):
         assert [judge(each, step, loss=loss, phase=1) for step, loss in ((3, 9.0), (4, 8.0))] == [None] * 2
         fault = judge(each, 5, loss=20.0, phase=1)
@@ -142,8 +144,8 @@ def test_a_state_without_a_phase_is_of_the_first() -> None:
     """As runs of earlier versions wrote it."""
     tree = {"losses": [2.0, 2.0]}
     settings = GuardConfig(spike_factor=1.5, spike_window=2)
-    assert judge(Guard(settings, tree=tree), 3, loss=9.0) is not None
-    assert judge(Guard(settings, tree=tree), 3, loss=9.0, phase=1) is None
+    assert judge(DivergenceGuard(settings, tree=tree), 3, loss=9.0) is not None
+    assert judge(DivergenceGuard(settings, tree=tree), 3, loss=9.0, phase=1) is None
 
 
 def test_the_state_goes_through_json_and_decides_the_same() -> None:
@@ -151,7 +153,7 @@ def test_the_state_goes_through_json_and_decides_the_same() -> None:
     for step, loss in enumerate([1.0, 1.1, 9.0, NAN], start=1):
         judge(guard, step, loss=loss)
     guard.skips.append([7, 9])
-    again = Guard(
+    again = DivergenceGuard(
         GuardConfig(max_bad_steps=3, spike_factor=2.0, spike_window=2), tree=json.loads(json.dumps(guard.to_tree()))
     )
     assert again.to_tree() == guard.to_tree()
@@ -251,9 +253,9 @@ def test_a_bad_step_is_not_applied_and_the_run_goes_on(pair: WorkerGroup, data: 
     report = run(pair, config, how=how, steps=[5])
     assert report.outcome.finished
     assert {step: values for step, values in losses(tmp_path / "run").items() if step < 5} == losses(tmp_path / "clean")
-    before, after = (read_weights(list_checkpoints(tmp_path / name)[-1]) for name in ("clean", "run"))
+    before, after = (read_weights(find_checkpoints(tmp_path / name).folders[-1]) for name in ("clean", "run"))
     assert all(torch.equal(before[name], after[name]) for name in before)
-    state = read_state(list_checkpoints(tmp_path / "run")[-1])
+    state = read_state(find_checkpoints(tmp_path / "run").folders[-1])
     assert (state.step, state.steps_taken, state.guard["bad_steps"]) == (5, 4, 1)
     (record,) = read_json_lines(tmp_path / "run" / BAD_STEPS_NAME)
     assert record["step"] == 5
@@ -272,7 +274,7 @@ def test_after_too_many_the_run_goes_back_and_passes_the_window_over(
     assert report.outcome.finished
     assert any("back to the checkpoint of step 4; the data of steps 5 to 7 are passed over" in s for s in report.said)
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 8, 9]
-    state = read_state(list_checkpoints(tmp_path / "run")[-1])
+    state = read_state(find_checkpoints(tmp_path / "run").folders[-1])
     assert (state.step, state.steps_taken) == (9, 6)
     assert state.guard["skips"] == [[5, 7]]
     assert state.plan_state["step"] == 9
@@ -284,7 +286,7 @@ def test_after_too_many_the_run_goes_back_and_passes_the_window_over(
         run(pair, configure(data, output), steps=steps, stop_at=stop)
         run(pair, configure(data, output), steps=steps)
         assert losses(output) == losses(tmp_path / "run"), name
-        assert read_state(list_checkpoints(output)[-1]).guard["skips"] == [[5, 7]]
+        assert read_state(find_checkpoints(output).folders[-1]).guard["skips"] == [[5, 7]]
 
 
 def test_a_run_killed_right_after_going_back_goes_on_as_one_that_was_not(
@@ -294,7 +296,7 @@ def test_a_run_killed_right_after_going_back_goes_on_as_one_that_was_not(
     run(pair, configure(data, tmp_path / "whole"), steps=[6, 7])
     output = tmp_path / "run"
     run(pair, configure(data, output), steps=[6, 7], stop_at=8)
-    newest = list_checkpoints(output)
+    newest = find_checkpoints(output).folders
     assert [read_state(folder).step for folder in newest] == [2, 4, 6, 8]
     for folder in newest[2:]:
         shutil.rmtree(folder)
@@ -309,6 +311,6 @@ def test_faults_that_do_not_end_stop_the_run_with_a_clear_message(
 ) -> None:
     with pytest.raises(WorkerError, match=r"DivergenceError: step 8: loss .*from step 7 on, after going back 1 time"):
         run(pair, configure(data, tmp_path / "run", skip_before=0), steps=[5, 6, 7, 8, 9])
-    state = read_state(list_checkpoints(tmp_path / "run")[-1])
+    state = read_state(find_checkpoints(tmp_path / "run").folders[-1])
     assert (state.step, state.steps_taken) == (6, 4)  # written in the window that was passed over
     assert [record["step"] for record in read_json_lines(tmp_path / "run" / BAD_STEPS_NAME)] == [5, 6, 7, 8]

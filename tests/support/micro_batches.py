@@ -1,16 +1,16 @@
-"""Slots of pairs with given lengths."""
+"""Micro-batches of pairs with given lengths."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from pipeline.dataset.manifest import Special
-from trainer.data.micro_batch import NO_LABEL, Slot
+from trainer.data.micro_batch import NO_LABEL, MicroBatch
 
 SPECIAL = Special(pad=0, unk=100, cls=101, sep=102, mask=103)
 
 
-def make_slot(lengths: list[int], *, masked: list[int] | None = None, labelled: bool = True) -> Slot:
+def make_micro_batch(lengths: list[int], *, masked: list[int] | None = None, labelled: bool = True) -> MicroBatch:
     """Pairs of the given lengths; `masked` positions a pair (default 1), from the pair's second token on."""
     masked = [1] * len(lengths) if masked is None else masked
     starts = np.cumsum([0, *lengths[:-1]])
@@ -19,7 +19,7 @@ def make_slot(lengths: list[int], *, masked: list[int] | None = None, labelled: 
     labels = ids[positions]
     ids[positions] = SPECIAL.mask
     count = len(lengths)
-    return Slot(
+    return MicroBatch(
         input_ids=ids,
         lengths=np.array(lengths, np.int32),
         first_lengths=np.array(lengths, np.int32) // 2 + 1,

@@ -1,4 +1,4 @@
-"""Slots: cut where the next pair would not fit, whole pairs only, masks in place, nearly full."""
+"""Micro-batches: cut where the next pair would not fit, whole pairs only, masks in place, nearly full."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from pipeline.dataset import schema
 from synthetic import wikipedia_lengths
-from trainer.data.micro_batch import NO_LABEL, Slot, SlotShape
-from trainer.data.packing import Rows, SlotCutter
+from trainer.data.micro_batch import NO_LABEL, MicroBatch, MicroBatchShape
+from trainer.data.packing import Packer, Rows
 from trainer.data.row_groups import ROW, ROW_GROUP, SHARD
 
 
 def make_table(lengths: Sequence[int], masked: Sequence[int], *, first_row: int = 0) -> pa.Table:
-    """A block as read_block makes it: token j of row i is 1000 + 10 i + j, masked from its second token on."""
+    """Rows as read_slice gives them: token j of row i is 1000 + 10 i + j, masked from its second token on."""
     count = len(lengths)
     return pa.table(
         {
@@ -39,16 +39,16 @@ def make_table(lengths: Sequence[int], masked: Sequence[int], *, first_row: int 
     )
 
 
-def cut_all(cutter: SlotCutter, rows: int) -> Iterator[Slot]:
-    while (slot := cutter.cut(most=rows)) is not None:
-        rows -= slot.num_pairs
-        yield slot
+def cut_all(cutter: Packer, rows: int) -> Iterator[MicroBatch]:
+    while (micro_batch := cutter.cut(most=rows)) is not None:
+        rows -= micro_batch.num_pairs
+        yield micro_batch
 
 
-def test_slots_by_hand_over_two_blocks() -> None:
-    blocks = iter([make_table([3, 4, 2], [1, 2, 0]), make_table([5, 3], [1, 1], first_row=3)])
-    shape = SlotShape(tokens=10, pairs=3, masked=4, max_seq_length=5)
-    cutter = SlotCutter(shape, next_block=lambda: Rows.from_table(next(blocks), epoch=0))
+def test_micro_batches_by_hand_over_two_blocks() -> None:
+    tables = iter([make_table([3, 4, 2], [1, 2, 0]), make_table([5, 3], [1, 1], first_row=3)])
+    shape = MicroBatchShape(tokens=10, pairs=3, masked=4, max_seq_length=5)
+    cutter = Packer(shape, next_rows=lambda: Rows.from_table(next(tables), epoch=0))
     first, second = cut_all(cutter, 5)
     assert first.input_ids.tolist() == [1000, 7, 1002, 1010, 7, 7, 1013, 1020, 1021]
     assert first.masked_positions.tolist() == [1, 4, 5]
@@ -63,29 +63,29 @@ def test_slots_by_hand_over_two_blocks() -> None:
     assert cutter.cut(most=0) is None
 
 
-def test_a_slot_that_spans_blocks_is_joined() -> None:
-    blocks = iter([make_table([3], [1]), make_table([4], [2], first_row=1)])
-    shape = SlotShape(tokens=10, pairs=3, masked=4, max_seq_length=5)
-    cutter = SlotCutter(shape, next_block=lambda: Rows.from_table(next(blocks), epoch=0))
-    (slot,) = cut_all(cutter, 2)
-    assert slot.input_ids.tolist() == [1000, 7, 1002, 1010, 7, 7, 1013]
-    assert slot.masked_labels.tolist() == [1001, 1011, 1012]
-    assert slot.rows.tolist() == [0, 1]
+def test_a_micro_batch_that_spans_blocks_is_joined() -> None:
+    tables = iter([make_table([3], [1]), make_table([4], [2], first_row=1)])
+    shape = MicroBatchShape(tokens=10, pairs=3, masked=4, max_seq_length=5)
+    cutter = Packer(shape, next_rows=lambda: Rows.from_table(next(tables), epoch=0))
+    (micro_batch,) = cut_all(cutter, 2)
+    assert micro_batch.input_ids.tolist() == [1000, 7, 1002, 1010, 7, 7, 1013]
+    assert micro_batch.masked_labels.tolist() == [1001, 1011, 1012]
+    assert micro_batch.rows.tolist() == [0, 1]
 
 
-def test_a_slot_names_the_epoch_of_each_row_and_lost_rows_count() -> None:
+def test_a_micro_batch_names_the_epoch_of_each_row_and_lost_rows_count() -> None:
     first, second = (
         Rows.from_table(make_table([3], [1]), epoch=4),
         Rows.from_table(make_table([4] * 5, [1] * 5), epoch=5),
     )
-    blocks = iter([first, 2, second, 7])
-    cutter = SlotCutter(SlotShape(tokens=50, pairs=9, masked=9, max_seq_length=5), next_block=lambda: next(blocks))
-    slot = cutter.cut(most=5)
-    assert slot is not None
-    assert slot.epochs.tolist() == [4, 5, 5]
-    slot = cutter.cut(most=9)
-    assert slot is not None
-    assert slot.epochs.tolist() == [5] * 3
+    tables = iter([first, 2, second, 7])
+    cutter = Packer(MicroBatchShape(tokens=50, pairs=9, masked=9, max_seq_length=5), next_rows=lambda: next(tables))
+    micro_batch = cutter.cut(most=5)
+    assert micro_batch is not None
+    assert micro_batch.epochs.tolist() == [4, 5, 5]
+    micro_batch = cutter.cut(most=9)
+    assert micro_batch is not None
+    assert micro_batch.epochs.tolist() == [5] * 3
     assert cutter.cut(most=-1) is None
 
 
@@ -93,14 +93,14 @@ def test_sliced_and_chunked_tables_read_alike() -> None:
     """ray#44615: list columns become object arrays; here they stay Arrow's offsets and values."""
     whole = make_table([3, 4, 2, 5], [1, 2, 0, 1])
     chunked = pa.concat_tables([whole.slice(0, 1), whole.slice(1, 2), whole.slice(3)])
-    shape = SlotShape(tokens=20, pairs=9, masked=9, max_seq_length=5)
-    slots = [
-        SlotCutter(shape, next_block=lambda table=table: Rows.from_table(table, epoch=0)).cut(most=3)
+    shape = MicroBatchShape(tokens=20, pairs=9, masked=9, max_seq_length=5)
+    micro_batches = [
+        Packer(shape, next_rows=lambda table=table: Rows.from_table(table, epoch=0)).cut(most=3)
         for table in (whole.slice(1), chunked.slice(1), whole.take([1, 2, 3]))
     ]
-    for slot in slots:
-        assert slot is not None
-        assert slot.input_ids.tolist() == [1010, 7, 7, 1013, 1020, 1021, 1030, 7, 1032, 1033, 1034]
+    for micro_batch in micro_batches:
+        assert micro_batch is not None
+        assert micro_batch.input_ids.tolist() == [1010, 7, 7, 1013, 1020, 1021, 1030, 7, 1032, 1033, 1034]
 
 
 @settings(max_examples=150)
@@ -111,49 +111,51 @@ def test_sliced_and_chunked_tables_read_alike() -> None:
     pairs=st.integers(1, 5),
     masked=st.integers(3, 9),
 )
-def test_a_slot_ends_exactly_where_the_next_pair_does_not_fit(
+def test_a_micro_batch_ends_exactly_where_the_next_pair_does_not_fit(
     rows: list[tuple[int, int]], cuts: list[int], tokens: int, pairs: int, masked: int
 ) -> None:
     lengths = [length for length, _ in rows]
     counts = [min(count, length - 1) for length, count in rows]
     bounds = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
-    blocks = iter(
+    tables = iter(
         [make_table(lengths[start:stop], counts[start:stop], first_row=start) for start, stop in pairwise(bounds)]
     )
-    shape = SlotShape(tokens=tokens, pairs=pairs, masked=masked, max_seq_length=9)
+    shape = MicroBatchShape(tokens=tokens, pairs=pairs, masked=masked, max_seq_length=9)
     place = 0
-    for slot in cut_all(SlotCutter(shape, next_block=lambda: Rows.from_table(next(blocks), epoch=0)), len(rows)):
-        assert slot.rows.tolist() == list(range(place, place + slot.num_pairs))
-        place += slot.num_pairs
-        assert slot.num_tokens <= tokens
-        assert slot.num_pairs <= pairs
-        assert slot.num_masked <= masked
+    for micro_batch in cut_all(Packer(shape, next_rows=lambda: Rows.from_table(next(tables), epoch=0)), len(rows)):
+        assert micro_batch.rows.tolist() == list(range(place, place + micro_batch.num_pairs))
+        place += micro_batch.num_pairs
+        assert micro_batch.num_tokens <= tokens
+        assert micro_batch.num_pairs <= pairs
+        assert micro_batch.num_masked <= masked
         if place < len(rows):
             assert (
-                slot.num_tokens + lengths[place] > tokens
-                or slot.num_pairs == pairs
-                or slot.num_masked + counts[place] > masked
+                micro_batch.num_tokens + lengths[place] > tokens
+                or micro_batch.num_pairs == pairs
+                or micro_batch.num_masked + counts[place] > masked
             )
-        restored = slot.input_ids.copy()
-        restored[slot.masked_positions] = slot.masked_labels
-        begin = place - slot.num_pairs
+        restored = micro_batch.input_ids.copy()
+        restored[micro_batch.masked_positions] = micro_batch.masked_labels
+        begin = place - micro_batch.num_pairs
         expected = [1000 + 10 * i + j for i in range(begin, place) for j in range(lengths[i])]
         assert restored.tolist() == [value % 65536 for value in expected]
     assert place == len(rows)
 
 
 @pytest.mark.parametrize("quota", [1, 3])
-def test_a_slot_holds_no_more_pairs_than_asked_for(quota: int) -> None:
-    blocks = iter([make_table([3, 4, 2, 5], [1] * 4), make_table([5] * 5, [1] * 5, first_row=4)])
-    shape = SlotShape(tokens=15, pairs=3, masked=9, max_seq_length=5)
-    cutter = SlotCutter(shape, next_block=lambda: Rows.from_table(next(blocks), epoch=0))
-    slots = [cutter.cut(most=quota) for _ in range(9 // quota)]
-    assert [slot.num_pairs for slot in slots if slot is not None] == [quota] * (9 // quota)
-    assert [row for slot in slots if slot is not None for row in slot.rows] == list(range(9))
+def test_a_micro_batch_holds_no_more_pairs_than_asked_for(quota: int) -> None:
+    tables = iter([make_table([3, 4, 2, 5], [1] * 4), make_table([5] * 5, [1] * 5, first_row=4)])
+    shape = MicroBatchShape(tokens=15, pairs=3, masked=9, max_seq_length=5)
+    cutter = Packer(shape, next_rows=lambda: Rows.from_table(next(tables), epoch=0))
+    micro_batches = [cutter.cut(most=quota) for _ in range(9 // quota)]
+    assert [micro_batch.num_pairs for micro_batch in micro_batches if micro_batch is not None] == [quota] * (9 // quota)
+    assert [row for micro_batch in micro_batches if micro_batch is not None for row in micro_batch.rows] == list(
+        range(9)
+    )
 
 
-def test_slots_are_over_95_percent_full_from_200_000_rows_on() -> None:
-    """64 lanes, lengths as Wikipedia's at 512, the last slot of each lane included."""
+def test_micro_batches_are_over_95_percent_full_from_200_000_rows_on() -> None:
+    """64 lanes, lengths as Wikipedia's at 512, the last micro-batch of each lane included."""
     rows, lanes, longest = 200_000, 64, 512
     lengths = wikipedia_lengths(np.random.default_rng(0), rows, longest)
     starts = np.concatenate(([0], np.cumsum(lengths)))
@@ -174,13 +176,13 @@ def test_slots_are_over_95_percent_full_from_200_000_rows_on() -> None:
         rows=nothing,
         epoch=0,
     )
-    shape = SlotShape(tokens=16_384, pairs=128, masked=2900, max_seq_length=longest)
-    cutter = SlotCutter(shape, next_block=lambda: everything)
+    shape = MicroBatchShape(tokens=16_384, pairs=128, masked=2900, max_seq_length=longest)
+    cutter = Packer(shape, next_rows=lambda: everything)
     ends = np.searchsorted(starts, starts[-1] * np.arange(1, lanes + 1) // lanes)
-    slots, place = 0, 0
+    micro_batches, place = 0, 0
     for end in ends.tolist():
-        for slot in cut_all(cutter, end - place):
-            slots += 1
-            place += slot.num_pairs
+        for micro_batch in cut_all(cutter, end - place):
+            micro_batches += 1
+            place += micro_batch.num_pairs
     assert place == rows
-    assert starts[-1] / (slots * shape.tokens) > 0.95
+    assert starts[-1] / (micro_batches * shape.tokens) > 0.95

@@ -1,0 +1,72 @@
+"""A checked run from its lease to its results: the workers under their launcher, started again when they are lost."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pipeline.signals import Say, StopRequest
+from pipeline.storage import hold
+from trainer.checkpoint import Checkpoints, find_checkpoints
+from trainer.config import TrainerConfig
+from trainer.launch import processes
+from trainer.launch.preflight import Checked
+from trainer.launch.restarts import run_attempts
+from trainer.launch.run_directory import write_config
+from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, Evaluation, RunFiles, draw_curve, read_last_lines
+from trainer.train import Outcome
+
+
+def train(checked: Checked, *, stop: StopRequest, say: Say) -> int:
+    """Launch what was checked, and tell what came of it; returns the exit status."""
+    config, checkpoints = checked.config, checked.checkpoints
+    for line in checked.lines:
+        say(line)
+    if not checked.done:
+        outcome = launch(config, checkpoints=checkpoints, stop=stop, say=say)
+        if not outcome.finished:
+            say(f"stopped at step {outcome.last_step} of {config.max_steps}; the same command goes on from there")
+            return 128 + (stop.signal_number or 0)
+        checkpoints = find_checkpoints(config.output)
+    show_results(config, checkpoints=checkpoints, say=say, done_before=checked.done)
+    return 0
+
+
+def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest, say: Say) -> Outcome:
+    """Run the workers under the configured launcher. Makes the run directory once the machine can hold them.
+
+    `checkpoints`: in the run directory. LeaseError where another job trains in it.
+    """
+    lease = partial(hold, config.output, timeout_s=config.lease_timeout_s, say=say, stop=stop)
+    if config.launcher == "processes":
+        settled = processes.resolve_device(config)
+        with lease() as token:
+            write_config(config)
+            attempt = partial(processes.run_in_processes, settled, stop=stop, say=say, lease_token=token)
+            return run_attempts(attempt, config=config, checkpoints=checkpoints, stop=stop, say=say)
+    from trainer.launch import elastic, ray_train  # Ray is absent where the loop runs without it
+
+    with ray_train.ray_session(config) as settled:
+        stop.listen()
+        with lease() as token:
+            write_config(config)
+            each = ray_train.resources_of(settled)
+            watch = elastic.GroupWatch(settled, each=each, pending=elastic.PendingPlacements(each))
+            attempt = partial(ray_train.run_on_ray, settled, stop=stop, say=say, lease_token=token, watch=watch)
+            return run_attempts(attempt, config=config, checkpoints=checkpoints, stop=stop, say=say)
+
+
+def show_results(config: TrainerConfig, *, checkpoints: Checkpoints, say: Say, done_before: bool) -> None:
+    """Draw the curve and say where everything is."""
+    files = RunFiles(config.output, working_folder=config.working_folder)
+    files.bring([METRICS_NAME, EVALUATIONS_NAME])
+    steps = read_last_lines(files.folder / METRICS_NAME)
+    evaluations = read_last_lines(files.folder / EVALUATIONS_NAME)
+    if done_before:
+        say(f"all {config.max_steps} steps are done; nothing to train")
+        for line in Evaluation.of(evaluations[-1]).lines() if evaluations else ():
+            say(line)
+    if steps:
+        say(f"loss curve: {files.send_file(draw_curve(files.folder).name)}")
+    tracker = "" if config.logging.tracker == "none" else f", {config.logging.tracker}/"
+    newest = checkpoints.folders[-1]
+    say(f"run directory: {files.run} (metrics.jsonl{tracker}, config.yaml); newest checkpoint: {newest}")
