@@ -169,17 +169,9 @@ def holds_other_models_only(drops: Mapping[str, int]) -> bool:
 
 
 def list_read_warnings(sources: Sequence[SourceConfig], *, read: ReadTally) -> list[str]:
-    """What a person should know of the reading: sources without documents, pages skipped for time or memory."""
-    found = [
+    """What a person should know of the reading: sources without documents."""
+    return [
         f"{', '.join(source.paths)}: no article in it is wikitext; nothing of this source is in the set"
         for index, source in enumerate(sources)
         if not read.documents[index]
     ]
-    skipped = sum(drops["page_over_resources"] for drops in read.drops.values())
-    if skipped:
-        names = "; ".join(f"{name} ({detail})" for name, detail in read.examples["page_over_resources"][:10])
-        found.append(
-            f"{skipped} pages were skipped because they took too much time or memory on this machine, so this set need "
-            f"not come out the same elsewhere: {names}"
-        )
-    return found
