@@ -42,16 +42,16 @@ RESULT_NAME = "result.json"
 DROPPED_NAME = "near-duplicates"
 
 
-def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job, hands: int | None = None) -> None:
+def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job, workers: int | None = None) -> None:
     """Lay out the whole build on `pipeline`; its result is left as RESULT_NAME in the exchange folder.
 
-    `hands`: for an engine that deals the elements to so many workers once and for all, as FnApiRunner does, which
-    would leave a great book and half of the rest to one worker; None: any worker takes the next split.
+    `workers`: of an engine that deals the elements to its workers once and for all, as FnApiRunner does, and would
+    leave a large file and half of the rest to one of them; None: any worker takes the next split.
     """
-    parts = [(split,) for split in splits] if hands is None else deal_splits(splits, hands=hands)
+    dealt = [(split,) for split in splits] if workers is None else deal_splits(splits, workers=workers)
     read = (
         pipeline
-        | "List splits" >> beam.Create(parts, reshuffle=False)
+        | "List splits" >> beam.Create(dealt, reshuffle=False)
         | "Spread splits" >> beam.Reshuffle()
         | "Take each" >> beam.FlatMap(_each)
         | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(job))
@@ -272,9 +272,8 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
     if dropped is not None:
         near = read_dropped(dropped, [index.ids[position].tobytes() for position in kept])
         kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
-    first = kept[index.first[kept]]
-    lowest = sorted(membership(index.ids[position].tobytes()) for position in first[:2])
-    return BucketCount(bucket, documents=first.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
+    lowest = sorted(membership(index.ids[position].tobytes()) for position in kept[:2])
+    return BucketCount(bucket, documents=kept.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
 
 
 def assign_shard(
@@ -286,8 +285,8 @@ def assign_shard(
     yield (split, index, plan.num_shards[split]), tuple(extents)
 
 
-def _each(part: tuple[Split, ...]) -> tuple[Split, ...]:
-    return part
+def _each(splits: tuple[Split, ...]) -> tuple[Split, ...]:
+    return splits
 
 
 def _tally_of(result: SplitResult) -> ReadTally:

@@ -1,12 +1,11 @@
 """One split of the input to a spill file: read, clean, tokenize, count. Every document is somewhere in the counts.
 
-Of a great document in pieces all decide alike, and the first alone counts, names drops, keeps rejects and signs.
 A split is finished when its record stands (pipeline/runtime/ledger.py); a later start then takes what is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,13 @@ from pipeline import storage
 from pipeline.cleaning import DocumentFilter, RejectWriter, beginning, excerpt
 from pipeline.dataset import id_type
 from pipeline.dedup import BandExtent, SignatureWriter
-from pipeline.documents import WHOLE, Document, Drop, Note, Piece, Split
+from pipeline.documents import Document, Drop, Note, Split
 from pipeline.instances import passes_of
 from pipeline.runtime import Job, WorkReport
 from pipeline.shuffle import Extent, Origin, SpillWriter
-from pipeline.sources import own_text_bytes, read_documents
+from pipeline.sources import read_documents
 from pipeline.tally import ReadTally, reads_from_tree, reads_to_tree
 from pipeline.tokenizer import WordTokenizer
-
-GREAT_CHARACTERS = 1 << 20
-"""A document of so many is worth pieces; smaller ones, such as chapters, are dealt whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,7 @@ class SplitResult:
 
 def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
     """What is recorded of a split that an earlier start finished; else read it whole, and record it."""
-    report.add(of_bytes=split.num_bytes, of_text=own_text_bytes(split))
+    report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
     recorded = job.ledger.find("split", key=split_key(split, job=job))
     if recorded is not None:
         result = _result_from_tree(recorded, folder=job.spills)
@@ -81,59 +77,35 @@ def spill_documents(
             job.spills, name=name, config=cleaning.near_duplicates, partitions=job.buckets.total
         ) as signatures,
     ):
-        for item, piece in take_piece(items, split=split):
+        for item in items:
             if isinstance(item, Note):
                 tally.count_note(item.reason, name=item.name, detail=item.detail)
                 continue
             if isinstance(item, Drop):
                 drop(item, item.reason, item.detail)
                 continue
-            first = piece.number == 0
-            text = "" if not first else "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
+            text = "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
             fault = documents.reject(item)
             if fault is not None:
-                if first:
-                    drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
-                    rejects.add(
-                        source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text
-                    )
+                drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
+                rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
                 continue
-            document = replace(tokenizer.tokenize(item, piece=piece), source=number)
-            if not document.ids.size and (piece == WHOLE or not tokenizer.tokenize(item).ids.size):
-                if first:
-                    drop(item, "no_tokens", "nothing is left after normalisation")
+            document = replace(tokenizer.tokenize(item), source=number)
+            if not document.ids.size:
+                drop(item, "no_tokens", "nothing is left after normalisation")
                 continue
             if not passes_of(document.id, weight=source.weight, passes=job.config.passes, seed=job.config.seed):
-                if first:
-                    drop(item, "weight", f"weight {source.weight:g}")
+                drop(item, "weight", f"weight {source.weight:g}")
                 continue
-            writer.add(document, piece=piece, origin=Origin(split.source, item.name, text if first else ""))
-            report.add(documents=int(first), characters=sum(map(len, piece.cut(item.sentences))))
-            if not first:
-                continue
+            characters = sum(map(len, item.sentences))
+            writer.add(document, origin=Origin(split.source, item.name, text))
+            signatures.add(item)
             tally.documents[split.source] += 1
             tally.sentences[split.source] += len(item.sentences)
-            tally.characters[split.source] += sum(map(len, item.sentences))
-            signatures.add(item)
+            tally.characters[split.source] += characters
+            report.add(documents=1, characters=characters)
     tally.rejects = rejects.runs
     return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))
-
-
-def take_piece(items: Iterable[Document | Drop], *, split: Split) -> Iterator[tuple[Document | Drop, Piece]]:
-    """What of a split's items is for its piece to do: of a great document that piece (of few sentences: one of so many
-    pieces), of the other documents every `split.piece.of`-th whole; what was left out is for the first to count."""
-    number, of = split.piece
-    small = 0
-    for item in items:
-        if of == 1 or (number == 0 and not isinstance(item, Document)):
-            yield item, WHOLE
-        elif isinstance(item, Document):
-            if sum(map(len, item.sentences)) < GREAT_CHARACTERS:
-                if small % of == number:
-                    yield item, WHOLE
-                small += 1
-            elif number < len(item.sentences):
-                yield item, Piece(number, min(of, len(item.sentences)))
 
 
 def split_key(split: Split, *, job: Job) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pipeline.cleaning import write_rejects
 from pipeline.config import PipelineConfig
 from pipeline.dataset import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
 from pipeline.documents import Split
-from pipeline.engines import DaskCluster, check_engine, choose_workers, count_readers, open_cluster, watched
+from pipeline.engines import DaskCluster, check_engine, choose_workers, open_cluster, watched
 from pipeline.output import (
     REPORT_NAME,
     OutputFolder,
@@ -46,7 +46,6 @@ from pipeline.sources import (
     list_splits,
     list_versions,
     refuse_own_files,
-    share_books,
 )
 from pipeline.tally import BuildResult, ReadTally
 from pipeline.tokenizer import WordTokenizer
@@ -71,8 +70,6 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         validation_fraction=config.validation_fraction,
     )
     workers = choose_workers(config, say=say)
-    readers = count_readers(config, workers=workers, beam_options=beam_options)
-    splits = share_books(splits, sources=config.sources, workers=readers)
     most = max(len(splits), buckets.train + buckets.validation)
     workers = min(workers, most)
     paths = {
@@ -184,8 +181,8 @@ def run_graph(
     local.note_unknown(beam_options)
     from pipeline.build.graph import build_graph, load_result  # after the engine, which makes Beam quiet
 
-    hands = None if cluster is not None or names_runner(beam_options) else workers
-    lay_out = partial(build_graph, splits=splits, job=job, hands=hands)
+    dealt_to = None if cluster is not None or names_runner(beam_options) else workers
+    lay_out = partial(build_graph, splits=splits, job=job, workers=dealt_to)
     local.run_on_engine(
         lay_out,
         exchange=job.exchange,

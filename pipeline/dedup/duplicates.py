@@ -51,8 +51,7 @@ def count_doubles(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rej
 
 
 def _repeated_ids(extents: Sequence[Extent]) -> frozenset[bytes]:
-    index = read_index(extents)
-    ids = index.ids[index.first]
+    ids = read_index(extents).ids
     _, first, counts = np.unique(ids.view(f"V{ID_BYTES}").ravel(), return_index=True, return_counts=True)
     return frozenset(ids[position].tobytes() for position in first[counts > 1])
 

@@ -15,14 +15,13 @@ from pathlib import Path
 
 from pipeline.cleaning import DocumentFilter
 from pipeline.config import PipelineConfig
-from pipeline.documents import Document, Split
-from pipeline.engines import count_readers
+from pipeline.documents import Document
 from pipeline.estimate.intervals import Quantity
 from pipeline.estimate.sample_build import Measured, measure_source
 from pipeline.estimate.sampling import Unit, choose_units, list_frame, read_units
 from pipeline.runtime import SHARDS, SPILLS, Job, describe_seconds
 from pipeline.shuffle import Buckets, choose_buckets
-from pipeline.sources import list_splits, share_books
+from pipeline.sources import list_splits
 from pipeline.tokenizer import WordTokenizer
 from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
 
@@ -165,14 +164,11 @@ def combine(
     }
     past = {path: seconds for source in measured for path, seconds in source.frame.passing_s.items()}
 
-    def reading_s(each: Sequence[Split]) -> list[float]:
-        return [
-            cpu_s_a_byte[split.source] * split.text_bytes + past.get(split.path, 0.0) * (1 - 1 / split.parts)
-            for split in each
-        ]
-
-    read_s = reading_s(share_books(splits, sources=config.sources, workers=count_readers(config, workers=workers)))
-    train_s = reading_s(splits) if given_vocabulary(config) is None else []
+    read_s = [
+        cpu_s_a_byte[split.source] * split.text_bytes + past.get(split.path, 0.0) * (1 - 1 / split.parts)
+        for split in splits
+    ]
+    train_s = read_s if given_vocabulary(config) is None else []
     write = total_of_rows("write_cpu_s")
     train = [(1 - held) / buckets.train] * buckets.train
     shares = train + [held / buckets.validation] * buckets.validation if buckets.validation else train

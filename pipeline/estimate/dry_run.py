@@ -13,12 +13,12 @@ from pipeline import storage
 from pipeline.build import check_paths, list_doubts
 from pipeline.config import PipelineConfig
 from pipeline.dataset import MANIFEST_NAME
-from pipeline.engines import choose_workers, count_readers
+from pipeline.engines import choose_workers
 from pipeline.estimate.cost import describe_bytes, estimate, format_estimate
 from pipeline.output import MARK_NAME, check_writable
 from pipeline.settings import ConfigError
 from pipeline.signals import say_at_once
-from pipeline.sources import list_splits, share_books
+from pipeline.sources import list_splits
 from pipeline.storage import free_bytes
 from pipeline.vocabulary import given_vocabulary
 
@@ -28,9 +28,8 @@ def describe_build(config: PipelineConfig, *, price: float | None = None) -> Ite
     workers = choose_workers(config, say=say_at_once)
     check_paths(config)
     splits = list_splits(config.sources)
-    shared = share_books(splits, sources=config.sources, workers=count_readers(config, workers=workers))
     total = sum(split.num_bytes for split in splits)
-    yield f"input: {len(shared):,} splits, {describe_bytes(total)}"
+    yield f"input: {len(splits):,} splits, {describe_bytes(total)}"
     yield describe_output(config.output)
     if is_finished(config.output):
         return

@@ -184,21 +184,21 @@ def test_a_document_without_words_is_dropped_with_a_reason(tmp_path: Path) -> No
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 5))
-def test_splits_are_dealt_evenly(sizes: list[int], hands: int) -> None:
+def test_splits_are_dealt_evenly(sizes: list[int], workers: int) -> None:
     splits = [Split(0, "a", place, -1, size, size) for place, size in enumerate(sizes)]
-    parts = deal_splits(splits, hands=hands)
-    assert sorted((split for part in parts for split in part), key=lambda split: split.start) == splits
-    assert len(parts) <= hands
-    assert all(parts)
-    loads = sorted([sum(split.text_bytes for split in part) for part in parts] + [0] * (hands - len(parts)))
+    dealt = deal_splits(splits, workers=workers)
+    assert sorted((split for each in dealt for split in each), key=lambda split: split.start) == splits
+    assert len(dealt) <= workers
+    assert all(dealt)
+    loads = sorted([sum(split.text_bytes for split in each) for each in dealt] + [0] * (workers - len(dealt)))
     assert loads[-1] - loads[0] <= max(sizes, default=0)
     assert all(
-        [split.text_bytes for split in part] == sorted((s.text_bytes for s in part), reverse=True) for part in parts
+        [split.text_bytes for split in each] == sorted((s.text_bytes for s in each), reverse=True) for each in dealt
     )
 
 
-def test_a_great_book_is_alone_where_the_rest_is_no_more() -> None:
+def test_a_large_file_is_alone_if_the_rest_is_no_more() -> None:
     splits = [Split(0, "a", place, -1, size, size) for place, size in enumerate([2] * 10 + [50] + [2] * 10)]
-    great, rest = deal_splits(splits, hands=2)
+    great, rest = deal_splits(splits, workers=2)
     assert [split.text_bytes for split in great] == [50]
     assert [split.start for split in rest] == [place for place in range(21) if place != 10]
