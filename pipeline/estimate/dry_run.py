@@ -35,11 +35,11 @@ def describe_build(config: PipelineConfig, *, price: float | None = None) -> Ite
         return
     for doubt in list_doubts(config, tokenizer=given_vocabulary(config)):
         yield f"warning: {doubt}"
-    found = estimate(config, workers=workers)
+    found = estimate(config, splits=splits, workers=workers)
     yield from format_estimate(found)
-    yield describe_room(config.output, needed=found.bytes.value + found.temporary_bytes.value)
+    yield describe_room(config.output, needed=found.bytes + found.temporary_bytes)
     if price is not None:
-        hours = found.cpu_s.value / 3600
+        hours = found.cpu_s / 3600
         yield f"price: {hours * price:,.2f} for {hours:,.3g} CPU hours at {price:g}"
 
 

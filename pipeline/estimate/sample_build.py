@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from pipeline.build import build_shard, spill_documents
 from pipeline.config import PipelineConfig
 from pipeline.dataset import schema
-from pipeline.estimate.intervals import Quantity, expand
 from pipeline.estimate.sampling import Frame, Unit, read_units
 from pipeline.runtime import Job, WorkReport
 from pipeline.shuffle import Extent, read_index
@@ -38,12 +37,13 @@ class Measured:
     units: list[dict[str, float]] = field(default_factory=list)
     groups: list[dict[str, float]] = field(default_factory=list)
 
-    def expand(self, name: str) -> Quantity:
-        """`name` of the whole source; zero where nothing was measured."""
+    def expand(self, name: str) -> float:
+        """`name` of the whole source, by the size of what was read; zero if nothing was measured."""
         rows = self.units if self.units and name in self.units[0] else self.groups
         by = "count" if name == "documents" and self.frame.by_file else "size"
         total = float(len(self.frame.units) if by == "count" else self.frame.size)
-        return expand([row[name] for row in rows], sizes=[row[by] for row in rows], total=total)
+        size = sum(row[by] for row in rows)
+        return sum(row[name] for row in rows) * total / size if size else 0.0
 
 
 def measure_source(frame: Frame, *, units: Sequence[Unit], job: Job, tokenizer: WordTokenizer) -> Measured:
