@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.build import check_paths, list_doubts
+from pipeline.build import check_paths, list_advice
 from pipeline.config import PipelineConfig
 from pipeline.dataset import MANIFEST_NAME
 from pipeline.engines import choose_workers
@@ -33,8 +33,8 @@ def describe_build(config: PipelineConfig, *, price: float | None = None) -> Ite
     yield describe_output(config.output)
     if is_finished(config.output):
         return
-    for doubt in list_doubts(config, tokenizer=given_vocabulary(config)):
-        yield f"warning: {doubt}"
+    for advice in list_advice(config, tokenizer=given_vocabulary(config)):
+        yield f"warning: {advice}"
     found = estimate(config, splits=splits, workers=workers)
     yield from format_estimate(found)
     yield describe_room(config.output, needed=found.bytes + found.temporary_bytes)

@@ -25,7 +25,7 @@ from pipeline.config.schema import PipelineConfig, SourceConfig
 from pipeline.documents import Document
 from pipeline.estimate import cost, sampling
 from pipeline.estimate.__main__ import main
-from pipeline.estimate.cost import TOLERANCE, Estimate, describe_bytes, makespan
+from pipeline.estimate.cost import Estimate, describe_bytes, makespan
 from pipeline.estimate.sample_build import Measured
 from pipeline.estimate.sampling import Frame, Unit, choose_units, list_frame, read_units
 from pipeline.settings import validate
@@ -206,7 +206,7 @@ def test_a_sample_comes_near_the_build(tmp_path: Path, monkeypatch: pytest.Monke
     assert not found.whole
     assert found.sample_units < found.sample_of_units / 4
     for name, real in truth_of(config).items():
-        assert getattr(found, name) == pytest.approx(real, rel=TOLERANCE), name
+        assert getattr(found, name) == pytest.approx(real, rel=0.1), name
     assert found.wall_s > 0
     assert found.cpu_s > 0
 

@@ -173,7 +173,7 @@ def test_a_build_has_the_same_bytes_from_kept_documents(tmp_path: Path, monkeypa
     config = make_config(tmp_path, sources=[config.sources[0].model_dump()], output=str(tmp_path / "c"))
     hashes.add(build(config, say=lambda line: None).hash)
     assert len(hashes) == 1
-    train_vocabulary(config, path=tmp_path / "trained.txt")
+    train_vocabulary(config, splits=list_splits(config.sources), path=tmp_path / "trained.txt")
     assert (tmp_path / "trained.txt").stat().st_size > 0
 
 
