@@ -16,7 +16,7 @@ from pipeline.dataset import id_type
 from pipeline.dedup import BandExtent, SignatureWriter
 from pipeline.documents import Document, Drop, Note, Split
 from pipeline.instances import passes_of
-from pipeline.runtime import Job, WorkReport
+from pipeline.runtime import BuildContext, WorkReport
 from pipeline.shuffle import Extent, Origin, SpillWriter
 from pipeline.sources import read_documents
 from pipeline.tally import ReadTally, reads_from_tree, reads_to_tree
@@ -33,37 +33,44 @@ class SplitResult:
     """Where the band keys of each partition lie, where near duplicates are looked for."""
 
 
-def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
+def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
     """What is recorded of a split that an earlier start finished; else read it whole, and record it."""
     report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
-    recorded = job.ledger.find("split", key=split_key(split, job=job))
+    recorded = context.ledger.find("split", key=split_key(split, context=context))
     if recorded is not None:
-        result = _result_from_tree(recorded, folder=job.spills)
+        result = _result_from_tree(recorded, folder=context.spills)
         tally = result.tally
         drops = sum(tally.count_reasons().values())
         report.add(kept=1, documents=tally.documents.total(), characters=tally.characters.total(), drops=drops)
     else:
-        source = job.config.sources[split.source]
+        source = context.config.sources[split.source]
         result = spill_documents(
-            read_documents(split, source), split=split, job=job, tokenizer=tokenizer, report=report
+            read_documents(split, source), split=split, context=context, tokenizer=tokenizer, report=report
         )
         files = {extent.path for _, extent in result.extents} | set(result.tally.rejects)
         files |= {path for _, band in result.bands for path in (band.keys, band.signatures)}
-        job.ledger.record("split", key=split_key(split, job=job), files=files, content=_result_to_tree(result))
+        context.ledger.record(
+            "split", key=split_key(split, context=context), files=files, content=_result_to_tree(result)
+        )
     report.add(bytes=split.num_bytes)
     return result
 
 
 def spill_documents(
-    items: Iterable[Document | Drop], *, split: Split, job: Job, tokenizer: WordTokenizer, report: WorkReport
+    items: Iterable[Document | Drop],
+    *,
+    split: Split,
+    context: BuildContext,
+    tokenizer: WordTokenizer,
+    report: WorkReport,
 ) -> SplitResult:
     """Documents go to a spill file, everything left out is counted with its reason. On an error no file is left."""
     tally = ReadTally()
-    source = job.config.sources[split.source]
-    number = job.config.source_names.index(source.called)
+    source = context.config.sources[split.source]
+    number = context.config.source_names.index(source.called)
     name = Path(split.path).name[:40]
-    types = id_type(job.vocabulary_size)
-    cleaning = job.config.cleaning
+    types = id_type(context.vocabulary_size)
+    cleaning = context.config.cleaning
     documents = DocumentFilter(cleaning, source=source)
 
     def drop(item: Document | Drop, reason: str, detail: str) -> None:
@@ -71,10 +78,10 @@ def spill_documents(
         report.add(drops=1)
 
     with (
-        RejectWriter(job.spills if cleaning.keep_rejects else None) as rejects,
-        SpillWriter(job.spills, name=name, bucket_of=job.buckets.bucket_of, id_type=types) as writer,
+        RejectWriter(context.spills if cleaning.keep_rejects else None) as rejects,
+        SpillWriter(context.spills, name=name, bucket_of=context.buckets.bucket_of, id_type=types) as writer,
         SignatureWriter(
-            job.spills, name=name, config=cleaning.near_duplicates, partitions=job.buckets.total
+            context.spills, name=name, config=cleaning.near_duplicates, partitions=context.buckets.total
         ) as signatures,
     ):
         for item in items:
@@ -94,7 +101,7 @@ def spill_documents(
             if not document.ids.size:
                 drop(item, "no_tokens", "nothing is left after normalisation")
                 continue
-            if not passes_of(document.id, weight=source.weight, passes=job.config.passes, seed=job.config.seed):
+            if not passes_of(document.id, weight=source.weight, passes=context.config.passes, seed=context.config.seed):
                 drop(item, "weight", f"weight {source.weight:g}")
                 continue
             characters = sum(map(len, item.sentences))
@@ -108,9 +115,9 @@ def spill_documents(
     return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))
 
 
-def split_key(split: Split, *, job: Job) -> dict[str, Any]:
+def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
     """What names a split's record: its place and its file's content. How it is read is in the build's hash."""
-    return {**asdict(split), "input": job.inputs[split.path]}
+    return {**asdict(split), "input": context.inputs[split.path]}
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:

@@ -32,7 +32,16 @@ from pipeline.output import (
     open_output_folder,
     write_set,
 )
-from pipeline.runtime import SHARDS, SPILLS, Job, Kind, ProgressPrinter, local_notes, names_runner, temporary_below
+from pipeline.runtime import (
+    SHARDS,
+    SPILLS,
+    BuildContext,
+    Kind,
+    ProgressPrinter,
+    local_notes,
+    names_runner,
+    temporary_below,
+)
 from pipeline.settings import to_tree
 from pipeline.shuffle import Buckets, choose_buckets
 from pipeline.signals import Say, say_at_once
@@ -74,15 +83,15 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
                 config, splits=inputs.splits, output=output, say=say, beam_options=beam_options, cluster=cluster
             )
             tokenizer.save(output.staging / TOKENIZER_FOLDER)
-            job = describe_job(config, inputs=inputs, buckets=buckets, tokenizer=tokenizer, output=output)
-            begin_or_resume(job, splits=inputs.splits, resumes=output.resumes, say=say)
-            progress = ProgressPrinter(job.progress, num_splits=len(inputs.splits), num_bytes=inputs.num_bytes)
+            context = describe_context(config, inputs=inputs, buckets=buckets, tokenizer=tokenizer, output=output)
+            begin_or_resume(context, splits=inputs.splits, resumes=output.resumes, say=say)
+            progress = ProgressPrinter(context.progress, num_splits=len(inputs.splits), num_bytes=inputs.num_bytes)
             with progress, watched(progress, config=config):
                 result, read = run_graph(
-                    inputs.splits, job=job, workers=workers, beam_options=beam_options, cluster=cluster
+                    inputs.splits, context=context, workers=workers, beam_options=beam_options, cluster=cluster
                 )
-        refuse_changed_input(inputs, job=job)
-        say_what_was_done(progress, job=job, num_splits=len(inputs.splits), resumes=output.resumes, say=say)
+        refuse_changed_input(inputs, context=context)
+        say_what_was_done(progress, context=context, num_splits=len(inputs.splits), resumes=output.resumes, say=say)
         check_labels(result, config=config)
         for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
             say(f"warning: {warning}")
@@ -160,16 +169,16 @@ def find_trained_vocabulary(
     return tokenizer
 
 
-def describe_job(
+def describe_context(
     config: PipelineConfig,
     *,
     inputs: BuildInputs,
     buckets: Buckets,
     tokenizer: WordTokenizer,
     output: OutputFolder | StoredOutput,
-) -> Job:
+) -> BuildContext:
     """What the workers need to know. The tokenizer is in the output's staging folder, from where they get it."""
-    return Job(
+    return BuildContext(
         config=config,
         buckets=buckets,
         tokenizer=output.share(f"{TOKENIZER_FOLDER}/tokenizer.json"),
@@ -181,15 +190,20 @@ def describe_job(
     )
 
 
-def begin_or_resume(job: Job, *, splits: Sequence[Split], resumes: bool, say: Say) -> None:
+def begin_or_resume(context: BuildContext, *, splits: Sequence[Split], resumes: bool, say: Say) -> None:
     """Remove what an earlier start left half-made, and say what it had finished."""
-    found = sweep_work(job, splits=splits)
+    found = sweep_work(context, splits=splits)
     if resumes:
         say(f"resuming: records of {found['split']} of {len(splits)} splits and {found['shard']} shards are there")
 
 
 def run_graph(
-    splits: Sequence[Split], *, job: Job, workers: int, beam_options: Sequence[str], cluster: DaskCluster | None = None
+    splits: Sequence[Split],
+    *,
+    context: BuildContext,
+    workers: int,
+    beam_options: Sequence[str],
+    cluster: DaskCluster | None = None,
 ) -> tuple[BuildResult, ReadTally]:
     """Build every shard. Raises as run_on_engine."""
     from pipeline.engines import local  # Beam takes 2 s to import
@@ -198,38 +212,40 @@ def run_graph(
     from pipeline.build.graph import build_graph, load_result  # after the engine, which makes Beam quiet
 
     dealt_to = None if cluster is not None or names_runner(beam_options) else workers
-    lay_out = partial(build_graph, splits=splits, job=job, workers=dealt_to)
+    lay_out = partial(build_graph, splits=splits, context=context, workers=dealt_to)
     local.run_on_engine(
         lay_out,
-        exchange=job.exchange,
-        held=job.work,
-        temporary=temporary_below(job.notes),
+        exchange=context.exchange,
+        held=context.work,
+        temporary=temporary_below(context.notes),
         workers=workers,
         beam_options=beam_options,
         cluster=cluster,
     )
-    return load_result(job)
+    return load_result(context)
 
 
-def refuse_changed_input(inputs: BuildInputs, *, job: Job) -> None:
+def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
     """ChangedInputError for files that were written while they were read. What was read of them is removed, and all
     shards: any may hold some of it."""
     if changed := inputs.list_changed_files():
         good = [split for split in inputs.splits if split.path not in changed]
-        sweep_work(job, splits=good, keep_shards=False)
+        sweep_work(context, splits=good, keep_shards=False)
         raise describe_change(changed, inputs=inputs)
 
 
-def sweep_work(job: Job, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
+def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
     """Remove files and records of all but finished `splits` and shards; count the records that are left."""
-    names = {job.ledger.record_name("split", split_key(split, job=job)) for split in splits}
-    return job.ledger.sweep(folders=(SPILLS, SHARDS), splits=names, keep_shards=keep_shards)
+    names = {context.ledger.record_name("split", split_key(split, context=context)) for split in splits}
+    return context.ledger.sweep(folders=(SPILLS, SHARDS), splits=names, keep_shards=keep_shards)
 
 
-def say_what_was_done(progress: ProgressPrinter, *, job: Job, num_splits: int, resumes: bool, say: Say) -> None:
+def say_what_was_done(
+    progress: ProgressPrinter, *, context: BuildContext, num_splits: int, resumes: bool, say: Say
+) -> None:
     """Sum up what was read and written, made again and kept."""
     say(progress.summary())
-    for fault in job.ledger.take_damaged():
+    for fault in context.ledger.take_damaged():
         say(f"damaged, so made again: {fault}")
     if resumes:
         kept, of_shards = progress.count_kept(), progress.read_plan()["shards"]

@@ -6,7 +6,7 @@ Dask and Ray are imported where an engine needs them, so that a local build need
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,8 +15,7 @@ from typing import Any
 from pipeline.config import PipelineConfig
 from pipeline.runtime import ProgressPrinter
 from pipeline.settings import ConfigError
-
-Say = Callable[[str], None]
+from pipeline.signals import Say
 
 _PACKAGES = {"dask": ("dask", "distributed"), "ray": ("cryptography", "dask", "distributed", "ray")}
 
@@ -86,7 +85,7 @@ def watched(progress: ProgressPrinter, *, config: PipelineConfig) -> Iterator[No
     if config.engine != "ray":
         yield
         return
-    from pipeline.engines.metrics import serve_progress
+    from pipeline.engines.prometheus import serve_progress
 
     with serve_progress(progress, output=config.output):
         yield

@@ -18,7 +18,7 @@ from pipeline.config import PipelineConfig
 from pipeline.documents import Document, Split
 from pipeline.estimate.sample_build import Measured, measure_source
 from pipeline.estimate.sampling import Unit, choose_units, list_frame, read_units
-from pipeline.runtime import SHARDS, SPILLS, Job, describe_seconds
+from pipeline.runtime import SHARDS, SPILLS, BuildContext, describe_seconds
 from pipeline.shuffle import Buckets, choose_buckets
 from pipeline.tokenizer import WordTokenizer
 from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
@@ -78,7 +78,7 @@ def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -
         for name in (SPILLS, SHARDS):
             (Path(folder) / name).mkdir()
         tokenizer, vocabulary = choose_vocabulary(config, given=given, chosen=chosen, folder=Path(folder))
-        job = Job(
+        context = BuildContext(
             config=config,
             buckets=Buckets(1, 0, 0.0),
             tokenizer=str(Path(folder) / "tokenizer.json"),
@@ -88,7 +88,7 @@ def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -
             inputs={},
         )
         measured = [
-            measure_source(frame, units=units, job=job, tokenizer=tokenizer)
+            measure_source(frame, units=units, context=context, tokenizer=tokenizer)
             for frame, units in zip(frames, chosen, strict=True)
         ]
     if not any(source.groups for source in measured):

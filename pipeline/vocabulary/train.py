@@ -138,18 +138,20 @@ def count_sources(
     Raises what the engine does (engines.run_on_engine).
     """
     from pipeline.engines import local  # Beam takes 2 s to import
-    from pipeline.vocabulary.graph import WORDS_NAME, WordJob, build_word_graph, group_splits
+    from pipeline.vocabulary.graph import WORDS_NAME, WordContext, build_word_graph, group_splits
 
     groups = group_splits(splits)
     worth = sum(split.text_bytes for split in splits) // _BYTES_WORTH_A_WORKER
     workers = min(len(groups), config.workers or len(os.sched_getaffinity(0)), max(1, worth))
     with local_notes(folder, shared=cluster is not None or names_runner(beam_options)) as notes:
-        job = WordJob(config=config, folder=folder, limit=MAX_WORDS, notes=notes)
-        with ProgressPrinter(job.exchange, num_splits=len(groups), num_bytes=sum(split.num_bytes for split in splits)):
-            lay_out = partial(build_word_graph, groups=groups, job=job)
+        context = WordContext(config=config, folder=folder, limit=MAX_WORDS, notes=notes)
+        with ProgressPrinter(
+            context.exchange, num_splits=len(groups), num_bytes=sum(split.num_bytes for split in splits)
+        ):
+            lay_out = partial(build_word_graph, groups=groups, context=context)
             local.run_on_engine(
                 lay_out,
-                exchange=job.exchange,
+                exchange=context.exchange,
                 temporary=temporary_below(notes),
                 workers=workers,
                 beam_options=beam_options,

@@ -18,7 +18,7 @@ import pytest
 
 from cluster import local
 from corpora import make_documents, write_text, write_vocabulary
-from pipeline.engines import metrics
+from pipeline.engines import prometheus
 from pipeline.settings import load_settings
 from processes import command_of
 from ray_head import AS_OTHERS
@@ -111,7 +111,7 @@ def test_two_nodes_of_a_local_cluster_train_a_submitted_config(
     assert len(read_json_lines(tmp_path / "run" / "metrics.jsonl")) == MAX_STEPS
     assert load_settings(TrainerConfig, file=tmp_path / "run" / "config.yaml").cpus_per_worker == local.CPUS_PER_WORKER
     assert homes == {"127.0.0.2", "127.0.0.3"}
-    names = [*list_names(), *metrics.list_names()]
+    names = [*list_names(), *prometheus.list_names()]
     assert {name for name in names if name.removeprefix("ray_cloze_") not in RARE} <= seen
 
 

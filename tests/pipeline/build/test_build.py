@@ -23,7 +23,7 @@ from pipeline.build.recipe import build
 from pipeline.dataset.manifest import open_data_set, read_manifest
 from pipeline.dataset.schema import METADATA_VOCABULARY_HASH
 from pipeline.documents import Document
-from pipeline.runtime import Job, read_failure
+from pipeline.runtime import BuildContext, read_failure
 from pipeline.shuffle import Buckets, Extent
 from pipeline.tokenizer.tokenizer import WordTokenizer
 
@@ -311,11 +311,11 @@ def test_a_lost_spill_file_is_an_error_in_one_line(tmp_path: Path) -> None:
     """Worker processes find it where they count; what they raise reaches the command by a file alone."""
     (tmp_path / "exchange").mkdir()
     config = make_config(tmp_path, sources=[{"kind": "text", "path": "x"}])
-    job = Job(config, Buckets(1, 0, 0.0), "", 9, work=str(tmp_path), build="", inputs={})
+    context = BuildContext(config, Buckets(1, 0, 0.0), "", 9, work=str(tmp_path), build="", inputs={})
     lost = Extent(str(tmp_path / "lost.arrow"), 0, 10, 10, 0)
     with pytest.raises(OSError, match=r"lost\.arrow"):
-        list(CountBuckets(job).process((0, [lost])))
-    failure = read_failure(job.exchange)
+        list(CountBuckets(context).process((0, [lost])))
+    failure = read_failure(context.exchange)
     assert failure is not None
     assert failure.is_users
     assert "lost.arrow" in failure.message

@@ -20,7 +20,7 @@ from pipeline.sources.splits import list_splits
 from pipeline.tokenizer.files import word_rules
 from pipeline.vocabulary import graph, train, word_counts
 from pipeline.vocabulary.__main__ import main
-from pipeline.vocabulary.graph import WORDS_NAME, WordJob
+from pipeline.vocabulary.graph import WORDS_NAME, WordContext
 from pipeline.vocabulary.train import count_sources, train_vocabulary
 from pipeline.vocabulary.word_counts import (
     Run,
@@ -211,7 +211,7 @@ def test_what_the_filters_leave_out_is_not_counted(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", [["rare word"], ["many other words stand here"]])
     config = config_of(tmp_path, [path], cleaning={"min_words": 3})
     splits = list_splits(config.sources)
-    runs = graph.count_splits(splits, job=WordJob(config=config, folder=str(tmp_path), limit=9))
+    runs = graph.count_splits(splits, context=WordContext(config=config, folder=str(tmp_path), limit=9))
     assert set(most_common(runs, folder=tmp_path, limit=9)) == {"many", "other", "words", "stand", "here"}
 
 
