@@ -94,7 +94,6 @@ class CompareSignatures(beam.DoFn):
         self.context = context
 
     def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
-        """Compare the documents that share a band key."""
         settings = self.context.config.cleaning.near_duplicates
         assert settings is not None
         with report_failure(self.context.exchange):
@@ -112,7 +111,6 @@ class ChooseDropped(beam.DoFn):
         self.context = context
 
     def process(self, paths: list[str]) -> Iterator[str]:
-        """Decide and write."""
         with report_failure(self.context.exchange):
             path = storage.join(self.context.exchange, DROPPED_NAME)
             write_dropped(paths, path=path)
@@ -126,7 +124,6 @@ class _Step(beam.DoFn):
         self.context = context
 
     def setup(self) -> None:
-        """Load the tokenizer once a worker."""
         self.tokenizer = WordTokenizer.from_path(
             self.context.tokenizer, lowercase=self.context.config.vocabulary.lowercase
         )
@@ -136,7 +133,6 @@ class SpillSplits(_Step):
     """Split -> SplitResult."""
 
     def process(self, split: Split) -> Iterator[SplitResult]:
-        """Read, clean, tokenize and spill one split, unless that is done."""
         with (
             report_failure(self.context.exchange, of_input=True),
             _report_work(self.context, stage="read", key=split_key(split, context=self.context)) as report,
@@ -151,7 +147,6 @@ class CountBuckets(beam.DoFn):
         self.context = context
 
     def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
-        """Count what stays, from the index alone."""
         with report_failure(self.context.exchange):
             yield count_bucket(element, dropped)
 
@@ -163,7 +158,6 @@ class PlanShards(beam.DoFn):
         self.context = context
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
-        """Check what was read, then plan."""
         with report_failure(self.context.exchange):
             for index, source in enumerate(self.context.config.sources):
                 drops = tally.drops.get(index, Counter())
@@ -182,17 +176,16 @@ class WriteShards(_Step):
     def process(
         self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None
     ) -> Iterator[BuildResult]:
-        """Load, pair, mask, write and verify one shard, unless that is done."""
-        (split, index, count), groups = element
+        (name_of_split, index, count), groups = element
         extents = [extent for group in groups for extent in group]
-        part: SplitName = "train" if split == "train" else "validation"
-        name = shard_name(part, index, count)
+        split: SplitName = "train" if name_of_split == "train" else "validation"
+        name = shard_name(split, index, count)
         with report_failure(self.context.exchange), _report_work(self.context, stage="shard", key=name) as report:
             yield write_shard(
                 extents,
                 context=self.context,
                 tokenizer=self.tokenizer,
-                split=part,
+                split=split,
                 name=name,
                 dropped=dropped,
                 report=report,
@@ -206,7 +199,6 @@ class LeaveResult(beam.DoFn):
         self.context = context
 
     def process(self, result: BuildResult, tally: ReadTally) -> None:
-        """Write RESULT_NAME."""
         with report_failure(self.context.exchange):
             tree = {"result": results_to_tree(result), "read": reads_to_tree(tally)}
             _leave(tree, path=storage.join(self.context.exchange, RESULT_NAME))

@@ -224,7 +224,7 @@ def format_estimate(found: Estimate) -> list[str]:
     """Lines for people."""
     how = "all of the input, which is small" if found.whole else f"{found.sample_of_units:,}, spread evenly"
     lines = [
-        f"sample: {found.sample_units:,} parts of {how}: {found.sample_characters / 1e6:,.1f} M characters in "
+        f"sample: {found.sample_units:,} units of {how}: {found.sample_characters / 1e6:,.1f} M characters in "
         f"{describe_seconds(found.sample_s)}",
         f"vocabulary: {found.vocabulary}",
         "",

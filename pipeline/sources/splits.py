@@ -1,4 +1,4 @@
-"""Sources of documents: which parts the input has, and what is in each part.
+"""Sources of documents: which splits the input has, and what is in each.
 
 Reading the same split again gives the same documents and drops in the same order, whatever else is read.
 """
@@ -31,7 +31,7 @@ _READERS: dict[str, Callable[..., Iterator[Document | Drop]]] = {
 
 
 def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
-    """Every part of every source, largest estimated text first; equal ones by source, file name and place.
+    """Every split of every source, largest estimated text first; equal ones by source, file name and place.
 
     Independent of the order in which paths are given and listed. Raises ValueError naming the source, the path, and the
     remedy for missing, unmatched, empty, unreadable files and for a file that is listed twice.
@@ -70,7 +70,7 @@ def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, .
 
 
 def split_file(path: str | Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
-    """The parts of one file, in order; `split_bytes`: of about this size instead of what suits a worker, where the
+    """The splits of one file, in order; `split_bytes`: of about this size instead of what suits a worker, where the
     format allows it."""
     if source.kind == "wikipedia":
         return split_dump(path, source=index, split_bytes=split_bytes)

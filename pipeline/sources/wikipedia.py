@@ -2,8 +2,8 @@
 
 A multistream .bz2 is split where its streams start, found by the streams' ten-byte signature and checked by
 decompressing: the index beside it says the same, but of the English dump it alone is over 1 GB to read. Any other .bz2
-is split at blocks, plain XML at <page>: a page belongs to the part in which its <page> starts. Other compressions are
-shared: each part parses all of the XML, and converts its pages.
+is split at blocks, plain XML at <page>: a page belongs to the split in which its <page> starts. Other compressions are
+shared: each split parses all of the XML, and converts its pages.
 """
 
 from __future__ import annotations

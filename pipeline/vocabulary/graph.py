@@ -81,7 +81,6 @@ class CountSplits(_Step):
     """Group of splits -> (part, run) of its words."""
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
-        """Read, clean and count one group."""
         with report_failure(self.context.exchange):
             runs = count_splits(splits, context=self.context)
         for run in runs:
@@ -92,7 +91,6 @@ class MergeRuns(_Step):
     """(part, runs) -> path of a file with the part's most frequent words."""
 
     def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
-        """Merge the runs of one part."""
         with report_failure(self.context.exchange):
             yield [write_most_common(list(element[1]), folder=self.context.folder, limit=self.context.limit)]
 
@@ -101,7 +99,6 @@ class LeaveWords(_Step):
     """Paths of all parts -> WORDS_NAME: engines cannot return values."""
 
     def process(self, paths: list[str]) -> None:
-        """Join the parts."""
         with report_failure(self.context.exchange):
             joined = join_most_common(paths, folder=self.context.folder, limit=self.context.limit)
             storage.write_bytes(storage.join(self.context.folder, WORDS_NAME), storage.read_bytes(joined))

@@ -19,7 +19,8 @@ from pipeline.config.schema import PipelineConfig, SourceConfig
 from pipeline.documents import Document, Drop, Split
 from pipeline.settings import validate
 from pipeline.sources.listing import refuse_own_files
-from pipeline.sources.splits import deal_splits, list_splits, read_documents, refuse_empty_source
+from pipeline.sources.splits import deal_splits, list_splits, refuse_empty_source
+from source_items import read_source
 
 SENTENCES = st.lists(
     st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1), min_size=1
@@ -41,7 +42,7 @@ def test_files_with_the_same_text_give_the_same_id_under_any_name(tmp_path: Path
     for name, text in (("a.txt", "It rained.\n\nAll  day."), ("b.txt", "\ufeffIt rained.\r\n\r\nAll day.\r\n")):
         (tmp_path / name).write_bytes(text.encode())
     source = SourceConfig(kind="books", path=str(tmp_path))
-    documents = [item for split in list_splits([source]) for item in read_documents(split, source)]
+    documents = read_source(source)
     assert len(documents) == 2
     assert len({item.id for item in documents if isinstance(item, Document)}) == 1
 
@@ -179,7 +180,7 @@ def test_a_source_without_documents_is_an_error_that_says_what_was_dropped() -> 
 def test_a_document_without_words_is_dropped_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("* * *\n")
     source = SourceConfig(kind="text", path=str(tmp_path / "a.txt"))
-    items = [item for split in list_splits([source]) for item in read_documents(split, source)]
+    items = read_source(source)
     assert [item.reason for item in items if isinstance(item, Drop)] == ["sentence_without_words", "empty"]
 
 
