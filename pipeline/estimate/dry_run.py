@@ -6,14 +6,14 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline import storage
 from pipeline.build import check_paths, list_advice
 from pipeline.config import PipelineConfig
 from pipeline.dataset import MANIFEST_NAME
-from pipeline.engines import choose_workers
+from pipeline.engines import check_engine, choose_workers
 from pipeline.estimate.cost import describe_bytes, estimate, format_estimate
 from pipeline.output import MARK_NAME, check_writable
 from pipeline.settings import ConfigError
@@ -23,8 +23,11 @@ from pipeline.storage import free_bytes
 from pipeline.vocabulary import given_vocabulary
 
 
-def describe_build(config: PipelineConfig, *, price: float | None = None) -> Iterator[str]:
+def describe_build(
+    config: PipelineConfig, *, beam_options: Sequence[str] = (), price: float | None = None
+) -> Iterator[str]:
     """Lines of the plan; `price`: of a CPU's hour. Raises ValueError for what would stop the build at its start."""
+    check_engine(config, beam_options=beam_options)
     workers = choose_workers(config, say=say_at_once)
     check_paths(config)
     splits = list_splits(config.sources)

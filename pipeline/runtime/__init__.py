@@ -1,6 +1,6 @@
 """What every worker of a build shares: its context, ledger, failures, progress and scratch folders."""
 
-from pipeline.runtime.command import read_config
+from pipeline.runtime.command import read_config, read_price
 from pipeline.runtime.context import (
     EXCHANGE,
     PROGRESS,
@@ -46,6 +46,7 @@ __all__ = [
     "raise_if_abandoned",
     "read_config",
     "read_failure",
+    "read_price",
     "report_failure",
     "scratch_folder",
     "temporary_below",

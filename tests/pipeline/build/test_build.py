@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import datasets
 import duckdb
@@ -22,9 +23,12 @@ from pipeline.build.graph import CountBuckets
 from pipeline.build.recipe import build
 from pipeline.dataset.manifest import open_data_set, read_manifest
 from pipeline.dataset.schema import METADATA_VOCABULARY_HASH
-from pipeline.documents import Document
+from pipeline.documents import Document, Split
+from pipeline.estimate import describe_build
 from pipeline.runtime import BuildContext, read_failure
 from pipeline.shuffle import Buckets, Extent
+from pipeline.sources import splits
+from pipeline.sources.splits import split_file
 from pipeline.tokenizer.tokenizer import WordTokenizer
 
 
@@ -319,3 +323,20 @@ def test_a_lost_spill_file_is_an_error_in_one_line(tmp_path: Path) -> None:
     assert failure is not None
     assert failure.is_users
     assert "lost.arrow" in failure.message
+
+
+def test_the_input_is_split_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a build that trains its vocabulary, and by a dry run; a listing of a store costs requests."""
+    path = write_text(tmp_path / "text.txt", make_documents(60))
+    config = make_config(tmp_path, sources=[{"kind": "text", "path": str(path)}], vocabulary={"size": 200})
+    found: list[Path] = []
+
+    def note(path: Path, **keywords: Any) -> list[Split]:
+        found.append(path)
+        return split_file(path, **keywords)
+
+    monkeypatch.setattr(splits, "split_file", note)
+    list(describe_build(config))
+    assert len(found) == 1
+    build(config, say=lambda line: None)
+    assert len(found) == 2
