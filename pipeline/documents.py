@@ -7,10 +7,8 @@ order.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 ID_BYTES = 16
 
@@ -50,20 +48,6 @@ def shown_name(path: str | Path) -> str:
     return Path(path).name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-class Piece(NamedTuple):
-    """Piece `number`, from 0, of `of` pieces, which are runs of sentences in the document's order."""
-
-    number: int
-    of: int
-
-    def cut(self, sentences: Sequence[str]) -> Sequence[str]:
-        """Those of this piece, of all sentences of the document."""
-        return sentences[len(sentences) * self.number // self.of : len(sentences) * (self.number + 1) // self.of]
-
-
-WHOLE = Piece(0, 1)
-
-
 @dataclass(frozen=True, slots=True)
 class Split:
     """A part of one input file that one worker reads.
@@ -72,10 +56,7 @@ class Split:
     (wikipedia: of compressed streams; text and jsonl: of lines; tar: of members), row groups (parquet), members (zip);
     `end` -1 is the end of the file. What can only be read from its beginning, and is large, is shared: each of `parts`
     workers reads all of start to end, and takes every `parts`-th document (book, page) from number `part` on.
-    Books of more than a worker's fair share are dealt by sentences too: of `piece.of` workers each reads the same, and
-    does the rest of the work for its piece of them (reading.take_piece).
-    `num_bytes` are bytes on disk; `text_bytes` estimates the plain text inside, from the input alone (of a piece: the
-    text that is as much work).
+    `num_bytes` are bytes on disk; `text_bytes` estimates the plain text inside, from the input alone.
     """
 
     source: int
@@ -86,7 +67,6 @@ class Split:
     text_bytes: int
     part: int = 0
     parts: int = 1
-    piece: Piece = WHOLE
 
     def takes(self, number: int) -> bool:
         """Whether document `number` of start to end, counted from 0, is this split's."""

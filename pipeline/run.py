@@ -13,14 +13,13 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 import logging
-import math
 from collections.abc import Sequence
 from traceback import format_exc
 
 from pipeline.build import build
 from pipeline.config import FLAGS, KEYS, PipelineConfig
-from pipeline.engines import check_engine
-from pipeline.runtime import read_config
+from pipeline.estimate import describe_build
+from pipeline.runtime import read_config, read_price
 from pipeline.settings import describe, fail, refuse_flags, split_arguments
 from pipeline.signals import catch_interrupts, exit_with, fail_interrupted, say_at_once
 
@@ -36,22 +35,6 @@ other engine of Beam.
 
 Settings of the config file, each also as key.sub=value:
 """
-
-
-def read_price(flags: Sequence[str], *, program: str) -> float | None:
-    """The number of --price=P, None without it; ValueError where it is none, or goes with no --dry-run."""
-    given = [flag.partition("=")[2] for flag in flags if flag.partition("=")[0] == "--price"]
-    if not given:
-        return None
-    if "--dry-run" not in flags:
-        raise ValueError(f"{program}: --price goes with --dry-run; add it")
-    try:
-        price = float(given[-1])
-    except ValueError:
-        price = math.nan
-    if not 0 < price < math.inf:
-        raise ValueError(f"{program}: --price={given[-1]}: give a number above 0, as in --price=0.05")
-    return price
 
 
 def show_log() -> None:
@@ -76,10 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             price = read_price(parsed.flags, program=program)
             config = read_config(parsed)
             if "--dry-run" in parsed.flags:
-                from pipeline.estimate import describe_build  # it builds upon this module
-
-                check_engine(config, beam_options=parsed.rest)
-                for line in describe_build(config, price=price):
+                for line in describe_build(config, beam_options=parsed.rest, price=price):
                     say_at_once(line)
                 return 0
             build(config, beam_options=parsed.rest)

@@ -25,7 +25,7 @@ WORD_PIECES = 8
 """Words of so many pieces and more are counted together."""
 LENGTH_BITS = 40
 _DROP_EXAMPLES = 3
-NAMED = {"page_over_budget": 1_000, "page_over_resources": 1_000}
+NAMED = {"page_over_budget": 1_000}
 """Skips of which so many are named one by one."""
 _BY_SOURCE = ("documents", "sentences", "characters")
 

@@ -22,6 +22,14 @@ _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
 _NEAR_DUPLICATE_LIBRARIES = ("datasketch",)
 
 
+SHAPING = (
+    *("build", "cleaning", "config", "dataset", "dedup", "documents.py", "draws.py", "engines/dask_runner.py"),
+    *("instances", "shuffle", "sources", "tally.py", "tokenizer", "vocabulary", "wikitext"),
+)
+"""Rooms and modules that decide which bytes a shard, a spill file or a record holds. Others run a build, tell of it,
+or move its bytes as they are (storage)."""
+
+
 def describe_code() -> dict[str, str]:
     """Our code, and all that it stands on: where these are equal, a worker elsewhere makes the same bytes."""
     libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
@@ -38,9 +46,14 @@ def library_versions(config: PipelineConfig) -> dict[str, str]:
 
 @cache
 def hash_code() -> str:
-    """Hash of our own sources: an unfinished build is only continued by the code that began it."""
-    folder = Path(__file__).parent
+    """Hash of our own sources that shape the data: an unfinished build is only continued by the code that began it."""
+    return hash_sources(Path(__file__).parent)
+
+
+def hash_sources(folder: Path) -> str:
+    """The hash of SHAPING in `folder`, which is this package or a copy of it."""
+    files = [path for name in SHAPING for path in ((folder / name).rglob("*") if "." not in name else [folder / name])]
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".tsv", ".txt")):
+    for path in sorted(path for path in files if path.suffix in (".py", ".tsv", ".txt")):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{file_sha256(path)}\0".encode())
     return digest.hexdigest()[:16]

@@ -12,12 +12,12 @@ from pipeline.audit.run import Audit, audit
 from pipeline.settings import fail
 
 _EPILOGUE = """exit status: 0 clean, 1 faults, 2 cannot be read.
-Notes are what is odd but explained: quirks of the published algorithm where the set was made with mode: reference
-(or by LDDL), and short rows that are alike by chance."""
+Notes are what is odd but explained: quirks of the published algorithm where the set was made with mode: reference,
+and short rows that are alike by chance."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Audit a finished data set, of this pipeline or of LDDL, and print a table of checks."""
+    """Audit a finished data set and print a table of checks."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.audit",
         description=main.__doc__,
@@ -28,16 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="the same as data")
     parser.add_argument("--strict", action="store_true", help="exit with 1 for notes too")
     parser.add_argument("--workers", type=int, default=None, help="processes (default: all cores)")
-    parser.add_argument("--masked-probability", type=float, default=0.15, help="LDDL sets: their masked_lm_ratio")
-    parser.add_argument("--max-seq-length", type=int, default=None, help="LDDL sets: their target_seq_length")
     options = parser.parse_args(arguments)
     try:
-        found = audit(
-            options.folder,
-            workers=options.workers,
-            masked_probability=options.masked_probability,
-            max_seq_length=options.max_seq_length,
-        )
+        found = audit(options.folder, workers=options.workers)
     except (ValueError, OSError) as error:
         return fail(error)
     clean = not found.findings.faults and not (options.strict and found.findings.notes)
@@ -46,15 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _data(found: Audit, *, clean: bool) -> dict[str, object]:
-    facts = {name: getattr(found, name) for name in ("root", "kind", "published", "shards", "rows", "tokens")}
+    facts = {name: getattr(found, name) for name in ("root", "published", "shards", "rows", "tokens")}
     totals = {"clean": clean, "faults": found.findings.faults, "notes": found.findings.notes}
     return {**facts, **totals, "checks": to_data(found.findings)}
 
 
 def _text(found: Audit, *, clean: bool) -> str:
-    made = {"cloze": "a data set of this pipeline", "lddl": "LDDL's Parquet"}[found.kind]
     quirks = "; quirks of the published algorithm are notes" if found.published else ""
-    head = f"{found.root}: {made}, {found.shards:,} shards, {found.rows:,} rows, {found.tokens:,} tokens{quirks}"
+    head = f"{found.root}: {found.shards:,} shards, {found.rows:,} rows, {found.tokens:,} tokens{quirks}"
     verdict = "clean" if clean else "not clean"
     last = f"{verdict}: {found.findings.faults:,} fault(s), {found.findings.notes:,} note(s)"
     return "\n".join([head, "", to_table(found.findings), "", last])

@@ -119,9 +119,8 @@ def check_part(
     by_shard[0] = _check_rows(
         rows, shards=shards, validation=validation, num_rows=num_rows, facts=facts, findings=findings
     )
-    if facts.has_documents:
-        documents = read_part(folder, "documents", part, dtype=DOCUMENT)
-        by_shard[1] = _check_documents(documents, shards=shards, validation=validation, findings=findings)
+    documents = read_part(folder, "documents", part, dtype=DOCUMENT)
+    by_shard[1] = _check_documents(documents, shards=shards, validation=validation, findings=findings)
     return findings, by_shard
 
 
@@ -179,8 +178,6 @@ def _check_labels(
     """The same two segments of one document, labelled next in one row and not next in another."""
     if facts.next_sentence != "random_document":
         return
-    if not facts.has_documents:  # else the search for following text counts them
-        findings.looked("true next", int(np.count_nonzero(rows["label"] == 1)))
     group = np.cumsum(new_pair) - 1
     order = np.lexsort((rows["label"], rows["document"], group))
     rows, group = rows[order], group[order]

@@ -1,4 +1,4 @@
-"""A row group as flat arrays, whatever format it came from, and the facts of the set that checks need.
+"""A row group as flat arrays, and the facts of the set that checks need.
 
 16 bytes a token; nothing here trusts the file: lengths, ids and positions may be anything.
 """
@@ -17,7 +17,6 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Bytes16: TypeAlias = npt.NDArray[np.uint8]
 
-ANY_LENGTH = 1 << 30
 _BY_ROW = (
     "num_tokens",
     "first_length",
@@ -60,11 +59,10 @@ class Facts:
     """What is known of a set before it is read.
 
     published: made by the published algorithm, whose known quirks are notes. masking: whole_word, token or span.
-    draw: word or piece. mask_sets: K, 0 where masks are not stored. next_sentence: as in the config. most_passes: over
-    a document of each source; empty where that is not known.
+    draw: word or piece. mask_sets: K. next_sentence: as in the config. most_passes: over a document of each source;
+    empty where that is not known.
     """
 
-    kind: str
     published: bool
     max_seq_length: int
     max_predictions: int
@@ -73,7 +71,6 @@ class Facts:
     masking: str
     draw: str
     masked_probability: float
-    has_documents: bool
     most_passes: tuple[int, ...] = ()
 
 

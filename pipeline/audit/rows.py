@@ -98,7 +98,7 @@ def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: 
     report(findings, "token ids", block, bad_inputs, f"masked_inputs holds an id outside 0..{vocabulary.size - 1}")
 
     sound = ~bad_ids & ~_check_layout(block, bad_ids, facts=facts, vocabulary=vocabulary, findings=findings)
-    if facts.has_documents and facts.next_sentence != "none":
+    if facts.next_sentence != "none":
         _check_documents(block, facts=facts, findings=findings)
     return sound & ~bad_inputs
 

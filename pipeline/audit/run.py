@@ -17,17 +17,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pipeline import storage
-from pipeline.audit import lddl, ours
+from pipeline.audit import data_set
 from pipeline.audit.across import check_part, num_parts
 from pipeline.audit.blocks import Facts
 from pipeline.audit.findings import Findings, Place
 from pipeline.audit.rows import Counts
-from pipeline.audit.shard_job import Job, Result, audit_shard
-from pipeline.dataset import MANIFEST_NAME, DataSetError, Manifest, read_manifest
+from pipeline.audit.shard_job import Result, ShardJob, audit_shard
+from pipeline.dataset import Manifest, read_manifest
 from pipeline.shuffle import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
 
 DEVIATIONS = 5.0
@@ -42,10 +39,9 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What came of an audit. kind: cloze or lddl."""
+    """What came of an audit."""
 
     root: str
-    kind: str
     published: bool
     shards: int
     rows: int
@@ -53,48 +49,24 @@ class Audit:
     findings: Findings
 
 
-def audit(
-    root: str | Path,
-    *,
-    workers: int | None = None,
-    masked_probability: float = 0.15,
-    max_seq_length: int | None = None,
-) -> Audit:
-    """Audit a finished data set. DataSetError (ValueError) where the folder holds none that can be read.
-
-    masked_probability and max_seq_length are for LDDL sets, which do not say; ours do.
-    """
+def audit(root: str | Path, *, workers: int | None = None) -> Audit:
+    """Audit a finished data set. DataSetError (ValueError) if the folder holds none that can be read."""
     folder = str(root)
     findings = Findings()
-    manifest: Manifest | None = None
-    if storage.is_url(folder) or (Path(folder) / MANIFEST_NAME).is_file() or not Path(folder).is_dir():
-        manifest = read_manifest(folder)
-        names = [shard.path for shard in manifest.shards]
-        held_out = [shard.split == "validation" for shard in manifest.shards]
-        facts = ours.describe_set(manifest)
-        num_rows = sum(shard.rows for shard in manifest.shards)
-    else:
-        paths = lddl.list_shards(Path(folder))
-        if not paths or not lddl.is_lddl(paths):
-            raise DataSetError(
-                f"{folder}: neither a finished data set (no {MANIFEST_NAME}) nor LDDL's Parquet (no file with the "
-                f"columns {', '.join(lddl.COLUMNS)}); give the folder that holds one of them"
-            )
-        names = [path.relative_to(Path(folder)).as_posix() for path in paths]
-        held_out = [False] * len(names)
-        facts = lddl.describe_set(paths, masked_probability=masked_probability, max_seq_length=max_seq_length)
-        num_rows = sum(map(_rows_in_footer, paths))
+    manifest = read_manifest(folder)
+    names = [shard.path for shard in manifest.shards]
+    held_out = [shard.split == "validation" for shard in manifest.shards]
+    facts = data_set.describe_set(manifest)
+    num_rows = sum(shard.rows for shard in manifest.shards)
     workers = min(workers or _cores(), max(1, len(names)))
-    replaceable = 1_000
-    if manifest is not None:
-        ours.check_folder(folder, manifest, findings=findings)
-        vocabulary, _ = ours.load_vocabulary(folder, manifest, findings=findings)
-        replaceable = vocabulary.size
-        if not facts.published:
-            replaceable = int(np.count_nonzero(~vocabulary.special & ~vocabulary.unused))
+    data_set.check_folder(folder, manifest, findings=findings)
+    vocabulary, _ = data_set.load_vocabulary(folder, manifest, findings=findings)
+    replaceable = vocabulary.size
+    if not facts.published:
+        replaceable = int(np.count_nonzero(~vocabulary.special & ~vocabulary.unused))
     with tempfile.TemporaryDirectory(prefix="cloze-audit-") as spill:
         parts = num_parts(num_rows)
-        jobs = [Job(folder, name, number, facts, manifest, spill, parts) for number, name in enumerate(names)]
+        jobs = [ShardJob(folder, number, facts, manifest, spill, parts) for number in range(len(names))]
         results = _map(audit_shard, jobs, workers=workers)
         judge = partial(check_part, Path(spill), shards=names, held_out=held_out, num_rows=num_rows, facts=facts)
         judged = _map(judge, range(parts), workers=workers)
@@ -103,20 +75,14 @@ def audit(
     for result in results:
         findings.merge(result.findings)
         totals.merge(result.counts)
-    for part_ledger, numbers in judged:
-        findings.merge(part_ledger)
+    for of_part, numbers in judged:
+        findings.merge(of_part)
         by_shard += numbers
     _check_shares(totals, facts=facts, replaceable=replaceable, findings=findings)
     _check_repeated(by_shard[0], results, names, findings=findings)
-    if manifest is not None:
-        _check_even(by_shard[1], results, manifest, findings=findings)
-        _check_numbers(folder, manifest, results, held_out, findings=findings)
-    else:
-        _check_balanced(results, names, findings=findings)
-        rows = {name: result.counts.rows for name, result in zip(names, results, strict=True)}
-        lddl.check_counts(Path(folder), rows, findings=findings)
-        _explain_lddl(facts, findings=findings)
-    return Audit(str(root), facts.kind, facts.published, len(names), totals.rows, totals.tokens, findings)
+    _check_even(by_shard[1], results, manifest, findings=findings)
+    _check_numbers(folder, manifest, results, held_out, findings=findings)
+    return Audit(folder, facts.published, len(names), totals.rows, totals.tokens, findings)
 
 
 def _cores() -> int:
@@ -129,13 +95,6 @@ def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) ->
         return [function(item) for item in items]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(function, items))
-
-
-def _rows_in_footer(path: Path) -> int:
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except (OSError, pa.ArrowException):
-        return 0
 
 
 def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: Findings) -> None:
@@ -164,8 +123,7 @@ def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: F
     findings.remark("80/10/10", ", ".join(f"{100 * share:.2f}% {name}" for name, share in shares.items()))
     for name, probability in expected.items():
         chance = DEVIATIONS * math.sqrt(probability * (1 - probability) * totals.run_squares) / totals.entries
-        slack = 0.1 / replaceable if facts.kind == "lddl" else 0.0
-        if abs(shares[name] - probability) > chance + slack + 1 / totals.entries:
+        if abs(shares[name] - probability) > chance + 1 / totals.entries:
             text = f"{100 * shares[name]:.2f}% {name}, expected {100 * probability:.2f} +- {100 * chance:.2f}%"
             findings.add("80/10/10", whole, text)
     if totals.wanted:
@@ -210,24 +168,6 @@ def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *
                 findings.add("even shards", place, f"{count:,} tokens, at least {least:,.0f} are written to a shard")
 
 
-def _check_balanced(results: Sequence[Result], names: Sequence[str], *, findings: Findings) -> None:
-    """LDDL's rule: balanced shards of a bin differ by one row at most."""
-    by_bin: dict[str, list[int]] = {}
-    for number, name in enumerate(names):
-        if lddl.is_balanced(name):
-            by_bin.setdefault(lddl.bin_of(name), []).append(number)
-    findings.looked("even shards", sum(map(len, by_bin.values())))
-    if not by_bin:
-        findings.add("even shards", Place(names[0]), "not balanced by LDDL's load balancer yet", note=True)
-    for members in by_bin.values():
-        rows = {number: results[number].counts.rows for number in members}
-        least = min(rows.values())
-        wrong = [number for number, count in rows.items() if count > least + 1]
-        if wrong:
-            text = f"{rows[wrong[0]]:,} rows, the smallest shard has {least:,}; balanced ones differ by one at most"
-            findings.add("even shards", Place(names[wrong[0]]), text, count=len(wrong))
-
-
 def _check_numbers(
     root: str, manifest: Manifest, results: Sequence[Result], held_out: Sequence[bool], *, findings: Findings
 ) -> None:
@@ -237,16 +177,6 @@ def _check_numbers(
         counts["validation" if held else "train"].merge(result.counts)
         if not held and found is not None:
             found = None if result.token_counts is None else found + result.token_counts
-    ours.check_counts(root, manifest, counts=counts, token_counts=found if np.ndim(found) else None, findings=findings)
-
-
-def _explain_lddl(facts: Facts, *, findings: Findings) -> None:
-    for check in ("files", "unlisted files", "vocabulary"):
-        findings.remark(check, "an LDDL set has no manifest and no vocabulary")
-    findings.remark("sources", "an LDDL set does not say which source a row is from")
-    for check in ("negatives' documents", "documents", "leakage"):
-        findings.remark(check, "an LDDL set does not say which document a segment is from")
-    findings.remark("lengths", f"taken as the limit: {facts.max_seq_length}")
-    findings.remark("max predictions", "an LDDL set has no limit of its own")
-    if not facts.mask_sets:
-        findings.remark("mask sets", "masked while training, not here")
+    data_set.check_counts(
+        root, manifest, counts=counts, token_counts=found if np.ndim(found) else None, findings=findings
+    )

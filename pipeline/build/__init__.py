@@ -1,6 +1,6 @@
 """The recipe of a build: its Beam graph, one split read, one shard written, and what of a config is hardly meant."""
 
-from pipeline.build.advice import list_doubts
+from pipeline.build.advice import list_advice
 from pipeline.build.read_split import spill_documents
 from pipeline.build.recipe import build, check_paths
 from pipeline.build.write_shard import build_shard
@@ -9,6 +9,6 @@ __all__ = [
     "build",
     "build_shard",
     "check_paths",
-    "list_doubts",
+    "list_advice",
     "spill_documents",
 ]

@@ -30,20 +30,20 @@ _OF_COUNTRIES = {
 _FEW_CAPITALS = 0.01
 
 
-def list_doubts(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
+def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
     """A line each; `tokenizer`: the given vocabulary, None where one is to be trained."""
-    found = list(_doubt_languages(config.sources))
+    found = list(_advise_on_languages(config.sources))
     path = config.vocabulary.path
     if path is not None and path.endswith(".json"):
         given = [key for key in ("lowercase", "strip_accents") if key in config.vocabulary.model_fields_set]
         found += [f"vocabulary.{key}: not looked at, since {path} says so itself; leave it out" for key in given]
-        found += [] if tokenizer is None else _doubt_unknown(tokenizer.backend, path=path)
+        found += [] if tokenizer is None else _advise_on_unknown(tokenizer.backend, path=path)
     elif tokenizer is not None and path is not None:
-        found += _doubt_case(tokenizer.tokens, path=path, lowercase=config.vocabulary.lowercase)
+        found += _advise_on_case(tokenizer.tokens, path=path, lowercase=config.vocabulary.lowercase)
     return found
 
 
-def _doubt_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
+def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
     for index, source in enumerate(sources):
         code = source.language
         meant = _OF_COUNTRIES.get(code)
@@ -56,7 +56,7 @@ def _doubt_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
             )
 
 
-def _doubt_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:
+def _advise_on_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:
     """BPE without unk_token and without bytes leaves out what it does not know."""
     gone = [letter for letter in RARE_LETTERS if not backend.encode(letter, add_special_tokens=False).ids]
     if gone:
@@ -66,7 +66,7 @@ def _doubt_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:
         )
 
 
-def _doubt_case(tokens: Sequence[str], *, path: str, lowercase: bool) -> Iterator[str]:
+def _advise_on_case(tokens: Sequence[str], *, path: str, lowercase: bool) -> Iterator[str]:
     words = [token for token in tokens if not (token.startswith("[") and token.endswith("]"))]
     capitals = sum(word != word.lower() for word in words)
     if lowercase and capitals > _FEW_CAPITALS * len(words):

@@ -22,7 +22,7 @@ from pipeline.dataset import SplitName, file_sha256, shard_name
 from pipeline.dedup import BandExtent, find_matches, read_dropped, write_dropped
 from pipeline.documents import Split
 from pipeline.instances import fewest_documents
-from pipeline.runtime import PLAN_NAME, Job, Stage, WorkReport, raise_if_abandoned, report_failure
+from pipeline.runtime import PLAN_NAME, BuildContext, Stage, WorkReport, raise_if_abandoned, report_failure
 from pipeline.shuffle import BucketCount, Extent, ShardPlan, membership, plan_shards, read_index
 from pipeline.sources import deal_splits, refuse_empty_source
 from pipeline.tally import (
@@ -42,45 +42,47 @@ RESULT_NAME = "result.json"
 DROPPED_NAME = "near-duplicates"
 
 
-def build_graph(pipeline: beam.Pipeline, *, splits: Sequence[Split], job: Job, hands: int | None = None) -> None:
+def build_graph(
+    pipeline: beam.Pipeline, *, splits: Sequence[Split], context: BuildContext, workers: int | None = None
+) -> None:
     """Lay out the whole build on `pipeline`; its result is left as RESULT_NAME in the exchange folder.
 
-    `hands`: for an engine that deals the elements to so many workers once and for all, as FnApiRunner does, which
-    would leave a great book and half of the rest to one worker; None: any worker takes the next split.
+    `workers`: of an engine that deals the elements to its workers once and for all, as FnApiRunner does, and would
+    leave a large file and half of the rest to one of them; None: any worker takes the next split.
     """
-    parts = [(split,) for split in splits] if hands is None else deal_splits(splits, hands=hands)
+    dealt = [(split,) for split in splits] if workers is None else deal_splits(splits, workers=workers)
     read = (
         pipeline
-        | "List splits" >> beam.Create(parts, reshuffle=False)
+        | "List splits" >> beam.Create(dealt, reshuffle=False)
         | "Spread splits" >> beam.Reshuffle()
         | "Take each" >> beam.FlatMap(_each)
-        | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(job))
+        | "Read, clean, tokenize, spill" >> beam.ParDo(SpillSplits(context))
     )
     tally = read | "Tallies" >> beam.Map(_tally_of) | "Sum tallies" >> beam.CombineGlobally(merge_reads)
     grouped = read | "Extents" >> beam.FlatMap(_extents_of) | "Group by bucket" >> beam.GroupByKey()
-    near = {"dropped": find_near_duplicates(read, job=job)} if job.config.cleaning.near_duplicates else {}
-    counts = grouped | "Count buckets" >> beam.ParDo(CountBuckets(job), **near)
-    plan = tally | "Plan shards" >> beam.ParDo(PlanShards(job), counts=beam.pvalue.AsList(counts))
+    near = {"dropped": find_near_duplicates(read, context=context)} if context.config.cleaning.near_duplicates else {}
+    counts = grouped | "Count buckets" >> beam.ParDo(CountBuckets(context), **near)
+    plan = tally | "Plan shards" >> beam.ParDo(PlanShards(context), counts=beam.pvalue.AsList(counts))
     only_plan = beam.pvalue.AsSingleton(plan)
     results = (
         grouped
         | "Join small buckets" >> beam.FlatMap(assign_shard, plan=only_plan)
         | "Group by shard" >> beam.GroupByKey()
-        | "Pair, mask, write" >> beam.ParDo(WriteShards(job), **near)
+        | "Pair, mask, write" >> beam.ParDo(WriteShards(context), **near)
         | "Gather shards" >> beam.CombineGlobally(merge_results)
     )
-    _ = results | "Leave the result" >> beam.ParDo(LeaveResult(job), tally=beam.pvalue.AsSingleton(tally))
+    _ = results | "Leave the result" >> beam.ParDo(LeaveResult(context), tally=beam.pvalue.AsSingleton(tally))
 
 
-def find_near_duplicates(read: beam.PCollection, *, job: Job) -> beam.pvalue.AsSingleton:
+def find_near_duplicates(read: beam.PCollection, *, context: BuildContext) -> beam.pvalue.AsSingleton:
     """The path of the file that says which documents to leave out as near duplicates (signatures.read_dropped)."""
     dropped = (
         read
         | "Band keys" >> beam.FlatMap(_bands_of)
         | "Group by band key" >> beam.GroupByKey()
-        | "Compare signatures" >> beam.ParDo(CompareSignatures(job))
+        | "Compare signatures" >> beam.ParDo(CompareSignatures(context))
         | "Gather near duplicates" >> beam.CombineGlobally(join_paths)
-        | "Choose what stays" >> beam.ParDo(ChooseDropped(job))
+        | "Choose what stays" >> beam.ParDo(ChooseDropped(context))
     )
     return beam.pvalue.AsSingleton(dropped)
 
@@ -88,17 +90,16 @@ def find_near_duplicates(read: beam.PCollection, *, job: Job) -> beam.pvalue.AsS
 class CompareSignatures(beam.DoFn):
     """(partition, band extents) -> path of a file of matches, where there are any."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, context: BuildContext) -> None:
+        self.context = context
 
     def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
-        """Compare the documents that share a band key."""
-        settings = self.job.config.cleaning.near_duplicates
+        settings = self.context.config.cleaning.near_duplicates
         assert settings is not None
-        with report_failure(self.job.exchange):
+        with report_failure(self.context.exchange):
             matches = find_matches(element[1], threshold=settings.threshold)
             if matches.size:
-                path = storage.join(self.job.spills, f"matches-{uuid.uuid4().hex[:16]}")
+                path = storage.join(self.context.spills, f"matches-{uuid.uuid4().hex[:16]}")
                 storage.write_bytes(path, matches.tobytes())
                 yield [path]
 
@@ -106,13 +107,12 @@ class CompareSignatures(beam.DoFn):
 class ChooseDropped(beam.DoFn):
     """Paths of all matches -> path of what to leave out."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, context: BuildContext) -> None:
+        self.context = context
 
     def process(self, paths: list[str]) -> Iterator[str]:
-        """Decide and write."""
-        with report_failure(self.job.exchange):
-            path = storage.join(self.job.exchange, DROPPED_NAME)
+        with report_failure(self.context.exchange):
+            path = storage.join(self.context.exchange, DROPPED_NAME)
             write_dropped(paths, path=path)
             yield path
 
@@ -120,55 +120,53 @@ class ChooseDropped(beam.DoFn):
 class _Step(beam.DoFn):
     """A step that leaves the reason of its failure where the main process finds it."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, context: BuildContext) -> None:
+        self.context = context
 
     def setup(self) -> None:
-        """Load the tokenizer once a worker."""
-        self.tokenizer = WordTokenizer.from_path(self.job.tokenizer, lowercase=self.job.config.vocabulary.lowercase)
+        self.tokenizer = WordTokenizer.from_path(
+            self.context.tokenizer, lowercase=self.context.config.vocabulary.lowercase
+        )
 
 
 class SpillSplits(_Step):
     """Split -> SplitResult."""
 
     def process(self, split: Split) -> Iterator[SplitResult]:
-        """Read, clean, tokenize and spill one split, unless that is done."""
         with (
-            report_failure(self.job.exchange, of_input=True),
-            _report_work(self.job, stage="read", key=split_key(split, job=self.job)) as report,
+            report_failure(self.context.exchange, of_input=True),
+            _report_work(self.context, stage="read", key=split_key(split, context=self.context)) as report,
         ):
-            yield spill_split(split, job=self.job, tokenizer=self.tokenizer, report=report)
+            yield spill_split(split, context=self.context, tokenizer=self.tokenizer, report=report)
 
 
 class CountBuckets(beam.DoFn):
     """(bucket, extents) -> BucketCount."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, context: BuildContext) -> None:
+        self.context = context
 
     def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
-        """Count what stays, from the index alone."""
-        with report_failure(self.job.exchange):
+        with report_failure(self.context.exchange):
             yield count_bucket(element, dropped)
 
 
 class PlanShards(beam.DoFn):
     """(tally, all bucket counts) -> ShardPlan; refuses sources without documents."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, context: BuildContext) -> None:
+        self.context = context
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
-        """Check what was read, then plan."""
-        with report_failure(self.job.exchange):
-            for index, source in enumerate(self.job.config.sources):
+        with report_failure(self.context.exchange):
+            for index, source in enumerate(self.context.config.sources):
                 drops = tally.drops.get(index, Counter())
                 others = tally.documents.total()
                 refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
-            fewest = fewest_documents(self.job.config.next_sentence)
-            plan = plan_shards(counts, buckets=self.job.buckets, fewest=fewest)
+            fewest = fewest_documents(self.context.config.next_sentence)
+            plan = plan_shards(counts, buckets=self.context.buckets, fewest=fewest)
             size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
-            _leave(size, path=storage.join(self.job.progress, PLAN_NAME))
+            _leave(size, path=storage.join(self.context.progress, PLAN_NAME))
             yield plan
 
 
@@ -178,17 +176,16 @@ class WriteShards(_Step):
     def process(
         self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None
     ) -> Iterator[BuildResult]:
-        """Load, pair, mask, write and verify one shard, unless that is done."""
-        (split, index, count), groups = element
+        (name_of_split, index, count), groups = element
         extents = [extent for group in groups for extent in group]
-        part: SplitName = "train" if split == "train" else "validation"
-        name = shard_name(part, index, count)
-        with report_failure(self.job.exchange), _report_work(self.job, stage="shard", key=name) as report:
+        split: SplitName = "train" if name_of_split == "train" else "validation"
+        name = shard_name(split, index, count)
+        with report_failure(self.context.exchange), _report_work(self.context, stage="shard", key=name) as report:
             yield write_shard(
                 extents,
-                job=self.job,
+                context=self.context,
                 tokenizer=self.tokenizer,
-                split=part,
+                split=split,
                 name=name,
                 dropped=dropped,
                 report=report,
@@ -198,26 +195,27 @@ class WriteShards(_Step):
 class LeaveResult(beam.DoFn):
     """Writes the sum of everything where the main process finds it: engines cannot return values."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, context: BuildContext) -> None:
+        self.context = context
 
     def process(self, result: BuildResult, tally: ReadTally) -> None:
-        """Write RESULT_NAME."""
-        with report_failure(self.job.exchange):
+        with report_failure(self.context.exchange):
             tree = {"result": results_to_tree(result), "read": reads_to_tree(tally)}
-            _leave(tree, path=storage.join(self.job.exchange, RESULT_NAME))
+            _leave(tree, path=storage.join(self.context.exchange, RESULT_NAME))
 
 
-def load_result(job: Job) -> tuple[BuildResult, ReadTally]:
+def load_result(context: BuildContext) -> tuple[BuildResult, ReadTally]:
     """What LeaveResult wrote."""
-    tree = json.loads(storage.read_bytes(storage.join(job.exchange, RESULT_NAME)))
-    return results_from_tree(tree["result"], folder=job.spills), reads_from_tree(tree["read"], folder=job.spills)
+    tree = json.loads(storage.read_bytes(storage.join(context.exchange, RESULT_NAME)))
+    return results_from_tree(tree["result"], folder=context.spills), reads_from_tree(
+        tree["read"], folder=context.spills
+    )
 
 
 def write_shard(
     extents: Sequence[Extent],
     *,
-    job: Job,
+    context: BuildContext,
     tokenizer: WordTokenizer,
     split: SplitName,
     name: str,
@@ -227,37 +225,37 @@ def write_shard(
     """What is recorded of a shard that an earlier start finished from the same documents; else build and record it."""
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
     key = [name, content, None if dropped is None else file_sha256(dropped)]
-    recorded = job.ledger.find("shard", key=key)
+    recorded = context.ledger.find("shard", key=key)
     if recorded is not None:
-        result = results_from_tree(recorded, folder=job.spills)
+        result = results_from_tree(recorded, folder=context.spills)
         (shard,), (tally,) = result.shards, result.tallies.values()
         report.add(kept=1, documents=tally.documents, rows=shard.rows, bytes=shard.bytes)
         report.add(of_tokens=tally.document_tokens, drops=sum(result.left_out.count_reasons().values()))
         return result
     result = build_shard(
         extents,
-        config=job.config,
+        config=context.config,
         tokenizer=tokenizer,
         split=split,
         name=name,
-        folder=job.shards,
-        scratch=job.spills,
+        folder=context.shards,
+        scratch=context.spills,
         dropped=dropped,
         report=report,
     )
-    files = [storage.join(job.shards, storage.base_name(name)), *result.left_out.rejects]
-    job.ledger.record("shard", key=key, files=files, content=results_to_tree(result))
+    files = [storage.join(context.shards, storage.base_name(name)), *result.left_out.rejects]
+    context.ledger.record("shard", key=key, files=files, content=results_to_tree(result))
     return result
 
 
-def _report_work(job: Job, *, stage: Stage, key: Any) -> WorkReport:
+def _report_work(context: BuildContext, *, stage: Stage, key: Any) -> WorkReport:
     """A report that also counts for Beam, as cloze/read_documents and the like, and ends work that is in vain."""
 
     def count(name: str, value: int) -> None:
-        raise_if_abandoned(job.exchange)
+        raise_if_abandoned(context.exchange)
         Metrics.counter("cloze", f"{stage}_{name}").inc(value)
 
-    return WorkReport(job.progress, stage=stage, count=count, key=key)
+    return WorkReport(context.progress, stage=stage, count=count, key=key)
 
 
 def _leave(tree: Any, *, path: str) -> None:
@@ -272,9 +270,8 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
     if dropped is not None:
         near = read_dropped(dropped, [index.ids[position].tobytes() for position in kept])
         kept = kept[[index.ids[position].tobytes() not in near for position in kept]]
-    first = kept[index.first[kept]]
-    lowest = sorted(membership(index.ids[position].tobytes()) for position in first[:2])
-    return BucketCount(bucket, documents=first.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
+    lowest = sorted(membership(index.ids[position].tobytes()) for position in kept[:2])
+    return BucketCount(bucket, documents=kept.size, tokens=int(index.tokens[kept].sum()), lowest=tuple(lowest))
 
 
 def assign_shard(
@@ -286,8 +283,8 @@ def assign_shard(
     yield (split, index, plan.num_shards[split]), tuple(extents)
 
 
-def _each(part: tuple[Split, ...]) -> tuple[Split, ...]:
-    return part
+def _each(splits: tuple[Split, ...]) -> tuple[Split, ...]:
+    return splits
 
 
 def _tally_of(result: SplitResult) -> ReadTally:

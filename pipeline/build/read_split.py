@@ -1,12 +1,11 @@
 """One split of the input to a spill file: read, clean, tokenize, count. Every document is somewhere in the counts.
 
-Of a great document in pieces all decide alike, and the first alone counts, names drops, keeps rejects and signs.
 A split is finished when its record stands (pipeline/runtime/ledger.py); a later start then takes what is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,13 @@ from pipeline import storage
 from pipeline.cleaning import DocumentFilter, RejectWriter, beginning, excerpt
 from pipeline.dataset import id_type
 from pipeline.dedup import BandExtent, SignatureWriter
-from pipeline.documents import WHOLE, Document, Drop, Note, Piece, Split
+from pipeline.documents import Document, Drop, Note, Split
 from pipeline.instances import passes_of
-from pipeline.runtime import Job, WorkReport
+from pipeline.runtime import BuildContext, WorkReport
 from pipeline.shuffle import Extent, Origin, SpillWriter
-from pipeline.sources import own_text_bytes, read_documents
+from pipeline.sources import read_documents
 from pipeline.tally import ReadTally, reads_from_tree, reads_to_tree
 from pipeline.tokenizer import WordTokenizer
-
-GREAT_CHARACTERS = 1 << 20
-"""A document of so many is worth pieces; smaller ones, such as chapters, are dealt whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +33,44 @@ class SplitResult:
     """Where the band keys of each partition lie, where near duplicates are looked for."""
 
 
-def spill_split(split: Split, *, job: Job, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
+def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
     """What is recorded of a split that an earlier start finished; else read it whole, and record it."""
-    report.add(of_bytes=split.num_bytes, of_text=own_text_bytes(split))
-    recorded = job.ledger.find("split", key=split_key(split, job=job))
+    report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
+    recorded = context.ledger.find("split", key=split_key(split, context=context))
     if recorded is not None:
-        result = _result_from_tree(recorded, folder=job.spills)
+        result = _result_from_tree(recorded, folder=context.spills)
         tally = result.tally
         drops = sum(tally.count_reasons().values())
         report.add(kept=1, documents=tally.documents.total(), characters=tally.characters.total(), drops=drops)
     else:
-        source = job.config.sources[split.source]
+        source = context.config.sources[split.source]
         result = spill_documents(
-            read_documents(split, source), split=split, job=job, tokenizer=tokenizer, report=report
+            read_documents(split, source), split=split, context=context, tokenizer=tokenizer, report=report
         )
         files = {extent.path for _, extent in result.extents} | set(result.tally.rejects)
         files |= {path for _, band in result.bands for path in (band.keys, band.signatures)}
-        job.ledger.record("split", key=split_key(split, job=job), files=files, content=_result_to_tree(result))
+        context.ledger.record(
+            "split", key=split_key(split, context=context), files=files, content=_result_to_tree(result)
+        )
     report.add(bytes=split.num_bytes)
     return result
 
 
 def spill_documents(
-    items: Iterable[Document | Drop], *, split: Split, job: Job, tokenizer: WordTokenizer, report: WorkReport
+    items: Iterable[Document | Drop],
+    *,
+    split: Split,
+    context: BuildContext,
+    tokenizer: WordTokenizer,
+    report: WorkReport,
 ) -> SplitResult:
     """Documents go to a spill file, everything left out is counted with its reason. On an error no file is left."""
     tally = ReadTally()
-    source = job.config.sources[split.source]
-    number = job.config.source_names.index(source.called)
+    source = context.config.sources[split.source]
+    number = context.config.source_names.index(source.called)
     name = Path(split.path).name[:40]
-    types = id_type(job.vocabulary_size)
-    cleaning = job.config.cleaning
+    types = id_type(context.vocabulary_size)
+    cleaning = context.config.cleaning
     documents = DocumentFilter(cleaning, source=source)
 
     def drop(item: Document | Drop, reason: str, detail: str) -> None:
@@ -75,70 +78,46 @@ def spill_documents(
         report.add(drops=1)
 
     with (
-        RejectWriter(job.spills if cleaning.keep_rejects else None) as rejects,
-        SpillWriter(job.spills, name=name, bucket_of=job.buckets.bucket_of, id_type=types) as writer,
+        RejectWriter(context.spills if cleaning.keep_rejects else None) as rejects,
+        SpillWriter(context.spills, name=name, bucket_of=context.buckets.bucket_of, id_type=types) as writer,
         SignatureWriter(
-            job.spills, name=name, config=cleaning.near_duplicates, partitions=job.buckets.total
+            context.spills, name=name, config=cleaning.near_duplicates, partitions=context.buckets.total
         ) as signatures,
     ):
-        for item, piece in take_piece(items, split=split):
+        for item in items:
             if isinstance(item, Note):
                 tally.count_note(item.reason, name=item.name, detail=item.detail)
                 continue
             if isinstance(item, Drop):
                 drop(item, item.reason, item.detail)
                 continue
-            first = piece.number == 0
-            text = "" if not first else "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
+            text = "\n".join(item.sentences) if cleaning.keep_rejects else beginning(item)
             fault = documents.reject(item)
             if fault is not None:
-                if first:
-                    drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
-                    rejects.add(
-                        source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text
-                    )
+                drop(item, fault.reason, f"{fault.detail}: {excerpt(text)}")
+                rejects.add(source=split.source, name=item.name, reason=fault.reason, detail=fault.detail, text=text)
                 continue
-            document = replace(tokenizer.tokenize(item, piece=piece), source=number)
-            if not document.ids.size and (piece == WHOLE or not tokenizer.tokenize(item).ids.size):
-                if first:
-                    drop(item, "no_tokens", "nothing is left after normalisation")
+            document = replace(tokenizer.tokenize(item), source=number)
+            if not document.ids.size:
+                drop(item, "no_tokens", "nothing is left after normalisation")
                 continue
-            if not passes_of(document.id, weight=source.weight, passes=job.config.passes, seed=job.config.seed):
-                if first:
-                    drop(item, "weight", f"weight {source.weight:g}")
+            if not passes_of(document.id, weight=source.weight, passes=context.config.passes, seed=context.config.seed):
+                drop(item, "weight", f"weight {source.weight:g}")
                 continue
-            writer.add(document, piece=piece, origin=Origin(split.source, item.name, text if first else ""))
-            report.add(documents=int(first), characters=sum(map(len, piece.cut(item.sentences))))
-            if not first:
-                continue
+            characters = sum(map(len, item.sentences))
+            writer.add(document, origin=Origin(split.source, item.name, text))
+            signatures.add(item)
             tally.documents[split.source] += 1
             tally.sentences[split.source] += len(item.sentences)
-            tally.characters[split.source] += sum(map(len, item.sentences))
-            signatures.add(item)
+            tally.characters[split.source] += characters
+            report.add(documents=1, characters=characters)
     tally.rejects = rejects.runs
     return SplitResult(tally, tuple(writer.extents), tuple(signatures.extents))
 
 
-def take_piece(items: Iterable[Document | Drop], *, split: Split) -> Iterator[tuple[Document | Drop, Piece]]:
-    """What of a split's items is for its piece to do: of a great document that piece (of few sentences: one of so many
-    pieces), of the other documents every `split.piece.of`-th whole; what was left out is for the first to count."""
-    number, of = split.piece
-    small = 0
-    for item in items:
-        if of == 1 or (number == 0 and not isinstance(item, Document)):
-            yield item, WHOLE
-        elif isinstance(item, Document):
-            if sum(map(len, item.sentences)) < GREAT_CHARACTERS:
-                if small % of == number:
-                    yield item, WHOLE
-                small += 1
-            elif number < len(item.sentences):
-                yield item, Piece(number, min(of, len(item.sentences)))
-
-
-def split_key(split: Split, *, job: Job) -> dict[str, Any]:
+def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
     """What names a split's record: its place and its file's content. How it is read is in the build's hash."""
-    return {**asdict(split), "input": job.inputs[split.path]}
+    return {**asdict(split), "input": context.inputs[split.path]}
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:

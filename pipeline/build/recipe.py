@@ -8,19 +8,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.build.advice import list_doubts
+from pipeline.build.advice import list_advice
+from pipeline.build.inputs import BuildInputs, describe_change, describe_identity, find_inputs
 from pipeline.build.read_split import split_key
 from pipeline.cleaning import write_rejects
 from pipeline.config import PipelineConfig
 from pipeline.dataset import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
 from pipeline.documents import Split
-from pipeline.engines import DaskCluster, check_engine, choose_workers, count_readers, open_cluster, watched
+from pipeline.engines import DaskCluster, check_engine, choose_workers, open_cluster, watched
 from pipeline.output import (
     REPORT_NAME,
     OutputFolder,
@@ -32,25 +32,22 @@ from pipeline.output import (
     open_output_folder,
     write_set,
 )
-from pipeline.runtime import SHARDS, SPILLS, Job, Kind, ProgressPrinter, local_notes, names_runner, temporary_below
-from pipeline.settings import to_tree
-from pipeline.shuffle import choose_buckets
-from pipeline.signals import Say, say_at_once
-from pipeline.sources import (
-    ChangedInputError,
-    fingerprint_files,
-    join_fingerprints,
-    list_changed,
-    list_modified,
-    list_read_warnings,
-    list_splits,
-    list_versions,
-    refuse_own_files,
-    share_books,
+from pipeline.runtime import (
+    SHARDS,
+    SPILLS,
+    BuildContext,
+    Kind,
+    ProgressPrinter,
+    local_notes,
+    names_runner,
+    temporary_below,
 )
+from pipeline.settings import to_tree
+from pipeline.shuffle import Buckets, choose_buckets
+from pipeline.signals import Say, say_at_once
+from pipeline.sources import list_read_warnings, refuse_own_files
 from pipeline.tally import BuildResult, ReadTally
 from pipeline.tokenizer import WordTokenizer
-from pipeline.versions import hash_code, library_versions
 from pipeline.vocabulary import check_name, given_vocabulary, trained_vocabulary, vocabulary_name
 
 
@@ -64,144 +61,49 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
     started = time.time()
     check_engine(config, beam_options=beam_options)
     check_paths(config)
-    splits = list_splits(config.sources)
+    inputs = find_inputs(config)
     buckets = choose_buckets(
-        text_bytes=sum(split.text_bytes for split in splits),
-        shards=None if config.shards == "auto" else config.shards,
-        validation_fraction=config.validation_fraction,
+        text_bytes=inputs.text_bytes, shards=config.shards, validation_fraction=config.validation_fraction
     )
-    workers = choose_workers(config, say=say)
-    readers = count_readers(config, workers=workers, beam_options=beam_options)
-    splits = share_books(splits, sources=config.sources, workers=readers)
-    most = max(len(splits), buckets.train + buckets.validation)
-    workers = min(workers, most)
-    paths = {
-        name: {split.path for split in splits if config.sources[split.source].called == name}
-        for name in config.source_names
-    }
-    versions = list_versions(split.path for split in splits)
-    fingerprints = fingerprint_files(split.path for split in splits)
-    modified = list_modified(fingerprints)
-    identity: dict[str, Any] = {
-        "config": config.data_tree(),
-        "inputs": {name: join_fingerprints(fingerprints[path] for path in found) for name, found in paths.items()},
-        "modified": {
-            name: [modified[path] for path in sorted(found, key=fingerprints.__getitem__) if path in modified]
-            for name, found in paths.items()
-        },
-        "versions": library_versions(config),
-        "code": hash_code(),
-    }
-    tokenizer = given_vocabulary(config)
-    if tokenizer is not None:
-        identity["vocabulary_hash"] = tokenizer.vocabulary_hash
+    most = max(len(inputs.splits), buckets.total)
+    workers = min(choose_workers(config, say=say), most)
+    given = given_vocabulary(config)
+    identity = describe_identity(config, inputs=inputs, tokenizer=given)
     with (
         local_notes(config.output, shared=config.engine != "local" or names_runner(beam_options)) as notes,
         open_output_folder(config.output, identity=identity, notes=notes) as output,
-        ExitStack() as stack,
     ):
         if output.finished:
             say(f"{output.root}: already complete, nothing to do")
             return read_manifest(output.root)
-        total = sum(split.num_bytes for split in splits)
-        where = f"{workers} worker(s)" if config.engine == "local" else f"engine {config.engine}"
-        say(f"{len(splits)} splits, {total / 1e6:,.1f} MB of input, {where}")
-        for doubt in list_doubts(config, tokenizer=tokenizer):
-            say(f"warning: {doubt}")
-        cluster = stack.enter_context(open_cluster(config, most=most, say=say))
-        workers = workers if cluster is None else cluster.workers
-        if tokenizer is None:
-            tokenizer = kept_vocabulary(config, output=output, say=say) or trained_vocabulary(
-                config, scratch=output.folder("vocabulary"), say=say, beam_options=beam_options, cluster=cluster
+        say_what_it_is(config, inputs=inputs, workers=workers, vocabulary=given, say=say)
+        with open_cluster(config, most=most, say=say) as cluster:
+            workers = workers if cluster is None else cluster.workers
+            tokenizer = given or find_or_train_vocabulary(
+                config, splits=inputs.splits, output=output, say=say, beam_options=beam_options, cluster=cluster
             )
-            output.note_vocabulary(tokenizer.vocabulary_hash)
-        tokenizer.save(output.staging / TOKENIZER_FOLDER)
-
-        job = Job(
-            config=config,
-            buckets=buckets,
-            tokenizer=output.share(f"{TOKENIZER_FOLDER}/tokenizer.json"),
-            vocabulary_size=tokenizer.vocab_size,
-            work=str(output.temporary),
-            build=hash_build(config, buckets=buckets, vocabulary_hash=tokenizer.vocabulary_hash),
-            inputs={path: f"{found} {modified.get(path, '')}" for path, found in fingerprints.items()},
-            notes=output.notes,
-        )
-        found = sweep_work(job, splits=splits)
-        if output.resumes:
-            say(f"resuming: records of {found['split']} of {len(splits)} splits and {found['shard']} shards are there")
-        progress = ProgressPrinter(job.progress, num_splits=len(splits), num_bytes=total)
-        with progress, watched(progress, config=config):
-            result, read = run_graph(splits, job=job, workers=workers, beam_options=beam_options, cluster=cluster)
-        stack.close()  # what was started for the build is not needed to publish it
-        if changed := list_changed(versions):
-            forget(changed, job=job, splits=splits)
-            path = min(changed)
-            raise ChangedInputError(
-                f"{path}: was written while the build read it ({versions[path]}; now {changed[path]}); run the same "
-                f"command again once nothing writes to it"
-            )
-        say(progress.summary())
-        for fault in job.ledger.take_damaged():
-            say(f"damaged, so made again: {fault}")
-        if output.resumes:
-            kept, of_shards = progress.count_kept(), progress.read_plan()["shards"]
-            say(f"resumed: {kept['read']} of {len(splits)} splits and {kept['shard']} of {of_shards} shards kept")
-
+            tokenizer.save(output.staging / TOKENIZER_FOLDER)
+            context = describe_context(config, inputs=inputs, buckets=buckets, tokenizer=tokenizer, output=output)
+            begin_or_resume(context, splits=inputs.splits, resumes=output.resumes, say=say)
+            progress = ProgressPrinter(context.progress, num_splits=len(inputs.splits), num_bytes=inputs.num_bytes)
+            with progress, watched(progress, config=config):
+                result, read = run_graph(
+                    inputs.splits, context=context, workers=workers, beam_options=beam_options, cluster=cluster
+                )
+        refuse_changed_input(inputs, context=context)
+        say_what_was_done(progress, context=context, num_splits=len(inputs.splits), resumes=output.resumes, say=say)
         check_labels(result, config=config)
         for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
             say(f"warning: {warning}")
-        run = {
-            "inputs": identity["inputs"],
-            "modified": identity["modified"],
-            "workers": workers,
-            "sources": to_tree(config)["sources"],
-        }
-        run["seconds"] = round(time.time() - started, 1)
+        run = {name: identity[name] for name in ("inputs", "modified")}
+        run |= {"workers": workers, "sources": to_tree(config)["sources"], "seconds": round(time.time() - started, 1)}
         manifest = write_set(output.staging, config=config, tokenizer=tokenizer, result=result, read=read, run=run)
-        if config.cleaning.keep_rejects is not None:
-            runs = [*read.rejects, *result.left_out.rejects]
-            scratch = output.staging / "rejects"
-            scratch.mkdir(exist_ok=True)
-            say(f"rejects: {write_rejects(runs, folder=config.cleaning.keep_rejects, scratch=scratch)}")
+        leave_rejects(config, scratch=output.staging, read=read, result=result, say=say)
         output.publish()
         write_manifest(output.root, manifest, run=run)
         output.sweep()
-    say(
-        f"{output.root}: {manifest.num_rows('train'):,} training rows ({manifest.num_tokens('train'):,} tokens) in "
-        f"{len(manifest.shards_of('train'))} shards, {manifest.num_rows('validation'):,} validation rows; "
-        f"report: {storage.join(output.root, REPORT_NAME)}"
-    )
+    say_what_came_out(manifest, root=output.root, say=say)
     return manifest
-
-
-def run_graph(
-    splits: Sequence[Split], *, job: Job, workers: int, beam_options: Sequence[str], cluster: DaskCluster | None = None
-) -> tuple[BuildResult, ReadTally]:
-    """Build every shard. Raises as run_on_engine."""
-    from pipeline.engines import local  # Beam takes 2 s to import
-
-    local.note_unknown(beam_options)
-    from pipeline.build.graph import build_graph, load_result  # after the engine, which makes Beam quiet
-
-    hands = None if cluster is not None or names_runner(beam_options) else workers
-    lay_out = partial(build_graph, splits=splits, job=job, hands=hands)
-    local.run_on_engine(
-        lay_out,
-        exchange=job.exchange,
-        held=job.work,
-        temporary=temporary_below(job.notes),
-        workers=workers,
-        beam_options=beam_options,
-        cluster=cluster,
-    )
-    return load_result(job)
-
-
-def sweep_work(job: Job, *, splits: Sequence[Split]) -> Counter[Kind]:
-    """Remove what an earlier start left half-made; count the splits and shards that it had finished."""
-    names = {job.ledger.record_name("split", split_key(split, job=job)) for split in splits}
-    return job.ledger.sweep(folders=(SPILLS, SHARDS), splits=names)
 
 
 def check_paths(config: PipelineConfig) -> None:
@@ -216,16 +118,41 @@ def check_paths(config: PipelineConfig) -> None:
         check_name(Path(given), settings=config.vocabulary)
 
 
-def forget(changed: Collection[str], *, job: Job, splits: Sequence[Split]) -> None:
-    """Remove what was read of the files `changed`, and all shards: any may hold some of it."""
-    good = [split for split in splits if split.path not in changed]
-    names = {job.ledger.record_name("split", split_key(split, job=job)) for split in good}
-    job.ledger.sweep(folders=(SPILLS, SHARDS), splits=names, keep_shards=False)
+def say_what_it_is(
+    config: PipelineConfig, *, inputs: BuildInputs, workers: int, vocabulary: WordTokenizer | None, say: Say
+) -> None:
+    """Say how much is read by whom, and what of the config is hardly meant."""
+    where = f"{workers} worker(s)" if config.engine == "local" else f"engine {config.engine}"
+    say(f"{len(inputs.splits)} splits, {inputs.num_bytes / 1e6:,.1f} MB of input, {where}")
+    for advice in list_advice(config, tokenizer=vocabulary):
+        say(f"warning: {advice}")
 
 
-def kept_vocabulary(config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say) -> WordTokenizer | None:
-    """The vocabulary that an earlier start had trained for this build alone; None where it is not as it was, and then
-    nothing of it is left."""
+def find_or_train_vocabulary(
+    config: PipelineConfig,
+    *,
+    splits: Sequence[Split],
+    output: OutputFolder | StoredOutput,
+    say: Say,
+    beam_options: Sequence[str],
+    cluster: DaskCluster | None,
+) -> WordTokenizer:
+    """The vocabulary that an earlier start had trained for this build, else a new one; the output notes its hash."""
+    tokenizer = find_trained_vocabulary(config, output=output, say=say)
+    if tokenizer is None:
+        scratch = output.folder("vocabulary")
+        tokenizer = trained_vocabulary(
+            config, splits=splits, scratch=scratch, say=say, beam_options=beam_options, cluster=cluster
+        )
+    output.note_vocabulary(tokenizer.vocabulary_hash)
+    return tokenizer
+
+
+def find_trained_vocabulary(
+    config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say
+) -> WordTokenizer | None:
+    """The vocabulary that an earlier start had trained for this build alone; None if it is missing or has changed, and
+    then nothing of it is left."""
     settings = config.vocabulary
     folder = output.folder("vocabulary")
     path = storage.join(folder, vocabulary_name(config))
@@ -240,3 +167,105 @@ def kept_vocabulary(config: PipelineConfig, *, output: OutputFolder | StoredOutp
         say(f"damaged, so made again: {path}: changed since it was written")
         return None
     return tokenizer
+
+
+def describe_context(
+    config: PipelineConfig,
+    *,
+    inputs: BuildInputs,
+    buckets: Buckets,
+    tokenizer: WordTokenizer,
+    output: OutputFolder | StoredOutput,
+) -> BuildContext:
+    """What the workers need to know. The tokenizer is in the output's staging folder, from where they get it."""
+    return BuildContext(
+        config=config,
+        buckets=buckets,
+        tokenizer=output.share(f"{TOKENIZER_FOLDER}/tokenizer.json"),
+        vocabulary_size=tokenizer.vocab_size,
+        work=str(output.temporary),
+        build=hash_build(config, buckets=buckets, vocabulary_hash=tokenizer.vocabulary_hash),
+        inputs=inputs.contents,
+        notes=output.notes,
+    )
+
+
+def begin_or_resume(context: BuildContext, *, splits: Sequence[Split], resumes: bool, say: Say) -> None:
+    """Remove what an earlier start left half-made, and say what it had finished."""
+    found = sweep_work(context, splits=splits)
+    if resumes:
+        say(f"resuming: records of {found['split']} of {len(splits)} splits and {found['shard']} shards are there")
+
+
+def run_graph(
+    splits: Sequence[Split],
+    *,
+    context: BuildContext,
+    workers: int,
+    beam_options: Sequence[str],
+    cluster: DaskCluster | None = None,
+) -> tuple[BuildResult, ReadTally]:
+    """Build every shard. Raises as run_on_engine."""
+    from pipeline.engines import local  # Beam takes 2 s to import
+
+    local.note_unknown(beam_options)
+    from pipeline.build.graph import build_graph, load_result  # after the engine, which makes Beam quiet
+
+    dealt_to = None if cluster is not None or names_runner(beam_options) else workers
+    lay_out = partial(build_graph, splits=splits, context=context, workers=dealt_to)
+    local.run_on_engine(
+        lay_out,
+        exchange=context.exchange,
+        held=context.work,
+        temporary=temporary_below(context.notes),
+        workers=workers,
+        beam_options=beam_options,
+        cluster=cluster,
+    )
+    return load_result(context)
+
+
+def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
+    """ChangedInputError for files that were written while they were read. What was read of them is removed, and all
+    shards: any may hold some of it."""
+    if changed := inputs.list_changed_files():
+        good = [split for split in inputs.splits if split.path not in changed]
+        sweep_work(context, splits=good, keep_shards=False)
+        raise describe_change(changed, inputs=inputs)
+
+
+def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
+    """Remove files and records of all but finished `splits` and shards; count the records that are left."""
+    names = {context.ledger.record_name("split", split_key(split, context=context)) for split in splits}
+    return context.ledger.sweep(folders=(SPILLS, SHARDS), splits=names, keep_shards=keep_shards)
+
+
+def say_what_was_done(
+    progress: ProgressPrinter, *, context: BuildContext, num_splits: int, resumes: bool, say: Say
+) -> None:
+    """Sum up what was read and written, made again and kept."""
+    say(progress.summary())
+    for fault in context.ledger.take_damaged():
+        say(f"damaged, so made again: {fault}")
+    if resumes:
+        kept, of_shards = progress.count_kept(), progress.read_plan()["shards"]
+        say(f"resumed: {kept['read']} of {num_splits} splits and {kept['shard']} of {of_shards} shards kept")
+
+
+def leave_rejects(config: PipelineConfig, *, scratch: Path, read: ReadTally, result: BuildResult, say: Say) -> None:
+    """Write what was left out to cleaning.keep_rejects, if that is set."""
+    if config.cleaning.keep_rejects is None:
+        return
+    folder = scratch / "rejects"
+    folder.mkdir(exist_ok=True)
+    runs = [*read.rejects, *result.left_out.rejects]
+    say(f"rejects: {write_rejects(runs, folder=config.cleaning.keep_rejects, scratch=folder)}")
+
+
+def say_what_came_out(manifest: Manifest, *, root: Any, say: Say) -> None:
+    """Rows and shards of the finished set, and where its report is."""
+    say(
+        f"{root}: {manifest.num_rows('train'):,} training rows ({manifest.num_tokens('train'):,} tokens) in "
+        f"{len(manifest.shards_of('train'))} shards, {manifest.num_rows('validation'):,} validation rows; "
+        f"report: {storage.join(root, REPORT_NAME)}"
+    )

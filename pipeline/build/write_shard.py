@@ -25,7 +25,7 @@ from pipeline import draws, storage
 from pipeline.cleaning import RejectWriter
 from pipeline.config import PipelineConfig
 from pipeline.dataset import Shard, SplitName, file_sha256, footer_sha256, schema
-from pipeline.dedup import count_doubles, read_dropped
+from pipeline.dedup import count_duplicates, read_dropped
 from pipeline.documents import ID_BYTES
 from pipeline.errors import PassingError
 from pipeline.instances import Instances, Masks, Rows, list_passes
@@ -85,7 +85,7 @@ def build_shard(
     near = {} if dropped is None else read_dropped(dropped, [document.id for document in documents])
     documents = [document for document in documents if document.id not in near]
     with RejectWriter(scratch if config.cleaning.keep_rejects else None) as rejects:
-        left_out = count_doubles(extents, near=near, rejects=rejects)
+        left_out = count_duplicates(extents, near=near, rejects=rejects)
     left_out.rejects = rejects.runs
     passes = list_passes(documents, config=config, split=split)
     instances = Instances(documents, config=config, tokenizer=tokenizer, passes=passes)

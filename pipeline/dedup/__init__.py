@@ -1,12 +1,12 @@
 """Duplicates and near duplicates: MinHash signatures, band keys, and which documents are dropped."""
 
-from pipeline.dedup.duplicates import count_doubles
+from pipeline.dedup.duplicates import count_duplicates
 from pipeline.dedup.signatures import BandExtent, SignatureWriter, find_matches, read_dropped, write_dropped
 
 __all__ = [
     "BandExtent",
     "SignatureWriter",
-    "count_doubles",
+    "count_duplicates",
     "find_matches",
     "read_dropped",
     "write_dropped",

@@ -25,11 +25,11 @@ class Match(NamedTuple):
     similarity: float
 
 
-def count_doubles(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
+def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
     """Counts, examples and rejects of the copies and near duplicates in a bucket.
 
     Of copies one of the source that the rows name stays (Index.distinct), the first by (name, source).
-    Memory: the origins of doubles alone, text included where rejects are kept.
+    Memory: the origins of duplicates alone, text included where rejects are kept.
     """
     tally = ReadTally()
     copies = _repeated_ids(extents)
@@ -51,8 +51,7 @@ def count_doubles(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rej
 
 
 def _repeated_ids(extents: Sequence[Extent]) -> frozenset[bytes]:
-    index = read_index(extents)
-    ids = index.ids[index.first]
+    ids = read_index(extents).ids
     _, first, counts = np.unique(ids.view(f"V{ID_BYTES}").ravel(), return_index=True, return_counts=True)
     return frozenset(ids[position].tobytes() for position in first[counts > 1])
 

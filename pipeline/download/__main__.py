@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.download import dump
 from pipeline.download.sample import USAGE, fetch_sample
+from pipeline.settings import fail
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,30 +17,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words in (["--help"], ["-h"]):
         print(USAGE)
         return 0
-    if words[:1] in (["wikipedia"], ["config"]):
-        try:
-            (dump.main if words[0] == "wikipedia" else dump.main_config)(words[1:])
-        except (ValueError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        return 0
-    if len(words) != 2 or words[0] != "sample":
-        print(
-            f"error: expected 'sample DIR', 'wikipedia ... DIR' or 'config ...', got {' '.join(words) or 'nothing'}\n"
-            f"{USAGE}",
-            file=sys.stderr,
-        )
-        return 2
-    folder = Path(words[1])
     try:
-        fetched = fetch_sample(folder)
+        if words[:1] == ["wikipedia"]:
+            dump.main(words[1:])
+        elif words[:1] == ["config"]:
+            dump.main_config(words[1:])
+        elif len(words) == 2 and words[0] == "sample":
+            folder = Path(words[1])
+            state = "is ready" if fetch_sample(folder) else "is complete, nothing to do"
+            print(f"{folder}: the sample corpus {state}; sources and licences: {folder / 'ATTRIBUTION.md'}")
+        else:
+            found = " ".join(words) or "nothing"
+            raise ValueError(f"expected 'sample DIR', 'wikipedia ... DIR' or 'config ...', got {found}\n{USAGE}")
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(
-        f"{folder}: the sample corpus {'is ready' if fetched else 'is complete, nothing to do'}; "
-        f"sources and licences: {folder / 'ATTRIBUTION.md'}"
-    )
+        return fail(error)
     return 0
 
 

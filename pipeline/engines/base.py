@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from pipeline.config import PipelineConfig
 from pipeline.engines.cluster import DaskCluster
-from pipeline.runtime import ProgressPrinter, names_runner
+from pipeline.runtime import ProgressPrinter
 from pipeline.settings import ConfigError
 from pipeline.signals import Say
 
@@ -72,20 +72,9 @@ def watched(progress: ProgressPrinter, *, config: PipelineConfig) -> Iterator[No
         yield
 
 
-CLUSTER_WORKERS = 16
-"""Workers of an engine whose number nobody gave."""
-
-
 def choose_workers(config: PipelineConfig, *, say: Say) -> int:
     """Number of local worker processes; more than there are cores is allowed, with a warning."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if config.engine == "local" and config.workers is not None and config.workers > cores:
         say(f"warning: workers={config.workers} is more than the {cores} cores of this machine")
     return config.workers or cores
-
-
-def count_readers(config: PipelineConfig, *, workers: int, beam_options: Sequence[str] = ()) -> int:
-    """Workers that great books are shared by: `workers` of this machine, or those of an engine, as far as known."""
-    if config.engine == "local" and not names_runner(beam_options):
-        return workers
-    return config.workers or CLUSTER_WORKERS

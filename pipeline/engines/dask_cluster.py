@@ -29,7 +29,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from distributed import Client, KilledWorker
 
 from pipeline.engines.cluster import DaskCluster
-from pipeline.engines.dask_runner import BuildRunner, Errand, count_working
+from pipeline.engines.dask_runner import BuildRunner, RunContext, count_working
 from pipeline.errors import PassingError
 from pipeline.runtime import choose_kept, leave_failure
 from pipeline.signals import Say
@@ -96,10 +96,10 @@ def _run_once(
     held: str,
     beam_options: Sequence[str],
 ) -> None:
-    errand = Errand(uuid.uuid4().hex, describe_code(), exchange, held)
+    context = RunContext(uuid.uuid4().hex, describe_code(), exchange, held)
     partitions = max(_LEAST_PARTITIONS, _PARTITIONS_A_WORKER * cluster.workers)
     with connect(cluster) as client:
-        runner = BuildRunner(client, errand=errand, partitions=partitions)
+        runner = BuildRunner(client, context=context, partitions=partitions)
         pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(list(beam_options)))
         lay_out(pipeline)
         result = pipeline.run()

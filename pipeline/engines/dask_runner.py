@@ -44,7 +44,7 @@ from distributed import Client
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class RunContext:
     """What every task of one run of a graph goes by."""
 
     run: str
@@ -61,7 +61,7 @@ class Errand:
 class Step:
     """A ParDo as it travels to the workers."""
 
-    errand: Errand
+    context: RunContext
     label: str
     fn: beam.DoFn
     window_fn: Any
@@ -97,16 +97,16 @@ class _Collector(Receiver):
 class RunStep(transform_evaluator.DaskBagOp):
     """ParDo, a task for each partition of its input."""
 
-    def __init__(self, applied: Any, bag_kwargs: Any, *, errand: Errand) -> None:
+    def __init__(self, applied: Any, bag_kwargs: Any, *, context: RunContext) -> None:
         super().__init__(applied, bag_kwargs)
-        self._errand = errand
+        self._context = context
 
     def apply(self, input_bag: Bag, side_inputs: Sequence[SideInputMap] | None = None) -> Bag:
         """The bag of what the step gives for `input_bag`."""
         transform, sides = self.transform, side_inputs or ()
         main_input = next(iter(self.applied.main_inputs.values()))
         step = Step(
-            errand=self._errand,
+            context=self._context,
             label=self.applied.full_label,
             fn=transform.fn,
             window_fn=main_input.windowing.windowfn,
@@ -167,16 +167,16 @@ def _gather(index: int, dealt: list[list[dict[Any, list[Any]]]]) -> list[tuple[A
 class BuildRunner(beam_dask.DaskRunner):
     """Runs one graph on the cluster of `client`, in `partitions` pieces unless the options say otherwise."""
 
-    def __init__(self, client: Client, *, errand: Errand, partitions: int) -> None:
+    def __init__(self, client: Client, *, context: RunContext, partitions: int) -> None:
         super().__init__()
-        self._client, self._errand, self._partitions = client, errand, partitions
+        self._client, self._context, self._partitions = client, context, partitions
 
     def run_pipeline(self, pipeline: beam.Pipeline, options: PipelineOptions) -> beam_dask.DaskRunnerResult:
         """Hand the graph to the scheduler."""
         given = options.view_as(beam_dask.DaskOptions).get_all_options(drop_default=True, current_only=True)
         sizes = beam_dask.DaskOptions._extract_bag_kwargs(given) or {"npartitions": self._partitions}
         pipeline.replace_all(dask_overrides())
-        step = partial(RunStep, errand=self._errand)
+        step = partial(RunStep, context=self._context)
         with _translating({_Create: Spread, beam.ParDo: step, _GroupByKeyOnly: Group}):
             visitor = self.to_dask_bag_visitor(sizes)
             pipeline.visit(visitor)
@@ -217,7 +217,7 @@ def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[
         user_state_context=None,
         bundle_finalizer_param=beam.DoFn.BundleFinalizerParam(),
     )
-    with _holding(step.errand):
+    with _holding(step.context):
         if key not in _kept.steps:
             invoker.invoke_setup()
             _kept.steps[key] = step
@@ -231,43 +231,43 @@ def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[
 def _unpack(packed: bytes) -> Step:
     """The step; the first of a run looks at where it is, and what was kept of another run is let go."""
     step: Step = pickler.loads(packed)
-    if step.errand.run != _kept.run:
+    if step.context.run != _kept.run:
         _kept.steps.clear()
-        check_worker(step.errand)
-        _kept.run = step.errand.run
+        check_worker(step.context)
+        _kept.run = step.context.run
     return step
 
 
-def check_worker(errand: Errand) -> None:
+def check_worker(context: RunContext) -> None:
     """Refuse to work with other code than that of the process that wants the data, or without its storage."""
     here, found = socket.gethostname(), describe_code()
     differences = [
-        f"{name} {found.get(name)}, not {value}" for name, value in errand.code.items() if found.get(name) != value
+        f"{name} {found.get(name)}, not {value}" for name, value in context.code.items() if found.get(name) != value
     ]
     if differences:
         raise PassingError(
             f"the worker on {here} has {'; '.join(differences)}: its rows might differ; install the same there"
         )
-    if "://" not in errand.folder and not os.path.isdir(errand.folder):
+    if "://" not in context.folder and not os.path.isdir(context.folder):
         raise PassingError(
-            f"{errand.folder}: the worker on {here} does not see this folder; give absolute paths (output, "
+            f"{context.folder}: the worker on {here} does not see this folder; give absolute paths (output, "
             "vocabulary.path, sources) on storage that all workers share with this machine"
         )
 
 
 @contextmanager
-def _holding(errand: Errand) -> Iterator[None]:
+def _holding(context: RunContext) -> Iterator[None]:
     """Lock its folder, shared, during the body, and count; a folder that cannot be locked is left as it is."""
     descriptor = -1
-    if errand.held:
+    if context.held:
         with suppress(OSError):
-            descriptor = os.open(errand.held, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(context.held, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    _count(errand.folder, 1)
+    _count(context.folder, 1)
     try:
         yield
     finally:
-        _count(errand.folder, -1)
+        _count(context.folder, -1)
         if descriptor >= 0:
             os.close(descriptor)
 

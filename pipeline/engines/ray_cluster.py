@@ -129,6 +129,7 @@ def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     where = os.environ.get("RAY_ADDRESS")
     if not where:
+        os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15 a busy machine leaves workers next to nothing
         cores = len(os.sched_getaffinity(0))
         arguments |= {
             "address": "local",

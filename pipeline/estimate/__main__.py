@@ -13,6 +13,7 @@ from pipeline.estimate.cost import estimate, format_estimate
 from pipeline.runtime import read_config
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
 from pipeline.signals import say_at_once
+from pipeline.sources import list_splits
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"{program}: nothing may follow '--', found {' '.join(words.rest)}")
         quiet = "--json" in words.flags
         config = read_config(words, say=(lambda line: None) if quiet else say_at_once)
-        found = estimate(config, workers=choose_workers(config, say=lambda line: None))
+        workers = choose_workers(config, say=lambda line: None)
+        found = estimate(config, splits=list_splits(config.sources), workers=workers)
         print(json.dumps(asdict(found), indent=1) if quiet else "\n".join(format_estimate(found)))
     except (ValueError, OSError) as error:
         return fail(error)

@@ -6,42 +6,44 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.build import check_paths, list_doubts
+from pipeline.build import check_paths, list_advice
 from pipeline.config import PipelineConfig
 from pipeline.dataset import MANIFEST_NAME
-from pipeline.engines import choose_workers, count_readers
+from pipeline.engines import check_engine, choose_workers
 from pipeline.estimate.cost import estimate, format_estimate
 from pipeline.output import MARK_NAME, check_writable
 from pipeline.settings import ConfigError
 from pipeline.signals import say_at_once
-from pipeline.sources import list_splits, share_books
+from pipeline.sources import list_splits
 from pipeline.storage import free_bytes
 from pipeline.units import describe_bytes
 from pipeline.vocabulary import given_vocabulary
 
 
-def describe_build(config: PipelineConfig, *, price: float | None = None) -> Iterator[str]:
+def describe_build(
+    config: PipelineConfig, *, beam_options: Sequence[str] = (), price: float | None = None
+) -> Iterator[str]:
     """Lines of the plan; `price`: of a CPU's hour. Raises ValueError for what would stop the build at its start."""
+    check_engine(config, beam_options=beam_options)
     workers = choose_workers(config, say=say_at_once)
     check_paths(config)
     splits = list_splits(config.sources)
-    shared = share_books(splits, sources=config.sources, workers=count_readers(config, workers=workers))
     total = sum(split.num_bytes for split in splits)
-    yield f"input: {len(shared):,} splits, {describe_bytes(total)}"
+    yield f"input: {len(splits):,} splits, {describe_bytes(total)}"
     yield describe_output(config.output)
     if is_finished(config.output):
         return
-    for doubt in list_doubts(config, tokenizer=given_vocabulary(config)):
-        yield f"warning: {doubt}"
-    found = estimate(config, workers=workers)
+    for advice in list_advice(config, tokenizer=given_vocabulary(config)):
+        yield f"warning: {advice}"
+    found = estimate(config, splits=splits, workers=workers)
     yield from format_estimate(found)
-    yield describe_room(config.output, needed=found.bytes.value + found.temporary_bytes.value)
+    yield describe_room(config.output, needed=found.bytes + found.temporary_bytes)
     if price is not None:
-        hours = found.cpu_s.value / 3600
+        hours = found.cpu_s / 3600
         yield f"price: {hours * price:,.2f} for {hours:,.3g} CPU hours at {price:g}"
 
 

@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 from pipeline.build import build_shard, spill_documents
 from pipeline.config import PipelineConfig
 from pipeline.dataset import schema
-from pipeline.estimate.intervals import Quantity, expand
 from pipeline.estimate.sampling import Frame, Unit, read_units
-from pipeline.runtime import Job, WorkReport
+from pipeline.runtime import BuildContext, WorkReport
 from pipeline.shuffle import Extent, read_index
 from pipeline.tokenizer import WordTokenizer
 
@@ -38,23 +37,24 @@ class Measured:
     units: list[dict[str, float]] = field(default_factory=list)
     groups: list[dict[str, float]] = field(default_factory=list)
 
-    def expand(self, name: str) -> Quantity:
-        """`name` of the whole source; zero where nothing was measured."""
+    def expand(self, name: str) -> float:
+        """`name` of the whole source, by the size of what was read; zero if nothing was measured."""
         rows = self.units if self.units and name in self.units[0] else self.groups
         by = "count" if name == "documents" and self.frame.by_file else "size"
         total = float(len(self.frame.units) if by == "count" else self.frame.size)
-        return expand([row[name] for row in rows], sizes=[row[by] for row in rows], total=total)
+        size = sum(row[by] for row in rows)
+        return sum(row[name] for row in rows) * total / size if size else 0.0
 
 
-def measure_source(frame: Frame, *, units: Sequence[Unit], job: Job, tokenizer: WordTokenizer) -> Measured:
+def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext, tokenizer: WordTokenizer) -> Measured:
     """Read the units and build shards of them; no groups where they hold fewer than two documents."""
     whole = len(units) == len(frame.units) and not any(unit.begins for unit in units)
     measured = Measured(frame, whole)
     extents: list[list[Extent]] = []
-    for unit, items in read_units(units, source=job.config.sources[frame.source]):
+    for unit, items in read_units(units, source=context.config.sources[frame.source]):
         began = time.process_time()
         found = spill_documents(
-            items, split=unit.split, job=job, tokenizer=tokenizer, report=WorkReport(None, stage="read")
+            items, split=unit.split, context=context, tokenizer=tokenizer, report=WorkReport(None, stage="read")
         )
         extents.append([extent for _, extent in found.extents])
         files = {extent.path for extent in extents[-1]} | set(found.tally.rejects)
@@ -72,14 +72,16 @@ def measure_source(frame: Frame, *, units: Sequence[Unit], job: Job, tokenizer: 
         )
     groups = _choose_groups(extents)
     measured.groups = [
-        _measure_shard(members, measured=measured, extents=extents, name=f"{number}", job=job, tokenizer=tokenizer)
+        _measure_shard(
+            members, measured=measured, extents=extents, name=f"{number}", context=context, tokenizer=tokenizer
+        )
         for number, members in enumerate(groups)
     ]
     if len(groups) > 1 and sum(unit["document_tokens"] for unit in measured.units) <= _BUCKET_TOKENS:
         everything = list(range(len(extents)))
-        once = replace(job, config=_read_once(job.config))
+        once = replace(context, config=_read_once(context.config))
         mixed = _measure_shard(
-            everything, measured=measured, extents=extents, name="all", job=once, tokenizer=tokenizer
+            everything, measured=measured, extents=extents, name="all", context=once, tokenizer=tokenizer
         )
         rows = sum(group["rows"] for group in measured.groups)
         for name in _SIZES:
@@ -95,21 +97,21 @@ def _measure_shard(
     measured: Measured,
     extents: Sequence[Sequence[Extent]],
     name: str,
-    job: Job,
+    context: BuildContext,
     tokenizer: WordTokenizer,
 ) -> dict[str, float]:
     began = time.process_time()
     path = f"data/{measured.frame.source}-{name}.parquet"
     (shard,) = build_shard(
         [extent for member in members for extent in extents[member]],
-        config=job.config,
+        config=context.config,
         tokenizer=tokenizer,
         split="train",
         name=path,
-        folder=Path(job.shards),
-        scratch=Path(job.spills),
+        folder=Path(context.shards),
+        scratch=Path(context.spills),
     ).shards
-    masks = _count_mask_bytes(Path(job.work) / path)
+    masks = _count_mask_bytes(Path(context.work) / path)
     return {
         "size": sum(measured.units[member]["size"] for member in members),
         "count": float(len(members)),

@@ -1,6 +1,6 @@
-"""A sample of the input that stands for all of it: which parts are read, and how large all parts are together.
+"""A sample of the input that stands for all of it: which units are read, and how large all are together.
 
-The same files and settings give the same sample. Parts are taken at even distances over every source, so that a dump
+The same files and settings give the same sample. Units are taken at even distances over every source, so that a dump
 whose first articles are the longest is seen from end to end.
 """
 
@@ -59,7 +59,7 @@ class Frame:
     """All units of a source. `size`: bytes of all, beyond what beginnings hold too; `text_bytes`: about the plain text.
 
     `by_file`: a unit is a file of text, so that their number tells more of the documents than their size.
-    `passing_s`: path -> CPU seconds of reading past all of a file, which each part of a shared one does again.
+    `passing_s`: path -> CPU seconds of reading past all of a file, which each split of a shared one does again.
     """
 
     source: int
@@ -140,7 +140,7 @@ def _list_members(path: str, *, source: int) -> list[Unit]:
 
 
 def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
-    """CPU seconds of reading past all of a stream, by its beginning: what a part costs that takes next to nothing."""
+    """CPU seconds of reading past all of a stream, by its beginning: what a split costs that takes next to nothing."""
     idle = replace(unit.split, part=_NO_PART, parts=_NO_PART + 1)
     source = source.model_copy(update={"clean_documents": None})
     started = time.process_time()

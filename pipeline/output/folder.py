@@ -58,7 +58,7 @@ class OutputFolder:
     """
 
     notes = ""
-    """For Job.notes: counts and failures are left in OUT/_tmp."""
+    """For BuildContext.notes: counts and failures are left in OUT/_tmp."""
 
     def __init__(self, root: str | Path, *, identity: Mapping[str, Any]) -> None:
         self.root = Path(root)

@@ -27,7 +27,7 @@ HOLDERS_NAME = "holders"
 
 
 def open_output_folder(root: str, *, identity: Mapping[str, Any], notes: str = "") -> OutputFolder | StoredOutput:
-    """The output folder of a build, local or on a store. `notes`: as in Job."""
+    """The output folder of a build, local or on a store. `notes`: as in BuildContext."""
     if storage.is_url(root):
         return StoredOutput(root, identity=identity, notes=notes)
     return OutputFolder(root, identity=identity)
@@ -44,7 +44,7 @@ class StoredOutput:
         self.resumes = False
         """True where finished pieces of the same build are there."""
         self.notes = notes
-        """For Job.notes."""
+        """For BuildContext.notes."""
         self._mark = BuildMark(self.root, identity=identity)
         self._hold = StoreHold(storage.join(self.temporary, HOLDERS_NAME), note_loss=self._stop_workers)
 

@@ -216,7 +216,7 @@ def summarize_sources(
 ) -> list[dict[str, Any]]:
     """What each name of config.source_names gave, whatever the order and the paths of the sources.
 
-    Documents, sentences and characters are as read (exact doubles included, those dropped by weight not); rows and
+    Documents, sentences and characters are as read (exact duplicates included, those dropped by weight not); rows and
     tokens are those of the training part, by the source of the first segment.
     """
     summary = []

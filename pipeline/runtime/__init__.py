@@ -1,7 +1,16 @@
 """What every worker of a build shares: its context, ledger, failures, progress and scratch folders."""
 
-from pipeline.runtime.command import read_config
-from pipeline.runtime.context import EXCHANGE, PROGRESS, SHARDS, SPILLS, Job, local_notes, names_runner, temporary_below
+from pipeline.runtime.command import read_config, read_price
+from pipeline.runtime.context import (
+    EXCHANGE,
+    PROGRESS,
+    SHARDS,
+    SPILLS,
+    BuildContext,
+    local_notes,
+    names_runner,
+    temporary_below,
+)
 from pipeline.runtime.failures import (
     FAILURE_NAME,
     choose_kept,
@@ -22,7 +31,7 @@ __all__ = [
     "PROGRESS",
     "SHARDS",
     "SPILLS",
-    "Job",
+    "BuildContext",
     "Kind",
     "ProgressPrinter",
     "Stage",
@@ -36,6 +45,7 @@ __all__ = [
     "raise_if_abandoned",
     "read_config",
     "read_failure",
+    "read_price",
     "report_failure",
     "scratch_folder",
     "temporary_below",

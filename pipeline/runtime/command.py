@@ -1,8 +1,9 @@
-"""The config that a command line names, with absolute paths."""
+"""What a command line says: its config, with absolute paths, and the price of an hour."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline import storage
@@ -35,6 +36,22 @@ def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConf
     brought = {sample.output, sample.vocabulary.path, *(path for source in sample.sources for path in source.paths)}
     config = load_settings(PipelineConfig, file=SAMPLE_CONFIG, overrides=arguments.overrides)
     return absolute_paths(config, base_of=lambda path: _ROOT if path in brought else Path.cwd())
+
+
+def read_price(flags: Sequence[str], *, program: str) -> float | None:
+    """The number of --price=P, None without it; ValueError where it is none, or goes with no --dry-run."""
+    given = [flag.partition("=")[2] for flag in flags if flag.partition("=")[0] == "--price"]
+    if not given:
+        return None
+    if "--dry-run" not in flags:
+        raise ValueError(f"{program}: --price goes with --dry-run; add it")
+    try:
+        price = float(given[-1])
+    except ValueError:
+        price = math.nan
+    if not 0 < price < math.inf:
+        raise ValueError(f"{program}: --price={given[-1]}: give a number above 0, as in --price=0.05")
+    return price
 
 
 def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) -> PipelineConfig:

@@ -19,7 +19,7 @@ _TEMPORARY = "temporary"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BuildContext:
     """A build as its workers see it. `work` is OUT/_tmp, a path or URL, and must be visible to all of them."""
 
     config: PipelineConfig

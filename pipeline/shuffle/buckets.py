@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 from pipeline.dataset import SplitName
 
@@ -69,10 +70,10 @@ def membership(document_id: bytes) -> int:
     return int.from_bytes(document_id[:8], "big")
 
 
-def choose_buckets(*, text_bytes: int, shards: int | None, validation_fraction: float) -> Buckets:
-    """Number of buckets from the size of the text; `shards` sets the number of training buckets (None: derived)."""
+def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation_fraction: float) -> Buckets:
+    """Number of buckets from the size of the text; `shards` sets that of training buckets, unless it is auto."""
     held_out = validation_fraction
-    if shards is None:
+    if shards == "auto":
         train = max(1, math.ceil(text_bytes / TEXT_BYTES_PER_BUCKET))
         validation = math.ceil(text_bytes * held_out / TEXT_BYTES_PER_BUCKET)
     else:

@@ -3,7 +3,6 @@
 Only names and offsets cross the shuffle (FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there).
 An extent is two Arrow messages: an index (id, number of tokens and origin of each document), which counting reads
 alone, and the tokens. A writer holds at most FLUSH_TOKENS tokens and one document more, whatever the size of the input.
-A great document may lie in pieces in several files, all of its bucket; it is read whole or not at all.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline import storage
-from pipeline.documents import ID_BYTES, WHOLE, Piece
+from pipeline.documents import ID_BYTES
 from pipeline.errors import PassingError
 from pipeline.tokenizer import TokenizedDocument
 
@@ -38,8 +36,6 @@ _INDEX = pa.schema(
         pa.field("id", pa.binary(ID_BYTES)),
         pa.field("tokens", pa.int64()),
         pa.field("number", pa.uint16()),  # into config.source_names; `source` is into config.sources
-        pa.field("piece", pa.uint8()),
-        pa.field("pieces", pa.uint8()),
         pa.field("source", pa.int32()),
         pa.field("name", pa.string()),
         pa.field("text", pa.large_string()),
@@ -76,44 +72,20 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Documents and pieces of some extents, in file order. ids: uint8[n, 16]; tokens: int64[n]; sources: uint16[n];
-    pieces: uint8[n, 2], which piece of how many (0 of 1: a whole document)."""
+    """The documents of some extents, in file order. ids: uint8[n, 16]; tokens: int64[n]; sources: uint16[n]."""
 
     ids: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.int64]
     sources: npt.NDArray[np.uint16]
-    pieces: npt.NDArray[np.uint8]
-
-    @property
-    def first(self) -> npt.NDArray[np.bool_]:
-        """bool[n]: true for one piece of each document, copies included."""
-        found: npt.NDArray[np.bool_] = self.pieces[:, 0] == 0
-        return found
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Positions of every distinct document's pieces, ordered by id and piece; of equal documents that of the
-        lowest source, among these that in fewest pieces. SpillError where a piece of any is missing."""
+        """Positions of every distinct id, ordered by id; of equal ones that of the lowest source."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
-        number, of = self.pieces.T
-        order = np.lexsort((number, of, self.sources, words[:, 1], words[:, 0]))
-        new_id = _changes(words[order])
-        new_run = new_id | _changes(np.stack([self.sources, of], axis=1)[order])
-        # A run holds the copies of a document that are from one source and in as many pieces: all first pieces, then
-        # all second ones, and so on.
-        starts = np.flatnonzero(new_run)
-        sizes = np.diff(starts, append=order.size)
-        copies = np.maximum(1, sizes // of[order[starts]])
-        run = np.repeat(np.arange(starts.size), sizes)
-        place = np.arange(order.size) - starts[run]
-        wrong = (sizes != copies * of[order[starts]])[run] | (number[order] != place // copies[run])
-        if wrong.any():
-            first = order[np.argmax(wrong)]
-            raise SpillError(
-                f"document {self.ids[first].tobytes().hex()}: some of its {of[first]} pieces are missing; run the "
-                f"build again"
-            )
-        kept: npt.NDArray[np.int64] = order[new_id[starts][run] & (place % copies[run] == 0)]
-        return kept
+        order = np.lexsort((self.sources, words[:, 1], words[:, 0]))
+        ordered = words[order]
+        new = np.ones(order.size, np.bool_)
+        new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+        return order[new]
 
 
 class SpillWriter:
@@ -153,9 +125,9 @@ class SpillWriter:
             raise
         self._output.__exit__(kind, error, trace)
 
-    def add(self, document: TokenizedDocument, *, piece: Piece = WHOLE, origin: Origin = _NOWHERE) -> None:
-        """Take a document with at least one token, or a `piece` of one."""
-        self._pending.append(_Pending(self._bucket_of(document.id), document, piece, origin))
+    def add(self, document: TokenizedDocument, *, origin: Origin = _NOWHERE) -> None:
+        """Take a document with at least one token."""
+        self._pending.append(_Pending(self._bucket_of(document.id), document, origin))
         self._pending_tokens += document.ids.size
         self._pending_characters += len(origin.text)
         if (
@@ -185,7 +157,7 @@ class SpillWriter:
         ids = pa.array([document.id for document in documents], pa.binary(ID_BYTES))
         tokens = np.array([document.ids.size for document in documents], np.int64)
         numbers = pa.array([document.source for document in documents], pa.uint16())
-        rest = zip(*((*entry.piece, *entry.origin) for entry in pending), strict=True)
+        rest = zip(*(entry.origin for entry in pending), strict=True)
         others = [pa.array(values, field.type) for values, field in zip(rest, list(_INDEX)[3:], strict=True)]
         index = pa.record_batch([ids, pa.array(tokens), numbers, *others], schema=_INDEX).serialize()
         columns = [
@@ -200,7 +172,7 @@ class SpillWriter:
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Ids, token counts, sources and pieces of the extents' documents; reads nothing else of the files."""
+    """Ids, token counts and sources of the extents' documents; reads nothing else of the files."""
     return _join_indexes(
         pa.ipc.read_record_batch(buffer, _INDEX) for _, buffer in _read_each(extents, index_alone=True)
     )
@@ -210,18 +182,16 @@ def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin
     """(id, number of the source, origin) of the extents' documents, copies included, extent by extent."""
     for _, buffer in _read_each(extents, index_alone=True):
         batch = pa.ipc.read_record_batch(buffer, _INDEX)
-        names = ("id", "number", "piece", *Origin._fields)
-        for name, number, piece, *origin in zip(*(batch.column(each).to_pylist() for each in names), strict=True):
-            if piece == 0:
-                yield name, number, Origin(*origin)
+        names = ("id", "number", *Origin._fields)
+        for name, number, *origin in zip(*(batch.column(each).to_pylist() for each in names), strict=True):
+            yield name, number, Origin(*origin)
 
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
     """Distinct documents of the extents, ordered by id, and how many duplicates were left out.
 
-    Equal for equal documents, whatever extents and pieces they lie in. The arrays are views of the files' bytes, but
-    those of pieces copies: 2.2 bytes a token and 4 a sentence in memory. SpillError where a file is not as it was
-    written, or a piece is missing.
+    Equal for equal documents, whatever extents they lie in. The arrays are views of the files' bytes: 2.2 bytes a
+    token and 4 a sentence in memory. SpillError where a file is not as it was written.
     """
     schema = _documents_schema(id_type)
     found: list[TokenizedDocument] = []
@@ -236,49 +206,26 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
         indexes.append(index)
         columns = [_split_list(batch.column(position)) for position in range(len(schema))]
         found += map(TokenizedDocument, index.column(0).to_pylist(), *columns, index.column(2).to_pylist())
-    joined = _join_indexes(indexes)
-    kept = groupby((found[position] for position in joined.distinct()), key=attrgetter("id"))
-    documents = [_join_pieces(list(pieces)) for _, pieces in kept]
-    return documents, int(np.count_nonzero(joined.first)) - len(documents)
+    kept = _join_indexes(indexes).distinct()
+    return [found[position] for position in kept], len(found) - kept.size
 
 
 class _Pending(NamedTuple):
-    """A document, or a piece of one, before it is written."""
+    """A document before it is written."""
 
     bucket: int
     document: TokenizedDocument
-    piece: Piece
     origin: Origin
 
 
 def _join_indexes(batches: Iterable[pa.RecordBatch]) -> Index:
     ids, tokens = [np.zeros((0, ID_BYTES), np.uint8)], [np.zeros(0, np.int64)]
-    sources, pieces = [np.zeros(0, np.uint16)], [np.zeros((0, 2), np.uint8)]
+    sources = [np.zeros(0, np.uint16)]
     for batch in batches:
         ids.append(_fixed_binary(batch.column(0)))
         tokens.append(batch.column(1).to_numpy())
         sources.append(batch.column(2).to_numpy())
-        pieces.append(np.stack([batch.column(3).to_numpy(), batch.column(4).to_numpy()], axis=1))
-    return Index(np.concatenate(ids), np.concatenate(tokens), np.concatenate(sources), np.concatenate(pieces))
-
-
-def _join_pieces(pieces: Sequence[TokenizedDocument]) -> TokenizedDocument:
-    if len(pieces) == 1:
-        return pieces[0]
-    return TokenizedDocument(
-        pieces[0].id,
-        np.concatenate([piece.ids for piece in pieces]),
-        np.concatenate([piece.word_starts for piece in pieces]),
-        np.concatenate([piece.sentence_lengths for piece in pieces]),
-        pieces[0].source,
-    )
-
-
-def _changes(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """bool[n]: where a row differs from the one before; true for the first."""
-    changes = np.ones(len(rows), np.bool_)
-    changes[1:] = (rows[1:] != rows[:-1]).any(axis=1)
-    return changes
+    return Index(np.concatenate(ids), np.concatenate(tokens), np.concatenate(sources))
 
 
 def _documents_schema(id_type: pa.DataType) -> pa.Schema:

@@ -16,10 +16,8 @@ from pipeline.sources.splits import (
     deal_splits,
     list_read_warnings,
     list_splits,
-    own_text_bytes,
     read_documents,
     refuse_empty_source,
-    share_books,
     split_file,
 )
 
@@ -38,12 +36,10 @@ __all__ = [
     "list_read_warnings",
     "list_splits",
     "list_versions",
-    "own_text_bytes",
     "read_book",
     "read_documents",
     "read_members",
     "refuse_empty_source",
     "refuse_own_files",
-    "share_books",
     "split_file",
 ]

@@ -1,7 +1,7 @@
 """Members of .zip and .tar archives, compressed or not, read in place: nothing is unpacked, names never reach a disk.
 
-Parts let several workers share one archive: ranges of members where the format has an index (zip, plain tar), every
-n-th book where it is one stream, which each part decompresses whole (xz: 60 MB/s, 30 times the rate of preparing).
+Splits let several workers share one archive: ranges of members where the format has an index (zip, plain tar), every
+n-th book where it is one stream, which each split decompresses whole (xz: 60 MB/s, 30 times the rate of preparing).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Member(NamedTuple):
 
 
 def split_archive(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Parts of an archive, where it is no single stream of about `split_bytes` of text each; ValueError for one that is
+    """Splits of an archive, of about `split_bytes` of text each if it is no single stream; ValueError for one that is
     damaged, empty, or expands beyond reason."""
     size = storage.size_of(path)
     if _is_zip(path):
@@ -64,7 +64,7 @@ def split_archive(path: str | Path, *, source: int, split_bytes: int | None = No
 
 
 def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]:
-    """Every file of a part, in order; only those with one of the suffixes are read. Folders and hidden files (which
+    """Every file of a split, in order; only those with one of the suffixes are read. Folders and hidden files (which
     packing on a Mac leaves) are passed over.
 
     Not read: members above MOST_MEMBER_BYTES (book_over_budget), links, devices, sparse files and other suffixes
@@ -187,7 +187,6 @@ class _CheckedHeader(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _CheckedHeader:
-        """As in tarfile.TarInfo."""
         try:
             header = super().frombuf(buf, encoding, errors)
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
@@ -288,7 +287,6 @@ class _PieceFile(io.RawIOBase):
         self._pieces, self._rest = pieces, b""
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def read(self, size: int = -1, /) -> bytes:

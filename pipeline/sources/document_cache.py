@@ -1,9 +1,9 @@
 """Cleaned documents kept as Parquet, so that later builds and vocabulary training need not parse the input again.
 
 One file a split, complete or absent. Its name is a key over all that shapes it: the input file's fingerprint, the
-split's place, the source's settings, our code (a hash of all of it) and the libraries. So a file is never wrong, only
-unused. Its footer holds a hash of every row, which each reading checks; page checksums find flipped bits. Zstandard
-keeps a dump's articles in about the size that bzip2 has.
+split's place, the source's settings, the code that shapes the data (a hash), the libraries. So a file is never wrong,
+only unused. Its footer holds a hash of every row, which each reading checks; page checksums find flipped bits.
+Zstandard keeps a dump's articles in about the size that bzip2 has.
 """
 
 from __future__ import annotations

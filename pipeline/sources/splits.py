@@ -1,4 +1,4 @@
-"""Sources of documents: which parts the input has, and what is in each part.
+"""Sources of documents: which splits the input has, and what is in each.
 
 Reading the same split again gives the same documents and drops in the same order, whatever else is read.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from pipeline import storage
 from pipeline.config import SourceConfig
-from pipeline.documents import Document, Drop, Piece, Split
+from pipeline.documents import Document, Drop, Split
 from pipeline.sources.books import read_books, split_books
 from pipeline.sources.document_cache import read_through
 from pipeline.sources.listing import list_files
@@ -21,13 +20,6 @@ from pipeline.sources.records import read_records, split_records
 from pipeline.sources.text import read_text, split_text
 from pipeline.sources.wikipedia import read_dump, split_dump
 from pipeline.tally import ReadTally
-
-_MOST_PIECES = 4
-"""A fifth would save 0.2 of 8 s for a book of 50 MB."""
-_PIECE_BYTES = 8 << 20
-"""Text of a piece at least: below, starting another worker's share costs more than it saves."""
-_AGAIN = 0.5
-"""Share of the work on a book that each of its pieces takes anew: bytes to sentences, and their hash (docs/LOG.md)."""
 
 _READERS: dict[str, Callable[..., Iterator[Document | Drop]]] = {
     "wikipedia": read_dump,
@@ -39,7 +31,7 @@ _READERS: dict[str, Callable[..., Iterator[Document | Drop]]] = {
 
 
 def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
-    """Every part of every source, largest estimated text first; equal ones by source, file name and place.
+    """Every split of every source, largest estimated text first; equal ones by source, file name and place.
 
     Independent of the order in which paths are given and listed. Raises ValueError naming the source, the path, and the
     remedy for missing, unmatched, empty, unreadable files and for a file that is listed twice.
@@ -65,63 +57,20 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
     )
 
 
-def share_books(splits: Sequence[Split], *, sources: Sequence[SourceConfig], workers: int) -> list[Split]:
-    """The splits, the largest first; books in pieces where so many workers may then be ready sooner.
-
-    The least time is the greater of work / workers and the longest split. Pieces are more work in all (_AGAIN), so a
-    book within a worker's fair share stays whole. Equal input and workers give equal pieces, which name the records of
-    finished ones; nothing that is built depends on them.
-    """
-    fair = sum(split.text_bytes for split in splits) / workers
-
-    def choices(split: Split) -> list[list[Split]]:
-        may_be_cut = sources[split.source].kind == "books" and split.parts == 1 and split.text_bytes > fair
-        most = min(_MOST_PIECES, workers, split.text_bytes // _PIECE_BYTES) if may_be_cut else 1
-        return [cut_split(split, pieces=pieces) for pieces in range(1, most + 1)] or [[split]]
-
-    options = [choices(split) for split in splits]
-    best, least = [list(each[0]) for each in options], _least_time([each[0] for each in options], workers=workers)
-    for limit in sorted({pieces[0].text_bytes for each in options if len(each) > 1 for pieces in each}, reverse=True):
-        cut = [next((pieces for pieces in each if pieces[0].text_bytes <= limit), each[-1]) for each in options]
-        time = _least_time(cut, workers=workers)
-        if time < least:
-            best, least = cut, time
-    return sorted((piece for pieces in best for piece in pieces), key=lambda split: -split.text_bytes)
-
-
-def _least_time(cut: Sequence[Sequence[Split]], *, workers: int) -> float:
-    """In bytes of text: what each of so many workers has to do at least."""
-    sizes = [piece.text_bytes for pieces in cut for piece in pieces]
-    return max(sum(sizes) / workers, max(sizes, default=0))
-
-
-def cut_split(split: Split, *, pieces: int) -> list[Split]:
-    """A split for each of so many workers, who read the same; a piece's text_bytes are its work."""
-    work = _AGAIN + (1 - _AGAIN) / pieces
-    each = replace(split, num_bytes=split.num_bytes // pieces, text_bytes=round(work * split.text_bytes))
-    return [replace(each, piece=Piece(number, pieces)) for number in range(pieces)]
-
-
-def own_text_bytes(split: Split) -> int:
-    """Bytes of text of which a split alone tells, without what each piece of a book takes anew."""
-    of = split.piece.of
-    return round(split.text_bytes / (of * _AGAIN + 1 - _AGAIN))
-
-
-def deal_splits(splits: Sequence[Split], *, hands: int) -> list[tuple[Split, ...]]:
-    """The splits in at most `hands` parts of about equal text: each in turn, the largest first, goes to the part that
-    has least. So no part has more than a fair share and one split."""
-    parts: list[list[Split]] = [[] for _ in range(max(1, hands))]
-    least = [(0, number) for number in range(len(parts))]
+def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, ...]]:
+    """The splits for each of at most `workers` workers, of about equal text: each in turn, the largest first, goes to
+    the one that has least. So none has more than a fair share and one split."""
+    dealt: list[list[Split]] = [[] for _ in range(max(1, workers))]
+    least = [(0, number) for number in range(len(dealt))]
     for split in sorted(splits, key=lambda split: -split.text_bytes):
         held, number = least[0]
-        parts[number].append(split)
+        dealt[number].append(split)
         heapq.heapreplace(least, (held + split.text_bytes, number))
-    return [tuple(part) for part in parts if part]
+    return [tuple(each) for each in dealt if each]
 
 
 def split_file(path: str | Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
-    """The parts of one file, in order; `split_bytes`: of about this size instead of what suits a worker, where the
+    """The splits of one file, in order; `split_bytes`: of about this size instead of what suits a worker, where the
     format allows it."""
     if source.kind == "wikipedia":
         return split_dump(path, source=index, split_bytes=split_bytes)
@@ -169,17 +118,9 @@ def holds_other_models_only(drops: Mapping[str, int]) -> bool:
 
 
 def list_read_warnings(sources: Sequence[SourceConfig], *, read: ReadTally) -> list[str]:
-    """What a person should know of the reading: sources without documents, pages skipped for time or memory."""
-    found = [
+    """What a person should know of the reading: sources without documents."""
+    return [
         f"{', '.join(source.paths)}: no article in it is wikitext; nothing of this source is in the set"
         for index, source in enumerate(sources)
         if not read.documents[index]
     ]
-    skipped = sum(drops["page_over_resources"] for drops in read.drops.values())
-    if skipped:
-        names = "; ".join(f"{name} ({detail})" for name, detail in read.examples["page_over_resources"][:10])
-        found.append(
-            f"{skipped} pages were skipped because they took too much time or memory on this machine, so this set need "
-            f"not come out the same elsewhere: {names}"
-        )
-    return found

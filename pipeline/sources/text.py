@@ -35,7 +35,7 @@ def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
     sentences: list[str] = []
     first = characters = documents = 0
     for number, text in read_lines(split, encoding=encoding):
-        # What another part takes is only counted; no letter or digit vanishes, so that such lines are not blank.
+        # What another split takes is only counted; no letter or digit vanishes, so that such lines are not blank.
         line = text[:1] if not split.takes(documents) and text[:1].isalnum() else normalize_line(text)
         if line:
             first = first if sentences else number

@@ -1,9 +1,8 @@
-"""Lines of a text file with their numbers, and parts of a large one: shared by kinds that hold a record or sentence a
-line.
+"""Lines of a text file with their numbers, and splits of a large one, for kinds that hold a record or sentence a line.
 
-A line ends at \\n, \\r\\n or \\r, and at \\r\\r\\n, which files have that were converted twice. A part is a range of
+A line ends at \\n, \\r\\n or \\r, and at \\r\\r\\n, which files have that were converted twice. A split is a range of
 bytes; the line that starts in a range belongs to it. A compressed file, or one that cannot be cut at a line, is shared
-(documents.Split): MOST_PARTS bounds what reading all of it in each part costs.
+(documents.Split): MOST_PARTS bounds what reading all of it in each split costs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A multistream .bz2 is split where its streams start, found by the streams' ten-byte signature and checked by
 decompressing: the index beside it says the same, but of the English dump it alone is over 1 GB to read. Any other .bz2
-is split at blocks, plain XML at <page>: a page belongs to the part in which its <page> starts. Other compressions are
-shared: each part parses all of the XML, and converts its pages.
+is split at blocks, plain XML at <page>: a page belongs to the split in which its <page> starts. Other compressions are
+shared: each split parses all of the XML, and converts its pages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_pieces
 from pipeline.sources.bz2blocks import read_blocks
 from pipeline.sources.dumpxml import DumpReader, Page, SiteInfo
-from pipeline.sources.page_guard import GUARDED_CHARACTERS, PageGuard
 from pipeline.wikitext import DEFAULT_BUDGET, PageOverBudgetError, WikiNames, wiki_names, wikitext_to_text
 
 # Plain text in a byte of the file: an estimate that only steers the number of buckets.
@@ -136,7 +135,10 @@ def read_site(path: str) -> SiteInfo:
 
 
 def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Documents of the articles in a split, in order; a Drop for every other page and every sentence left out."""
+    """Documents of the articles in a split, in order; a Drop for every other page and every sentence left out.
+
+    Raises RuntimeError, naming file and page, for a fault of our own in converting one.
+    """
     size = storage.size_of(split.path)
     is_part = split.start > 0 or split.end not in (-1, size)
     head = read_site(split.path) if is_part else None
@@ -154,8 +156,11 @@ def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
             continue
         if names is None:
             names = names_of_site(site, language=source.language)
-        convert = convert_page if len(page.text) <= GUARDED_CHARACTERS else _GUARD.convert
-        yield from convert(page, names=names, language=source.language)
+        try:
+            yield from convert_page(page, names=names, language=source.language)
+        except Exception as error:  # whatever stands in a page, it is converted or dropped: the fault is ours
+            fault = f"{type(error).__name__}: {error}"
+            raise RuntimeError(f"{split.path}: page {page.title!r} cannot be converted: {fault}") from error
 
 
 def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
@@ -235,6 +240,3 @@ def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Doc
         else:
             yield Drop("sentence_with_unrendered_template", page.title, missing)
     yield from assemble(page.title, kept)
-
-
-_GUARD = PageGuard(convert_page)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from pipeline.dataset import MAX_UINT16_VOCABULARY
-from pipeline.documents import WHOLE, Document, Piece
+from pipeline.documents import Document
 from pipeline.tokenizer.files import build_wordpiece, read_tokenizer, read_vocabulary, save_tokenizer, vocabulary_hash
 
 Ids: TypeAlias = npt.NDArray[Any]
@@ -56,7 +56,7 @@ class SpecialIds:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedDocument:
-    """A document, or a piece of one, as ids; sentences without tokens are left out.
+    """A document as ids; sentences without tokens are left out.
 
     ids: uint16, or int32 where the vocabulary has more than 65,536 entries. word_starts: bool, true on the first
     token of each word of the pre-tokenizer. sentence_lengths: int32, all positive. source: index into
@@ -118,12 +118,9 @@ class WordTokenizer:
         backend = build_wordpiece(tokens, lowercase=lowercase, strip_accents=strip_accents, origin=origin)
         return cls(backend, origin=origin)
 
-    def tokenize(self, document: Document, *, piece: Piece = WHOLE) -> TokenizedDocument:
-        """Ids of a piece of a document: what `tokenizers` gives for each sentence with encode_special_tokens set.
-
-        The pieces' arrays, one after another, are those of the whole.
-        """
-        ids, word_starts, lengths = self._chunks.tokenize(piece.cut(document.sentences))
+    def tokenize(self, document: Document) -> TokenizedDocument:
+        """Ids of a document: what `tokenizers` gives for each sentence with encode_special_tokens set."""
+        ids, word_starts, lengths = self._chunks.tokenize(document.sentences)
         return TokenizedDocument(document.id, ids, word_starts, lengths)
 
     def save(self, folder: str | Path) -> None:

@@ -48,8 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from pipeline.engines import local
 
                 local.note_unknown(words.rest)
-            with open_cluster(config, most=len(list_splits(config.sources)), say=say_at_once) as cluster:
-                train_vocabulary(config, path=path, beam_options=words.rest, cluster=cluster)
+            splits = list_splits(config.sources)
+            with open_cluster(config, most=len(splits), say=say_at_once) as cluster:
+                train_vocabulary(config, splits=splits, path=path, beam_options=words.rest, cluster=cluster)
     except (ValueError, OSError) as error:
         return fail(error)
     except KeyboardInterrupt as error:

@@ -29,7 +29,7 @@ GROUP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class WordJob:
+class WordContext:
     """What every worker needs to know."""
 
     config: PipelineConfig
@@ -58,32 +58,31 @@ def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
     return [*groups, tuple(held)] if held else groups
 
 
-def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], job: WordJob) -> None:
-    """Lay out the counting on `pipeline`; its result is left as WORDS_NAME in the folder of the job."""
+def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], context: WordContext) -> None:
+    """Lay out the counting on `pipeline`; its result is left as WORDS_NAME in its folder."""
     _ = (
         pipeline
         | "List groups" >> beam.Create(groups, reshuffle=False)
         | "Spread groups" >> beam.Reshuffle()
-        | "Read, clean, count" >> beam.ParDo(CountSplits(job))
+        | "Read, clean, count" >> beam.ParDo(CountSplits(context))
         | "Group by part" >> beam.GroupByKey()
-        | "Merge runs" >> beam.ParDo(MergeRuns(job))
+        | "Merge runs" >> beam.ParDo(MergeRuns(context))
         | "Gather parts" >> beam.CombineGlobally(join_paths)
-        | "Leave the words" >> beam.ParDo(LeaveWords(job))
+        | "Leave the words" >> beam.ParDo(LeaveWords(context))
     )
 
 
 class _Step(beam.DoFn):
-    def __init__(self, job: WordJob) -> None:
-        self.job = job
+    def __init__(self, context: WordContext) -> None:
+        self.context = context
 
 
 class CountSplits(_Step):
     """Group of splits -> (part, run) of its words."""
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
-        """Read, clean and count one group."""
-        with report_failure(self.job.exchange):
-            runs = count_splits(splits, job=self.job)
+        with report_failure(self.context.exchange):
+            runs = count_splits(splits, context=self.context)
         for run in runs:
             yield run.part, run
 
@@ -92,34 +91,32 @@ class MergeRuns(_Step):
     """(part, runs) -> path of a file with the part's most frequent words."""
 
     def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
-        """Merge the runs of one part."""
-        with report_failure(self.job.exchange):
-            yield [write_most_common(list(element[1]), folder=self.job.folder, limit=self.job.limit)]
+        with report_failure(self.context.exchange):
+            yield [write_most_common(list(element[1]), folder=self.context.folder, limit=self.context.limit)]
 
 
 class LeaveWords(_Step):
     """Paths of all parts -> WORDS_NAME: engines cannot return values."""
 
     def process(self, paths: list[str]) -> None:
-        """Join the parts."""
-        with report_failure(self.job.exchange):
-            joined = join_most_common(paths, folder=self.job.folder, limit=self.job.limit)
-            storage.write_bytes(storage.join(self.job.folder, WORDS_NAME), storage.read_bytes(joined))
+        with report_failure(self.context.exchange):
+            joined = join_most_common(paths, folder=self.context.folder, limit=self.context.limit)
+            storage.write_bytes(storage.join(self.context.folder, WORDS_NAME), storage.read_bytes(joined))
 
 
-def count_splits(splits: Sequence[Split], *, job: WordJob) -> list[Run]:
+def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
     """Count the words of the documents that a build with the same settings would keep, but for duplicates."""
-    normalizer, splitter = word_rules(job.config.vocabulary)
+    normalizer, splitter = word_rules(context.config.vocabulary)
     name = Path(splits[0].path).name[:40]
     with (
-        WorkReport(job.exchange, stage="read") as report,
-        WordCounter(normalizer=normalizer, splitter=splitter, folder=job.folder, name=name) as counter,
+        WorkReport(context.exchange, stage="read") as report,
+        WordCounter(normalizer=normalizer, splitter=splitter, folder=context.folder, name=name) as counter,
     ):
         num_bytes = sum(split.num_bytes for split in splits)
         report.add(of_bytes=num_bytes, of_text=sum(split.text_bytes for split in splits))
         for split in splits:
-            source = job.config.sources[split.source]
-            documents = DocumentFilter(job.config.cleaning, source=source)
+            source = context.config.sources[split.source]
+            documents = DocumentFilter(context.config.cleaning, source=source)
             for document in read_documents(split, source):
                 if isinstance(document, Document) and documents.reject(document) is None:
                     counter.add(document.sentences)

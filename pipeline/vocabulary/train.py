@@ -18,11 +18,11 @@ from tokenizers import Tokenizer, decoders, models
 
 from pipeline import storage
 from pipeline.config import PipelineConfig, VocabularyConfig
+from pipeline.documents import Split
 from pipeline.engines import DaskCluster
 from pipeline.runtime import ProgressPrinter, local_notes, names_runner, scratch_folder, temporary_below
 from pipeline.settings import ConfigError
 from pipeline.signals import Say
-from pipeline.sources import list_splits
 from pipeline.tokenizer import BERT_SPECIAL, END_OF_WORD, WordTokenizer, build_wordpiece, finish, word_rules
 from pipeline.vocabulary.subwords import train_bpe, train_wordpiece
 from pipeline.vocabulary.word_counts import WordCounter, most_common, read_words
@@ -74,9 +74,14 @@ def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfi
 
 
 def train_vocabulary(
-    config: PipelineConfig, *, path: str | Path, beam_options: Sequence[str] = (), cluster: DaskCluster | None = None
+    config: PipelineConfig,
+    *,
+    splits: Sequence[Split],
+    path: str | Path,
+    beam_options: Sequence[str] = (),
+    cluster: DaskCluster | None = None,
 ) -> None:
-    """Train the config's vocabulary from its sources into `path` (.txt or .json), which appears whole; on the Dask
+    """Train the config's vocabulary from `splits` into `path` (.txt or .json), which appears whole; on the Dask
     `cluster`, if one is given.
 
     The folder of `path`, which may be on a store, must be visible to all workers.
@@ -88,7 +93,7 @@ def train_vocabulary(
     storage.make_folder(parent)
     started = time.monotonic()
     with scratch_folder(parent, prefix=".words-") as folder:
-        counts = count_sources(config, folder=folder, beam_options=beam_options, cluster=cluster)
+        counts = count_sources(config, splits=splits, folder=folder, beam_options=beam_options, cluster=cluster)
     words = sum(counts.values())
     if not words:
         raise ValueError("the sources have no words to train a vocabulary on; check sources.*.path and kind")
@@ -121,26 +126,32 @@ def train_vocabulary(
 
 
 def count_sources(
-    config: PipelineConfig, *, folder: str, beam_options: Sequence[str] = (), cluster: DaskCluster | None = None
+    config: PipelineConfig,
+    *,
+    splits: Sequence[Split],
+    folder: str,
+    beam_options: Sequence[str] = (),
+    cluster: DaskCluster | None = None,
 ) -> dict[str, int]:
-    """The most frequent words of all sources, counted by Beam; its files are left in `folder`.
+    """The most frequent words of `splits`, counted by Beam; its files are left in `folder`.
 
     Raises what the engine does (engines.run_on_engine).
     """
     from pipeline.engines import local  # Beam takes 2 s to import
-    from pipeline.vocabulary.graph import WORDS_NAME, WordJob, build_word_graph, group_splits
+    from pipeline.vocabulary.graph import WORDS_NAME, WordContext, build_word_graph, group_splits
 
-    splits = list_splits(config.sources)
     groups = group_splits(splits)
     worth = sum(split.text_bytes for split in splits) // _BYTES_WORTH_A_WORKER
     workers = min(len(groups), config.workers or len(os.sched_getaffinity(0)), max(1, worth))
     with local_notes(folder, shared=cluster is not None or names_runner(beam_options)) as notes:
-        job = WordJob(config=config, folder=folder, limit=MAX_WORDS, notes=notes)
-        with ProgressPrinter(job.exchange, num_splits=len(groups), num_bytes=sum(split.num_bytes for split in splits)):
-            lay_out = partial(build_word_graph, groups=groups, job=job)
+        context = WordContext(config=config, folder=folder, limit=MAX_WORDS, notes=notes)
+        with ProgressPrinter(
+            context.exchange, num_splits=len(groups), num_bytes=sum(split.num_bytes for split in splits)
+        ):
+            lay_out = partial(build_word_graph, groups=groups, context=context)
             local.run_on_engine(
                 lay_out,
-                exchange=job.exchange,
+                exchange=context.exchange,
                 temporary=temporary_below(notes),
                 workers=workers,
                 beam_options=beam_options,
@@ -183,6 +194,7 @@ def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
 def trained_vocabulary(
     config: PipelineConfig,
     *,
+    splits: Sequence[Split],
     scratch: str,
     say: Say,
     beam_options: Sequence[str] = (),
@@ -192,7 +204,7 @@ def trained_vocabulary(
     settings = config.vocabulary
     path = settings.path if settings.path is not None else storage.join(scratch, vocabulary_name(config))
     say(f"training a vocabulary of {settings.size:,} entries into {path}")
-    train_vocabulary(config, path=path, beam_options=beam_options, cluster=cluster)
+    train_vocabulary(config, splits=splits, path=path, beam_options=beam_options, cluster=cluster)
     return WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
 
 

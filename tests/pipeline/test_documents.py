@@ -19,7 +19,8 @@ from pipeline.config.schema import PipelineConfig, SourceConfig
 from pipeline.documents import Document, Drop, Split
 from pipeline.settings import validate
 from pipeline.sources.listing import refuse_own_files
-from pipeline.sources.splits import deal_splits, list_splits, read_documents, refuse_empty_source
+from pipeline.sources.splits import deal_splits, list_splits, refuse_empty_source
+from source_items import read_source
 
 SENTENCES = st.lists(
     st.text(st.characters(exclude_characters="\n", exclude_categories=("Cs",)), min_size=1), min_size=1
@@ -41,7 +42,7 @@ def test_files_with_the_same_text_give_the_same_id_under_any_name(tmp_path: Path
     for name, text in (("a.txt", "It rained.\n\nAll  day."), ("b.txt", "\ufeffIt rained.\r\n\r\nAll day.\r\n")):
         (tmp_path / name).write_bytes(text.encode())
     source = SourceConfig(kind="books", path=str(tmp_path))
-    documents = [item for split in list_splits([source]) for item in read_documents(split, source)]
+    documents = read_source(source)
     assert len(documents) == 2
     assert len({item.id for item in documents if isinstance(item, Document)}) == 1
 
@@ -179,26 +180,26 @@ def test_a_source_without_documents_is_an_error_that_says_what_was_dropped() -> 
 def test_a_document_without_words_is_dropped_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("* * *\n")
     source = SourceConfig(kind="text", path=str(tmp_path / "a.txt"))
-    items = [item for split in list_splits([source]) for item in read_documents(split, source)]
+    items = read_source(source)
     assert [item.reason for item in items if isinstance(item, Drop)] == ["sentence_without_words", "empty"]
 
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 5))
-def test_splits_are_dealt_evenly(sizes: list[int], hands: int) -> None:
+def test_splits_are_dealt_evenly(sizes: list[int], workers: int) -> None:
     splits = [Split(0, "a", place, -1, size, size) for place, size in enumerate(sizes)]
-    parts = deal_splits(splits, hands=hands)
-    assert sorted((split for part in parts for split in part), key=lambda split: split.start) == splits
-    assert len(parts) <= hands
-    assert all(parts)
-    loads = sorted([sum(split.text_bytes for split in part) for part in parts] + [0] * (hands - len(parts)))
+    dealt = deal_splits(splits, workers=workers)
+    assert sorted((split for each in dealt for split in each), key=lambda split: split.start) == splits
+    assert len(dealt) <= workers
+    assert all(dealt)
+    loads = sorted([sum(split.text_bytes for split in each) for each in dealt] + [0] * (workers - len(dealt)))
     assert loads[-1] - loads[0] <= max(sizes, default=0)
     assert all(
-        [split.text_bytes for split in part] == sorted((s.text_bytes for s in part), reverse=True) for part in parts
+        [split.text_bytes for split in each] == sorted((s.text_bytes for s in each), reverse=True) for each in dealt
     )
 
 
-def test_a_great_book_is_alone_where_the_rest_is_no_more() -> None:
+def test_a_large_file_is_alone_if_the_rest_is_no_more() -> None:
     splits = [Split(0, "a", place, -1, size, size) for place, size in enumerate([2] * 10 + [50] + [2] * 10)]
-    great, rest = deal_splits(splits, hands=2)
+    great, rest = deal_splits(splits, workers=2)
     assert [split.text_bytes for split in great] == [50]
     assert [split.start for split in rest] == [place for place in range(21) if place != 10]

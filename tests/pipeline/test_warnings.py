@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from pipeline.build.advice import list_doubts
+from pipeline.build.advice import list_advice
 from pipeline.config.schema import SourceConfig
 from pipeline.output.publish import list_warnings
 from pipeline.tally import BuildResult, RowTally
@@ -49,7 +49,7 @@ def test_a_vocabulary_of_another_script_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("language", "doubt"),
+    ("language", "advice"),
     [
         ("kr", "sources.0.language='kr': a country's code; its language is 'ko'"),
         ("korean", "sources.0.language='korean': no Wikipedia has this code"),
@@ -58,15 +58,15 @@ def test_a_vocabulary_of_another_script_is_named() -> None:
         ("pt-br", ""),
     ],
 )
-def test_codes_that_are_no_languages_are_doubted(language: str, doubt: str) -> None:
+def test_codes_that_are_no_languages_are_advised_on(language: str, advice: str) -> None:
     source = SourceConfig(kind="text", path="x", language=language)
-    found = list_doubts(make_config(sources=(source,)), tokenizer=None)
-    assert len(found) == bool(doubt)
-    assert doubt in "".join(found)
+    found = list_advice(make_config(sources=(source,)), tokenizer=None)
+    assert len(found) == bool(advice)
+    assert advice in "".join(found)
 
 
 @pytest.mark.parametrize(
-    ("pieces", "lowercase", "doubt"),
+    ("pieces", "lowercase", "advice"),
     [
         (["a", "B", "##c"], True, "1 of 3 entries have capital letters"),
         (["a", "##c"], False, "no entry has a capital letter"),
@@ -75,29 +75,29 @@ def test_codes_that_are_no_languages_are_doubted(language: str, doubt: str) -> N
         (["\uac00", "##\ub098"], False, ""),
     ],
 )
-def test_the_other_case_than_the_vocabularys_is_doubted(
-    tmp_path: Path, pieces: list[str], lowercase: bool, doubt: str
+def test_the_other_case_than_the_vocabularys_is_advised_on(
+    tmp_path: Path, pieces: list[str], lowercase: bool, advice: str
 ) -> None:
     tokenizer = make_tokenizer(tmp_path, pieces, lowercase=lowercase)
     config = make_config(vocabulary={"path": str(tmp_path / "vocab.txt"), "lowercase": lowercase})
-    found = list_doubts(config, tokenizer=tokenizer)
-    assert len(found) == bool(doubt)
-    assert doubt in "".join(found)
+    found = list_advice(config, tokenizer=tokenizer)
+    assert len(found) == bool(advice)
+    assert advice in "".join(found)
 
 
 def test_settings_of_text_that_a_tokenizer_json_overrules_are_named() -> None:
     config = make_config(vocabulary={"path": "t.json", "lowercase": False})
-    assert list_doubts(config, tokenizer=None) == [
+    assert list_advice(config, tokenizer=None) == [
         "vocabulary.lowercase: not looked at, since t.json says so itself; leave it out"
     ]
-    assert not list_doubts(make_config(vocabulary={"path": "t.json"}), tokenizer=None)
+    assert not list_advice(make_config(vocabulary={"path": "t.json"}), tokenizer=None)
 
 
 @pytest.mark.parametrize("unknown", [None, "[UNK]"])
-def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_doubted(unknown: str | None) -> None:
+def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_advised_on(unknown: str | None) -> None:
     special = {name: number for number, name in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])}
     backend = Tokenizer(models.BPE({**special, "a": 5}, [], unk_token=unknown))
     backend.add_special_tokens(list(special))
     config = make_config(vocabulary={"path": "t.json"})
-    found = list_doubts(config, tokenizer=WordTokenizer(backend, origin="t.json"))
+    found = list_advice(config, tokenizer=WordTokenizer(backend, origin="t.json"))
     assert ["leaves out characters" in line for line in found] == ([] if unknown else [True])

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Drop
-from pipeline.sources.splits import list_splits, read_documents
+from source_items import read_source
 
 
 def read(path: Path, language: str = "en") -> list[Document | Drop]:
     source = SourceConfig(kind="books", path=str(path), language=language)
-    return [item for split in list_splits([source]) for item in read_documents(split, source)]
+    return read_source(source)
 
 
 def documents(items: list[Document | Drop]) -> dict[str, tuple[str, ...]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Drop
-from pipeline.sources.splits import list_splits, read_documents
+from source_items import read_source
 
 NAMESPACES = {-2: "Media", -1: "Special", 0: "", 1: "Talk", 6: "File", 10: "Template", 14: "Category"}
 ENGLISH = "dumps/gensim/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
@@ -38,7 +38,7 @@ def dump(*pages: str, **keywords: object) -> str:
 
 def read(path: Path, language: str = "en") -> list[Document | Drop]:
     source = SourceConfig(kind="wikipedia", path=str(path), language=language)
-    return [item for split in list_splits([source]) for item in read_documents(split, source)]
+    return read_source(source)
 
 
 def read_text(tmp_path: Path, text: str, language: str = "en") -> list[Document | Drop]:

@@ -278,12 +278,12 @@ def test_table_json_and_exit_status(copied: Path, capsys: pytest.CaptureFixture[
     assert text.splitlines()[-1].startswith("not clean: 1 fault(s)")
     assert main([str(copied), "--workers", "1", "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
-    assert (data["clean"], data["faults"], data["kind"]) == (False, 1, "cloze")
+    assert (data["clean"], data["faults"]) == (False, 1)
     layout = next(entry for entry in data["checks"] if entry["check"] == "layout")
     assert layout["first_fault"]["row"] == 8
     assert [entry["check"] for entry in data["checks"]] == list(CHECKS)
     (tmp_path / "empty").mkdir()
-    for folder, message in ((tmp_path / "none", "no such data set"), (tmp_path / "empty", "neither a finished")):
+    for folder, message in ((tmp_path / "none", "no such data set"), (tmp_path / "empty", "has no manifest.json")):
         assert main([str(folder)]) == 2
         assert message in capsys.readouterr().err
     manifest = copied / "manifest.json"
@@ -295,7 +295,7 @@ def test_table_json_and_exit_status(copied: Path, capsys: pytest.CaptureFixture[
 def test_an_unfinished_build_cannot_be_read(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copied / "manifest.json").unlink()
     assert main([str(copied)]) == 2
-    assert "neither a finished data set" in capsys.readouterr().err
+    assert "has no manifest.json, so it is not a (finished) data set" in capsys.readouterr().err
 
 
 def test_ledgers_merge_in_any_order() -> None:

@@ -8,19 +8,27 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import datasets
 import duckdb
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Regex, normalizers
 
 from corpora import build_text, make_config, make_documents, read_rows, write_text, write_vocabulary
 from pipeline.audit.run import audit
+from pipeline.build.graph import CountBuckets
 from pipeline.build.recipe import build
 from pipeline.dataset.manifest import open_data_set, read_manifest
 from pipeline.dataset.schema import METADATA_VOCABULARY_HASH
-from pipeline.documents import Document
+from pipeline.documents import Document, Split
+from pipeline.estimate import describe_build
+from pipeline.runtime import BuildContext, read_failure
+from pipeline.shuffle import Buckets, Extent
+from pipeline.sources import splits
+from pipeline.sources.splits import split_file
 from pipeline.tokenizer.tokenizer import WordTokenizer
 
 
@@ -290,3 +298,45 @@ def test_masking_and_next_sentence_settings_reach_the_rows(tmp_path: Path) -> No
     assert max(len(positions) for row in rows for positions in row["masked_positions"]) == manifest.max_predictions == 3
     assert manifest.next_sentence == "none"
     assert manifest.statistics["splits"]["train"]["not_next_rate"] is None
+
+
+def test_a_document_without_tokens_is_counted(tmp_path: Path) -> None:
+    """With a tokenizer of which some letters leave nothing."""
+    backend = WordTokenizer.from_path(write_vocabulary(tmp_path / "vocab.txt"), lowercase=True).backend
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex("[xyz.]"), "")])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    documents = [["xyxyxyxyx."] * 3 + ["ba de fi."], ["xzxzxzxzx."] * 3, ["ba de fi ba.", "de fi."]]
+    build_text(tmp_path, documents, vocabulary={"path": str(tmp_path / "tokenizer.json")})
+    (counts,) = json.loads((tmp_path / "out" / "report.json").read_text())["run"]["sources"]
+    assert (counts["documents"], counts["drops"]) == (2, {"no_tokens": 1})
+
+
+def test_a_lost_spill_file_is_an_error_in_one_line(tmp_path: Path) -> None:
+    """Worker processes find it where they count; what they raise reaches the command by a file alone."""
+    (tmp_path / "exchange").mkdir()
+    config = make_config(tmp_path, sources=[{"kind": "text", "path": "x"}])
+    context = BuildContext(config, Buckets(1, 0, 0.0), "", 9, work=str(tmp_path), build="", inputs={})
+    lost = Extent(str(tmp_path / "lost.arrow"), 0, 10, 10, 0)
+    with pytest.raises(OSError, match=r"lost\.arrow"):
+        list(CountBuckets(context).process((0, [lost])))
+    failure = read_failure(context.exchange)
+    assert failure is not None
+    assert failure.is_users
+    assert "lost.arrow" in failure.message
+
+
+def test_the_input_is_split_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a build that trains its vocabulary, and by a dry run; a listing of a store costs requests."""
+    path = write_text(tmp_path / "text.txt", make_documents(60))
+    config = make_config(tmp_path, sources=[{"kind": "text", "path": str(path)}], vocabulary={"size": 200})
+    found: list[Path] = []
+
+    def note(path: Path, **keywords: Any) -> list[Split]:
+        found.append(path)
+        return split_file(path, **keywords)
+
+    monkeypatch.setattr(splits, "split_file", note)
+    list(describe_build(config))
+    assert len(found) == 1
+    build(config, say=lambda line: None)
+    assert len(found) == 2

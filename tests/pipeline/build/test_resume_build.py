@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import killed_build
-from pipeline.build import recipe
+from pipeline.build import inputs
 from pipeline.engines.local import WorkerError
 from pipeline.output.folder import OutputFolder
 from pipeline.run import main
@@ -129,10 +129,10 @@ def test_other_settings_are_refused(
     assert "config.seed: 12345 -> 7;" in refuse(capsys, "seed=7")
     assert "config.masks_per_pair: 1 -> 2;" in refuse(capsys, "masks_per_pair=2")
     with monkeypatch.context() as patch:
-        patch.setattr(recipe, "hash_code", lambda: "another")
+        patch.setattr(inputs, "hash_code", lambda: "another")
         assert 'code: "' in refuse(capsys)
     with monkeypatch.context() as patch:
-        patch.setattr(recipe, "library_versions", lambda config: {"numpy": "0.1"})
+        patch.setattr(inputs, "library_versions", lambda config: {"numpy": "0.1"})
         assert '-> "0.1"' in refuse(capsys)
     vocabulary = (folder / "vocab.txt").read_text()
     (folder / "vocab.txt").write_text(vocabulary + "dada\n")

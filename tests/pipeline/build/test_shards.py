@@ -40,8 +40,8 @@ def counted(bucket: int, documents: int, tokens: int) -> BucketCount:
 
 
 def test_number_of_buckets_follows_from_the_text() -> None:
-    assert choose_buckets(text_bytes=1, shards=None, validation_fraction=0.0) == Buckets(1, 0, 0.0)
-    assert choose_buckets(text_bytes=640_000_001, shards=None, validation_fraction=0.01) == Buckets(11, 1, 0.01)
+    assert choose_buckets(text_bytes=1, shards="auto", validation_fraction=0.0) == Buckets(1, 0, 0.0)
+    assert choose_buckets(text_bytes=640_000_001, shards="auto", validation_fraction=0.01) == Buckets(11, 1, 0.01)
     assert choose_buckets(text_bytes=10, shards=40, validation_fraction=0.05) == Buckets(40, 3, 0.05)
 
 

@@ -15,6 +15,7 @@ from pipeline.cleaning.filters import EXCERPT_CHARACTERS, DocumentFilter, beginn
 from pipeline.cleaning.languages import _lists, script_of, scripts_of, stop_words
 from pipeline.config.schema import CleaningConfig, SourceConfig
 from pipeline.documents import Document, Drop
+from pipeline.sources.splits import list_splits
 from pipeline.vocabulary.train import count_sources
 
 
@@ -156,7 +157,8 @@ def test_a_build_counts_what_its_filters_leave_out(tmp_path: Path) -> None:
 def test_a_vocabulary_is_trained_on_what_the_filters_leave(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", [["rare word"], ["many other words stand here"]])
     source = {"kind": "text", "path": str(path)}
-    counts = count_sources(make_config(tmp_path, sources=[source], cleaning={"min_words": 3}), folder=tmp_path)
+    config = make_config(tmp_path, sources=[source], cleaning={"min_words": 3})
+    counts = count_sources(config, splits=list_splits(config.sources), folder=str(tmp_path))
     assert set(counts) == {"many", "other", "words", "stand", "here"}
 
 

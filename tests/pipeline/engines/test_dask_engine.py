@@ -21,7 +21,7 @@ from dask_processes import DaskProcesses
 from pipeline.dataset.manifest import open_data_set
 from pipeline.engines import base as clusters
 from pipeline.engines import dask_cluster
-from pipeline.engines.dask_runner import Errand, _deal, check_worker
+from pipeline.engines.dask_runner import RunContext, _deal, check_worker
 from pipeline.errors import PassingError
 from pipeline.run import main
 from pipeline.runtime.failures import FAILURE_NAME, AbandonedError, raise_if_abandoned
@@ -206,13 +206,13 @@ def test_waits_for_workers_and_scheduler_have_an_end(
 
 def test_a_worker_with_other_code_or_another_storage_is_refused(tmp_path: Path) -> None:
     """Its rows might differ, or be seen by nobody."""
-    errand = Errand("run", describe_code(), str(tmp_path), "")
-    check_worker(errand)
-    other = {**errand.code, "numpy": "1.0"}
+    context = RunContext("run", describe_code(), str(tmp_path), "")
+    check_worker(context)
+    other = {**context.code, "numpy": "1.0"}
     with pytest.raises(PassingError, match=r"has numpy .*, not 1\.0: its rows might differ"):
-        check_worker(Errand("run", other, str(tmp_path), ""))
+        check_worker(RunContext("run", other, str(tmp_path), ""))
     with pytest.raises(PassingError, match=r"gone: the worker on .* does not see this folder"):
-        check_worker(Errand("run", errand.code, str(tmp_path / "gone"), ""))
+        check_worker(RunContext("run", context.code, str(tmp_path / "gone"), ""))
 
 
 def test_work_in_vain_ends(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Drop
 from pipeline.sources import archives
 from pipeline.sources.splits import list_splits, read_documents
+from source_items import read_source
 
 
 def pack(path: Path, members: dict[str, bytes]) -> None:
@@ -59,7 +60,7 @@ def test_several_workers_share_one_archive(tmp_path: Path, monkeypatch: pytest.M
     members = {f"dir/{i}.txt": f"Book number {i}, {'and more ' * i}.".encode() for i in range(20)}
     pack(tmp_path / name, {**members, "x" * 150 + ".txt": b"A long name.", "dir/.DS_Store": b"", "p.jpg": b"\xff"})
     source = SourceConfig(kind="books", path=str(tmp_path))
-    whole = [item for split in list_splits([source]) for item in read_documents(split, source)]
+    whole = read_source(source)
     monkeypatch.setattr(archives, "SPLIT_TEXT_BYTES", 200)
     splits = list_splits([source])
     assert len(splits) >= 3

@@ -14,7 +14,7 @@ import yaml
 from pipeline.config.schema import PipelineConfig, SourceConfig
 from pipeline.documents import Document
 from pipeline.settings import validate
-from pipeline.sources.splits import list_splits, read_documents
+from source_items import read_source
 
 BOOKS = {
     "emma": ["Emma was rich .", "She was clever .", "Nobody minded ."],
@@ -34,7 +34,7 @@ def read(repository: Path, title: str, folder: Path) -> list[tuple[str, ...]]:
     (entry,) = example(repository, title)["sources"]
     entry["path"] = entry["path"].replace("/corpora/bookcorpus", str(folder))
     source = validate(SourceConfig, entry, origin="guide")
-    items = [item for split in list_splits([source]) for item in read_documents(split, source)]
+    items = read_source(source)
     return [item.sentences for item in items if isinstance(item, Document)]
 
 

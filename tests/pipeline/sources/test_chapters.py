@@ -10,6 +10,7 @@ from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Note
 from pipeline.sources.chapters import is_heading, split_chapters
 from pipeline.sources.splits import list_splits, read_documents
+from source_items import read_source
 
 PROSE = "It was a bright cold day in April and the clocks were striking thirteen. " * 5
 
@@ -104,7 +105,7 @@ def test_chapters_are_documents_and_books_without_any_are_counted(tmp_path: Path
         ("book", {"a.txt", "b.txt"}, []),
     ):
         source = SourceConfig(kind="books", path=str(tmp_path), unit=unit)  # type: ignore[arg-type]
-        items = [item for split in list_splits([source]) for item in read_documents(split, source)]
+        items = read_source(source)
         assert {item.name for item in items if isinstance(item, Document)} == names
         assert [item for item in items if isinstance(item, Note)] == notes
 

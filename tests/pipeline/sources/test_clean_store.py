@@ -20,6 +20,7 @@ from pipeline.runtime.command import absolute_paths
 from pipeline.sources import fingerprints, splits
 from pipeline.sources.splits import list_splits, read_documents
 from pipeline.vocabulary.train import train_vocabulary
+from source_items import read_source
 
 PAGES = "".join(
     f"<page><title>T{n}</title><ns>{n % 3 // 2}</ns><revision><text>First of {n}. It is {{{{mystery}}}}. Last one."
@@ -40,7 +41,7 @@ def read(path: Path, folder: Path | None, **settings: object) -> list[Document |
     source = SourceConfig(
         kind="wikipedia", path=str(path), clean_documents=None if folder is None else str(folder), **settings
     )  # type: ignore[arg-type]
-    return [item for split in list_splits([source]) for item in read_documents(split, source)]
+    return read_source(source)
 
 
 def refuse(*_: object, **__: object) -> Iterator[Document | Drop]:
@@ -172,7 +173,7 @@ def test_a_build_has_the_same_bytes_from_kept_documents(tmp_path: Path, monkeypa
     config = make_config(tmp_path, sources=[config.sources[0].model_dump()], output=str(tmp_path / "c"))
     hashes.add(build(config, say=lambda line: None).hash)
     assert len(hashes) == 1
-    train_vocabulary(config, path=tmp_path / "trained.txt")
+    train_vocabulary(config, splits=list_splits(config.sources), path=tmp_path / "trained.txt")
     assert (tmp_path / "trained.txt").stat().st_size > 0
 
 

@@ -11,6 +11,7 @@ from pipeline.documents import Document, Note
 from pipeline.settings import ConfigError, validate
 from pipeline.sources.decoding import decode_text
 from pipeline.sources.splits import list_splits, read_documents
+from source_items import read_source
 
 FRENCH = "L'\xe9t\xe9, les for\xeats \xe9taient calmes et d\xe9sertes."
 KOREAN = "\ub300\ud55c\ubbfc\uad6d\uc740 \ubbfc\uc8fc\uacf5\ud654\uad6d\uc774\ub2e4."
@@ -18,7 +19,7 @@ KOREAN = "\ub300\ud55c\ubbfc\uad6d\uc740 \ubbfc\uc8fc\uacf5\ud654\uad6d\uc774\ub
 
 def read(path: Path, **settings: str) -> list[object]:
     source = SourceConfig(kind="books", path=str(path), **settings)  # type: ignore[arg-type]
-    return [item for split in list_splits([source]) for item in read_documents(split, source)]
+    return read_source(source)
 
 
 @pytest.mark.parametrize(

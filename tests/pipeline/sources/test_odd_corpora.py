@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.audit import ours
+from pipeline.audit import data_set
 from pipeline.audit.blocks import Facts
 from pipeline.audit.findings import Findings
 from pipeline.audit.following import Negatives
@@ -78,7 +78,6 @@ def audit_rows(
     pq.write_table(rows_to_table(rows, masks).cast(columns), stream)
     published = config.mode == "reference"
     facts = Facts(
-        kind="cloze",
         published=published,
         max_seq_length=config.max_seq_length,
         max_predictions=config.predictions,
@@ -87,13 +86,12 @@ def audit_rows(
         masking=config.masking,
         draw=config.replacement_draw or ("piece" if published else "word"),
         masked_probability=config.masked_probability,
-        has_documents=True,
     )
     names = {name: getattr(tokenizer.special, name) for name in ("unk", "cls", "sep", "mask")}
     special = set(tokenizer.special_ids.tolist())
     vocabulary = describe_tokens(tokenizer.tokens, special=special, names=names, backend=tokenizer.backend)
     findings, counts = Findings(), Counts()
-    block, mismatched = ours.read_block(pq.ParquetFile(stream), 0, name="odd", findings=findings)
+    block, mismatched = data_set.read_block(pq.ParquetFile(stream), 0, name="odd", findings=findings)
     sound = check_rows(block, facts=facts, vocabulary=vocabulary, findings=findings, counts=counts)
     sound &= check_shape(block, facts=facts, findings=findings, mismatched=mismatched)
     assert sound.all() or findings.faults or published

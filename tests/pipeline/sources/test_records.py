@@ -17,7 +17,7 @@ from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Drop
 from pipeline.settings import ConfigError, validate
 from pipeline.sources.records import read_records, split_records
-from pipeline.sources.splits import list_splits, read_documents
+from source_items import read_source
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:
@@ -25,10 +25,6 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def read(source: SourceConfig) -> list[Document | Drop]:
-    return [item for split in list_splits([source]) for item in read_documents(split, source)]
 
 
 def sentences(items: list[Document | Drop]) -> list[tuple[str, ...]]:
@@ -46,7 +42,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_a_row_is_a_document(path: Path) -> None:
     write(path, [{"text": "One. Two.\nThree."}, {"text": None}, {"text": "Four."}, {"text": " "}])
-    items = read(source_of(path))
+    items = read_source(source_of(path))
     assert sentences(items) == [("One.", "Two.", "Three."), ("Four.",)]
     assert [item.reason for item in items if isinstance(item, Drop)] == ["null_text", "empty"]
 
@@ -55,7 +51,7 @@ def test_a_row_is_a_document(path: Path) -> None:
 def test_a_document_may_begin_with_a_row_that_holds_nothing(path: Path, nothing: str | None) -> None:
     rows = [("One two.", "A"), (nothing, "B"), ("Three four.", "B"), (nothing, "C"), (nothing, "D"), ("Five.", "D")]
     write(path, [{"text": text, "book": book} for text, book in rows])
-    items = read(source_of(path, row="sentence", document_column="book"))
+    items = read_source(source_of(path, row="sentence", document_column="book"))
     assert sentences(items) == [("One two.",), ("Three four.",), ("Five.",)]
     drops = [(item.reason, item.name[-1]) for item in items if isinstance(item, Drop)]
     first = 1 if path.suffix == ".jsonl" else 0
@@ -70,21 +66,21 @@ def test_a_document_may_begin_with_a_row_that_holds_nothing(path: Path, nothing:
 
 def test_lines_of_json_end_at_any_line_break(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "One."}\r{"text": "Two\\rhere."}\r\n{"text": "Three."}\n')
-    assert sentences(read(source_of(tmp_path / "a.jsonl"))) == [("One.",), ("Two", "here."), ("Three.",)]
+    assert sentences(read_source(source_of(tmp_path / "a.jsonl"))) == [("One.",), ("Two", "here."), ("Three.",)]
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "One."}\n{"text":\r"Two."}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl, line 2: not JSON: .*one object a line"):
-        read(source_of(tmp_path / "a.jsonl"))
+        read_source(source_of(tmp_path / "a.jsonl"))
 
 
 def test_the_text_column_is_named(path: Path) -> None:
     write(path, [{"id": 1, "body": "One."}])
-    assert sentences(read(source_of(path, text_column="body"))) == [("One.",)]
+    assert sentences(read_source(source_of(path, text_column="body"))) == [("One.",)]
 
 
 def test_a_column_bounds_documents(path: Path) -> None:
     rows = [("One.", "b1"), ("Two.", "b1"), ("", "b1"), ("Three.", "b2"), ("Four.", None), ("Five.", "b1")]
     write(path, [{"text": text, "book": book} for text, book in rows])
-    items = read(source_of(path, row="sentence", document_column="book"))
+    items = read_source(source_of(path, row="sentence", document_column="book"))
     assert sentences(items) == [("One.", "Two."), ("Three.",), ("Four.",), ("Five.",)]
     assert [item.reason for item in items if isinstance(item, Drop)] == ["empty_row"]
 
@@ -93,18 +89,22 @@ def test_rows_without_a_number_in_the_column_are_one_document(path: Path) -> Non
     write(
         path, [{"text": name, "book": book} for name, book in zip("ABCD", [1.0, math.nan, math.nan, 2.0], strict=True)]
     )
-    assert sentences(read(source_of(path, row="sentence", document_column="book"))) == [("A",), ("B", "C"), ("D",)]
+    assert sentences(read_source(source_of(path, row="sentence", document_column="book"))) == [
+        ("A",),
+        ("B", "C"),
+        ("D",),
+    ]
 
 
 def test_a_blank_row_bounds_documents(path: Path) -> None:
     write(path, [{"text": text} for text in ["One.", "Two. Still two.", "", None, "Three.", " "]])
-    items = read(source_of(path, row="sentence", blank_row_ends_document=True))
+    items = read_source(source_of(path, row="sentence", blank_row_ends_document=True))
     assert sentences(items) == [("One.", "Two. Still two."), ("Three.",)]
 
 
 def test_a_number_of_rows_bounds_documents(path: Path) -> None:
     write(path, [{"text": f"Row {index}."} for index in range(5)])
-    items = read(source_of(path, row="sentence", rows_per_document=2))
+    items = read_source(source_of(path, row="sentence", rows_per_document=2))
     assert sentences(items) == [("Row 0.", "Row 1."), ("Row 2.", "Row 3."), ("Row 4.",)]
 
 
@@ -151,40 +151,40 @@ def test_documents_of_several_rows_are_never_split(path: Path) -> None:
 def test_bad_json_is_named_with_file_and_line(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n' + line + "\n")
     with pytest.raises(ValueError, match=message):
-        read(source_of(tmp_path / "a.jsonl"))
+        read_source(source_of(tmp_path / "a.jsonl"))
 
 
 def test_a_missing_document_column_is_named(path: Path) -> None:
     write(path, [{"text": "x"}])
     with pytest.raises(ValueError, match=r"has no (field|column) 'book' \(it has text\); set document_column"):
-        read(source_of(path, row="sentence", document_column="book"))
+        read_source(source_of(path, row="sentence", document_column="book"))
 
 
 def test_bad_parquet_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 not really")
     with pytest.raises(ValueError, match=r"a\.parquet: not a whole Parquet file"):
-        read(source_of(path))
+        read_source(source_of(path))
     write(path, [{"text": 1}])
     with pytest.raises(ValueError, match=r"column 'text' is int64, not text"):
-        read(source_of(path))
+        read_source(source_of(path))
     with pytest.raises(ValueError, match=r"has no column 'body' \(it has text\); set text_column"):
-        read(source_of(path, text_column="body"))
+        read_source(source_of(path, text_column="body"))
     pq.write_table(pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["text", "text"]), path)
     with pytest.raises(ValueError, match=r"a\.parquet: has 2 columns 'text'; rename all but one"):
-        read(source_of(path))
+        read_source(source_of(path))
     pq.write_table(pa.table({"text": ["x"], "at": pa.array([0], pa.timestamp("us", tz="Mars/Phobos"))}), path)
     with pytest.raises(ValueError, match=r"a\.parquet: column 'at' holds what Python cannot, near row 0: .*; cast it"):
-        read(source_of(path, row="sentence", document_column="at"))
+        read_source(source_of(path, row="sentence", document_column="at"))
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
     with pytest.raises(ValueError, match=r"a\.parquet: has no rows"):
-        read(source_of(path))
+        read_source(source_of(path))
 
 
 @pytest.mark.parametrize("kind", [pa.dictionary(pa.int8(), pa.large_string()), pa.string_view(), pa.large_string()])
 def test_text_of_every_type_is_read(tmp_path: Path, kind: pa.DataType) -> None:
     pq.write_table(pa.table({"text": pa.array(["One.", None, "Two.", "One."], kind)}), tmp_path / "a.parquet")
-    texts = [item.sentences for item in read(source_of(tmp_path / "a.parquet")) if isinstance(item, Document)]
+    texts = [item.sentences for item in read_source(source_of(tmp_path / "a.parquet")) if isinstance(item, Document)]
     assert texts == [("One.",), ("Two.",), ("One.",)]
 
 
@@ -196,16 +196,16 @@ def test_a_flipped_byte_in_parquet_is_no_silent_change(tmp_path: Path) -> None:
     data[len(data) // 3] ^= 0xFF
     path.write_bytes(data)
     with pytest.raises(ValueError, match=r"a\.parquet: cannot be read near row 0"):
-        read(source_of(path))
+        read_source(source_of(path))
 
 
 def test_compressed_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "One."}\n\n{"text": "Two."}\n'))
     config = SourceConfig(kind="jsonl", path=str(path))
-    assert [item.name for item in read(config)] == ["a.jsonl.gz, line 1", "a.jsonl.gz, line 3"]  # type: ignore[union-attr]
+    assert [item.name for item in read_source(config)] == ["a.jsonl.gz, line 1", "a.jsonl.gz, line 3"]  # type: ignore[union-attr]
 
 
 def test_hugging_face_wikipedia_parquet(shared_data: Path) -> None:
-    items = read(SourceConfig(kind="parquet", path=str(shared_data / "wiki/text/vital-articles/*.parquet")))
+    items = read_source(SourceConfig(kind="parquet", path=str(shared_data / "wiki/text/vital-articles/*.parquet")))
     assert len(sentences(items)) == 10_033

@@ -16,7 +16,8 @@ from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Drop
 from pipeline.sources.bytestreams import read_pieces
 from pipeline.sources.dumpxml import DumpReader, Page
-from pipeline.sources.splits import list_splits, read_documents, refuse_empty_source
+from pipeline.sources.splits import refuse_empty_source
+from source_items import read_source
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_pages_over_budget_are_skipped_and_named_in_flat_memory(tmp_path: Path) 
     del hostile
     source = SourceConfig(kind="wikipedia", path=str(tmp_path / "x.xml"))
     tracemalloc.start()
-    items = [item for split in list_splits([source]) for item in read_documents(split, source)]
+    items = read_source(source)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert names(items) == ["B"]

@@ -10,7 +10,7 @@ import pytest
 
 from ingest_streams import make_plan
 from pipeline import storage
-from pipeline.audit import ours
+from pipeline.audit import data_set
 from pipeline.audit.findings import Findings
 from pipeline.dataset.manifest import read_manifest
 from pipeline.output.identity import BuildMark
@@ -69,11 +69,11 @@ def test_no_row_is_passed_over(data: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_audit_ends_rather_than_finds_faults(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (shard, *_) = read_manifest(data).shards
-    monkeypatch.setattr(ours, "verify_shard", fail)
+    monkeypatch.setattr(data_set, "verify_shard", fail)
     monkeypatch.setattr("pipeline.storage.clients.is_url", lambda path: True)
     findings = Findings()
     with pytest.raises(StorageError):
-        ours.check_file(str(data), shard, findings=findings)
+        data_set.check_file(str(data), shard, findings=findings)
 
 
 def test_what_only_tells_of_the_work_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from pipeline.config.schema import PipelineConfig, SourceConfig, VocabularyConfig
 from pipeline.documents import Document
 from pipeline.settings import ConfigError, validate
+from pipeline.sources.splits import list_splits
 from pipeline.tokenizer.files import describe_text, word_rules
 from pipeline.tokenizer.tokenizer import WordTokenizer
 from pipeline.vocabulary import word_counts
@@ -336,10 +337,14 @@ def config_for(corpus, path, **settings) -> PipelineConfig:
     )
 
 
+def train(config, path) -> None:
+    train_vocabulary(config, splits=list_splits(config.sources), path=path)
+
+
 def test_json_holds_the_whole_tokenizer(corpus, tmp_path):
     path = tmp_path / "new" / "tokenizer.json"
     config = config_for(corpus, path, algorithm="bpe")
-    train_vocabulary(config, path=path)
+    train(config, path=path)
     assert Tokenizer.from_file(str(path)).get_vocab_size() == 300
     assert WordTokenizer.from_path(path, lowercase=True).vocab_size == 300
 
@@ -370,12 +375,12 @@ def test_command_line(corpus, tmp_path, capsys):
 def test_a_vocabulary_that_cannot_be_written_leaves_nothing(corpus, tmp_path):
     (tmp_path / "v.txt").mkdir()
     with pytest.raises(ValueError, match=r"v\.txt: cannot be written \(Is a directory\)"):
-        train_vocabulary(config_for(corpus, tmp_path / "v.txt"), path=tmp_path / "v.txt")
+        train(config_for(corpus, tmp_path / "v.txt"), path=tmp_path / "v.txt")
     assert not list(tmp_path.glob(".v.txt.*"))
 
 
 def test_sources_without_words_are_refused(tmp_path):
     (tmp_path / "x.txt").write_text("\u200b\n\n\u200b\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"no words|not one|no document|empty"):
-        train_vocabulary(config_for(tmp_path / "x.txt", tmp_path / "v.txt"), path=tmp_path / "v.txt")
+        train(config_for(tmp_path / "x.txt", tmp_path / "v.txt"), path=tmp_path / "v.txt")
     assert not (tmp_path / "v.txt").exists()

@@ -16,10 +16,11 @@ from pipeline.config.schema import PipelineConfig
 from pipeline.documents import Split
 from pipeline.runtime import scratch
 from pipeline.runtime.scratch import scratch_folder
+from pipeline.sources.splits import list_splits
 from pipeline.tokenizer.files import word_rules
 from pipeline.vocabulary import graph, train, word_counts
 from pipeline.vocabulary.__main__ import main
-from pipeline.vocabulary.graph import WORDS_NAME, WordJob
+from pipeline.vocabulary.graph import WORDS_NAME, WordContext
 from pipeline.vocabulary.train import count_sources, train_vocabulary
 from pipeline.vocabulary.word_counts import (
     Run,
@@ -46,6 +47,10 @@ def config_of(folder: Path, paths: list[Path], **settings: object) -> PipelineCo
     return make_config(folder, sources=[source], **settings)
 
 
+def count(config: PipelineConfig, *, folder: Path) -> dict[str, int]:
+    return count_sources(config, splits=list_splits(config.sources), folder=str(folder))
+
+
 def expected_counts(paths: list[Path]) -> Counter[str]:
     return Counter(word for path in paths for word in path.read_text(encoding="ascii").split())
 
@@ -60,7 +65,7 @@ def test_counts_are_those_of_the_text(tmp_path: Path, monkeypatch: pytest.Monkey
     small_counters(monkeypatch)
     monkeypatch.setattr(word_counts, "_MAX_OPEN_RUNS", 3)
     (tmp_path / "scratch").mkdir()
-    counts = count_sources(config_of(tmp_path, paths), folder=tmp_path / "scratch")
+    counts = count(config_of(tmp_path, paths), folder=tmp_path / "scratch")
     expected = expected_counts(paths)
     assert counts == expected
     assert list(counts) == sorted(expected, key=lambda word: (-expected[word], word))
@@ -82,7 +87,7 @@ def test_the_file_is_the_same_for_any_number_of_workers(tmp_path: Path, monkeypa
     ):
         config = config_of(tmp_path, paths[::order], workers=workers, vocabulary={"path": "x", "size": 300})
         path = tmp_path / "out" / "vocab.txt"
-        train_vocabulary(config, path=path, beam_options=options)
+        train_vocabulary(config, splits=list_splits(config.sources), path=path, beam_options=options)
         written.append(path.read_bytes())
         assert [entry.name for entry in path.parent.iterdir()] == ["vocab.txt"], "something is left behind"
     assert written[0].count(b"\n") == 300
@@ -100,7 +105,7 @@ def test_small_splits_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> N
 def test_only_the_most_frequent_words_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = write_corpus(tmp_path / "text")
     monkeypatch.setattr(train, "MAX_WORDS", 7)
-    counts = count_sources(config_of(tmp_path, paths), folder=tmp_path)
+    counts = count(config_of(tmp_path, paths), folder=tmp_path)
     expected = expected_counts(paths)
     assert list(counts) == sorted(expected, key=lambda word: (-expected[word], word))[:7]
 
@@ -198,15 +203,15 @@ def test_files_are_ordered_by_count_then_code_point(tmp_path: Path, runs: list[R
 def test_no_words_are_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "blank.txt"
     path.write_text("\u200b\n", encoding="utf-8")
-    assert count_sources(config_of(tmp_path, [path]), folder=tmp_path) == {}
+    assert count(config_of(tmp_path, [path]), folder=tmp_path) == {}
     assert (tmp_path / WORDS_NAME).read_bytes() == b""
 
 
 def test_what_the_filters_leave_out_is_not_counted(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.txt", [["rare word"], ["many other words stand here"]])
     config = config_of(tmp_path, [path], cleaning={"min_words": 3})
-    splits = train.list_splits(config.sources)
-    runs = graph.count_splits(splits, job=WordJob(config=config, folder=str(tmp_path), limit=9))
+    splits = list_splits(config.sources)
+    runs = graph.count_splits(splits, context=WordContext(config=config, folder=str(tmp_path), limit=9))
     assert set(most_common(runs, folder=tmp_path, limit=9)) == {"many", "other", "words", "stand", "here"}
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from micro_batches import SPECIAL, make_micro_batch
 
+from micro_batches import SPECIAL, make_micro_batch
 from trainer.data.micro_batch import NO_LABEL, MicroBatchShape
 from trainer.model.batch import to_batch
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from micro_batches import make_micro_batch
 
+from micro_batches import make_micro_batch
 from pipeline.dataset.manifest import read_manifest
 from small_runs import make_config, run
 from synthetic import write_data_set

@@ -41,7 +41,6 @@ def describe_set(manifest: Manifest) -> Facts:
     config = manifest.config
     published = config.get("mode", "strict") == "reference"
     return Facts(
-        kind="cloze",
         published=published,
         max_seq_length=manifest.max_seq_length,
         max_predictions=manifest.max_predictions,
@@ -50,7 +49,6 @@ def describe_set(manifest: Manifest) -> Facts:
         masking=config.get("masking", "whole_word"),
         draw=config.get("replacement_draw") or ("piece" if published else "word"),
         masked_probability=config.get("masked_probability", 0.15),
-        has_documents=True,
         most_passes=tuple(
             max(1, math.ceil(source.get("weight", 1.0) * config.get("passes", 1)))
             for source in manifest.statistics.get("sources", [])

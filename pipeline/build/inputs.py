@@ -1,0 +1,91 @@
+"""What a build reads, found once at its start: splits, fingerprints of their files, and which build it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config import PipelineConfig
+from pipeline.documents import Split
+from pipeline.sources import (
+    ChangedInputError,
+    fingerprint_files,
+    join_fingerprints,
+    list_changed,
+    list_modified,
+    list_splits,
+    list_versions,
+)
+from pipeline.tokenizer import WordTokenizer
+from pipeline.versions import hash_code, library_versions
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInputs:
+    """The input as it was found. `fingerprints`, `modified` (of large files alone) and `versions` are by path."""
+
+    splits: Sequence[Split]
+    fingerprints: Mapping[str, str]
+    modified: Mapping[str, str]
+    versions: Mapping[str, str]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk."""
+        return sum(split.num_bytes for split in self.splits)
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of plain text, estimated."""
+        return sum(split.text_bytes for split in self.splits)
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """What each file holds, by path: its fingerprint and the time of a large one."""
+        return {path: f"{found} {self.modified.get(path, '')}" for path, found in self.fingerprints.items()}
+
+    def list_changed_files(self) -> dict[str, str]:
+        """The files that were written since, by path: what they are now."""
+        return list_changed(self.versions)
+
+
+def find_inputs(config: PipelineConfig) -> BuildInputs:
+    """List the splits of the config's sources and fingerprint their files. ValueError as list_splits."""
+    splits = list_splits(config.sources)
+    versions = list_versions(split.path for split in splits)  # first: a file may change while it is hashed
+    fingerprints = fingerprint_files(split.path for split in splits)
+    return BuildInputs(splits, fingerprints, list_modified(fingerprints), versions)
+
+
+def describe_identity(
+    config: PipelineConfig, *, inputs: BuildInputs, tokenizer: WordTokenizer | None
+) -> dict[str, Any]:
+    """What makes two builds the same; `tokenizer`: of a given vocabulary, None if one is trained."""
+    paths = {
+        name: {split.path for split in inputs.splits if config.sources[split.source].called == name}
+        for name in config.source_names
+    }
+    fingerprints, modified = inputs.fingerprints, inputs.modified
+    identity: dict[str, Any] = {
+        "config": config.data_tree(),
+        "inputs": {name: join_fingerprints(fingerprints[path] for path in found) for name, found in paths.items()},
+        "modified": {
+            name: [modified[path] for path in sorted(found, key=fingerprints.__getitem__) if path in modified]
+            for name, found in paths.items()
+        },
+        "versions": library_versions(config),
+        "code": hash_code(),
+    }
+    if tokenizer is not None:
+        identity["vocabulary_hash"] = tokenizer.vocabulary_hash
+    return identity
+
+
+def describe_change(changed: Mapping[str, str], *, inputs: BuildInputs) -> ChangedInputError:
+    """The error for files that were written while the build read them; it names the first."""
+    path = min(changed)
+    return ChangedInputError(
+        f"{path}: was written while the build read it ({inputs.versions[path]}; now {changed[path]}); run the same "
+        f"command again once nothing writes to it"
+    )
