@@ -1,4 +1,4 @@
-"""Documents that a bucket holds in vain: copies of one text, and near duplicates of a text elsewhere.
+"""Duplicates and near duplicates dropped from a bucket.
 
 Copies meet in one bucket, because it is chosen by hash of the text. What is said of them comes from the spill's index.
 """

@@ -241,7 +241,7 @@ def format_estimate(found: Estimate) -> list[str]:
         ("peak memory of a worker", describe_bytes(found.worker_bytes)),
     ]
     lines += [f"{name:<28} {value:>12}" for name, value in rows]
-    lines += ["", _describe_tolerance(found)]
+    lines += ["", *_describe_tolerance(found)]
     if found.beginnings:
         lines.append(f"only the beginning of {found.beginnings:,} compressed stream(s) was read; the rest may differ")
     pairs, masks, sets = found.pair_bytes, found.mask_set_bytes, found.mask_sets
@@ -256,9 +256,9 @@ def format_estimate(found: Estimate) -> list[str]:
     return lines
 
 
-def _describe_tolerance(found: Estimate) -> str:
+def _describe_tolerance(found: Estimate) -> list[str]:
     """How near the numbers are to a build's."""
-    counts = f"documents, tokens, rows and bytes came within {100 * TOLERANCE:.0f}% on every corpus measured"
+    counts = f"documents, tokens, rows and bytes: came within {100 * TOLERANCE:.0f}% on every corpus measured"
     if found.whole:
         counts = "documents: exact, as all of the input was read; tokens, rows and bytes: nearly so"
-    return f"{counts}; time and memory within {100 * TIME_TOLERANCE:.0f}% on a machine like this one, otherwise idle"
+    return [counts, f"time and memory: within {100 * TIME_TOLERANCE:.0f}% on a machine like this one, otherwise idle"]

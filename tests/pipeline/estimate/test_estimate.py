@@ -200,6 +200,7 @@ def test_a_sample_comes_near_the_build(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.sample_units < found.sample_of_units / 4
     for name, real in truth_of(config).items():
         assert getattr(found, name) == pytest.approx(real, rel=0.1), name
+    assert any(line.endswith("came within 15% on every corpus measured") for line in cost.format_estimate(found))
     assert found.wall_s > 0
     assert found.cpu_s > 0
 

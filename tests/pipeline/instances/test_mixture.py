@@ -63,7 +63,7 @@ def build_mixture(folder: Path, *, workers: int = 1, turn: bool = False, **weigh
 
 
 def test_a_mixture_by_document(tmp_path: Path) -> None:
-    """Training documents have exactly the passes of their weight, held-out ones one; doubles go to the heavier."""
+    """Training documents have exactly the passes of their weight, held-out ones one; duplicates go to the heavier."""
     manifest = build_mixture(tmp_path, a=2.5, b=0.5)
     assert manifest.sources == ("a", "b")
     rows = read_rows(tmp_path / "out", manifest).to_pylist()
@@ -76,7 +76,7 @@ def test_a_mixture_by_document(tmp_path: Path) -> None:
         expected = passes_of(name, weight=(2.5, 0.5)[source[name]], passes=1, seed=12_345)
         assert found == set(range(1 if name in held_out else expected))
     assert len(held_out) >= 2
-    assert Counter(source.values())[0] == 30, "the five doubles belong to the heavier source"
+    assert Counter(source.values())[0] == 30, "the five duplicates belong to the heavier source"
     first, second = manifest.statistics["sources"]
     assert (first["name"], first["weight"], first["documents"], first["dropped_by_weight"]) == ("a", 2.5, 30, 0)
     assert second["documents"] + second["dropped_by_weight"] == 45
