@@ -90,11 +90,7 @@ def format_case(found: Estimate, *, truth: dict[str, float], words: Sequence[str
     for name, real in truth.items():
         value: float = getattr(found, name)
         off = value / real - 1
-        goal = (
-            f"{100 * GOAL:.0f}%: {'met' if abs(off) <= GOAL else 'MISSED'}"
-            if list(truth).index(name) < 4
-            else ""
-        )
+        goal = f"{100 * GOAL:.0f}%: {'met' if abs(off) <= GOAL else 'MISSED'}" if list(truth).index(name) < 4 else ""
         lines.append(f"| {name} | {value:,.0f} | {real:,.0f} | {100 * off:+.1f}% | {goal} |")
     return lines
 
