@@ -22,6 +22,8 @@ from pipeline.storage.clients import AbsentError
 BEAT_S = 20.0
 DEAD_S = 90.0
 _LOOK_EVERY_S = 2.0
+_BYTES = 256
+"""Size of an object, always: a reader asks for the size first, and would get a part of one renewed meanwhile."""
 
 
 class StoreHold:
@@ -93,7 +95,7 @@ class StoreHold:
     def _write(self) -> None:
         process = os.getpid()
         tree = {"machine": _machine(), "process": process, "started": _started(process), "time": time.time()}
-        files.write_bytes(self._url, json.dumps(tree).encode("ascii"))
+        files.write_bytes(self._url, json.dumps(tree).ljust(_BYTES).encode("ascii"))
 
     def _renew(self) -> None:
         renewed = time.monotonic()

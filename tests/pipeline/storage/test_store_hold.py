@@ -51,6 +51,25 @@ def take_over(output: str) -> None:
     storage.write_bytes(f"{folder}/{OTHERS}", b"{}")
 
 
+def test_what_is_renewed_keeps_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader on a store gets the size of one object and the bytes of the next."""
+    monkeypatch.setattr(build_hold, "BEAT_S", 0.01)
+    written: list[int] = []
+    monkeypatch.setattr(
+        files, "write_bytes", lambda url, data: written.append(len(data)) or Path(url).write_bytes(data)
+    )
+    clock = iter([1.5, *(1.25 + count for count in range(99_999))])
+    monkeypatch.setattr(build_hold.time, "time", lambda: next(clock))
+    hold = StoreHold(str(tmp_path), note_loss=lambda: None)
+    hold.take(root="OUT")
+    deadline = time.monotonic() + 300
+    while len(written) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    hold.release()
+    assert set(written) == {256}
+
+
 def test_a_hold_that_was_taken_over_stays_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_hold, "BEAT_S", 0.01)
     lost = threading.Event()
