@@ -17,7 +17,7 @@ from ingest_streams import SHAPE, assert_same, epochs_and_rows, make_plan, rows_
 from pipeline.dataset.manifest import Manifest
 from synthetic import write_data_set
 from trainer.data.micro_batch import NO_LABEL, MicroBatch, MicroBatchShape
-from trainer.data.plan import PlanError, PlanState
+from trainer.data.plan import Plan, PlanError, PlanState
 from trainer.data.readers import _chunks
 from trainer.data.row_groups import make_slices, read_slice
 from trainer.data.stream import MicroBatchStream, validation_plan
@@ -140,24 +140,30 @@ def test_resuming_anywhere_at_another_world_size_continues_the_stream(
     assert_same(resumed, expected[stop:])
 
 
+def read_an_epoch(plan: Plan, root: Path, *, world_size: int) -> list[MicroBatch]:
+    """The micro-batches of all ranks, up to the step that begins another epoch."""
+    ranks = [MicroBatchStream(plan, root, rank=rank, world_size=world_size) for rank in range(world_size)]
+    micro_batches: list[MicroBatch] = []
+    while ranks[0].state.epoch == 0:
+        counts = np.sum([stream.cut() for stream in ranks], axis=0)
+        micro_batches += [
+            micro_batch
+            for stream in ranks
+            for micro_batch in stream.commit(counts).micro_batches
+            if micro_batch is not None
+        ]
+    for stream in ranks:
+        stream.close()
+    return micro_batches
+
+
 @pytest.mark.parametrize(("shards", "row_groups", "rows"), [(1, 1, 130), (2, 2, 33), (5, 20, 1)])
 def test_64_lanes_over_few_or_many_row_groups(tmp_path: Path, shards: int, row_groups: int, rows: int) -> None:
     manifest = write_data_set(tmp_path, shards=shards, row_groups=row_groups, rows=rows, validation_shards=0)
     plan = make_plan(manifest, lanes=64)
     reference: list[Counter[tuple[int, int, int]]] = []
     for world_size in (1, 3):
-        ranks = [MicroBatchStream(plan, tmp_path, rank=rank, world_size=world_size) for rank in range(world_size)]
-        micro_batches: list[MicroBatch] = []
-        while ranks[0].state.epoch == 0:
-            counts = np.sum([stream.cut() for stream in ranks], axis=0)
-            micro_batches += [
-                micro_batch
-                for stream in ranks
-                for micro_batch in stream.commit(counts).micro_batches
-                if micro_batch is not None
-            ]
-        for stream in ranks:
-            stream.close()
+        micro_batches = read_an_epoch(plan, tmp_path, world_size=world_size)
         taken = [key for micro_batch in micro_batches for key in epochs_and_rows(micro_batch)]
         reference.append(Counter((s, g, r) for epoch, s, g, r in taken if epoch == 0))
     everything = Counter({(s, g, r): 1 for s in range(shards) for g in range(row_groups) for r in range(rows)})
@@ -266,18 +272,7 @@ def test_the_held_out_rows_that_are_evaluated_depend_on_the_data_set_alone(
     for lanes, tokens, world_size in ((1, 300, 1), (4, 300, 2), (4, 128, 3), (7, 2000, 3), (100, 64, 3)):
         shape = MicroBatchShape(tokens=tokens, pairs=99, masked=200, max_seq_length=64)
         plan = validation_plan(manifest, shape=shape, lanes=lanes, max_pairs=20)
-        ranks = [MicroBatchStream(plan, root, rank=rank, world_size=world_size) for rank in range(world_size)]
-        micro_batches: list[MicroBatch] = []
-        while ranks[0].state.epoch == 0:
-            counts = np.sum([stream.cut() for stream in ranks], axis=0)
-            micro_batches += [
-                micro_batch
-                for stream in ranks
-                for micro_batch in stream.commit(counts).micro_batches
-                if micro_batch is not None
-            ]
-        for stream in ranks:
-            stream.close()
+        micro_batches = read_an_epoch(plan, root, world_size=world_size)
         found.append(rows_of(micro_batches))
     assert found[0].total() == len(found[0]) == 20
     assert found == [found[0]] * 5
