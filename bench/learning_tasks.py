@@ -31,7 +31,7 @@ TOKENS = 32_768
 """A step's, at most."""
 WARM_UP_STEPS = 200
 """Of equal time; then the rate stays."""
-RATES = {"base": 2e-4, "large": 1e-4}
+RATES = {"base": 2e-4, "large": 5e-5}
 EVERY_STEPS = {"base": 90, "large": 35}
 """Steps of ours between evaluations, some five seconds of an H200 at 590,000 and 230,000 tokens/s."""
 PASS_ROWS = 64
