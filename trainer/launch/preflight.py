@@ -49,7 +49,7 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
     tree = load_tree(file, overrides=arguments.overrides)
     if is_run_config(file):
         tree = drop_idle_settings(tree, origin=str(file), keep=overridden)
-    config = validate(TrainerConfig, tree, origin=str(file))
+    config = validate(TrainerConfig, tree, origin=str(file), overrides=arguments.overrides)
     for key in (*PATH_KEYS, *(f"phases.{index}.data" for index in range(len(config.phases)))):
         value = _get(config, key)
         if value is None:
