@@ -166,7 +166,8 @@ class PlanShards(beam.DoFn):
                 others = tally.documents.total()
                 refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
             fewest = fewest_documents(self.job.config.next_sentence)
-            plan = plan_shards(counts, buckets=self.job.buckets, fewest=fewest)
+            whole_books = any(s.kind == "books" and s.unit == "book" for s in self.job.config.sources)
+            plan = plan_shards(counts, buckets=self.job.buckets, fewest=fewest, whole_books=whole_books)
             size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
             _leave(size, path=storage.join(self.job.progress, PLAN_NAME))
             yield plan

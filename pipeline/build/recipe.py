@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.build.advice import list_doubts
+from pipeline.build.advice import list_doubts, refuse_few_books
 from pipeline.build.read_split import split_key
 from pipeline.cleaning import write_rejects
 from pipeline.config import PipelineConfig
@@ -106,6 +106,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         total = sum(split.num_bytes for split in splits)
         where = f"{workers} worker(s)" if config.engine == "local" else f"engine {config.engine}"
         say(f"{len(splits)} splits, {total / 1e6:,.1f} MB of input, {where}")
+        refuse_few_books(config, splits=splits)
         for doubt in list_doubts(config, tokenizer=tokenizer):
             say(f"warning: {doubt}")
         cluster = stack.enter_context(open_cluster(config, most=most, say=say))

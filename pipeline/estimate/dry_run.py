@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.build import check_paths, list_doubts
+from pipeline.build import check_paths, list_doubts, refuse_few_books
 from pipeline.config import PipelineConfig
 from pipeline.dataset import MANIFEST_NAME
 from pipeline.engines import choose_workers, count_readers
@@ -34,6 +34,7 @@ def describe_build(config: PipelineConfig, *, price: float | None = None) -> Ite
     yield describe_output(config.output)
     if is_finished(config.output):
         return
+    refuse_few_books(config, splits=splits)
     for doubt in list_doubts(config, tokenizer=given_vocabulary(config)):
         yield f"warning: {doubt}"
     found = estimate(config, workers=workers)

@@ -73,7 +73,7 @@ def render_card(manifest: Manifest) -> str:
         "## Settings",
         "",
         "```yaml",
-        yaml.safe_dump(manifest.config, sort_keys=False, allow_unicode=True).rstrip(),
+        yaml.safe_dump(shown_settings(manifest), sort_keys=False, allow_unicode=True).rstrip(),
         "```",
         "",
         f"Vocabulary {manifest.vocabulary_hash[:16]} ({manifest.vocabulary_size:,} entries, in `tokenizer/`), "
@@ -81,6 +81,12 @@ def render_card(manifest: Manifest) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def shown_settings(manifest: Manifest) -> dict[str, Any]:
+    """The set's settings, with the number of entries that its vocabulary has: a size was for a training."""
+    vocabulary = {**manifest.config.get("vocabulary", {}), "size": manifest.vocabulary_size}
+    return {**manifest.config, "vocabulary": vocabulary}
 
 
 def _split_line(manifest: Manifest, split: SplitName) -> str:

@@ -112,6 +112,7 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             f"{documents:,} documents have {sentences:,} sentences in all, so most pairs are halves of one; check "
             "what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
         )
+    found += _list_unseen_sources(result, config=config)
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
     (low, high), _ = label_bounds(config)
@@ -121,6 +122,19 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             "to have a next sentence; check what ends a document in the sources, or set next_sentence=none"
         )
     return found
+
+
+def _list_unseen_sources(result: BuildResult, *, config: PipelineConfig) -> list[str]:
+    """Sources that an evaluation of the set will say nothing of."""
+    if "validation" not in result.tallies:
+        return []
+    train, held_out = (result.tallies[split].source_rows for split in ("train", "validation"))
+    names = [name for index, name in enumerate(config.source_names) if train[index] and not held_out[index]]
+    chapters = any(
+        source.called in names and source.kind == "books" and source.unit == "book" for source in config.sources
+    )
+    remedy = "raise validation_fraction" + (", or set unit: chapter, which makes documents of chapters" * chapters)
+    return [f"no held-out row is of source {name}, so no evaluation tells its loss; {remedy}" for name in names]
 
 
 def write_set(

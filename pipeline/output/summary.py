@@ -16,6 +16,7 @@ from tokenizers import decoders
 from pipeline.config import PipelineConfig
 from pipeline.dataset import Manifest
 from pipeline.instances import NEXT, NOT_NEXT
+from pipeline.output.data_card import shown_settings
 from pipeline.tally import WORD_PIECES, BuildResult, Counts, Example, ReadTally, RowTally, merge_reads
 from pipeline.tokenizer import END_OF_WORD, PIECE_PREFIX, WordTokenizer
 
@@ -66,7 +67,7 @@ def summarize_build(
         "masking": summarize_masks(train, mask_sets=manifest.mask_sets),
         "vocabulary": summarize_vocabulary(result, tokenizer=tokenizer),
         "pairs": [describe_pair(example, reader=reader) for example in train.examples],
-        "config": manifest.config,
+        "config": shown_settings(manifest),
         "versions": dict(sorted(manifest.versions.items())),
         "run": {**run, "sources": _by_source(reads, config=config)} if run else {},
     }

@@ -40,6 +40,8 @@ class Evaluation:
     """Of the data set's manifest."""
     sources: tuple[SourceLoss, ...] = ()
     """Of each source with a masked token among the pairs; none where the set has a single source."""
+    unseen: tuple[str, ...] = ()
+    """Names of the other sources."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
@@ -48,15 +50,20 @@ class Evaluation:
             SourceLoss(name, **{key: record[f"{key}/{name}"] for key in _SOURCE_KEYS})
             for name in (key.partition("/")[2] for key in record if key.startswith(f"{_SOURCE_KEYS[0]}/"))
         )
-        return cls(**{key: value for key, value in record.items() if "/" not in key}, sources=sources)
+        counted = [key.partition("/")[2] for key in record if key.startswith("pairs/")]
+        unseen = tuple(name for name in counted if name not in {source.name for source in sources})
+        return cls(**{k: value for k, value in record.items() if "/" not in k}, sources=sources, unseen=unseen)
 
     def record(self) -> dict[str, float | int | str | None]:
         """The numbers by name; those of a source as `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and
-        `pairs/NAME`."""
-        numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
+        `pairs/NAME`, of an unseen one the counts alone."""
+        lists = ("sources", "unseen")
+        numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in lists}
         for source in self.sources:
             for key in _SOURCE_KEYS:
                 numbers[f"{key}/{source.name}"] = getattr(source, key)
+        for name in self.unseen:
+            numbers |= {f"masked/{name}": 0, f"pairs/{name}": 0}
         return numbers
 
     def lines(self) -> list[str]:
@@ -75,6 +82,11 @@ class Evaluation:
             lines.append(
                 f"held-out masked-LM loss on {source.name} {source.mlm_loss:.4f} nats (unigram "
                 f"{source.unigram_loss:.4f}), over {source.masked:,} masked tokens of {source.pairs:,} pairs"
+            )
+        for name in self.unseen:
+            lines.append(
+                f"held-out masked-LM loss on {name}: not known, since none of the {self.pairs:,} pairs is of it; raise "
+                f"evaluation.max_pairs, or build the data set with more held out"
             )
         return lines
 

@@ -389,3 +389,12 @@ def test_the_card_declares_the_splits(built: tuple[Path, Manifest], tmp_path: Pa
 def test_the_card_says_so_where_the_published_algorithm_was_used(tmp_path: Path) -> None:
     build_text(tmp_path, make_documents(10), mode="reference", masks_per_pair=1)
     assert "one stream of documents a shard" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_settings_show_the_entries_that_the_vocabulary_has(built: tuple[Path, Manifest], tmp_path: Path) -> None:
+    root, manifest = built
+    assert manifest.vocabulary_size == 145
+    assert manifest.config["vocabulary"]["size"] == 30_522  # what a training would have had
+    card = (root / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
+    assert yaml.safe_load(card)["vocabulary"]["size"] == 145
+    assert json.loads((root / "report.json").read_text())["config"]["vocabulary"]["size"] == 145
