@@ -123,9 +123,10 @@ def to_tree(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json")
 
 
-def dump_yaml(settings: Settings) -> str:
-    """YAML text that load_settings reads back as the same settings."""
-    return yaml.dump(to_tree(settings), Dumper=NumberDumper, sort_keys=False, allow_unicode=True)
+def dump_yaml(settings: Settings, *, given: bool = False) -> str:
+    """YAML text that load_settings reads back as the same settings; `given`: without those left at their defaults."""
+    tree = settings.model_dump(mode="json", exclude_unset=given)
+    return yaml.dump(tree, Dumper=NumberDumper, sort_keys=False, allow_unicode=True)
 
 
 def split_arguments(arguments: Sequence[str], *, program: str, keys: Sequence[str] = ()) -> Arguments:

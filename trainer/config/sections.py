@@ -33,7 +33,7 @@ class ModelConfig(Settings):
 
     size: ModelSize = "base"
     """Layers/heads/width: tiny 2/2/128, mini 4/4/256, small 4/8/512, medium 8/8/512, base 12/12/768,
-    large 24/16/1024."""
+    large 24/16/1024. Left out beside initialize_from: as in that folder; max_positions, activation and norm too."""
     max_positions: Annotated[int, Field(ge=8, lt=2**16)] = 512
     """Learned positions; longer input is refused."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
@@ -173,6 +173,8 @@ class EvaluationConfig(Settings):
     """Steps between evaluations; null: only at the end."""
     max_pairs: Positive | None = 4096
     """Held-out pairs evaluated, the first of a fixed order; null: all."""
+    at_start: bool = False
+    """Evaluate also before the first step: what given weights (model.initialize_from, resume_from) can do already."""
 
 
 class LoggingConfig(Settings):

@@ -9,10 +9,12 @@ from trainer.train.branch import (
     source_config,
     steps_done,
 )
+from trainer.train.evaluate import Evaluator
 from trainer.train.link import Link, Outcome, Place
 from trainer.train.worker import backend_of, work
 
 __all__ = [
+    "Evaluator",
     "Link",
     "Outcome",
     "Place",

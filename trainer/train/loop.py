@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from trainer.checkpoint import CheckpointWriter
+from pipeline.storage import locate
+from trainer.checkpoint import CheckpointWriter, step_of
 from trainer.config import TrainerConfig
 from trainer.data import OpenPhase, PlanState, Step, rows_trained
 from trainer.engine import Arriving, Engine, check_compiled_model, learning_rate
@@ -157,8 +158,12 @@ def due_evaluator(job: Job, step: int) -> Evaluator | None:
 
 
 def evaluate_if_missed(job: Job, step: int) -> None:
-    """Evaluate the weights that a run resumes with where it was ended between that step and its evaluation."""
+    """Evaluate the weights that a run begins with, if evaluation.at_start says so, and those that it resumes with where
+    it was ended between that step and its evaluation."""
     evaluator = due_evaluator(job, step) if 0 < step < job.config.max_steps else None
+    source = job.config.resume_from
+    if job.config.evaluation.at_start and step == (0 if source is None else step_of(locate(source))):
+        evaluator = job.evaluators[phase_of(job, step + 1)]
     if evaluator is not None and job.engine.broadcast_int(job.log.evaluated_step < step):
         evaluate(job, evaluator, step=step)
 

@@ -288,6 +288,8 @@ def describe_start(config: TrainerConfig, *, place: Place, device: torch.device,
     """What begins here, in a line: `resumed at step 40` or `training from step 0`, and on what."""
     begin = f"resumed at step {start.step}" if start.step else "training from step 0"
     source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""
+    if config.model.initialize_from is not None and not start.step:
+        source = f" (with the weights of {config.model.initialize_from})"
     phase = f" (phase {start.phase + 1} of {len(config.phases)}, {start.phase_step} steps of it done)"
     return (
         f"{begin} of {config.max_steps}{source}{phase if config.phases else ''}: BERT {config.model.size}, "
