@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pipeline.units import count_of
 from pipeline.yaml_numbers import NumberDumper, NumberLoader
 
 SettingsType = TypeVar("SettingsType", bound="Settings")
@@ -232,7 +233,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         last = depth == len(parts) - 1
         if isinstance(node, list):
             if not part.isdecimal() or int(part) >= len(node):
-                raise ConfigError(f"override '{override}': '{part}' is not an index into a list of {len(node)} entries")
+                entries = count_of(len(node), "entry", plural="entries")
+                raise ConfigError(f"override '{override}': '{part}' is not an index into a list of {entries}")
             index: Any = int(part)
         elif isinstance(node, dict):
             index = part

@@ -50,6 +50,7 @@ from pipeline.sources import (
 )
 from pipeline.tally import BuildResult, ReadTally
 from pipeline.tokenizer import WordTokenizer
+from pipeline.units import count_of, describe_bytes
 from pipeline.versions import hash_code, library_versions
 from pipeline.vocabulary import check_name, given_vocabulary, trained_vocabulary, vocabulary_name
 
@@ -104,8 +105,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
             say(f"{output.root}: already complete, nothing to do")
             return read_manifest(output.root)
         total = sum(split.num_bytes for split in splits)
-        where = f"{workers} worker(s)" if config.engine == "local" else f"engine {config.engine}"
-        say(f"{len(splits)} splits, {total / 1e6:,.1f} MB of input, {where}")
+        where = count_of(workers, "worker") if config.engine == "local" else f"engine {config.engine}"
+        say(f"{count_of(len(splits), 'split')}, {describe_bytes(total)} of input, {where}")
         refuse_few_books(config, splits=splits)
         for doubt in list_doubts(config, tokenizer=tokenizer):
             say(f"warning: {doubt}")
@@ -116,7 +117,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
                 config, scratch=output.folder("vocabulary"), say=say, beam_options=beam_options, cluster=cluster
             )
             output.note_vocabulary(tokenizer.vocabulary_hash)
-        tokenizer.save(output.staging / TOKENIZER_FOLDER)
+        tokenizer.save(output.staging / TOKENIZER_FOLDER, longest=config.max_seq_length)
 
         job = Job(
             config=config,
@@ -130,7 +131,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         )
         found = sweep_work(job, splits=splits)
         if output.resumes:
-            say(f"resuming: records of {found['split']} of {len(splits)} splits and {found['shard']} shards are there")
+            of_splits, shards = count_of(len(splits), "split"), count_of(found["shard"], "shard")
+            say(f"resuming: records of {found['split']} of {of_splits} and {shards} are there")
         progress = ProgressPrinter(job.progress, num_splits=len(splits), num_bytes=total)
         with progress, watched(progress, config=config):
             result, read = run_graph(splits, job=job, workers=workers, beam_options=beam_options, cluster=cluster)
@@ -146,8 +148,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         for fault in job.ledger.take_damaged():
             say(f"damaged, so made again: {fault}")
         if output.resumes:
-            kept, of_shards = progress.count_kept(), progress.read_plan()["shards"]
-            say(f"resumed: {kept['read']} of {len(splits)} splits and {kept['shard']} of {of_shards} shards kept")
+            kept, of_shards = progress.count_kept(), count_of(progress.read_plan()["shards"], "shard")
+            say(f"resumed: {kept['read']} of {of_splits} and {kept['shard']} of {of_shards} kept")
 
         check_labels(result, config=config)
         for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
@@ -169,8 +171,10 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         write_manifest(output.root, manifest, run=run)
         output.sweep()
     say(
-        f"{output.root}: {manifest.num_rows('train'):,} training rows ({manifest.num_tokens('train'):,} tokens) in "
-        f"{len(manifest.shards_of('train'))} shards, {manifest.num_rows('validation'):,} validation rows; "
+        f"{output.root}: {count_of(manifest.num_rows('train'), 'training row')} "
+        f"({manifest.num_tokens('train'):,} tokens) in "
+        f"{count_of(len(manifest.shards_of('train')), 'shard')}, "
+        f"{count_of(manifest.num_rows('validation'), 'validation row')}; "
         f"report: {storage.join(output.root, REPORT_NAME)}"
     )
     return manifest

@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.config import PipelineConfig
 from pipeline.runtime import ProgressPrinter, names_runner
 from pipeline.settings import ConfigError
+from pipeline.units import count_of
 
 Say = Callable[[str], None]
 
@@ -100,7 +101,7 @@ def choose_workers(config: PipelineConfig, *, say: Say) -> int:
     """Number of local worker processes; more than there are cores is allowed, with a warning."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if config.engine == "local" and config.workers is not None and config.workers > cores:
-        say(f"warning: workers={config.workers} is more than the {cores} cores of this machine")
+        say(f"warning: workers={config.workers} is more than the {count_of(cores, 'core')} of this machine")
     return config.workers or cores
 
 

@@ -24,6 +24,7 @@ from pipeline.runtime import SHARDS, SPILLS, Job, describe_seconds
 from pipeline.shuffle import Buckets, choose_buckets
 from pipeline.sources import list_splits, share_books
 from pipeline.tokenizer import WordTokenizer
+from pipeline.units import count_of
 from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
 
 _TIME_BAND = 0.3
@@ -229,10 +230,10 @@ def format_estimate(found: Estimate) -> list[str]:
         ("documents", f"{found.documents.value:,.0f}", found.documents),
         ("tokens in rows", f"{found.tokens.value / 1e6:,.2f} M", found.tokens),
         ("rows", f"{found.rows.value:,.0f}", found.rows),
-        (f"bytes of {found.shards:,} shards", describe_bytes(found.bytes.value), found.bytes),
+        (f"bytes of {count_of(found.shards, 'shard')}", describe_bytes(found.bytes.value), found.bytes),
         ("bytes in OUT/_tmp meanwhile", describe_bytes(found.temporary_bytes.value), found.temporary_bytes),
         ("CPU hours", f"{found.cpu_s.value / 3600:,.3g}", found.cpu_s),
-        (f"wall time, {found.workers:,} workers", describe_seconds(found.wall_s.value), found.wall_s),
+        (f"wall time, {count_of(found.workers, 'worker')}", describe_seconds(found.wall_s.value), found.wall_s),
         ("peak memory of a worker", describe_bytes(found.worker_bytes.value), found.worker_bytes),
     ]
     near = "of all of the input" if found.whole else "exact"

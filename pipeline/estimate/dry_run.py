@@ -20,6 +20,7 @@ from pipeline.settings import ConfigError
 from pipeline.signals import say_at_once
 from pipeline.sources import list_splits, share_books
 from pipeline.storage import free_bytes
+from pipeline.units import count_of
 from pipeline.vocabulary import given_vocabulary
 
 
@@ -30,7 +31,7 @@ def describe_build(config: PipelineConfig, *, price: float | None = None) -> Ite
     splits = list_splits(config.sources)
     shared = share_books(splits, sources=config.sources, workers=count_readers(config, workers=workers))
     total = sum(split.num_bytes for split in splits)
-    yield f"input: {len(shared):,} splits, {describe_bytes(total)}"
+    yield f"input: {count_of(len(shared), 'split')}, {describe_bytes(total)}"
     yield describe_output(config.output)
     if is_finished(config.output):
         return

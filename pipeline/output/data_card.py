@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from pipeline.dataset import Manifest, SplitName
+from pipeline.units import count_of
 
 _SIZES = (
     (10**3, "n<1K"),
@@ -44,8 +45,8 @@ def render_card(manifest: Manifest) -> str:
         "# Sentence pairs for BERT pretraining",
         "",
         "Built with Cloze. A row is one sentence pair, stored once and unmasked, with "
-        f"{manifest.mask_sets} precomputed mask set(s) beside it. `report.html` shows the counts and some rows; "
-        "`manifest.json` lists every file with its hash.",
+        f"{count_of(manifest.mask_sets, 'precomputed mask set')} beside it. `report.html` shows the counts and some "
+        "rows; `manifest.json` lists every file with its hash.",
         "",
         "| split | documents | rows | tokens | shards |",
         "|---|---:|---:|---:|---:|",

@@ -152,7 +152,7 @@ def write_set(
     """
     train = result.tallies["train"]
     _write_token_counts(folder / TOKEN_COUNTS_NAME, train, tokenizer=tokenizer)
-    tokenizer.save(folder / TOKENIZER_FOLDER)
+    tokenizer.save(folder / TOKENIZER_FOLDER, longest=config.max_seq_length)
     others = [folder / TOKEN_COUNTS_NAME, *sorted((folder / TOKENIZER_FOLDER).iterdir())]
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,

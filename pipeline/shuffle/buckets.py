@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from pipeline.dataset import SplitName
+from pipeline.units import count_of
 
 TEXT_BYTES_PER_BUCKET = 64_000_000
 MIN_DOCUMENTS = 8
@@ -130,8 +131,8 @@ def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest:
     documents = sum(count.documents for count in counts)
     if documents < fewest:
         raise ValueError(
-            f"the sources hold {documents} distinct document(s) with text; at least 2 are needed, because a wrong next "
-            f"sentence comes from another document; {more}, check where the sources end a document, or set "
+            f"the sources hold {count_of(documents, 'distinct document')} with text; at least 2 are needed, because a "
+            f"wrong next sentence comes from another document; {more}, check where the sources end a document, or set "
             "next_sentence=sentence_order or none"
         )
     held_out = sum(count.documents for count in counts if buckets.split_of(count.bucket) == "validation")
@@ -145,13 +146,13 @@ def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest:
                 f"the smallest value that works here is {needed}; set it, or 0 for no held-out documents, or {more}"
             )
         raise ValueError(
-            f"validation_fraction={fraction} holds out {held_out} of {documents} documents; at least {fewest} "
-            f"{_are(fewest)} needed: {remedy}"
+            f"validation_fraction={fraction} holds out {held_out} of {count_of(documents, 'document')}; at least "
+            f"{fewest} {_are(fewest)} needed: {remedy}"
         )
     if documents - held_out < fewest:
         raise ValueError(
-            f"validation_fraction={fraction} leaves {documents - held_out} of {documents} documents for training; "
-            f"at least {fewest} {_are(fewest)} needed: lower it, or {more}"
+            f"validation_fraction={fraction} leaves {documents - held_out} of {count_of(documents, 'document')} for "
+            f"training; at least {fewest} {_are(fewest)} needed: lower it, or {more}"
         )
 
 

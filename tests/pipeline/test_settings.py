@@ -89,12 +89,12 @@ def test_a_whole_number_stands_for_a_float_but_not_the_reverse() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("sources.\N{SUPERSCRIPT TWO}=5", "is not an index into a list of 1 entries"),
+        ("sources.\N{SUPERSCRIPT TWO}=5", "is not an index into a list of 1 entry"),
         ("max_seq_len=5", r"unknown key 'max_seq_len' \(value 5\); did you mean 'max_seq_length'\?"),
         ("vocabulary.siz=5", r"unknown key 'vocabulary\.siz' \(value 5\); did you mean 'size'\?"),
         ("qqqqqqqq=5", r"unknown key 'qqqqqqqq' \(value 5\); known: sources, vocabulary"),
         ("sources.0.kind=boks", r"sources\.0\.kind='boks': Input should be 'wikipedia'"),
-        ("sources.3.kind=books", r"'3' is not an index into a list of 1 entries"),
+        ("sources.3.kind=books", r"'3' is not an index into a list of 1 entry"),
         ("seed.sub=1", r"unknown key|has no 'sub'|valid integer"),
         ("output.a.b=1", r"'output' is a value, it has no 'a'"),
         ("sources=[]", r"sources is empty; list at least one source"),

@@ -14,6 +14,7 @@ from pipeline import storage
 from pipeline.settings import fail, validate
 from pipeline.signals import StopRequest
 from pipeline.storage import Location, hold, locate
+from pipeline.units import count_of
 from trainer.checkpoint.format import (
     MANIFEST,
     CheckpointError,
@@ -126,7 +127,7 @@ def _prune(run: Location, *, changes: dict[str, int], damaged: bool) -> int:
         print(report.line())
     freed = sum(report.num_bytes for report in removed)
     steps = ", ".join(str(step_of(report.folder)) for report in removed)
-    print(f"removed {len(removed)} checkpoints, {_size(freed)}" + (f": steps {steps}" if removed else ""))
+    print(f"removed {count_of(len(removed), 'checkpoint')}, {_size(freed)}" + (f": steps {steps}" if removed else ""))
     return 0
 
 

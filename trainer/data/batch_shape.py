@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset import Manifest, SplitName
+from pipeline.units import count_of
 from trainer.config import BatchConfig
 from trainer.data.micro_batch import SlotShape
 from trainer.data.plan import PlanError
@@ -65,9 +66,10 @@ class BatchShape:
         return (
             f"batch: {'exactly ' if self.exact else ''}{self.pairs_mean:,.{digits}f} pairs a step (least "
             f"{self.pairs_least:,}, most {self.pairs_most:,}), {self.tokens_mean:,.0f} tokens, "
-            f"{self.steps_per_epoch:,} steps an epoch\n"
-            f"plan: {self.lanes} lanes (greatest number of workers), slots of {self.slot.tokens:,} tokens, "
-            f"{self.slot.pairs:,} pairs, {self.slot.masked:,} masked positions, {self.fill:.1%} full"
+            f"{count_of(self.steps_per_epoch, 'step')} an epoch\n"
+            f"plan: {count_of(self.lanes, 'lane')} (greatest number of workers), slots of {self.slot.tokens:,} tokens, "
+            f"{count_of(self.slot.pairs, 'pair')}, {count_of(self.slot.masked, 'masked position')}, {self.fill:.1%} "
+            f"full"
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.dataset import Manifest
 from pipeline.settings import ConfigError
+from pipeline.units import count_of
 from trainer.config import PhaseConfig, TrainerConfig
 from trainer.data.batch_shape import BatchShape, derive_shape
 from trainer.data.plan import Plan, PlanError, PlanState
@@ -172,8 +173,8 @@ def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanStat
         return phases[0].plan.start()
     if state.phase >= len(phases):
         raise PlanError(
-            f"the checkpoint at step {state.step} is of phase {state.phase}, but this run has {len(phases)} phase(s), "
-            f"counted from 0; restore them, or begin in a new output"
+            f"the checkpoint at step {state.step} is of phase {state.phase}, but this run has "
+            f"{count_of(len(phases), 'phase')}, counted from 0; restore them, or begin in a new output"
         )
     here = phases[state.phase]
     phase, last = here.phase, state.phase + 1 == len(phases)

@@ -19,6 +19,7 @@ from pipeline import storage
 from pipeline.dataset import open_data_set
 from pipeline.settings import ConfigError
 from pipeline.storage import free_bytes, locate
+from pipeline.units import count_of
 from trainer.config import TrainerConfig
 from trainer.data import OpenPhase, open_phases, resolve_phases
 from trainer.engine import count_parameters
@@ -66,10 +67,14 @@ def describe_run(config: TrainerConfig, options: Options) -> Iterator[str]:
     opened = open_phases(phases, manifests=[open_data_set(phase.config.data) for phase in phases])
     done = steps_done(config)
     tokens = tokens_left(opened, done=done)
-    yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {tokens / 1e6:,.1f} M tokens"
+    yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {_millions(tokens)}"
     yield from describe_time(config, options, tokens=tokens)
     yield describe_room(config, vocabulary_size=opened[0].manifest.vocabulary_size)
     yield describe_machines(config)
+
+
+def _millions(tokens: float) -> str:
+    return f"{tokens / 1e6:,.1f} M tokens" if tokens >= 50_000 else f"{tokens:,.0f} tokens"
 
 
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
@@ -92,7 +97,7 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float) -> 
         yield f"time: not known; give {RATE}=N of one worker, or begin the run: its steps are then the measure"
         return
     hours = tokens / rate / 3600
-    yield f"time: {duration(3600 * hours)} at {rate:,.0f} tokens/s of {config.workers} workers ({origin})"
+    yield f"time: {duration(3600 * hours)} at {rate:,.0f} tokens/s of {count_of(config.workers, 'worker')} ({origin})"
     if options.price is not None:
         yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} a worker and hour"
 
@@ -122,11 +127,13 @@ def describe_machines(config: TrainerConfig) -> str:
     """Where the workers would run; ConfigError where they do not fit. Asks a Ray cluster that there is, and starts
     none."""
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
+    here, workers = f"{count_of(cores, 'core')} and {count_of(gpus, 'GPU')}", count_of(config.workers, "worker")
     if config.launcher == "processes":
         from trainer.launch.processes import resolve_device
 
         device = resolve_device(config).device
-        return f"machines: {config.workers} processes on {device}, this machine has {cores} cores and {gpus} GPUs"
+        processes = count_of(config.workers, "process", plural="processes")
+        return f"machines: {processes} on {device}, this machine has {here}"
     from trainer.launch import ray_train
 
     address = os.environ.get("RAY_ADDRESS", "")
@@ -134,11 +141,11 @@ def describe_machines(config: TrainerConfig) -> str:
         return _describe_from_afar(config, address)
     if address:
         with ray_train.ray_session(config) as settled:
-            return f"machines: {config.workers} workers on {settled.device} fit the cluster {address}"
+            return f"machines: {workers} on {settled.device} fit the cluster {address}"
     needed = math.ceil(ray_train.cpus_needed(config, workers=config.workers))
     resources = {"CPU": float(max(cores, needed)), "GPU": float(gpus)}
     device = ray_train.check_resources(config, resources, cluster=False).device
-    return f"machines: {config.workers} workers on {device}, this machine has {cores} cores and {gpus} GPUs"
+    return f"machines: {workers} on {device}, this machine has {here}"
 
 
 def _describe_from_afar(config: TrainerConfig, address: str) -> str:
@@ -154,4 +161,4 @@ def _describe_from_afar(config: TrainerConfig, address: str) -> str:
             f"`ray job submit -- python trainer/run.py {FLAG} ...` looks from inside the cluster"
         )
     device = ray_train.check_resources(config, largest_resources(present, config=None), cluster=True).device
-    return f"machines: {config.workers} workers on {device} fit the cluster {address}"
+    return f"machines: {count_of(config.workers, 'worker')} on {device} fit the cluster {address}"

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from pipeline.units import count_of
+
 _SOURCE_KEYS = ("mlm_loss", "unigram_loss", "masked", "pairs")
 
 
@@ -72,7 +74,7 @@ class Evaluation:
         place = f"{abs(gain):.4f} nats {'below' if gain >= 0 else 'ABOVE'} it"
         lines = [
             f"held-out masked-LM loss {self.mlm_loss:.4f} nats (perplexity {_perplexity(self.mlm_loss)}), "
-            f"accuracy {self.mlm_accuracy:.2%}, over {self.masked:,} masked tokens of {self.pairs:,} pairs",
+            f"accuracy {self.mlm_accuracy:.2%}, over {_counts(self)}",
             f"unigram cross-entropy of the same masked tokens {self.unigram_loss:.4f} nats (token frequencies of the "
             f"training set, add-one smoothing): the model is {place}",
         ]
@@ -81,7 +83,7 @@ class Evaluation:
         for source in self.sources:
             lines.append(
                 f"held-out masked-LM loss on {source.name} {source.mlm_loss:.4f} nats (unigram "
-                f"{source.unigram_loss:.4f}), over {source.masked:,} masked tokens of {source.pairs:,} pairs"
+                f"{source.unigram_loss:.4f}), over {_counts(source)}"
             )
         for name in self.unseen:
             lines.append(
@@ -89,6 +91,10 @@ class Evaluation:
                 f"evaluation.max_pairs, or build the data set with more held out"
             )
         return lines
+
+
+def _counts(of: Evaluation | SourceLoss) -> str:
+    return f"{count_of(of.masked, 'masked token')} of {count_of(of.pairs, 'pair')}"
 
 
 def _perplexity(loss: float) -> str:

@@ -268,14 +268,14 @@ def test_numbers_of_the_manifest_are_counted_again(copied: Path, part: str, key:
 def test_table_json_and_exit_status(copied: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([str(copied), "--workers", "1"]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[-1].startswith("clean: 0 fault(s)")
+    assert text.splitlines()[-1].startswith("clean: 0 faults")
     for name in CHECKS:
         assert f"\n{name} " in text
     edit_rows(copied, change(8, num_tokens=1))
     assert main([str(copied), "--workers", "1"]) == 1
     text = capsys.readouterr().out
     assert f"first fault: {shard_name(copied, 0)}, row group 0, row 8: num_tokens is 1, input_ids has " in text
-    assert text.splitlines()[-1].startswith("not clean: 1 fault(s)")
+    assert text.splitlines()[-1].startswith("not clean: 1 fault,")
     assert main([str(copied), "--workers", "1", "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert (data["clean"], data["faults"], data["kind"]) == (False, 1, "cloze")

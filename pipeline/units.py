@@ -1,0 +1,28 @@
+"""Durations, sizes and counts for people, in the one form that every line and report uses."""
+
+from __future__ import annotations
+
+
+def describe_seconds(seconds: float) -> str:
+    """12 s, 3 min, 5.2 h, 4.1 d: two digits say enough."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 36 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} d"
+
+
+def describe_bytes(count: float) -> str:
+    """123 kB, 4.5 MB, 67 GB: three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}" if count < 999.5 else f"1 {unit}"
+        count /= 1000
+    return f"{count:,.4g} TB"
+
+
+def count_of(number: int, noun: str, *, plural: str = "") -> str:
+    """1 split, 12,000 splits; `plural` where that is not the noun with an s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
