@@ -16,6 +16,7 @@ if not __package__:
 import signal
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
@@ -45,8 +46,9 @@ Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMP
 The same command continues an interrupted run from its last checkpoint; with --fresh an output that holds a run is
 refused. Ctrl-C or SIGTERM: the step in hand is
 finished, a checkpoint written, and the exit status is 130 or 143; a second signal ends the run at once.
---dry-run makes all checks, shows steps, tokens, room, memory and machines, and with --tokens-per-second=N and --price=P
-(of one worker, and of its hour) time and price; it starts and writes nothing.
+--dry-run makes all checks, shows steps, tokens, room, memory and machines, and with --tokens-per-second=N or --gpu=NAME
+(such as H200) and --price=P (of one worker, and of its hour) time and price; it starts and writes nothing. Before there
+is a data set, --rows=N --tokens=N state its training rows and tokens; device=cuda plans for GPUs that are elsewhere.
 Workers that are lost are started again from the last checkpoint (max_restarts).
 Ray: the cluster that RAY_ADDRESS names (set inside a submitted job), otherwise one of its own on this machine.
 
@@ -71,8 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--fresh" in words.flags:
             check_fresh(config)
         if dry_run.FLAG in words.flags:
-            checked = check(config)
-            for line in (*checked.lines, *dry_run.describe_run(checked.config, options)):
+            if options.rows is not None:
+                lines = dry_run.plan_run(config, options)
+            else:
+                checked = check(config)
+                lines = chain(checked.lines, dry_run.describe_run(checked.config, options))
+            for line in lines:
                 _print(line)
             return 0
         with stop_on_signals() as stop:

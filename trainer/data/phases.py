@@ -19,6 +19,9 @@ from trainer.config import PhaseConfig, TrainerConfig
 from trainer.data.batch_shape import BatchShape, derive_shape
 from trainer.data.plan import Plan, PlanError, PlanState
 
+MANY_EPOCHS = 200
+"""Beyond, a model learns its data set by heart, or a number is wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -62,7 +65,13 @@ class OpenPhase:
             f"pairs held out, vocabulary of {manifest.vocabulary_size:,}, rows of at most {manifest.max_seq_length} "
             f"tokens"
         )
-        return [data, *self.shape.describe().splitlines(), *self.describe_empty(self.phase.config.workers)]
+        lines = [data, *self.shape.describe().splitlines(), *self.describe_empty(self.phase.config.workers)]
+        if self.epochs > MANY_EPOCHS:
+            lines.append(
+                f"WARNING: {self.epochs:,.0f} epochs: {count_of(self.phase.num_steps, 'step')} read {train:,} pairs "
+                f"so many times, where BERT was trained for 40; check max_steps, the batch and the data set"
+            )
+        return lines
 
     def describe_empty(self, workers: int) -> list[str]:
         """A warning where the lanes do not divide among so many workers: in each step some compute nothing."""

@@ -1,7 +1,8 @@
 """What a run would be, before anything is started or written: steps, tokens, hours, price, room on disk, machines.
 
-`python -m trainer.run --dry-run [--tokens-per-second=N] [--price=P]`. All checks of a real start are made; a rate comes
-from the option, or from the steps that the run has done.
+`python -m trainer.run --dry-run [--tokens-per-second=N | --gpu=NAME] [--price=P] [--rows=N --tokens=N]`. All checks of
+a real start are made, but for a set or for GPUs that are not there (trainer/launch/planned.py); a rate comes from the
+options, or from the steps that the run has done.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from pipeline import storage
 from pipeline.dataset import open_data_set
 from pipeline.settings import ConfigError
 from pipeline.storage import free_bytes, locate
-from pipeline.units import count_of
+from pipeline.units import count_of, describe_bytes
 from trainer.config import TrainerConfig
 from trainer.data import OpenPhase, open_phases, resolve_phases
 from trainer.engine import count_parameters
+from trainer.launch import planned
 from trainer.telemetry import METRICS_NAME, duration, read_last_lines
-from trainer.train import steps_done
+from trainer.train import steps_done, warn_of_cpu
 
-FLAG, RATE, PRICE = "--dry-run", "--tokens-per-second", "--price"
-FLAGS = (FLAG, f"{RATE}=", f"{PRICE}=")
+FLAG, RATE, PRICE, GPU, ROWS, TOKENS = "--dry-run", "--tokens-per-second", "--price", "--gpu", "--rows", "--tokens"
+FLAGS = (FLAG, *(f"{name}=" for name in (RATE, PRICE, GPU, ROWS, TOKENS)))
 BYTES_PER_PARAMETER = 12
 """Of a checkpoint: weight and two moments, fp32."""
 RECENT_STEPS = 100
@@ -41,36 +43,70 @@ class Options:
     """Of one worker."""
     price: float | None
     """Of one worker's hour, in any currency."""
+    gpu: str | None = None
+    """Of each worker, by its name in PEAK_TFLOPS."""
+    rows: int | None = None
+    """Training rows of a set that is not there yet."""
+    tokens: int | None = None
+    """Its training tokens."""
 
 
 def read_options(flags: Sequence[str], *, program: str) -> Options:
-    """Read --tokens-per-second=N and --price=P; ConfigError if one of them is not a number above 0."""
+    """Read what goes with --dry-run; ConfigError if a number is none above 0, or a GPU is not known."""
     found: dict[str, float] = {}
+    gpu: str | None = None
     for flag in flags:
         name, _, text = flag.partition("=")
-        if name not in (RATE, PRICE):
+        if name == GPU:
+            gpu = planned.find_gpu(text, program=program)
+        if name not in (RATE, PRICE, ROWS, TOKENS):
             continue
         try:
             found[name] = float(text)
         except ValueError:
             found[name] = math.nan
-        if not 0 < found[name] < math.inf:
-            raise ConfigError(f"{program}: {flag}: give a number above 0, as in {name}=100")
-    if found and FLAG not in flags:
-        raise ConfigError(f"{program}: {next(iter(found))} goes with {FLAG}; add it")
-    return Options(found.get(RATE), found.get(PRICE))
+        whole = name not in (ROWS, TOKENS) or found[name].is_integer()
+        if not (0 < found[name] < math.inf and whole):
+            kind = "whole number" if name in (ROWS, TOKENS) else "number"
+            raise ConfigError(f"{program}: {flag}: give a {kind} above 0, as in {name}=100")
+    given = [*found, *([GPU] if gpu is not None else [])]
+    if given and FLAG not in flags:
+        raise ConfigError(f"{program}: {given[0]} goes with {FLAG}; add it")
+    if (ROWS in found) != (TOKENS in found):
+        raise ConfigError(f"{program}: {ROWS} and {TOKENS} say together how large a set will be; give both or none")
+    if gpu is not None and RATE in found:
+        raise ConfigError(f"{program}: {GPU} and {RATE} both give a rate; give one of them")
+    rows, tokens = (int(found[name]) if name in found else None for name in (ROWS, TOKENS))
+    return Options(found.get(RATE), found.get(PRICE), gpu, rows, tokens)
 
 
-def describe_run(config: TrainerConfig, options: Options) -> Iterator[str]:
+def plan_run(config: TrainerConfig, options: Options) -> Iterator[str]:
+    """All lines of a run whose data set is not there yet, and is of the size that the options state."""
+    assert options.rows is not None
+    assert options.tokens is not None
+    config, opened, lines = planned.plan_without_data(config, rows=options.rows, tokens=options.tokens, gpu=options.gpu)
+    yield from lines
+    yield from describe_run(config, options, opened=opened)
+
+
+def describe_run(
+    config: TrainerConfig, options: Options, *, opened: Sequence[OpenPhase] | None = None
+) -> Iterator[str]:
     """Lines of the plan. The config has passed preflight.check; ConfigError where machines or disk do not hold it."""
-    phases = resolve_phases(config)
-    opened = open_phases(phases, manifests=[open_data_set(phase.config.data) for phase in phases])
+    if opened is None:
+        phases = resolve_phases(config)
+        opened = open_phases(phases, manifests=[open_data_set(phase.config.data) for phase in phases])
     done = steps_done(config)
     tokens = tokens_left(opened, done=done)
     yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {_millions(tokens)}"
-    yield from describe_time(config, options, tokens=tokens)
-    yield describe_room(config, vocabulary_size=opened[0].manifest.vocabulary_size)
-    yield describe_machines(config)
+    work = planned.count_work(config.model, phases=opened, done=done)
+    yield from describe_time(config, options, tokens=tokens, work=work)
+    elsewhere = is_elsewhere(config, options)
+    yield describe_room(config, vocabulary_size=opened[0].manifest.vocabulary_size, elsewhere=elsewhere)
+    machines = describe_machines(config, elsewhere=elsewhere)
+    yield machines
+    if " on cpu" in machines:
+        yield from warn_of_cpu(config.model)
 
 
 def _millions(tokens: float) -> str:
@@ -84,17 +120,27 @@ def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
     )
 
 
-def describe_time(config: TrainerConfig, options: Options, *, tokens: float) -> Iterator[str]:
-    """Hours and price at the rate that was stated or measured."""
+def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:
+    """Hours and price at the rate that was stated or measured; without any, a table of rates by GPU.
+
+    `work`: model FLOPs.
+    """
     rate, origin = 0.0, ""
     if options.tokens_per_second is not None:
         rate, origin = options.tokens_per_second * config.workers, "stated"
+    elif options.gpu is not None and work:
+        tflops, _ = planned.tflops_of(options.gpu, size=config.model.size)
+        rate = tokens / work * tflops * 1e12 * config.workers
+        origin = planned.describe_origin(options.gpu, size=config.model.size)
     else:
         steps = read_last_lines(locate(config.output, METRICS_NAME))[-RECENT_STEPS:]
         if steps:
             rate, origin = median(step["tokens_per_second"] for step in steps), "measured in this run"
     if not rate:
         yield f"time: not known; give {RATE}=N of one worker, or begin the run: its steps are then the measure"
+        if config.device != "cpu" and work:
+            yield f"time: or {GPU}=NAME, for what follows:"
+            yield from planned.list_rates(config, work=work, tokens=tokens)
         return
     hours = tokens / rate / 3600
     yield f"time: {duration(3600 * hours)} at {rate:,.0f} tokens/s of {count_of(config.workers, 'worker')} ({origin})"
@@ -102,15 +148,18 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float) -> 
         yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} a worker and hour"
 
 
-def describe_room(config: TrainerConfig, *, vocabulary_size: int) -> str:
-    """Bytes of the checkpoints beside those that are free; ConfigError where not even one fits."""
+def describe_room(config: TrainerConfig, *, vocabulary_size: int, elsewhere: bool = False) -> str:
+    """Bytes of the checkpoints beside those that are free, unless the run is `elsewhere`.
+
+    ConfigError where not even one fits.
+    """
     each = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
     best = config.checkpoint.keep_best * max(1, len(config.phases))
     kept = config.checkpoint.keep_last + best + 1  # and the one that is being written
     if config.checkpoint.keep_every_steps is not None:
         kept += config.max_steps // config.checkpoint.keep_every_steps
-    text = f"checkpoints: {each / 1e6:,.1f} MB each, up to {kept}: {each * kept / 1e6:,.1f} MB"
-    if storage.is_url(config.output):
+    text = f"checkpoints: {describe_bytes(each)} each, up to {kept}: {describe_bytes(each * kept)}"
+    if elsewhere or storage.is_url(config.output):
         return text
     folder = Path(config.output)
     free = free_bytes(folder)
@@ -120,14 +169,22 @@ def describe_room(config: TrainerConfig, *, vocabulary_size: int) -> str:
             f"output"
         )
     short = "; WARNING: that is not enough, lower checkpoint.keep_last or free space" if free < each * kept else ""
-    return f"{text}; {free / 1e6:,.0f} MB are free{short}"
+    return f"{text}; {describe_bytes(free)} are free{short}"
 
 
-def describe_machines(config: TrainerConfig) -> str:
+def is_elsewhere(config: TrainerConfig, options: Options) -> bool:
+    """Whether a run is planned for GPUs, here are none, and no cluster is known."""
+    asks = config.device == "cuda" or (options.gpu is not None and config.device != "cpu")
+    return asks and not torch.cuda.device_count() and not os.environ.get("RAY_ADDRESS")
+
+
+def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
     """Where the workers would run; ConfigError where they do not fit. Asks a Ray cluster that there is, and starts
-    none."""
+    none. `elsewhere`: not here."""
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     here, workers = f"{count_of(cores, 'core')} and {count_of(gpus, 'GPU')}", count_of(config.workers, "worker")
+    if elsewhere:
+        return f"machines: planned for {workers} on cuda elsewhere; this machine has {here}"
     if config.launcher == "processes":
         from trainer.launch.processes import resolve_device
 

@@ -11,7 +11,7 @@ from trainer.train.branch import (
 )
 from trainer.train.evaluate import Evaluator
 from trainer.train.link import Link, Outcome, Place
-from trainer.train.worker import backend_of, work
+from trainer.train.worker import backend_of, warn_of_cpu, work
 
 __all__ = [
     "Evaluator",
@@ -26,5 +26,6 @@ __all__ = [
     "settle_source",
     "source_config",
     "steps_done",
+    "warn_of_cpu",
     "work",
 ]

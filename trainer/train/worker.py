@@ -18,7 +18,7 @@ from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
 from pipeline.storage import locate
 from trainer.checkpoint import CheckpointState, CheckpointWriter, list_checkpoints, resume
-from trainer.config import CONFIG_NAME, TrainerConfig
+from trainer.config import CONFIG_NAME, ModelConfig, TrainerConfig
 from trainer.data import OpenPhase, PlanState, SlotStream, find_start, lanes_of, open_phases, resolve_phases
 from trainer.engine import Engine
 from trainer.hf import initialize_from, read_longest
@@ -144,6 +144,8 @@ def run_share(
             rows_before=rows_before,
         )
         job.log.say(describe_start(config, place=place, device=device, start=start))
+        for line in warn_of_cpu(config.model) if device.type == "cpu" else ():
+            job.log.say(line)
         if place.world_size != config.workers:  # of which the preflight has spoken
             for line in phases[start.phase].describe_empty(place.world_size):
                 job.log.say(line)
@@ -282,6 +284,16 @@ def build_engine(
     lanes = max(opened.plan.lanes for opened in phases)
     micro_batches = len(lanes_of(place.rank, world_size=place.world_size, lanes=lanes))
     return Engine(model, config=config, device=device, micro_batches=micro_batches), rows
+
+
+def warn_of_cpu(model: ModelConfig) -> list[str]:
+    """A warning where a model is too large to be pretrained on CPUs; bench/trainer.md has the rates of a GPU."""
+    if model.size not in ("base", "large"):
+        return []
+    return [
+        f"WARNING: BERT {model.size} on CPUs: a step takes hundreds of times as long as on a GPU; set device=cuda on a "
+        f"machine with GPUs, or a smaller model.size"
+    ]
 
 
 def describe_start(config: TrainerConfig, *, place: Place, device: torch.device, start: PlanState) -> str:

@@ -186,7 +186,7 @@ def test_another_vocabulary(copied: Path) -> None:
     tokens = (copied / "tokenizer" / "vocab.txt").read_text().split()
     tokens[10], tokens[11] = tokens[11], tokens[10]
     (copied / "v.txt").write_text("\n".join(tokens))
-    WordTokenizer.from_path(copied / "v.txt", lowercase=True).save(copied / "tokenizer")
+    WordTokenizer.from_path(copied / "v.txt", lowercase=True).save(copied / "tokenizer", longest=64)
     (copied / "v.txt").unlink()
     found = audit(copied, workers=1)
     assert faults(found) == {"files": 2, "vocabulary": 1}
