@@ -84,7 +84,7 @@ pretrain: of-the-sample sample  ## The main job on the sample: fetch, preprocess
 	$(BIN)/python pipeline/run.py
 	$(BIN)/python trainer/run.py
 	$(BIN)/python -m trainer.export runs/sample runs/sample/export
-	$(BIN)/python -m trainer.demonstrate runs/sample/export
+	$(BIN)/python -m trainer.demonstrate runs/sample/export --held-out data/sample-set
 
 of-the-sample:
 	@[ -z $(call quote,$(CONFIG)$(ARGS)) ] || { echo 'make pretrain takes no CONFIG and no ARGS, it is the sample; use make preprocess CONFIG=... and make train CONFIG=...' >&2; exit 2; }

@@ -1,4 +1,4 @@
-"""Show what a model fills in: `python -m trainer.demonstrate EXPORT ["text with [MASK]" ...]`.
+"""Show what a model fills in: `python -m trainer.demonstrate EXPORT [--held-out DATA] ["text with [MASK]" ...]`.
 
 Runs our own model on the exported weights, so it needs no transformers.
 """
@@ -11,10 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from pipeline import storage
+from pipeline.dataset import TOKENIZER_FOLDER, read_manifest, schema
 from pipeline.settings import fail
+from trainer.data import read_row_group
 from trainer.hf import load_model, read_vocabulary
 from trainer.model import Batch, BertForPretraining
 
@@ -23,11 +27,14 @@ EXAMPLES = (
     "In the beginning God created the heaven and the [MASK].",
     "And the king said [MASK] him, What is thy name?",
     "He was born [MASK] 1902 in New York City.",
-    "Fue un pintor [MASK] nacido en Madrid.",
-    "Il est mort le 3 mai 1902 [MASK] Paris.",
 )
-"""In the sample corpus's languages; texts in others are given on the command line."""
+"""In the sample corpus's language; for any other data set there is --held-out."""
 NUM_GUESSES = 5
+NUM_SHOWN = 12
+NUM_COUNTED = 500
+"""Held-out texts that are tried; the first NUM_SHOWN of them are shown, whatever comes out."""
+LETTERS = 4
+"""Fewest letters of a word that is masked: the commonest words, which need no context, are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,17 @@ class Guess:
 
     token: str
     probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cloze:
+    """A held-out text with one word masked."""
+
+    ids: tuple[int, ...]
+    """[CLS] text [SEP], with [MASK] at `place`."""
+    place: int
+    answer: int
+    """The token that stands there."""
 
 
 class FillMask:
@@ -67,6 +85,11 @@ class FillMask:
             raise ValueError(
                 f"'{text[:40]}...': {len(ids)} tokens exceed the model's {self.model.config.max_positions}; shorten it"
             )
+        return self.guess_ids(ids, masks=masks, count=count)
+
+    @torch.no_grad()
+    def guess_ids(self, ids: Sequence[int], *, masks: Sequence[int], count: int = NUM_GUESSES) -> list[list[Guess]]:
+        """The same for a text's ids, special tokens included, and the places of its [MASK]."""
         logits, _ = self.model.logits(_one_text(ids, masks=masks))
         best = torch.softmax(logits, -1).topk(min(count, self.model.vocabulary_size))
         return [
@@ -83,23 +106,80 @@ def describe(text: str, *, guesses: Sequence[Sequence[Guess]]) -> list[str]:
     return lines
 
 
+def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED) -> list[Cloze]:
+    """The first segments of held-out rows, each with a word of LETTERS letters or more masked: draws by a fixed seed.
+
+    Only words that are one token are masked. Raises ValueError if the vocabulary is not `tokens`, or if no held-out row
+    has such a word.
+    """
+    manifest = read_manifest(data)
+    if read_vocabulary(storage.join(data, TOKENIZER_FOLDER)).tokens != tuple(tokens):
+        raise ValueError(f"{data}: has another vocabulary than the model; give the data set that it was trained on")
+    chosen: list[Cloze] = []
+    draws = np.random.default_rng(manifest.seed)
+    for shard in manifest.shards_of("validation"):
+        for group in range(len(shard.row_group_rows)):
+            columns = [schema.INPUT_IDS, schema.FIRST_LENGTH]
+            table = read_row_group(data, path=shard.path, row_group=group, columns=columns)
+            for row in draws.permutation(table.num_rows):
+                ids = table[schema.INPUT_IDS][row].as_py()[: table[schema.FIRST_LENGTH][row].as_py()]
+                places = [place for place in range(1, len(ids) - 1) if _is_word(ids, place=place, tokens=tokens)]
+                if places and len(chosen) < count:
+                    place = int(draws.choice(places))
+                    masked = (*ids[:place], manifest.special.mask, *ids[place + 1 :])
+                    chosen.append(Cloze(masked, place=place, answer=ids[place]))
+    if not chosen:
+        raise ValueError(
+            f"{data}: no held-out row has a word of {LETTERS} letters that is one token; give texts instead"
+        )
+    return chosen
+
+
+def try_held_out(fill: FillMask, *, data: str) -> list[str]:
+    """Lines that show NUM_SHOWN held-out texts with the guesses and the right word, and how many were right."""
+    texts = draw_held_out(data, tokens=fill.tokens)
+    lines, right = [], []
+    for text in texts:
+        (guesses,) = fill.guess_ids(text.ids, masks=[text.place])
+        answer = fill.tokens[text.answer]
+        right.append(answer in [guess.token for guess in guesses])
+        if len(right) <= NUM_SHOWN:
+            shown = fill.tokenizer.decode(list(text.ids[1:-1]), skip_special_tokens=False)
+            lines += describe(shown, guesses=[guesses])
+            lines.append(f"    {'right' if right[-1] else 'wrong'}: {answer}")
+    first = right[:NUM_SHOWN]
+    lines.append(
+        f"the right word is among the {NUM_GUESSES} in {sum(first)} of these {len(first)} texts and in {sum(right)} of "
+        f"{len(right)} ({sum(right) / len(right):.0%}); none was trained on, and the masked words, of {LETTERS} "
+        f"letters or more, were drawn at random"
+    )
+    return lines
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.demonstrate", description="Fill in masked tokens.")
     parser.add_argument("export", help="folder that `python -m trainer.export` wrote")
-    parser.add_argument(
-        "texts", nargs="*", help=f"texts with {MASK}; without any, examples in the sample corpus's languages"
-    )
+    parser.add_argument("texts", nargs="*", help=f"texts with {MASK}; without any and without --held-out: examples")
+    parser.add_argument("--held-out", metavar="DATA", help="data set it was trained on: try held-out texts, count")
     options = parser.parse_args(arguments)
     try:
         fill = FillMask(options.export)
-        shown = [describe(text, guesses=fill.guess(text)) for text in options.texts or EXAMPLES]
+        texts = options.texts or (() if options.held_out else EXAMPLES)
+        shown = [describe(text, guesses=fill.guess(text)) for text in texts]
+        if options.held_out:
+            shown.append(try_held_out(fill, data=options.held_out))
     except (ValueError, OSError) as error:
         return fail(error)
     print(f"what {options.export} puts in place of {MASK}:")
     for lines in shown:
         print("\n".join(lines))
     return 0
+
+
+def _is_word(ids: Sequence[int], *, place: int, tokens: Sequence[str]) -> bool:
+    word, following = tokens[ids[place]], tokens[ids[place + 1]]
+    return len(word) >= LETTERS and word.isalnum() and not following.startswith("##")
 
 
 def _one_text(ids: Sequence[int], *, masks: Sequence[int]) -> Batch:

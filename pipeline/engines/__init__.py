@@ -1,6 +1,7 @@
 """Where a build runs: processes of this machine, a Dask cluster, or Ray. `local` loads Beam (2 s): import it late."""
 
-from pipeline.engines.base import DaskCluster, check_engine, choose_workers, count_readers, open_cluster, watched
+from pipeline.engines.base import check_engine, choose_workers, count_readers, open_cluster, watched
+from pipeline.engines.cluster import DaskCluster
 
 __all__ = [
     "DaskCluster",

@@ -6,38 +6,18 @@ Dask and Ray are imported where an engine needs them, so that a local build need
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 from pipeline.config import PipelineConfig
+from pipeline.engines.cluster import DaskCluster
 from pipeline.runtime import ProgressPrinter, names_runner
 from pipeline.settings import ConfigError
+from pipeline.signals import Say
 from pipeline.units import count_of
 
-Say = Callable[[str], None]
-
 _PACKAGES = {"dask": ("dask", "distributed"), "ray": ("cryptography", "dask", "distributed", "ray")}
-
-
-@dataclass(frozen=True, slots=True)
-class DaskCluster:
-    """A Dask cluster as a build sees it."""
-
-    address: str
-    """Of its scheduler."""
-    name: str
-    """What messages call it."""
-    workers: int
-    """Processes that work, or will."""
-    wait_s: float
-    """How long to wait for a worker where there is none."""
-    security: Any = None
-    """distributed.Security of a cluster that speaks TLS."""
-    attempts: int = 1
-    """Times that a graph is run where the scheduler is lost: more than once where it is started again by itself."""
 
 
 def check_engine(config: PipelineConfig, *, beam_options: Sequence[str]) -> None:
@@ -87,7 +67,7 @@ def watched(progress: ProgressPrinter, *, config: PipelineConfig) -> Iterator[No
     if config.engine != "ray":
         yield
         return
-    from pipeline.engines.metrics import serve_progress
+    from pipeline.engines.prometheus import serve_progress
 
     with serve_progress(progress, output=config.output):
         yield

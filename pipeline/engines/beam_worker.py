@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 ABORT_VARIABLE = "CLOZE_ABORT_FILE"
 """Environment variable with the path of a file; once that exists, workers end."""
@@ -68,3 +69,12 @@ def _end_with_build(parent: int, abort: str | None) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+def python_path() -> str:
+    """Worker processes import `pipeline` from where this one has it, installed or not."""
+    before = os.environ.get("PYTHONPATH")
+    return _ROOT if not before else f"{_ROOT}{os.pathsep}{before}"

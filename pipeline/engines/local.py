@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from pathlib import Path
 from traceback import format_exc
 
 from pipeline import storage
@@ -29,13 +28,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.environments import SubprocessSDKEnvironment
 
-from pipeline.engines.base import DaskCluster
+from pipeline.engines.beam_worker import python_path
+from pipeline.engines.cluster import DaskCluster
 from pipeline.errors import Keeps
 from pipeline.runtime import FAILURE_NAME, leave_failure, names_runner, read_failure
 from pipeline.signals import raise_caught
 
 _LOGGER = logging.getLogger(__name__)
-_ROOT = str(Path(__file__).resolve().parents[2])
 _WORKER_THREAD = "run_worker"
 """Beam's name for the thread that waits for a worker process, and raises where that ends with an error."""
 _LOST_WORKER = (
@@ -179,12 +178,6 @@ def note_unknown(beam_options: Sequence[str]) -> None:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean --{near[0]}?" if near else ""
         _LOGGER.warning("warning: Beam does not know the option --%s%s", name, hint)
-
-
-def python_path() -> str:
-    """Worker processes import `pipeline` from where this one has it, installed or not."""
-    before = os.environ.get("PYTHONPATH")
-    return _ROOT if not before else f"{_ROOT}{os.pathsep}{before}"
 
 
 @contextmanager

@@ -23,11 +23,12 @@ from distributed.security import Security
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.config import RayConfig
-from pipeline.engines.base import DaskCluster, Say
+from pipeline.engines.beam_worker import python_path
+from pipeline.engines.cluster import DaskCluster
 from pipeline.engines.dask_cluster import await_worker, connect
-from pipeline.engines.local import python_path
 from pipeline.errors import PassingError
 from pipeline.settings import ConfigError
+from pipeline.signals import Say
 from pipeline.units import count_of
 
 _OBJECT_STORE_BYTES = 100 << 20
@@ -130,6 +131,7 @@ def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     where = os.environ.get("RAY_ADDRESS")
     if not where:
+        os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15 a busy machine leaves workers next to nothing
         cores = len(os.sched_getaffinity(0))
         arguments |= {
             "address": "local",

@@ -1,7 +1,7 @@
 """Templates that stand inside sentences, rendered as a reader sees them. Pure.
 
 `render_template` returns the text, "" for what leaves no gap (footnotes, coordinates, notices), None for a template
-that it does not know. Renderers by name are in wikitext_renderers.py; arguments arrive already resolved.
+that it does not know. Renderers by name are in renderers.py; arguments arrive already resolved.
 """
 
 from __future__ import annotations

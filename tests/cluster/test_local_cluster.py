@@ -18,10 +18,9 @@ import pytest
 
 from cluster import local
 from corpora import make_documents, write_text, write_vocabulary
-from pipeline.engines import metrics
+from pipeline.engines import prometheus
 from pipeline.settings import load_settings
 from processes import command_of
-from ray_head import AS_OTHERS
 from trainer.config.schema import TrainerConfig
 from trainer.telemetry.metrics import read_json_lines
 from trainer.telemetry.prometheus import list_names
@@ -44,7 +43,7 @@ def test_two_nodes_of_a_local_cluster_train_a_submitted_config(
 ) -> None:
     monkeypatch.setenv(local.STATE, str(tmp_path / "state" / "cluster.json"))
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    environment |= {"PYTHONPATH": str(repository), **AS_OTHERS}
+    environment |= {"PYTHONPATH": str(repository)}
 
     def call(module: str, *words: str, status: int = 0) -> str:
         command = [sys.executable, "-m", f"cluster.{module}", *words]
@@ -83,8 +82,9 @@ def test_two_nodes_of_a_local_cluster_train_a_submitted_config(
         assert f"export RAY_ADDRESS={cluster.dashboard}" in call("local", "env")
         seen: set[str] = set()
         homes: set[str] = set()
+        nices: set[int] = set()
         ended = threading.Event()
-        watcher = threading.Thread(target=watch, args=(cluster, seen, homes, ended))
+        watcher = threading.Thread(target=watch, args=(cluster, seen, homes, nices, ended))
         watcher.start()
         try:
             built = call("submit", "preprocess", "--config", str(build))
@@ -111,12 +111,15 @@ def test_two_nodes_of_a_local_cluster_train_a_submitted_config(
     assert len(read_json_lines(tmp_path / "run" / "metrics.jsonl")) == MAX_STEPS
     assert load_settings(TrainerConfig, file=tmp_path / "run" / "config.yaml").cpus_per_worker == local.CPUS_PER_WORKER
     assert homes == {"127.0.0.2", "127.0.0.3"}
-    names = [*list_names(), *metrics.list_names()]
+    assert nices == {os.nice(0)}, "Ray's own would be nicer by 15"
+    names = [*list_names(), *prometheus.list_names()]
     assert {name for name in names if name.removeprefix("ray_cloze_") not in RARE} <= seen
 
 
-def watch(cluster: local.LocalCluster, seen: set[str], homes: set[str], ended: threading.Event) -> None:
-    """Note which names Prometheus is served, and which nodes have a training worker."""
+def watch(
+    cluster: local.LocalCluster, seen: set[str], homes: set[str], nices: set[int], ended: threading.Event
+) -> None:
+    """Note which names Prometheus is served, which nodes have a training worker, and the workers' niceness."""
     roots = {name: psutil.Process(started.pid) for name, started in cluster.processes.items()}
     ports = {name: metrics_port(root) for name, root in roots.items()}
     while not ended.wait(1.0):
@@ -124,6 +127,7 @@ def watch(cluster: local.LocalCluster, seen: set[str], homes: set[str], ended: t
             for process in root.children(recursive=True):
                 if "RayTrainWorker" in command_of(process):
                     homes.add(name)
+                    nices.add(process.nice())
         for port in ports.values():
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:

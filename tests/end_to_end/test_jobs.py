@@ -58,7 +58,7 @@ def test_a_stopped_job_is_continued_by_one_with_uploaded_code(
     copy = tmp_path / "copy"
     for package in ("pipeline", "trainer"):
         shutil.copytree(repository / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    worker = copy / "trainer" / "worker.py"
+    worker = copy / "trainer" / "train" / "worker.py"
     worker.write_text(worker.read_text().replace('"resumed at step', '"uploaded code resumed at step'))
     text = head.call("job", "submit", "--working-dir=.", "--", sys.executable, "trainer/run.py", *settings, cwd=copy)
     assert f"uploaded code resumed at step {steps} of {MAX_STEPS}" in text

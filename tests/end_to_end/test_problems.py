@@ -31,7 +31,7 @@ def listed(table: Path, *, section: str) -> dict[str, set[str]]:
 def named(tests: Path) -> set[str]:
     """References in the docstrings of test functions."""
     found: set[str] = set()
-    for path in tests.glob("test_*.py"):
+    for path in tests.rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 found |= references(ast.get_docstring(node) or "")

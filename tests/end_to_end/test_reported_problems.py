@@ -57,7 +57,7 @@ def test_every_report_is_named_by_a_test(repository: Path) -> None:
         pytest.skip(f"the list of reports is absent: {path}")
     docstrings = [
         re.sub(r"\s+", " ", ast.get_docstring(node) or "")
-        for file in sorted((repository / "tests").glob("test_*.py"))
+        for file in sorted((repository / "tests").rglob("test_*.py"))
         for node in ast.parse(file.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     ]

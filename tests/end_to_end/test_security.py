@@ -73,7 +73,7 @@ def test_nothing_that_users_pass_around_is_unpickled(repository: Path) -> None:
         for line, what in unsafe(ast.parse(path.read_text(encoding="utf-8")))
     ]
     (between_a_process_and_its_own_child,) = found
-    assert re.fullmatch(r"pipeline/page_guard\.py:\d+: pickle", between_a_process_and_its_own_child)
+    assert re.fullmatch(r"pipeline/sources/page_guard\.py:\d+: pickle", between_a_process_and_its_own_child)
     loader = (repository / "pipeline" / "yaml_numbers.py").read_text(encoding="utf-8")
     assert "class NumberLoader(yaml.SafeLoader)" in loader
 

@@ -148,6 +148,10 @@ def test_reference_mode_knows_only_what_was_published() -> None:
         ("min_workers=2", r"min_workers=2 exceeds workers=1; lower it"),
         ("start_timeout_s=0", r"start_timeout_s=0: Input should be greater"),
         ("model={output_bias: unigram, initialize_from: x}", r"would be overwritten by model\.initialize_from"),
+        (
+            "model={initial_weights: scaled, initialize_from: x}",
+            r"initial_weights=scaled would be overwritten by model\.initialize_from",
+        ),
     ],
 )
 def test_trainer_refusals(override: str, message: str) -> None:

@@ -5,7 +5,7 @@ from trainer.data.held_out import check_held_out
 from trainer.data.micro_batch import NO_LABEL, Slot, SlotShape
 from trainer.data.phases import OpenPhase, Phase, find_start, open_phases, resolve_phases, rows_trained
 from trainer.data.plan import PlanError, PlanState, lanes_of
-from trainer.data.row_groups import BlockError
+from trainer.data.row_groups import BlockError, read_row_group
 from trainer.data.stream import SlotStream, Step, validation_plan
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "find_start",
     "lanes_of",
     "open_phases",
+    "read_row_group",
     "resolve_phases",
     "rows_trained",
     "validation_plan",

@@ -1,4 +1,5 @@
-"""From a command to running workers: checks, dry run, restarts, processes of this machine. `ray_train` loads Ray."""
+"""From a command to running workers: checks, dry run, restarts, processes of this machine. `ray_train` and
+`elastic` load Ray: import them late."""
 
 from trainer.launch import dry_run, processes
 from trainer.launch.failures import WorkerError

@@ -66,6 +66,7 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
         join_cluster(config)
     else:
         _set_quiet(config)
+        os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15 a busy machine leaves workers next to nothing
         cores = len(os.sched_getaffinity(0))
         # `timeout`, Slurm and systemd send SIGTERM to all processes of a command. Ray's own inherit this mask and
         # live on, so that the workers can finish their step; ray.shutdown ends them.

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 VOCABULARY_MULTIPLE = 64
 INITIAL_DEVIATION = 0.02
+SCALED_EMBEDDINGS, SCALED_DEVIATION = 0.05, 0.06
+"""Initial deviation of the embeddings and of other matrices with initial_weights=scaled."""
+SCALED_HEAD = 8.0
+"""The masked-LM head's dense layer then is this times the identity, and its bias four times this: up there GELU is
+linear, and the head's LayerNorm takes both away. A step of Adam is small beside it, so the head does not blur what the
+encoder learns: after 240 steps the loss at [MASK] was 0.30 nats below the unigram, with a drawn head 0.03 above."""
 TRUNCATION = 2.0
 
 
@@ -54,8 +60,9 @@ class BertForPretraining(nn.Module):
     then. The extra rows are zero, stay zero, and get no probability: loss and logits are those of the model
     without them. num_parameters() does not count them and an export does not hold them.
 
-    Weights are drawn from a normal of deviation 0.02 truncated at two deviations (as google-research/bert does),
-    each tensor from a generator of its own keyed by (seed, name); biases are zero, LayerNorm is one.
+    Weights are drawn from a normal truncated at two deviations (as google-research/bert does), of 0.02 or as
+    config.initial_weights says, each tensor from a generator of its own keyed by (seed, name); biases are zero,
+    LayerNorm is one.
     """
 
     def __init__(self, config: ModelConfig, *, vocabulary_size: int, seed: int = 0) -> None:
@@ -68,7 +75,7 @@ class BertForPretraining(nn.Module):
         self.pooler = Pooler(config)
         self.mlm_head = MaskedLanguageHead(config, embedding=self.embeddings.word, vocabulary_size=vocabulary_size)
         self.nsp_head = NextSentenceHead(config)
-        initialize_weights(self, seed=seed)
+        initialize_weights(self, seed=seed, scaled=config.initial_weights == "scaled")
         with torch.no_grad():
             self.embeddings.word.weight[vocabulary_size:] = 0.0
 
@@ -124,8 +131,10 @@ class BertForPretraining(nn.Module):
 
 
 @torch.no_grad()
-def initialize_weights(model: nn.Module, *, seed: int) -> None:
+def initialize_weights(model: nn.Module, *, seed: int, scaled: bool = False) -> None:
     """Draw every matrix anew and reset every vector (biases 0, LayerNorm weights 1), in place.
+
+    scaled: ModelConfig.initial_weights.
 
     A matrix is a function of (seed, parameter name, shape) alone. One pass by the inverse of the distribution
     function: nn.init.trunc_normal_ redraws whole tensors until all fit, at 100 ns an element against 15.
@@ -137,6 +146,12 @@ def initialize_weights(model: nn.Module, *, seed: int) -> None:
         key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key, "little", signed=True))
         share = math.erf(TRUNCATION / math.sqrt(2.0))
-        bound = TRUNCATION * INITIAL_DEVIATION
+        deviation = INITIAL_DEVIATION
+        if scaled:
+            deviation = SCALED_EMBEDDINGS if name.startswith("embeddings.") else SCALED_DEVIATION
+        bound = TRUNCATION * deviation
         parameter.uniform_(-share, share, generator=generator).erfinv_()
-        parameter.mul_(INITIAL_DEVIATION * math.sqrt(2.0)).clamp_(-bound, bound)
+        parameter.mul_(deviation * math.sqrt(2.0)).clamp_(-bound, bound)
+    if scaled:
+        nn.init.eye_(model.get_parameter("mlm_head.dense.weight")).mul_(SCALED_HEAD)
+        model.get_parameter("mlm_head.dense.bias").fill_(4.0 * SCALED_HEAD)

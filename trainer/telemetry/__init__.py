@@ -1,4 +1,4 @@
-"""What a run tells: metrics, trackers, FLOPs, the curve, its log files. `prometheus` loads Ray."""
+"""What a run tells: metrics, trackers, FLOPs, the curve, its log files. `prometheus` loads Ray: import it late."""
 
 from trainer.telemetry.curve import draw_curve
 from trainer.telemetry.evaluation import Evaluation, SourceLoss

@@ -1,4 +1,4 @@
-"""The picture of a run: training losses, held-out losses, and the unigram line that a model has to beat.
+"""The picture of a run: training losses, held-out losses, and the unigram and bigram lines that a model has to beat.
 
 Costs about a second, most of it matplotlib's import; long runs are averaged down to MAX_POINTS points.
 """
@@ -51,8 +51,10 @@ def draw_curve(run_directory: Path) -> Path:
         if held_out:
             axis.plot(*zip(*held_out, strict=True), "o", color="#c0392b", label=f"held out: {held_out[-1][1]:.3f}")
         if key == "mlm_loss" and evaluations:
-            unigram = evaluations[-1]["unigram_loss"]
-            axis.axhline(unigram, color="#555555", linestyle="--", linewidth=1.0, label=f"unigram: {unigram:.3f}")
+            for name, dashes in (("unigram", "--"), ("bigram", ":")):
+                loss = evaluations[-1].get(f"{name}_loss")
+                if loss is not None:
+                    axis.axhline(loss, color="#555555", linestyle=dashes, linewidth=1.2, label=f"{name}: {loss:.3f}")
         axis.set_xlabel("step")
         axis.set_ylabel(label)
         axis.grid(alpha=0.25)

@@ -44,6 +44,9 @@ class Evaluation:
     """Of each source with a masked token among the pairs; none where the set has a single source."""
     unseen: tuple[str, ...] = ()
     """Names of the other sources."""
+    bigram_loss: float | None = None
+    """Cross-entropy of the same masked tokens given their unmasked neighbours (trainer/train/bigram.py); None in older
+    records."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
@@ -70,14 +73,17 @@ class Evaluation:
 
     def lines(self) -> list[str]:
         """The result in words."""
-        gain = self.unigram_loss - self.mlm_loss
-        place = f"{abs(gain):.4f} nats {'below' if gain >= 0 else 'ABOVE'} it"
         lines = [
             f"held-out masked-LM loss {self.mlm_loss:.4f} nats (perplexity {_perplexity(self.mlm_loss)}), "
             f"accuracy {self.mlm_accuracy:.2%}, over {_counts(self)}",
             f"unigram cross-entropy of the same masked tokens {self.unigram_loss:.4f} nats (token frequencies of the "
-            f"training set, add-one smoothing): the model is {place}",
+            f"training set, add-one smoothing): the model is {self._beside(self.unigram_loss)}",
         ]
+        if self.bigram_loss is not None:
+            lines.append(
+                f"bigram cross-entropy of the same masked tokens {self.bigram_loss:.4f} nats (counts beside their left "
+                f"and right neighbours in training rows): the model is {self._beside(self.bigram_loss)}"
+            )
         if self.nsp_accuracy is not None:
             lines.append(f"held-out next-sentence accuracy {self.nsp_accuracy:.2%}, loss {self.nsp_loss:.4f} nats")
         for source in self.sources:
@@ -91,6 +97,10 @@ class Evaluation:
                 f"evaluation.max_pairs, or build the data set with more held out"
             )
         return lines
+
+    def _beside(self, loss: float) -> str:
+        gain = loss - self.mlm_loss
+        return f"{abs(gain):.4f} nats {'below' if gain >= 0 else 'ABOVE'} it"
 
 
 def _counts(of: Evaluation | SourceLoss) -> str:

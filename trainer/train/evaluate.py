@@ -1,4 +1,4 @@
-"""Held-out evaluation, and the loss that knowing the training set's token frequencies alone would give.
+"""Held-out evaluation, beside what knowing the training set's token frequencies, or its neighbours, alone would give.
 
 It reads the first evaluation.max_pairs held-out pairs of an order that depends on the data set alone, with their first
 mask set, so that all evaluations on a data set compare; dropout is off. Sums are reduced once, at the end.
@@ -25,6 +25,7 @@ from trainer.data import BatchShape, Slot, SlotStream, validation_plan
 from trainer.engine import Engine
 from trainer.model import to_batch
 from trainer.telemetry import Evaluation, SourceLoss
+from trainer.train.bigram import Bigrams, count_bigrams
 
 UNIGRAM_SMOOTHING = 1.0
 """Added to every token's count, so that tokens which training never saw have a probability too."""
@@ -34,7 +35,7 @@ class Evaluator:
     """Evaluates on the held-out rows of a phase's data set. ValueError where it holds none."""
 
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:
-        self._config, self._special, self._slot = config, manifest.special, shape.slot
+        self._config, self._manifest, self._slot = config, manifest, shape.slot
         self._phase, self._data_hash = phase, manifest.hash
         self._plan = validation_plan(
             manifest, shape=shape.slot, lanes=shape.lanes, max_pairs=config.evaluation.max_pairs
@@ -42,6 +43,7 @@ class Evaluator:
         log_probabilities = unigram_log_probabilities(config.data, vocabulary_size=manifest.vocabulary_size)
         self._unigram = log_probabilities
         self._sources = manifest.sources
+        self._bigrams: Bigrams | None = None
 
     def is_due(self, step: int) -> bool:
         """Whether the config asks for an evaluation after this step, before the end of the run."""
@@ -50,6 +52,11 @@ class Evaluator:
 
     def evaluate(self, engine: Engine, *, step: int) -> Evaluation:
         """Evaluate the weights after `step` steps; the same result on every rank. Collective."""
+        if self._bigrams is None:
+            skip = self._config.ingest.skip_corrupt
+            self._bigrams = count_bigrams(
+                self._config.data, manifest=self._manifest, unigram=self._unigram, skip_corrupt=skip
+            )
         stream = SlotStream(
             self._plan,
             self._config.data,
@@ -60,6 +67,7 @@ class Evaluator:
         sums = torch.zeros(4, dtype=torch.float64)
         by_source = SourceSums(len(self._sources))
         pairs = masked = labelled = 0
+        bigram = 0.0
         with closing(stream), engine.evaluation():
             for data in stream.one_epoch():
                 pairs += data.num_pairs
@@ -69,7 +77,7 @@ class Evaluator:
                     batch = to_batch(
                         slot,
                         shape=self._slot,
-                        special=self._special,
+                        special=self._manifest.special,
                         constant_shapes=engine.device.type == "cuda",
                         device=engine.device,
                     )
@@ -77,11 +85,12 @@ class Evaluator:
                     sums += output.sums().double().cpu()
                     if slot is not None:
                         losses = output.mlm_losses[: slot.num_masked].double().cpu().numpy()
+                        bigram += float(self._bigrams.losses(slot).sum())
                         by_source.add(slot, losses=losses, unigram=-self._unigram[slot.masked_labels])
-        totals = torch.cat([sums, torch.from_numpy(by_source.table.ravel())])
+        totals = torch.tensor([*sums.tolist(), bigram, *by_source.table.ravel()], dtype=torch.float64)
         dist.all_reduce(totals)
-        mlm, nsp, mlm_correct, nsp_correct = totals[:4].tolist()
-        table = totals[4:].reshape(by_source.table.shape).numpy()
+        mlm, nsp, mlm_correct, nsp_correct, bigram = totals[:5].tolist()
+        table = totals[5:].reshape(by_source.table.shape).numpy()
         return Evaluation(
             step=step,
             pairs=pairs,
@@ -91,6 +100,7 @@ class Evaluator:
             nsp_loss=nsp / labelled if labelled else None,
             nsp_accuracy=nsp_correct / labelled if labelled else None,
             unigram_loss=float(table[:, SourceSums.UNIGRAM].sum()) / max(1, masked),
+            bigram_loss=bigram / max(1, masked),
             phase=self._phase,
             data_hash=self._data_hash,
             sources=_source_losses(table, names=self._sources) if len(self._sources) > 1 else (),

@@ -13,7 +13,7 @@ from dask_processes import DaskProcesses
 from object_store import bucket, s3_server
 from pipeline import storage
 from pipeline.engines import dask_cluster
-from pipeline.engines.base import DaskCluster
+from pipeline.engines.cluster import DaskCluster
 from pipeline.engines.dask_cluster import run_on_dask
 from pipeline.runtime.failures import FAILURE_NAME
 

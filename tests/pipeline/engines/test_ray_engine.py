@@ -42,6 +42,7 @@ def cluster(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     calls = tmp_path_factory.mktemp("ray") / "calls"
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
+        patch.delenv("RAY_worker_niceness", raising=False)
         patch.setenv(CALLS, str(calls))
         patch.setenv(
             KILLS, "pipeline.shuffle.spill SpillWriter._flush 3 self;pipeline.build.write_shard _commit 2 DaskScheduler"
@@ -106,6 +107,7 @@ def test_a_build_that_waits_says_for_what_and_takes_everything_back(
     assert_actors_end()
     assert not (folder / "out").exists()
     assert_start_is_bounded(monkeypatch)
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0), "Ray's own workers would be nicer by 15"
 
 
 def assert_start_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,3 +125,19 @@ def test_weights_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make_config(tmp_path, sources=[{"kind": "text", "path": "x", **source} for source in sources], **settings)
+
+
+def test_sources_in_three_languages_make_one_set(tmp_path: Path) -> None:
+    """Each keeps its name, is trained on and held out."""
+    documents = make_documents(90)
+    sources = []
+    for number, language in enumerate(("en", "es", "fr")):
+        path = tmp_path / f"{language}.jsonl"
+        texts = [" ".join(document) for document in documents[number::3]]
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        sources.append({"kind": "jsonl", "path": str(path), "language": language})
+    manifest = build(make_config(tmp_path, sources=sources, validation_fraction=0.3), say=lambda line: None)
+    assert manifest.sources == ("jsonl-en", "jsonl-es", "jsonl-fr")
+    rows = read_rows(tmp_path / "out", manifest)["source"].to_pylist()
+    first = manifest.num_rows("train")
+    assert set(rows[:first]) == set(rows[first:]) == {0, 1, 2}

@@ -16,7 +16,6 @@ from pipeline import versions
 from pipeline.build.recipe import build
 from pipeline.config.schema import SourceConfig
 from pipeline.documents import Document, Drop
-from pipeline.output import publish
 from pipeline.runtime.command import absolute_paths
 from pipeline.sources import fingerprints, splits
 from pipeline.sources.splits import list_splits, read_documents
@@ -95,11 +94,11 @@ def test_a_change_of_the_cleaning_alone_makes_another_file(
 ) -> None:
     """Nobody has to raise a version for it."""
     code = tmp_path / "code"
-    shutil.copytree(Path(publish.__file__).parent, code, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(publish, "__file__", str(code / "publish.py"))
+    shutil.copytree(Path(versions.__file__).parent, code, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(versions, "__file__", str(code / "versions.py"))
     folder = tmp_path / "clean"
     for change in ("", "# another way to clean\n"):
-        with open(code / "clean.py", "a", encoding="utf-8") as module:
+        with open(code / "cleaning" / "characters.py", "a", encoding="utf-8") as module:
             module.write(change)
         versions.hash_code.cache_clear()
         read(dump, folder)

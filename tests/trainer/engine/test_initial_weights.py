@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from packed import random_batch
 from toy_training import gather_state
-from trainer.config.schema import TrainerConfig
+from trainer.config.schema import ModelConfig, TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.model import BertForPretraining
 from worker_group import WorkerGroup
@@ -86,3 +86,25 @@ def find_misaligned(rank: int, stage: int) -> list[str]:
 def test_every_weight_begins_at_a_multiple_of_16_bytes(worker_group: Groups, stage: int, world_size: int) -> None:
     """Code compiled for a model whose weights do reads 16 bytes at once, and another model takes the same code."""
     assert worker_group(world_size).run(find_misaligned, stage) == [[]] * world_size
+
+
+def test_scaled_weights_have_the_deviations_that_the_setting_names() -> None:
+    """Of a normal truncated at two deviations 0.88 are left; the same draws as the published ones, stretched."""
+    models = {}
+    for start in ("published", "scaled"):
+        config = ModelConfig(size="tiny", initial_weights=start)
+        model = BertForPretraining(config, vocabulary_size=VOCABULARY, seed=3)
+        models[start] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    for name, scaled in models["scaled"].items():
+        published = models["published"][name]
+        if name == "mlm_head.dense.bias":
+            assert torch.equal(scaled, torch.full([128], 32.0))
+        elif scaled.ndim < 2:
+            assert torch.equal(scaled, published)
+        elif name == "mlm_head.dense.weight":
+            assert torch.equal(scaled, 8.0 * torch.eye(128))
+        else:
+            deviation = 0.05 if name.startswith("embeddings.") else 0.06
+            assert torch.allclose(scaled, published * (deviation / 0.02), rtol=1e-5, atol=1e-8)
+    assert models["scaled"]["encoder.layers.0.feed_forward.down.weight"].std() == pytest.approx(0.88 * 0.06, rel=0.02)
+    assert models["published"]["embeddings.position.weight"].std() == pytest.approx(0.88 * 0.02, rel=0.02)

@@ -7,8 +7,10 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -335,3 +337,44 @@ def test_demonstration_prints_examples_and_refuses_bad_texts(folder: Path, capsy
     (folder / "tokenizer.json").unlink()
     assert demonstrate.main([str(folder)]) == 2
     assert "tokenizer.json: is missing" in capsys.readouterr().err
+
+
+def test_held_out_texts_are_tried_shown_with_the_right_word_and_counted(
+    folder: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = demonstrate.FillMask(folder)
+    texts = demonstrate.draw_held_out(str(data), tokens=fill.tokens)
+    rows = [row for shard in read_manifest(data).shards_of("validation")
+            for row in pq.read_table(data / shard.path).to_pylist()]  # fmt: skip
+    held_out = {tuple(row["input_ids"][: row["first_length"]]) for row in rows}
+    for text in texts:
+        assert text.ids[text.place] == fill.tokenizer.token_to_id("[MASK]")
+        assert (*text.ids[: text.place], text.answer, *text.ids[text.place + 1 :]) in held_out
+        assert len(fill.tokens[text.answer]) >= demonstrate.LETTERS
+    assert texts == demonstrate.draw_held_out(str(data), tokens=fill.tokens), "the same ones every time"
+    monkeypatch.setattr(demonstrate, "NUM_SHOWN", 3)
+    known = iter([text.answer for text in texts])
+
+    def guess(self: object, ids: Sequence[int], **_: object) -> list[list[demonstrate.Guess]]:
+        place, answer = len(guessed), next(known)
+        guessed.append(answer)
+        return [[demonstrate.Guess("x", 0.5), demonstrate.Guess(fill.tokens[answer] if place < 2 else "y", 0.25)]]
+
+    guessed: list[int] = []
+    monkeypatch.setattr(demonstrate.FillMask, "guess_ids", guess)
+    assert demonstrate.main([str(folder), "--held-out", str(data)]) == 0
+    shown = capsys.readouterr().out
+    assert f"among the 5 in 2 of these 3 texts and in 2 of {len(texts)} (" in shown
+    assert (shown.count("right: "), shown.count("wrong: ")) == (2, 1)
+    assert f"right: {fill.tokens[texts[0].answer]}\n" in shown
+
+
+def test_held_out_texts_of_another_vocabulary_or_without_words_are_refused(
+    folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demonstrate, "LETTERS", 99)
+    assert demonstrate.main([str(folder), "--held-out", str(data)]) == 2
+    assert "no held-out row has a word of 99 letters that is one token" in capsys.readouterr().err
+    write_data(tmp_path / "other", size=VOCABULARY_SIZE - 7)
+    assert demonstrate.main([str(folder), "--held-out", str(tmp_path / "other")]) == 2
+    assert "has another vocabulary than the model" in capsys.readouterr().err

@@ -60,7 +60,7 @@ def test_what_ray_waits_for_is_said(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_ray_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
+    calls: list[dict[str, object]] = []
 
     def refuse(**arguments: object) -> None:
         calls.append(arguments)
@@ -70,7 +70,7 @@ def test_a_ray_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(ClusterError, match=r"Ray \(10\.0\.0\.1:6379\) does not answer: nobody there"):
         ray_train.connect(attempts=2, num_cpus=3)
-    assert calls == [{"num_cpus": 3}] * 2
+    assert [call["num_cpus"] for call in calls] == [3, 3]
 
 
 def test_a_ray_that_is_lost_on_the_way_is_named() -> None:

@@ -9,6 +9,7 @@ import pytest
 from object_store import bucket, s3_server
 from pipeline import storage
 from pipeline.settings import ConfigError
+from pipeline.storage import files as stored
 from stored_checkpoints import fail_times, make_writer
 from trainer.checkpoint import writer
 from trainer.telemetry import log_files
@@ -84,7 +85,9 @@ def test_only_what_changed_is_sent(bucket: str, tmp_path: Path, monkeypatch: pyt
     files.bring()
     sent: list[str] = []
     write = storage.write_bytes
-    monkeypatch.setattr(storage, "write_bytes", lambda path, data: (sent.append(Path(path).name), write(path, data)))
+    for module in (storage, stored):
+        noted = lambda path, data: (sent.append(Path(path).name), write(path, data))  # noqa: E731
+        monkeypatch.setattr(module, "write_bytes", noted)
     (files.folder / "tensorboard").mkdir()
     for name in ("metrics.jsonl", "evaluations.jsonl", "tensorboard/events", "notes.txt"):
         (files.folder / name).write_text("1\n")

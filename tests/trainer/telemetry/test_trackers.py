@@ -13,7 +13,7 @@ import pytest
 from test_metrics import CONFIG, make_metrics, make_step
 
 from cluster import dashboard
-from pipeline.engines import metrics
+from pipeline.engines import prometheus
 from pipeline.settings import ConfigError, load_settings, to_tree
 from trainer.config.saved import read_run_config
 from trainer.config.schema import LoggingConfig, TrainerConfig
@@ -147,7 +147,7 @@ def test_the_dashboard_is_what_is_shipped_and_asks_for_names_that_there_are() ->
     shipped = json.loads(dashboard.FILE.read_text(encoding="ascii"))
     assert shipped == dashboard.make_dashboard(), "run `python -m cluster.dashboard`"
     asked = set(re.findall(r"ray_cloze_\w+", dashboard.FILE.read_text(encoding="ascii")))
-    assert asked <= {*list_names(), *metrics.list_names()}
+    assert asked <= {*list_names(), *prometheus.list_names()}
     assert len(asked) > 10
 
 
@@ -161,10 +161,10 @@ def test_builds_into_folders_of_one_name_are_told_apart(monkeypatch: pytest.Monk
         def inc(self, value: int, *, tags: dict[str, str]) -> None:
             told.append((self.name, value, tags["build"]))
 
-    monkeypatch.setattr(metrics.metrics, "Counter", Counter)
+    monkeypatch.setattr(prometheus.metrics, "Counter", Counter)
     progress = SimpleNamespace(count=lambda stage: collections.Counter(rows=3 * (stage == "shard")))
     outputs = ("/runs/a/x", "/runs/b/x", "s3://sets/x")
     with ExitStack() as stack:
         for output in outputs:
-            stack.enter_context(metrics.serve_progress(progress, output=output))  # type: ignore[arg-type]
+            stack.enter_context(prometheus.serve_progress(progress, output=output))  # type: ignore[arg-type]
     assert sorted(told) == [("cloze_build_rows", 3, output) for output in outputs]
