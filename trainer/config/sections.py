@@ -84,8 +84,8 @@ class BatchConfig(Settings):
     """The global batch of one step: one slot of every lane (docs/DESIGN.md)."""
 
     pairs: Positive | None = None
-    """Sentence pairs (rows of the data set) of an optimizer step, over all workers: the batch size of papers. On average,
-    or exactly with `exact_pairs`; at most those of the data set. Give this or tokens."""
+    """Sentence pairs (rows of the data set) of an optimizer step, over all workers: the batch size of papers. On
+    average, or exactly with `exact_pairs`; at most those of the data set. Give this or tokens."""
     tokens: Positive | None = None
     """Tokens of an optimizer step, over all workers, on average: a batch of pairs x mean length of a row. Give this or
     pairs."""
