@@ -188,8 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.demonstrate", description="Fill in masked tokens.")
     parser.add_argument("export", help="folder that `python -m trainer.export` wrote")
-    texts = f"texts with {MASK}; without any and without --held-out: examples in the model's languages"
-    parser.add_argument("texts", nargs="*", help=texts)
+    what = f"texts with {MASK}; without any and without --held-out: examples in the model's languages"
+    parser.add_argument("texts", nargs="*", help=what)
     parser.add_argument("--held-out", metavar="DATA", help="data set it was trained on: try held-out texts, count")
     options = parser.parse_args(arguments)
     try:

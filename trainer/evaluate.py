@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -80,11 +81,12 @@ def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str
 @contextmanager
 def _alone() -> Iterator[None]:
     """A process group of this process, for sums over all ranks."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    with tempfile.NamedTemporaryFile() as meeting:
+        dist.init_process_group("gloo", init_method=f"file://{meeting.name}", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
