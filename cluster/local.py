@@ -26,6 +26,7 @@ import psutil
 
 from cluster import PREPROCESSING, REPOSITORY
 from pipeline.settings import ConfigError, fail
+from pipeline.units import count_of
 
 STATE = "CLOZE_LOCAL_CLUSTER"
 """Environment variable: state file to use instead of build/local-cluster.json."""
@@ -243,13 +244,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if words.action == "start":
             cluster = start(nodes=words.nodes)
-            print(f"started a head and {words.nodes} nodes of {NODE_CPUS} CPUs: {cluster.dashboard}")
+            nodes = f"{count_of(words.nodes, 'node')} of {count_of(NODE_CPUS, 'CPU')}"
+            print(f"started a head and {nodes}: {cluster.dashboard}")
             print(f"Ray's files: {cluster.folder}")
             print("to run a job: make submit CONFIG=trainer/configs/sample.yaml; to stop: make local-cluster-stop")
             return 0
         running = read()
         if words.action == "stop":
-            print("no local cluster runs" if running is None else f"ended {end(running)} processes")
+            print(
+                "no local cluster runs"
+                if running is None
+                else f"ended {count_of(end(running), 'process', plural='processes')}"
+            )
             return 0
         if running is None:
             raise ConfigError("no local cluster runs; start one with `make local-cluster`")

@@ -198,7 +198,7 @@ def pack(folder: Path, *, config: Settings) -> None:
     """Copy the packages, and the config with its overrides, into `folder`."""
     for package in PACKAGES:
         shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    (folder / CONFIG_NAME).write_text(dump_yaml(config), encoding="utf-8")
+    (folder / CONFIG_NAME).write_text(dump_yaml(config, given=True), encoding="utf-8")
 
 
 def check_size(folder: Path, *, limit: int = LIMIT_BYTES) -> int:

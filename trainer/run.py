@@ -30,8 +30,9 @@ Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMP
 The same command continues an interrupted run from its last checkpoint; with --fresh an output that holds a run is
 refused. Ctrl-C or SIGTERM: the step in hand is
 finished, a checkpoint written, and the exit status is 130 or 143; a second signal ends the run at once.
---dry-run makes all checks, shows steps, tokens, room, memory and machines, and with --tokens-per-second=N and --price=P
-(of one worker, and of its hour) time and price; it starts and writes nothing.
+--dry-run makes all checks, shows steps, tokens, room, memory and machines, and with --tokens-per-second=N or --gpu=NAME
+(such as H200) and --price=P (of one worker, and of its hour) time and price; it starts and writes nothing. Before there
+is a data set, --rows=N --tokens=N state its training rows and tokens; device=cuda plans for GPUs that are elsewhere.
 Workers that are lost are started again from the last checkpoint (max_restarts).
 Ray: the cluster that RAY_ADDRESS names (set inside a submitted job), otherwise one of its own on this machine.
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = read_config(words, repository=REPOSITORY)
         fresh = "--fresh" in words.flags
         if dry_run.FLAG in words.flags:
-            checked = check(config, fresh=fresh)
+            checked = dry_run.check_or_plan(config, options, fresh=fresh)
             for line in (*checked.lines, *dry_run.describe_run(checked, options)):
                 _print(line)
             return 0

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pipeline.audit.findings import to_data, to_table
 from pipeline.audit.run import Audit, audit
 from pipeline.settings import fail
+from pipeline.units import count_of
 
 _EPILOGUE = """exit status: 0 clean, 1 faults, 2 cannot be read.
 Notes are what is odd but explained: quirks of the published algorithm where the set was made with mode: reference,
@@ -46,9 +47,10 @@ def _data(found: Audit, *, clean: bool) -> dict[str, object]:
 
 def _text(found: Audit, *, clean: bool) -> str:
     quirks = "; quirks of the published algorithm are notes" if found.published else ""
-    head = f"{found.root}: {found.shards:,} shards, {found.rows:,} rows, {found.tokens:,} tokens{quirks}"
+    size = f"{count_of(found.shards, 'shard')}, {count_of(found.rows, 'row')}, {found.tokens:,} tokens"
+    head = f"{found.root}: {size}{quirks}"
     verdict = "clean" if clean else "not clean"
-    last = f"{verdict}: {found.findings.faults:,} fault(s), {found.findings.notes:,} note(s)"
+    last = f"{verdict}: {count_of(found.findings.faults, 'fault')}, {count_of(found.findings.notes, 'note')}"
     return "\n".join([head, "", to_table(found.findings), "", last])
 
 

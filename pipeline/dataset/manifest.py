@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from operator import mul
@@ -181,6 +182,9 @@ def read_manifest(root: str | Path) -> Manifest:
     try:
         text = storage.read_bytes(path)
     except _MISSING as error:
+        above = _find_set_above(root)
+        if above is not None:
+            raise DataSetError(f"{root}: lies inside the data set {above}; give the set itself, {above}") from error
         if not storage.exists(root) or isinstance(error, NotADirectoryError):
             no_bucket = f" ({error})" if storage.is_url(root) else ""
             raise DataSetError(
@@ -205,6 +209,17 @@ def read_manifest(root: str | Path) -> Manifest:
     for name in [shard.path for shard in manifest.shards] + list(manifest.files):
         resolve_inside(root, name)
     return manifest
+
+
+def _find_set_above(root: str | Path) -> str | None:
+    """The data set of which this is a folder or a shard; None where there is none, or a store does not tell."""
+    folder = str(root).rstrip("/")
+    with suppress(OSError):
+        for _ in range(2):
+            folder = storage.parent_of(folder)
+            if storage.find_file(storage.join(folder, MANIFEST_NAME)) is not None:
+                return folder
+    return None
 
 
 def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:

@@ -21,6 +21,7 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.engines import beam_worker
+from pipeline.units import count_of
 
 beam_worker.silence_beam()
 
@@ -211,7 +212,7 @@ def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
         threads = client.nthreads()
     if not threads:
         raise PassingError(f"{cluster.name}: its last worker has just left; start some with `dask worker`")
-    say(f"Dask at {address}: {len(threads)} worker(s)")
+    say(f"Dask at {address}: {count_of(len(threads), 'worker')}")
     if max(threads.values()) > 1:
         say(
             f"warning: a Dask worker has {max(threads.values())} threads, of which one works at a time, since the "

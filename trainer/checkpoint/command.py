@@ -14,7 +14,7 @@ from pipeline import storage
 from pipeline.settings import fail, validate
 from pipeline.signals import StopRequest
 from pipeline.storage import Location, hold, locate
-from pipeline.units import describe_bytes
+from pipeline.units import count_of, describe_bytes
 from trainer.checkpoint.format import (
     MANIFEST,
     CheckpointError,
@@ -125,7 +125,8 @@ def _prune(run: Location, *, changes: dict[str, int], damaged: bool) -> int:
         print(report.line())
     freed = sum(report.num_bytes for report in removed)
     steps = ", ".join(str(step_of(report.folder)) for report in removed)
-    print(f"removed {len(removed)} checkpoints, {describe_bytes(freed)}" + (f": steps {steps}" if removed else ""))
+    count = count_of(len(removed), "checkpoint")
+    print(f"removed {count}, {describe_bytes(freed)}" + (f": steps {steps}" if removed else ""))
     return 0
 
 

@@ -17,6 +17,7 @@ from pipeline.settings import ConfigError, dump_yaml, to_tree
 from pipeline.storage import LEASE_FOLDER, Location, belongs_to_lease, find_existing, locate, make_durable_folder, sync
 from trainer.checkpoint import Checkpoints, checkpoints_folder
 from trainer.config import CONFIG_NAME, TrainerConfig, find_idle_settings
+from trainer.engine import learning_rate
 
 PARTIAL_NAME = f"{CONFIG_NAME}.partial"
 
@@ -96,7 +97,22 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
             f"to go on, or give another output"
         )
     told = [text for key, text in changes.items() if key.split(".")[-1] not in ("data", "output", "working_folder")]
-    return [f"changed since this run began: {'; '.join(told)}"] if told else []
+    lines = [f"changed since this run began: {'; '.join(told)}"] if told else []
+    return lines + _describe_rate(saved, config, checkpoints=checkpoints)
+
+
+def _describe_rate(before: TrainerConfig, now: TrainerConfig, *, checkpoints: Checkpoints) -> list[str]:
+    """What another max_steps does to the learning rate, a function of step and config, where the run goes on."""
+    done = checkpoints.newest_step
+    if before.max_steps == now.max_steps or not 0 < done < now.max_steps:
+        return []
+    had, comes = learning_rate(done, before), learning_rate(done + 1, now)
+    if comes == (learning_rate(done + 1, before) if done < before.max_steps else had):
+        return []
+    return [
+        f"max_steps {before.max_steps:,} -> {now.max_steps:,} stretches the schedule over other steps: the learning "
+        f"rate goes from {had:.3g} at step {done:,} to {comes:.3g} at step {done + 1:,}"
+    ]
 
 
 def check_fresh(config: TrainerConfig, *, checkpoints: Checkpoints) -> None:

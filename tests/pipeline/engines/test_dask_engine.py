@@ -110,7 +110,7 @@ def test_a_worker_killed_during_the_job_changes_no_byte(
     assert on_dask(dask, CLEANING, TRAINED) == 0
     printed = capsys.readouterr()
     assert doomed.wait(60) == -signal.SIGKILL
-    assert "2 worker(s)" in printed.out
+    assert "2 workers" in printed.out
     assert len(take_calls(dask)) > SPLITS
     assert count(printed.out) == whole
     assert_same("out", "whole")

@@ -20,9 +20,19 @@ from pipeline.dataset.manifest import Manifest
 from pipeline.instances.masking import Masks
 from pipeline.instances.rows import Rows
 from pipeline.output.publish import label_bounds
-from pipeline.output.report import render_pair, render_report
+from pipeline.output.report import _histogram, render_pair, render_report
 from pipeline.output.summary import TokenReader, describe_pair, summarize_masks
-from pipeline.tally import BuildResult, Example, ReadTally, RowTally, merge_reads, results_from_tree, results_to_tree
+from pipeline.tally import (
+    BuildResult,
+    Example,
+    ReadTally,
+    RowTally,
+    choose_examples,
+    lowest_examples,
+    merge_reads,
+    results_from_tree,
+    results_to_tree,
+)
 from pipeline.tokenizer.files import END_OF_WORD
 from pipeline.tokenizer.tokenizer import WordTokenizer
 from pipeline.vocabulary.train import train_tokenizer
@@ -115,6 +125,8 @@ def test_the_page_shows_what_the_json_holds(built: tuple[Path, Manifest], report
     assert titles == sum(map(len, bins))
     pairs = [attributes for tag, attributes in page.tags if tag == "div" and attributes.get("class") == "pair"]
     assert len(pairs) == len(report["pairs"]) == 5
+    kinds = Counter(pair["follows"] for pair in report["pairs"])
+    assert min(kinds[True], kinds[False]) >= 2
 
 
 def test_numbers_are_those_of_the_rows_counted_anew(
@@ -389,3 +401,58 @@ def test_the_card_declares_the_splits(built: tuple[Path, Manifest], tmp_path: Pa
 def test_the_card_says_so_where_the_published_algorithm_was_used(tmp_path: Path) -> None:
     build_text(tmp_path, make_documents(10), mode="reference", masks_per_pair=1)
     assert "one stream of documents a shard" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_settings_show_the_entries_that_the_vocabulary_has(built: tuple[Path, Manifest], tmp_path: Path) -> None:
+    root, manifest = built
+    assert manifest.vocabulary_size == 145
+    assert manifest.config["vocabulary"]["size"] == 30_522  # what a training would have had
+    card = (root / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
+    assert yaml.safe_load(card)["vocabulary"]["size"] == 145
+    assert json.loads((root / "report.json").read_text())["config"]["vocabulary"]["size"] == 145
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_the_pairs_shown_are_of_both_kinds_in_any_order_of_the_shards(label: int) -> None:
+    """Twenty of one kind have lower keys than the three of the other."""
+    examples = [Example(key, (1,), 1, label if key < 20 else 1 - label, (), ()) for key in range(23)]
+    for order in (examples, examples[::-1]):
+        kept: list[Example] = []
+        for example in order:
+            kept = lowest_examples([*kept, example])
+        assert [example.key for example in choose_examples(kept)] == [0, 1, 2, 20, 21]
+    assert [example.key for example in choose_examples(lowest_examples(examples[:20]))] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("longest", [8, 128, 512, 65_535])
+def test_labels_of_an_axis_stay_inside_the_picture(longest: int) -> None:
+    bins = [{"from": longest * part // 32, "to": longest * (part + 1) // 32 - 1, "count": part} for part in range(32)]
+    page = parse(f"<div>{_histogram(bins, caption='Rows')}</div>")
+    labels = [attributes for tag, attributes in page.tags if tag == "text" and attributes.get("text-anchor")]
+    assert len(labels) == 6
+    half = 5 * len(f"{longest:,}")  # at 16 px, in a narrow window, a digit takes 9
+    assert all(half <= float(label["x"] or 0) <= 420 - half for label in labels[-1:])
+    assert all(5 * len("0") <= float(label["x"] or 0) for label in labels)
+
+
+def test_one_tall_bar_does_not_hide_the_others() -> None:
+    bins = [{"from": part, "to": part, "count": count} for part, count in enumerate([10, 20, 40, 10_000])]
+    page = parse(f"<div>{_histogram(bins, caption='Rows')}</div>")
+    heights = [float(attributes["height"] or 0) for tag, attributes in page.tags if tag == "rect"]
+    assert heights[2] > heights[3] / 2 > 0
+    assert heights[0] == pytest.approx(heights[2] / 4, abs=0.1)
+    assert "The tallest bar is cut: it stands for 10,000" in page.text
+    assert sum(attributes.get("class") == "cut" for _, attributes in page.tags) == 1
+    even = parse(f"<div>{_histogram([*bins[:3], {'from': 3, 'to': 3, 'count': 100}], caption='Rows')}</div>")
+    assert "cut" not in even.text
+
+
+def test_the_tokenizer_beside_the_data_knows_the_longest_row(built: tuple[Path, Manifest]) -> None:
+    assert json.loads((built[0] / "tokenizer" / "tokenizer_config.json").read_text())["model_max_length"] == 64
+
+
+def test_columns_keep_a_width_in_narrow_windows(built: tuple[Path, Manifest]) -> None:
+    """A cell that may break anywhere would get one letter a line."""
+    style = (built[0] / "report.html").read_text().split("<style>")[1].split("</style>")[0]
+    assert re.search(r"td\.name \{[^}]*min-width", style)
+    assert re.search(r"@media \(max-width: 34rem\) \{.*svg text \{ font-size: 16px", style, flags=re.S)

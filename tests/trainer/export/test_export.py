@@ -325,9 +325,9 @@ def test_fill_mask_agrees_with_transformers(exported: tuple[Path, BertForPretrai
 def test_demonstration_prints_examples_and_refuses_bad_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demonstrate.main([str(folder)]) == 0
     shown = capsys.readouterr().out
-    for example in demonstrate.EXAMPLES:
+    for example in demonstrate.EXAMPLES["en"]:
         assert f"  {example}\n" in shown
-    assert shown.count("%") == 5 * len(demonstrate.EXAMPLES)
+    assert shown.count("%") == 5 * len(demonstrate.EXAMPLES["en"])
     assert demonstrate.main([str(folder), "no mask here"]) == 2
     assert "holds no [MASK]" in capsys.readouterr().err
     assert demonstrate.main([str(folder), "\udcff [MASK]"]) == 2
@@ -378,3 +378,25 @@ def test_held_out_texts_of_another_vocabulary_or_without_words_are_refused(
     write_data(tmp_path / "other", size=VOCABULARY_SIZE - 7)
     assert demonstrate.main([str(folder), "--held-out", str(tmp_path / "other")]) == 2
     assert "has another vocabulary than the model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("languages", "shown"),
+    [
+        ("[ko]", ["ko"]),
+        ("[en, fr]", ["en", "fr"]),
+        ("de", ["de"]),
+        ("[zh-yue, pt-br]", ["pt"]),
+        ("[fi]", []),
+        ("", ["en"]),
+    ],
+)
+def test_examples_are_in_the_languages_of_the_model(tmp_path: Path, languages: str, shown: list[str]) -> None:
+    (tmp_path / "README.md").write_text(f"---\nlanguage: {languages}\nlicense: mit\n---\n\n# Model\n")
+    if not shown:
+        with pytest.raises(ValueError, match=r"is a model of fi, of which there are no examples here; give texts with"):
+            demonstrate.find_examples(tmp_path)
+        return
+    expected = [text for language in shown for text in demonstrate.EXAMPLES[language]]
+    assert demonstrate.find_examples(tmp_path) == expected
+    assert all(text.count("[MASK]") == 1 for text in expected)

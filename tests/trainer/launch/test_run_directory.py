@@ -105,6 +105,30 @@ def test_a_run_that_never_began_leaves_its_output_free(
     assert check_output(config) == []
 
 
+@pytest.mark.parametrize(
+    ("done", "before", "now", "name", "told"),
+    [
+        (40, 40, 60, "linear", "6e-05 at step 40 to 0.0008 at step 41"),
+        (20, 40, 60, "linear", "0.00126 at step 20 to 0.0016 at step 21"),
+        (40, 40, 60, "constant", ""),
+        (20, 40, 60, "constant", ""),
+        (20, 40, 40, "linear", ""),
+        (0, 40, 60, "linear", ""),
+        (40, 40, 30, "linear", ""),
+    ],
+)
+def test_what_another_length_does_to_the_rate_is_told(
+    tmp_path: Path, data: Path, done: int, before: int, now: int, name: str, told: str
+) -> None:
+    settings = {"schedule": {"name": name, "warmup_steps": 0}, "optimizer": {"learning_rate": 0.0024}}
+    write_config(make_config(data, tmp_path / "run", max_steps=before, **settings))
+    if done:
+        (tmp_path / "run" / "checkpoints" / f"step-{done:08d}").mkdir(parents=True)
+    lines = check_output(make_config(data, tmp_path / "run", max_steps=now, **settings))
+    stretched = "max_steps 40 -> 60 stretches the schedule over other steps: the learning rate goes from "
+    assert lines[1:] == ([stretched + told] if told else [])
+
+
 def test_what_may_change_is_told_and_what_may_not_is_refused(tmp_path: Path, data: Path) -> None:
     write_config(make_config(data, tmp_path / "run"))
     changed = make_config(data, tmp_path / "run", max_steps=20, workers=1, checkpoint={"every_steps": 5})
