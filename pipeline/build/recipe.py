@@ -165,7 +165,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
             scratch.mkdir(exist_ok=True)
             say(f"rejects: {write_rejects(runs, folder=config.cleaning.keep_rejects, scratch=scratch)}")
         output.publish()
-        write_manifest(output.root, manifest, run=run)
+        with output.held():
+            write_manifest(output.root, manifest, run=run)
         output.sweep()
     say(
         f"{output.root}: {manifest.num_rows('train'):,} training rows ({manifest.num_tokens('train'):,} tokens) in "

@@ -1,13 +1,12 @@
-"""The hold on an output folder of a store: lost to another build, left by a process that ended, kept until the end."""
+"""The lease on the output of a build: lost to another build, kept until the end; in a folder and on a store."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,82 +16,44 @@ from corpora import make_documents, write_text, write_vocabulary
 from object_store import bucket, s3_server
 from pipeline import storage
 from pipeline.build import graph, recipe
-from pipeline.errors import PassingError
-from pipeline.output import object_store
+from pipeline.output import folder, object_store
 from pipeline.run import main
 from pipeline.runtime.failures import FAILURE_NAME
-from pipeline.storage import build_hold, files
-from pipeline.storage.build_hold import StoreHold
+from pipeline.storage import lease
 from pipeline.vocabulary import train
 
 __all__ = ["bucket", "s3_server"]
-OTHERS = "others.json"
-TAKEN_OVER = "another build took it over while this one stood still or was cut off from the store; wait for the end"
+TAKEN_OVER = "this command lost its lease while it stood still or was cut off; it is held by process 1 on elsewhere"
+STORE = pytest.mark.parametrize("output", ["store"], indirect=True)
 
 
-@pytest.fixture
-def output(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of c.yaml: two shards and one held out, on a store."""
+@pytest.fixture(params=["folder", "store"])
+def output(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of c.yaml: two shards and one held out."""
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "text" / "0.txt", make_documents(60))
     write_vocabulary(tmp_path / "vocab.txt")
+    output = str(tmp_path / "out") if request.param == "folder" else f"{request.getfixturevalue('bucket')}/out"
     (tmp_path / "c.yaml").write_text(
-        f"sources: [{{kind: text, path: text}}]\nvocabulary: {{path: vocab.txt}}\noutput: {bucket}/out\n"
+        f"sources: [{{kind: text, path: text}}]\nvocabulary: {{path: vocab.txt}}\noutput: {output}\n"
         "max_seq_length: 32\nvalidation_fraction: 0.1\nshards: 2\nworkers: 1\n"
     )
-    return f"{bucket}/out"
+    return output
 
 
 def take_over(output: str) -> None:
     """What another build does that finds the holder silent for long enough."""
-    folder = f"{output}/_tmp/{object_store.HOLDERS_NAME}"
-    for file in storage.list_files(folder):
-        storage.delete(f"{folder}/{file.name}")
-    storage.write_bytes(f"{folder}/{OTHERS}", b"{}")
+    place = storage.locate(output, "_tmp")
+    for file in storage.list_files(f"{place}/lease"):
+        if file.name != ".lock":
+            storage.delete(f"{place}/lease/{file.name}")
+    holder = replace(lease.identify(timeout_s=60), host="elsewhere", pid=1)
+    lease._write(place, lease.Claim(number=9, beat=0, holds=True, holder=holder))
 
 
-def test_a_hold_that_was_taken_over_stays_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_hold, "BEAT_S", 0.01)
-    lost = threading.Event()
-    hold = StoreHold(str(tmp_path), note_loss=lost.set)
-    hold.take(root="OUT")
-    hold.check(root="OUT")
-    (path,) = tmp_path.glob("*.json")
-    path.unlink()
-    assert lost.wait(30)
-    time.sleep(0.05)
-    with pytest.raises(PassingError, match=f"output=OUT: {TAKEN_OVER}"):
-        hold.check(root="OUT")
-    hold.release()
-    assert list(tmp_path.glob("*.json")) == []
-
-
-def test_a_renewal_that_comes_late_gives_way_to_who_took_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its object is there again, and both hold the folder."""
-    monkeypatch.setattr(build_hold, "BEAT_S", 0.01)
-    monkeypatch.setattr(build_hold, "DEAD_S", 0.5)
-    asked, answer, lost = threading.Event(), threading.Event(), threading.Event()
-    hold = StoreHold(str(tmp_path), note_loss=lost.set)
-    hold.take(root="OUT")
-    original = storage.write_bytes
-
-    def stall(url: str, data: bytes, **keywords: Any) -> None:
-        asked.set()
-        assert answer.wait(300)
-        original(url, data, **keywords)
-
-    monkeypatch.setattr(files, "write_bytes", stall)
-    assert asked.wait(300)
-    time.sleep(0.6)
-    (own,) = tmp_path.glob("*.json")
-    own.unlink()
-    (tmp_path / OTHERS).write_text("{}")
-    answer.set()
-    assert lost.wait(300)
-    assert [path.name for path in tmp_path.glob("*.json")] == [OTHERS]
-    with pytest.raises(PassingError, match=TAKEN_OVER):
-        hold.check(root="OUT")
-    hold.release()
+def holders(output: str) -> list[str]:
+    """Hosts that have a claim."""
+    return [claim.holder.host for claim in lease._look(storage.locate(output, "_tmp"))]
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, first: Callable[..., None]) -> None:
@@ -113,18 +74,27 @@ def test_a_build_that_was_taken_over_publishes_nothing(
     """And leaves what is there to the other."""
     if moment == "before it is published":
         spoil(monkeypatch, recipe, "write_set", first=lambda *_, **__: take_over(output))
-    else:
+    elif storage.is_url(output):
         spoil(
             monkeypatch, storage, "store_file",
             first=lambda _, url: take_over(output) if url == f"{output}/report.html" else None,
         )  # fmt: skip
+    else:
+        publish = folder.OutputFolder.publish
+
+        def lose(output_folder: folder.OutputFolder) -> None:
+            publish(output_folder)
+            take_over(output)
+
+        monkeypatch.setattr(folder.OutputFolder, "publish", lose)
     assert main(["--config", "c.yaml"]) == 2
     assert f"error: output={output}: {TAKEN_OVER}" in capsys.readouterr().err
     names = storage.list_names(output)
     assert "manifest.json" not in names
-    assert {"_build.json", "data"} <= names
+    assert {"_build.json", "_tmp"} <= names
+    assert storage.list_files(f"{output}/data") or storage.list_files(f"{output}/_tmp/data")
     assert ("report.html" in names) == (moment == "while it is published")
-    assert storage.list_names(f"{output}/_tmp/holders") == {OTHERS}
+    assert holders(output) == ["elsewhere"]
     assert storage.list_files(f"{output}/_tmp/finished")
 
 
@@ -140,8 +110,8 @@ def test_settings_that_are_refused_late_remove_nothing_of_the_other_build(
     spoil(monkeypatch, recipe, "check_labels", first=refuse)
     assert main(["--config", "c.yaml"]) == 2
     assert "error: refused" in capsys.readouterr().err
-    assert storage.list_names(f"{output}/_tmp/holders") == {OTHERS}
-    assert storage.list_files(f"{output}/data")
+    assert holders(output) == ["elsewhere"]
+    assert storage.list_files(f"{output}/data") or storage.list_files(f"{output}/_tmp/data")
 
 
 def test_a_vocabulary_for_a_build_that_was_taken_over_is_not_noted(
@@ -154,11 +124,12 @@ def test_a_vocabulary_for_a_build_that_was_taken_over_is_not_noted(
     assert "vocabulary_hash" not in json.loads(storage.read_bytes(f"{output}/_build.json"))
 
 
+@STORE
 def test_workers_of_a_build_that_was_taken_over_stop(
     output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before they upload a shard more."""
-    monkeypatch.setattr(build_hold, "BEAT_S", 0.05)
+    monkeypatch.setattr(lease, "BEATS", 1200)
     exchanges: list[Path] = []
     spoil(monkeypatch, object_store.StoredOutput, "__enter__", first=lambda self: exchanges.append(Path(self.notes)))
 
@@ -166,34 +137,13 @@ def test_workers_of_a_build_that_was_taken_over_stop(
         deadline = time.monotonic() + 300
         while not (exchanges[0] / "exchange" / FAILURE_NAME).exists():
             assert time.monotonic() < deadline
-            take_over(output)  # again: a holder that is not silent may renew its hold between a look and a removal
+            take_over(output)  # again: a holder that is not silent may renew its claim between a look and a removal
             time.sleep(0.2)
 
     spoil(monkeypatch, graph, "build_shard", first=lose)
     assert main(["--config", "c.yaml"]) == 2
-    assert f"error: output={output}: {TAKEN_OVER}" in capsys.readouterr().err
+    assert f"error: output={output}: another build took it over; wait for its end" in capsys.readouterr().err
     assert storage.list_files(f"{output}/data") == []
-
-
-def test_a_zombie_holds_nothing(tmp_path: Path) -> None:
-    """A killed build whose parent has not asked after it yet."""
-    child = subprocess.Popen(["sleep", "60"])
-    started = build_hold._started(child.pid)
-    assert started
-    tree = {"machine": build_hold._machine(), "process": child.pid, "started": started}
-    (tmp_path / "child.json").write_text(json.dumps(tree))
-    try:
-        with pytest.raises(ValueError, match="another build is writing there"):
-            StoreHold(str(tmp_path)).take(root="OUT")
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        hold = StoreHold(str(tmp_path))
-        hold.take(root="OUT")
-        hold.release()
-    finally:
-        child.kill()
-        child.wait()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_other_build_begins_before_a_failed_one_has_cleared(
@@ -203,16 +153,19 @@ def test_no_other_build_begins_before_a_failed_one_has_cleared(
     said: list[str] = []
 
     def begin() -> None:
-        with pytest.raises(ValueError, match="another build is writing there") as refusal:
-            StoreHold(f"{output}/_tmp/holders").take(root=output)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lease, "_locked", lambda *_, **__: nullcontext())  # it would wait for that
+            with pytest.raises(ValueError, match="another command works there") as refusal:
+                lease.take(f"{output}/_tmp", timeout_s=60, say=print)
         said.append(str(refusal.value))
 
-    def clear(folder: object_store.StoredOutput) -> None:
-        original(folder)
+    def clear(cleared: folder.BuildOutput) -> None:
+        original(cleared)
         begin()
 
-    original = object_store.StoredOutput._clear
-    monkeypatch.setattr(object_store.StoredOutput, "_clear", clear)
+    kind = object_store.StoredOutput if storage.is_url(output) else folder.OutputFolder
+    original = kind._clear
+    monkeypatch.setattr(kind, "_clear", clear)
     Path("text/0.txt").write_bytes(b"\xff\n")
     assert main(["--config", "c.yaml"]) == 2
     assert "0.txt, line 1" in capsys.readouterr().err
