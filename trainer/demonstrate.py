@@ -6,7 +6,6 @@ Runs our own model on the exported weights, so it needs no transformers.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from pipeline.settings import fail
+from pipeline.console import command, exit_with
 from trainer.hf import load_model, read_vocabulary
 from trainer.model import Batch, BertForPretraining
 
@@ -83,6 +82,7 @@ def describe(text: str, *, guesses: Sequence[Sequence[Guess]]) -> list[str]:
     return lines
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.demonstrate", description="Fill in masked tokens.")
@@ -91,11 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "texts", nargs="*", help=f"texts with {MASK}; without any, examples in the sample corpus's languages"
     )
     options = parser.parse_args(arguments)
-    try:
-        fill = FillMask(options.export)
-        shown = [describe(text, guesses=fill.guess(text)) for text in options.texts or EXAMPLES]
-    except (ValueError, OSError) as error:
-        return fail(error)
+    fill = FillMask(options.export)
+    shown = [describe(text, guesses=fill.guess(text)) for text in options.texts or EXAMPLES]
     print(f"what {options.export} puts in place of {MASK}:")
     for lines in shown:
         print("\n".join(lines))
@@ -124,4 +121,4 @@ def _one_text(ids: Sequence[int], *, masks: Sequence[int]) -> Batch:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

@@ -13,13 +13,13 @@ if not __package__:
     # Ray's workers import from, in a submitted job the uploaded copy.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
-from pipeline.signals import Say, StopRequest, stop_on_signals
+from pipeline.console import Say, command, say_at_once
+from pipeline.settings import ConfigError, describe, refuse_flags, split_arguments
+from pipeline.signals import StopRequest, stop_on_signals
 from pipeline.storage import hold
 from trainer.checkpoint import list_checkpoints
 from trainer.config import TrainerConfig
@@ -54,6 +54,7 @@ Settings:
 """
 
 
+@command(goes_on_from="the last checkpoint")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused, 1 failed, 128 + n stopped by signal n."""
     try:
@@ -73,20 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if dry_run.FLAG in words.flags:
             checked = check(config)
             for line in (*checked.lines, *dry_run.describe_run(checked.config, options)):
-                _print(line)
+                say_at_once(line)
             return 0
         with stop_on_signals() as stop:
-            try:
-                return train(config, stop=stop, say=_print)
-            except KeyboardInterrupt:
-                return _fail_interrupted(stop.signal_number)
-    except (ValueError, OSError) as error:
-        return fail(error)
+            return train(config, stop=stop, say=say_at_once)
     except WorkerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return _fail_interrupted(signal.SIGINT)
 
 
 def train(config: TrainerConfig, *, stop: StopRequest, say: Say) -> int:
@@ -143,16 +137,6 @@ def show_results(config: TrainerConfig, *, say: Say, done_before: bool) -> None:
     newest = list_checkpoints(files.run)[-1]
     tracker = "" if config.logging.tracker == "none" else f", {config.logging.tracker}/"
     say(f"run directory: {files.run} (metrics.jsonl{tracker}, config.yaml); newest checkpoint: {newest}")
-
-
-def _fail_interrupted(number: int | None) -> int:
-    """Say that a signal ended the run at once; returns the exit status."""
-    print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-    return 128 + (number or signal.SIGINT)
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

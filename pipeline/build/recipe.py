@@ -18,6 +18,7 @@ from pipeline.build.advice import list_doubts
 from pipeline.build.read_split import split_key
 from pipeline.cleaning import write_rejects
 from pipeline.config import PipelineConfig
+from pipeline.console import Say, say_at_once
 from pipeline.dataset import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
 from pipeline.documents import Split
 from pipeline.engines import DaskCluster, check_engine, choose_workers, count_readers, open_cluster, watched
@@ -35,7 +36,6 @@ from pipeline.output import (
 from pipeline.runtime import SHARDS, SPILLS, Job, Kind, ProgressPrinter, local_notes, names_runner, temporary_below
 from pipeline.settings import to_tree
 from pipeline.shuffle import choose_buckets
-from pipeline.signals import Say, say_at_once
 from pipeline.sources import (
     ChangedInputError,
     fingerprint_files,

@@ -18,13 +18,14 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from pipeline import storage
 from pipeline.config import FLAGS, KEYS, DownloadConfig, PipelineConfig, is_web_address
+from pipeline.console import Say
 from pipeline.settings import load_settings, refuse_flags, split_arguments
 from pipeline.sources import check_brought
 
@@ -46,8 +47,6 @@ _LICENCE = (
 )
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError)
 _LINE = re.compile(r"([0-9a-f]{40})\s+\*?([\w.-]+)")
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

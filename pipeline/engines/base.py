@@ -6,17 +6,16 @@ Dask and Ray are imported where an engine needs them, so that a local build need
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from pipeline.config import PipelineConfig
+from pipeline.console import Say
 from pipeline.runtime import ProgressPrinter, names_runner
 from pipeline.settings import ConfigError
-
-Say = Callable[[str], None]
 
 _PACKAGES = {"dask": ("dask", "distributed"), "ray": ("cryptography", "dask", "distributed", "ray")}
 

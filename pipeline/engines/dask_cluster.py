@@ -28,7 +28,8 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from distributed import Client, KilledWorker
 
-from pipeline.engines.base import DaskCluster, Say
+from pipeline.console import Say
+from pipeline.engines.base import DaskCluster
 from pipeline.engines.dask_runner import BuildRunner, Errand, count_working
 from pipeline.errors import PassingError
 from pipeline.runtime import choose_kept, leave_failure

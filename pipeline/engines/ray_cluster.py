@@ -23,7 +23,8 @@ from distributed.security import Security
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.config import RayConfig
-from pipeline.engines.base import DaskCluster, Say
+from pipeline.console import Say
+from pipeline.engines.base import DaskCluster
 from pipeline.engines.dask_cluster import await_worker, connect
 from pipeline.engines.local import python_path
 from pipeline.errors import PassingError

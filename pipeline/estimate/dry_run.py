@@ -12,12 +12,12 @@ from pathlib import Path
 from pipeline import storage
 from pipeline.build import check_paths, list_doubts
 from pipeline.config import PipelineConfig
+from pipeline.console import say_at_once
 from pipeline.dataset import MANIFEST_NAME
 from pipeline.engines import choose_workers, count_readers
 from pipeline.estimate.cost import describe_bytes, estimate, format_estimate
 from pipeline.output import MARK_NAME, check_writable
 from pipeline.settings import ConfigError
-from pipeline.signals import say_at_once
 from pipeline.sources import list_splits, share_books
 from pipeline.storage import free_bytes
 from pipeline.vocabulary import given_vocabulary

@@ -264,7 +264,7 @@ def _watch(
             raise _refusal(name, holding.holder)
         return set()
     if stop:
-        raise KeyboardInterrupt
+        stop.interrupt()
     return set(living)
 
 

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer, decoders, models
 
 from pipeline import storage
 from pipeline.config import PipelineConfig, VocabularyConfig
+from pipeline.console import Say
 from pipeline.engines import DaskCluster
 from pipeline.runtime import ProgressPrinter, local_notes, names_runner, scratch_folder, temporary_below
 from pipeline.settings import ConfigError
-from pipeline.signals import Say
 from pipeline.sources import list_splits
 from pipeline.tokenizer import BERT_SPECIAL, END_OF_WORD, WordTokenizer, build_wordpiece, finish, word_rules
 from pipeline.vocabulary.subwords import train_bpe, train_wordpiece

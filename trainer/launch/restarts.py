@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.signals import Say, StopRequest
+from pipeline.console import Say
+from pipeline.signals import StopRequest
 from trainer.checkpoint import list_checkpoints, step_of
 from trainer.config import TrainerConfig
 from trainer.launch.failures import GO_ON, ClusterError, WorkerError

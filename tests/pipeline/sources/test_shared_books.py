@@ -22,7 +22,7 @@ from tokenizers import Regex, normalizers
 
 import killed_build
 from corpora import make_config, make_documents, write_vocabulary
-from pipeline import run, signals
+from pipeline import console, run
 from pipeline.build import read_split, recipe
 from pipeline.build.read_split import take_piece
 from pipeline.config.schema import PipelineConfig, SourceConfig
@@ -304,7 +304,7 @@ def test_a_build_killed_between_two_pieces_goes_on(folder: Path, monkeypatch: py
         assert done.returncode == -9
         lines: list[str] = []
         monkeypatch.setattr(recipe, "share_books", in_pieces(pieces))
-        monkeypatch.setattr(signals, "say_at_once", lines.append)
+        monkeypatch.setattr(console, "say_at_once", lines.append)
         config = command.read_config(run.split_arguments(words, program="x", keys=()))
         recipe.build(config, say=lines.append)
         assert any(f"resumed: {kept} of {9 * pieces} splits" in line for line in lines)

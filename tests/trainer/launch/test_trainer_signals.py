@@ -83,7 +83,7 @@ def test_a_signal_while_the_lease_is_waited_for_names_itself_in_the_status(
         if "waiting 60 s for a sign of life" in line:
             signal.raise_signal(number)
 
-    monkeypatch.setattr(train_run, "_print", say)
+    monkeypatch.setattr(train_run, "say_at_once", say)
     with hold(tmp_path / "run", timeout_s=60, say=print, stop=StopRequest()):
         (claim,) = (tmp_path / "run" / "lease").glob("*.json")
         tree = json.loads(claim.read_text())
