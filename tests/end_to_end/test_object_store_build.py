@@ -299,7 +299,9 @@ def test_a_refused_build_leaves_nothing_and_says_why(small: str, capsys: pytest.
     assert f"output={small}: not empty and not a build of ours (found mine.txt)" in refused()
 
 
-def test_one_build_at_a_time_holds_a_folder(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_build_at_a_time_holds_a_folder(
+    small: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     folder = f"{small}/_tmp"
     other = take(folder, timeout_s=60, say=print)
     assert main(["--config", "c.yaml"]) == 2
@@ -314,9 +316,8 @@ def test_one_build_at_a_time_holds_a_folder(small: str, capsys: pytest.CaptureFi
     claim = storage.read_bytes(f"{folder}/lease/{name}").decode()
     storage.write_bytes(f"{folder}/lease/{name}", claim.replace(dead.host, "elsewhere").encode())
     assert main(["--config", "c.yaml"]) == 0
-    error = capsys.readouterr().err
-    assert f"output={small}: held by process {os.getpid()} on elsewhere" in error
-    assert "waiting 1 s for a sign of life" in error
+    assert f"output={small}: held by process {os.getpid()} on elsewhere" in caplog.text
+    assert "waiting 1 s for a sign of life" in caplog.text
     assert storage.list_names(f"{small}/_tmp") == set()
 
 

@@ -180,5 +180,5 @@ def test_interruption_cleans_up(
 
     monkeypatch.setattr(recipe, "run_graph", interrupted)
     assert main(["--config", "c.yaml"]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
     assert not (folder / "out").exists()
