@@ -25,7 +25,8 @@ from pathlib import Path
 import psutil
 
 from cluster import PREPROCESSING, REPOSITORY
-from pipeline.settings import ConfigError, fail
+from pipeline.console import fail
+from pipeline.settings import ConfigError
 
 STATE = "CLOZE_LOCAL_CLUSTER"
 """Environment variable: state file to use instead of build/local-cluster.json."""

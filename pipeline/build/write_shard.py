@@ -7,7 +7,6 @@ in the file. Memory: the bucket's documents (3 bytes a token), its pairs (60 byt
 from __future__ import annotations
 
 import heapq
-import os
 import tempfile
 import uuid
 from collections import Counter
@@ -31,7 +30,6 @@ from pipeline.errors import PassingError
 from pipeline.instances import Instances, Masks, Rows, list_passes
 from pipeline.runtime import WorkReport
 from pipeline.shuffle import Extent, read_documents
-from pipeline.storage import sync
 from pipeline.tally import LENGTH_BITS, NUM_EXAMPLES, WORD_PIECES, BuildResult, Example, RowTally
 from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
@@ -343,5 +341,4 @@ def _commit(partial: Path, final: str) -> None:
     if storage.is_url(final):
         storage.store_file(partial, final)
         return
-    sync(partial)
-    os.replace(partial, final)
+    storage.rename_file(partial, final=Path(final))

@@ -104,7 +104,7 @@ def test_a_build_that_waits_says_for_what_and_takes_everything_back(
     )
     assert " CPU, 0 preprocessing free; add nodes" in line
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=600)[1].splitlines()[-1] == "error: terminated"
+    assert process.communicate(timeout=600)[1].splitlines()[-1] == "terminated"
     assert process.returncode == 143
     assert_actors_end()
     assert not (folder / "out").exists()
