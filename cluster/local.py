@@ -25,7 +25,8 @@ from pathlib import Path
 import psutil
 
 from cluster import PREPROCESSING, REPOSITORY
-from pipeline.settings import ConfigError, fail
+from pipeline.console import fail
+from pipeline.settings import ConfigError
 from pipeline.units import count_of
 
 STATE = "CLOZE_LOCAL_CLUSTER"

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from cluster import PREPROCESSING, REPOSITORY
 from cluster.local import CPUS_PER_WORKER, LocalCluster, read
 from pipeline.config import KEYS, PipelineConfig
-from pipeline.settings import ConfigError, Settings, dump_yaml, fail, load_settings, split_arguments, to_tree
+from pipeline.console import fail
+from pipeline.settings import ConfigError, Settings, dump_yaml, load_settings, split_arguments, to_tree
 from trainer.config import TrainerConfig
 from trainer.launch import send_token
 

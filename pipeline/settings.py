@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -371,9 +370,3 @@ def _class_at(cls: type[Settings], location: Sequence[Any]) -> type[Settings]:
             inner = nested_settings(cls.model_fields[part].annotation)
             cls = inner if inner is not None else cls
     return cls
-
-
-def fail(error: BaseException) -> int:
-    """Print a user error as one line on stderr; returns the exit status of a refused input (2)."""
-    print(f"error: {error}", file=sys.stderr)
-    return 2

@@ -6,7 +6,6 @@ Runs our own model on the exported weights, so it needs no transformers.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ import torch
 from tokenizers import Tokenizer
 
 from pipeline import storage
+from pipeline.console import command, exit_with
 from pipeline.dataset import TOKENIZER_FOLDER, read_manifest, schema
-from pipeline.settings import fail, parse_yaml
+from pipeline.settings import parse_yaml
 from trainer.data import read_row_group
 from trainer.hf import load_model, read_vocabulary
 from trainer.model import Batch, BertForPretraining
@@ -184,6 +184,7 @@ def find_examples(folder: Path) -> list[str]:
     return found
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.demonstrate", description="Fill in masked tokens.")
@@ -192,14 +193,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("texts", nargs="*", help=what)
     parser.add_argument("--held-out", metavar="DATA", help="data set it was trained on: try held-out texts, count")
     options = parser.parse_args(arguments)
-    try:
-        fill = FillMask(options.export)
-        texts = options.texts or (() if options.held_out else find_examples(fill.folder))
-        shown = [describe(text, guesses=fill.guess(text)) for text in texts]
-        if options.held_out:
-            shown.append(try_held_out(fill, data=options.held_out))
-    except (ValueError, OSError) as error:
-        return fail(error)
+    fill = FillMask(options.export)
+    texts = options.texts or (() if options.held_out else find_examples(fill.folder))
+    shown = [describe(text, guesses=fill.guess(text)) for text in texts]
+    if options.held_out:
+        shown.append(try_held_out(fill, data=options.held_out))
     print(f"what {options.export} puts in place of {MASK}:")
     for lines in shown:
         print("\n".join(lines))
@@ -233,4 +231,4 @@ def _one_text(ids: Sequence[int], *, masks: Sequence[int]) -> Batch:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

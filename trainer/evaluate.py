@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from pipeline import storage
+from pipeline.console import command, exit_with
 from pipeline.dataset import TOKENIZER_FOLDER, open_data_set
-from pipeline.settings import ConfigError, fail
+from pipeline.settings import ConfigError
 from pipeline.storage import expand_path
 from trainer.config import BatchConfig, EvaluationConfig, TrainerConfig
 from trainer.data import open_phases, resolve_phases
@@ -88,6 +88,7 @@ def _alone() -> Iterator[None]:
         dist.destroy_process_group()
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(
@@ -99,15 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu: fp32; cuda: bf16 (default: cpu)")
     parser.add_argument("--json", action="store_true", help="the same as data")
     options = parser.parse_args(arguments)
-    try:
-        if options.max_pairs is not None and options.max_pairs < 1:
-            raise ConfigError(f"--max-pairs={options.max_pairs}: give a number of at least 1")
-        if options.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("--device=cuda: torch sees no GPU here; leave it out")
-        model, data = (expand_path(getattr(options, key), key=key) for key in ("model", "data"))
-        found = evaluate(model, data=data, max_pairs=options.max_pairs, device=options.device)
-    except (ValueError, OSError) as error:
-        return fail(error)
+    if options.max_pairs is not None and options.max_pairs < 1:
+        raise ConfigError(f"--max-pairs={options.max_pairs}: give a number of at least 1")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device=cuda: torch sees no GPU here; leave it out")
+    model, data = (expand_path(getattr(options, key), key=key) for key in ("model", "data"))
+    found = evaluate(model, data=data, max_pairs=options.max_pairs, device=options.device)
     if options.json:
         left_out = ("step", "phase")
         print(json.dumps({key: value for key, value in found.record().items() if key not in left_out}, indent=1))
@@ -117,4 +115,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

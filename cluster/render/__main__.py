@@ -8,7 +8,8 @@ from pathlib import Path
 
 from cluster import CLUSTER
 from cluster.render import KINDS, list_unfilled, read_values, render
-from pipeline.settings import ConfigError, describe, fail
+from pipeline.console import fail
+from pipeline.settings import ConfigError, describe
 
 USAGE = """usage: python -m cluster.render [KIND ...]
 

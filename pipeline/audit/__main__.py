@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
 from pipeline.audit.findings import to_data, to_table
 from pipeline.audit.run import Audit, audit
-from pipeline.settings import fail
+from pipeline.console import command, exit_with
 from pipeline.units import count_of
 
 _EPILOGUE = """exit status: 0 clean, 1 faults, 2 cannot be read.
@@ -17,6 +16,7 @@ Notes are what is odd but explained: quirks of the published algorithm where the
 and short rows that are alike by chance."""
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit a finished data set and print a table of checks."""
     parser = argparse.ArgumentParser(
@@ -30,10 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="exit with 1 for notes too")
     parser.add_argument("--workers", type=int, default=None, help="processes (default: all cores)")
     options = parser.parse_args(arguments)
-    try:
-        found = audit(options.folder, workers=options.workers)
-    except (ValueError, OSError) as error:
-        return fail(error)
+    found = audit(options.folder, workers=options.workers)
     clean = not found.findings.faults and not (options.strict and found.findings.notes)
     print(json.dumps(_data(found, clean=clean), indent=1) if options.json else _text(found, clean=clean))
     return 0 if clean else 1
@@ -55,4 +52,4 @@ def _text(found: Audit, *, clean: bool) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

@@ -18,6 +18,7 @@ from pipeline.build.inputs import BuildInputs, describe_change, describe_identit
 from pipeline.build.read_split import split_key
 from pipeline.cleaning import write_rejects
 from pipeline.config import PipelineConfig
+from pipeline.console import Say, say_at_once
 from pipeline.dataset import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
 from pipeline.documents import Split
 from pipeline.engines import DaskCluster, check_engine, choose_workers, open_cluster, watched
@@ -44,7 +45,6 @@ from pipeline.runtime import (
 )
 from pipeline.settings import to_tree
 from pipeline.shuffle import Buckets, choose_buckets
-from pipeline.signals import Say, say_at_once
 from pipeline.sources import list_read_warnings, refuse_own_files
 from pipeline.tally import BuildResult, ReadTally
 from pipeline.tokenizer import WordTokenizer
@@ -101,7 +101,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         manifest = write_set(output.staging, config=config, tokenizer=tokenizer, result=result, read=read, run=run)
         leave_rejects(config, scratch=output.staging, read=read, result=result, say=say)
         output.publish()
-        write_manifest(output.root, manifest, run=run)
+        with output.held():
+            write_manifest(output.root, manifest, run=run)
         output.sweep()
     say_what_came_out(manifest, root=output.root, say=say)
     return manifest

@@ -6,7 +6,6 @@ in the file. Memory: the bucket's documents (3 bytes a token), its pairs (60 byt
 
 from __future__ import annotations
 
-import os
 import tempfile
 import uuid
 from collections import Counter
@@ -30,7 +29,6 @@ from pipeline.errors import PassingError
 from pipeline.instances import Instances, Masks, Rows, list_passes
 from pipeline.runtime import WorkReport
 from pipeline.shuffle import Extent, read_documents
-from pipeline.storage import sync
 from pipeline.tally import LENGTH_BITS, NUM_EXAMPLES, WORD_PIECES, BuildResult, Example, RowTally, lowest_examples
 from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
@@ -342,5 +340,4 @@ def _commit(partial: Path, final: str) -> None:
     if storage.is_url(final):
         storage.store_file(partial, final)
         return
-    sync(partial)
-    os.replace(partial, final)
+    storage.rename_file(partial, final=Path(final))

@@ -23,7 +23,6 @@ from pydantic import ValidationError
 from pipeline import storage
 from pipeline.dataset.schema import SCHEMA_VERSION
 from pipeline.settings import Settings
-from pipeline.storage import sync
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -164,14 +163,7 @@ def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any])
     tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
     path = storage.join(root, MANIFEST_NAME)
     text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
-    if storage.is_url(root):
-        storage.write_bytes(path, text.encode("utf-8"))
-        return path
-    temporary = Path(path).with_suffix(".json.partial")
-    temporary.write_text(text, encoding="utf-8")
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(root)
+    storage.write_bytes(path, text.encode("utf-8"))
     return path
 
 

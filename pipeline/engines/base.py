@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from pipeline.config import PipelineConfig
+from pipeline.console import Say
 from pipeline.engines.cluster import DaskCluster
 from pipeline.runtime import ProgressPrinter
 from pipeline.settings import ConfigError
-from pipeline.signals import Say
 from pipeline.units import count_of
 
 _PACKAGES = {"dask": ("dask", "distributed"), "ray": ("cryptography", "dask", "distributed", "ray")}

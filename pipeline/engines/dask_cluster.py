@@ -29,11 +29,11 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from distributed import Client, KilledWorker
 
+from pipeline.console import Say
 from pipeline.engines.cluster import DaskCluster
 from pipeline.engines.dask_runner import BuildRunner, RunContext, count_working
 from pipeline.errors import PassingError
 from pipeline.runtime import choose_kept, leave_failure
-from pipeline.signals import Say
 from pipeline.versions import describe_code
 
 _LOGGER = logging.getLogger(__name__)

@@ -23,12 +23,12 @@ from distributed.security import Security
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.config import RayConfig
+from pipeline.console import Say
 from pipeline.engines.beam_worker import python_path
 from pipeline.engines.cluster import DaskCluster
 from pipeline.engines.dask_cluster import await_worker, connect
 from pipeline.errors import PassingError
 from pipeline.settings import ConfigError
-from pipeline.signals import Say
 from pipeline.units import count_of
 
 _OBJECT_STORE_BYTES = 100 << 20

@@ -12,12 +12,12 @@ from pathlib import Path
 from pipeline import storage
 from pipeline.build import check_paths, list_advice, refuse_few_books
 from pipeline.config import PipelineConfig
+from pipeline.console import say_at_once
 from pipeline.dataset import MANIFEST_NAME
 from pipeline.engines import check_engine, choose_workers
 from pipeline.estimate.cost import estimate, format_estimate
 from pipeline.output import MARK_NAME, check_writable
 from pipeline.settings import ConfigError
-from pipeline.signals import say_at_once
 from pipeline.sources import list_splits
 from pipeline.storage import free_bytes
 from pipeline.units import count_of, describe_bytes

@@ -19,11 +19,11 @@ import numpy as np
 
 from pipeline import draws
 from pipeline.config import PipelineConfig
+from pipeline.console import fail
 from pipeline.documents import Document
 from pipeline.instances.masking import Masks
 from pipeline.instances.pairs import REFERENCE, Pair, PairTable, pair_document
 from pipeline.instances.segments import Corpus, Segment, whole_units
-from pipeline.settings import fail
 from pipeline.tokenizer import PIECE_PREFIX, Ids, TokenizedDocument, WordTokenizer
 
 _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5

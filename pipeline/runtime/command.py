@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipeline import storage
 from pipeline.config import PipelineConfig
+from pipeline.console import Say, say_at_once
 from pipeline.settings import Arguments, ConfigError, load_settings, validate
-from pipeline.signals import Say, say_at_once
 from pipeline.sources import check_brought
 from pipeline.storage import expand_path, refuse_lost_path
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import threading
 import time
@@ -95,9 +94,8 @@ class WorkReport:
                 with suppress(storage.StorageError):  # what only tells of the work does not stop it
                     storage.write_bytes(self._path, text)
                 return
-            partial = Path(self._path).with_suffix(f".{uuid.uuid4().hex[:8]}")
-            partial.write_bytes(text)
-            os.replace(partial, self._path)
+            with storage.replace_file(Path(self._path), make_folders=False, durable=False) as stream:
+                stream.write(text)
 
 
 class ProgressPrinter:

@@ -14,12 +14,10 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.settings import ConfigError, dump_yaml, to_tree
-from pipeline.storage import LEASE_FOLDER, Location, belongs_to_lease, find_existing, locate, make_durable_folder, sync
+from pipeline.storage import LEASE_FOLDER, Location, find_existing, locate, make_durable_folder, replaced_by
 from trainer.checkpoint import Checkpoints, checkpoints_folder
 from trainer.config import CONFIG_NAME, TrainerConfig, find_idle_settings
 from trainer.engine import learning_rate
-
-PARTIAL_NAME = f"{CONFIG_NAME}.partial"
 
 MAY_CHANGE = (
     "data",
@@ -149,27 +147,15 @@ def is_run_config(file: str | Path) -> bool:
 def write_config(config: TrainerConfig) -> Location:
     """Make the run directory and write the resolved config.yaml; ConfigError where that fails, leaving nothing new."""
     folder = locate(config.output)
-    if not isinstance(folder, Path):
-        try:
-            storage.write_bytes(storage.join(folder, CONFIG_NAME), dump_yaml(config).encode("utf-8"))
-        except OSError as error:
-            raise ConfigError(f"output={folder}: cannot be written: {error}") from error
-        return storage.join(folder, CONFIG_NAME)
-    path = folder / CONFIG_NAME
-    temporary = folder / PARTIAL_NAME
-    made = not folder.exists()
+    path = locate(folder, CONFIG_NAME)
+    made = isinstance(folder, Path) and not folder.exists()
     try:
-        make_durable_folder(folder)
-        with open(temporary, "w", encoding="utf-8") as stream:
-            stream.write(dump_yaml(config))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-        sync(folder)
+        if isinstance(folder, Path):
+            make_durable_folder(folder)
+        storage.write_bytes(path, dump_yaml(config).encode("utf-8"))
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-            if made:
+        if made and isinstance(folder, Path):
+            with suppress(OSError):
                 folder.rmdir()
         raise ConfigError(f"output={folder}: cannot be written: {error}; give another output") from error
     return path
@@ -177,7 +163,7 @@ def write_config(config: TrainerConfig) -> Location:
 
 def _is_leftover(name: str) -> bool:
     """Whether a command killed at its very beginning leaves such a file; the next one begins anew."""
-    return name == PARTIAL_NAME or belongs_to_lease(name)
+    return name == LEASE_FOLDER or replaced_by(name) == CONFIG_NAME
 
 
 def _holds_only_claims(folder: str) -> bool:

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import storage
-from pipeline.signals import Say
+from pipeline.console import Say
 from pipeline.storage import Location, naming
 from pipeline.units import describe_seconds
 from trainer.config import TrainerConfig

@@ -211,7 +211,7 @@ def test_a_vocabulary_of_input_that_was_mended_is_trained_anew(folder: Path, fou
 
 def test_a_build_killed_while_it_wrote_its_first_mark_is_ours(folder: Path) -> None:
     (folder / "out").mkdir()
-    (folder / "out" / "_build.json.partial").write_text("{")
+    (folder / "out" / "._build.json.0123456789abcdef").write_text("{")
     with OutputFolder("out", identity={}) as output:
         assert not output.resumes
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["_build.json", "_tmp"]

@@ -168,7 +168,7 @@ def test_an_interrupted_build_takes_its_work_back(
         assert on_dask(dask) == 130
     finally:
         worker.send_signal(signal.SIGCONT)
-    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
     assert on_dask(dask) == 0
 
 

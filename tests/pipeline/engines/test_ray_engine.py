@@ -102,7 +102,7 @@ def test_a_build_that_waits_says_for_what_and_takes_everything_back(
     assert "3 workers of 1 CPU and 1 preprocessing asked for; the cluster has 2 CPU on 1 node, of which" in line
     assert " CPU, 0 preprocessing free; add nodes" in line
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=600)[1].splitlines()[-1] == "error: terminated"
+    assert process.communicate(timeout=600)[1].splitlines()[-1] == "terminated"
     assert process.returncode == 143
     assert_actors_end()
     assert not (folder / "out").exists()

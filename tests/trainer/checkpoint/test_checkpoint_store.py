@@ -289,8 +289,8 @@ def test_a_manifest_whose_answer_is_lost_may_stand(run: str, monkeypatch: pytest
     with monkeypatch.context() as patch:
         write_bytes = storage.write_bytes
 
-        def lose_the_answer(path: str, data: bytes) -> None:
-            write_bytes(path, data)
+        def lose_the_answer(path: str, data: bytes, **options: bool) -> None:
+            write_bytes(path, data, **options)
             if path.endswith("manifest.json"):
                 raise StorageError(f"{path}: the store cannot be reached")
 
