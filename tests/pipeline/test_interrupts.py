@@ -130,6 +130,7 @@ def test_vocabulary_training_is_stopped_alike(folder: Path) -> None:
     assert not list((folder / "new").iterdir())
 
 
+NUMBERS = [f"--{name}=9" for name in ("max-seq-length", "max-predictions", "dupe-factor", "seed")]
 ANYTHING = SimpleNamespace(output="OUT", sources=())
 COMMANDS = {
     "pipeline.run": ("build", [], ""),
@@ -140,8 +141,13 @@ COMMANDS = {
     "trainer.run": ("read_config", [], "the last checkpoint"),
     "trainer.export.__main__": ("export", ["RUN", "OUT"], ""),
     "trainer.demonstrate": ("FillMask", ["EXPORT"], ""),
+    "trainer.evaluate": ("evaluate", ["MODEL", "DATA"], ""),
     "trainer.profiling": ("profile_run", [], ""),
     "trainer.checkpoint.command": ("inspect", ["RUN"], ""),
+    "pipeline.instances.reference": ("WordTokenizer.from_path", ["TEXT", "--vocab", "V", *NUMBERS], ""),
+    "cluster.render.__main__": ("write", [], ""),
+    "cluster.local": ("start", ["start"], ""),
+    "cluster.submit": ("connect", ["list"], ""),
 }
 """Module -> (what works long in it, words of its command line, what the same command goes on from)."""
 
@@ -158,7 +164,7 @@ def test_every_command_ends_in_one_line(
     def stop(*_: object, **__: object) -> None:
         signal.raise_signal(number)
 
-    monkeypatch.setattr(module, work, stop)
+    monkeypatch.setattr(f"{name}.{work}", stop)
     if hasattr(module, "read_config"):
         monkeypatch.setattr(module, "read_config", stop if work == "read_config" else lambda *_, **__: ANYTHING)
         monkeypatch.setattr(module, "choose_workers", lambda *_, **__: 1, raising=False)
