@@ -340,9 +340,10 @@ def test_a_finished_run_may_get_a_second_phase(sets: tuple[Path, Path], tmp_path
     run = tmp_path / "run"
     write_config(make_config(sets[0], run, max_steps=4))
     (run / "checkpoints" / "step-00000004").mkdir(parents=True)
-    (line,) = check_output(two_phases(sets, run))
+    line, rate = check_output(two_phases(sets, run))
     assert "max_steps: 4 -> 9" in line
     assert "phases.1.batch.pairs: None -> 6" in line
+    assert rate.startswith("max_steps 4 -> 9 stretches the schedule over other steps: ")
 
 
 def test_the_model_card_tells_of_the_phases(sets: tuple[Path, Path], tmp_path: Path) -> None:
