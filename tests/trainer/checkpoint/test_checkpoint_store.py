@@ -335,7 +335,7 @@ def test_the_command_lists_verifies_and_prunes(finished: str, capsys: pytest.Cap
     assert command.main([finished, "verify"]) == 1
     assert "rank-00000-of-00001.safetensors: sha256 is" in capsys.readouterr().out
     assert command.main([finished, "prune", "--keep-best", "1"]) == 0
-    assert "removed 1 checkpoints" in capsys.readouterr().out
+    assert "removed 1 checkpoint, " in capsys.readouterr().out
     assert kept(finished) == [2, 3, 4]
     assert command.main([finished, "prune", "--damaged"]) == 0
     assert kept(finished) == [4]
