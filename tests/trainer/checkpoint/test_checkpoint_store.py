@@ -63,9 +63,9 @@ def test_logs_are_sent_before_and_the_manifest_is_written_last(
     for name in ("write_bytes", "open_stream", "store_file"):
         original = getattr(storage, name)
 
-        def noted(*args: Any, original: Any = original, place: int = int(name == "store_file")) -> Any:
+        def noted(*args: Any, original: Any = original, place: int = int(name == "store_file"), **options: Any) -> Any:
             written.append(storage.base_name(args[place]))
-            return original(*args)
+            return original(*args, **options)
 
         monkeypatch.setattr(storage, name, noted)
     writer = make_writer(run, files=RunFiles(run, working_folder=str(tmp_path)))
