@@ -243,7 +243,8 @@ def format_estimate(found: Estimate) -> list[str]:
     lines += [f"{name:<28} {value:>12}" for name, value in rows]
     lines += ["", *_describe_tolerance(found)]
     if found.beginnings:
-        lines.append(f"only the beginning of {found.beginnings:,} compressed stream(s) was read; the rest may differ")
+        streams = count_of(found.beginnings, "compressed stream")
+        lines.append(f"only the beginning of {streams} was read; the rest may differ")
     pairs, masks, sets = found.pair_bytes, found.mask_set_bytes, found.mask_sets
     copies = max(10, sets)
     further = "" if copies == sets else f", {describe_bytes(pairs + copies * masks)} with {copies}"

@@ -342,7 +342,7 @@ def test_a_build_from_and_to_gs(
         assert main(["--config", "c.yaml"]) == 2
     capsys.readouterr()
     assert main(["--config", "c.yaml", "--", "--runner=FnApiRunner"]) == 0  # named, so all that is shared is in OUT
-    assert "resumed: 2 of 2 splits and 1 of 1 shards kept" in capsys.readouterr().out
+    assert "resumed: 2 of 2 splits and 1 of 1 shard kept" in capsys.readouterr().out
     assert main(["--config", "c.yaml", "sources.0.path=text", "output=out"]) == 0
     check_same(f"{gs_bucket}/out", "out")
     assert audit(f"{gs_bucket}/out", workers=1).findings.faults == 0

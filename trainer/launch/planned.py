@@ -106,8 +106,8 @@ def plan_without_data(
     for each in opened:
         if config.workers > each.plan.lanes:
             raise ConfigError(
-                f"workers={config.workers} exceeds the {each.plan.lanes} lanes of the plan: some would never work; "
-                f"lower workers or raise the batch"
+                f"workers={config.workers} exceeds the {count_of(each.plan.lanes, 'lane')} of the plan: some would "
+                f"never work; lower workers or raise the batch"
             )
     of = f"{count_of(rows, 'stated row')} of at most {longest} tokens"
     lines.insert(0, f"planned for {of} in {', '.join(sorted(stated))}")

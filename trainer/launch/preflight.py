@@ -15,6 +15,7 @@ from pipeline import storage
 from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
 from pipeline.settings import Arguments, ConfigError, load_tree, validate
 from pipeline.storage import expand_path, locate, refuse_if_alive, refuse_lost_path
+from pipeline.units import count_of
 from trainer.checkpoint import CheckpointError, Checkpoints, find_checkpoints, newest_verified, read_state, step_of
 from trainer.config import TrainerConfig, drop_idle_settings, read_run_config, refuse_idle_settings
 from trainer.data import OpenPhase, Phase, PlanState, check_held_out, find_start, open_phases, resolve_phases
@@ -108,8 +109,8 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
         if config.workers > each.plan.lanes:
             batch = f"phases.{each.phase.index}.batch.lanes" if config.phases else "batch.lanes"
             raise ConfigError(
-                f"workers={config.workers} exceeds the {each.plan.lanes} lanes of the plan: some would never work; "
-                f"lower workers or set {batch}={config.workers}"
+                f"workers={config.workers} exceeds the {count_of(each.plan.lanes, 'lane')} of the plan: some would "
+                f"never work; lower workers or set {batch}={config.workers}"
             )
     refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
     warnings = _check_branch_held_out(config, phases=opened) if branches else check_held_out(opened)

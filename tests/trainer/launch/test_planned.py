@@ -11,6 +11,7 @@ from small_runs import make_config, write_small_set
 from trainer.config.schema import ModelConfig
 from trainer.data.phases import open_phases, resolve_phases
 from trainer.launch import dry_run, planned
+from trainer.launch.run_directory import write_config
 from trainer.run import main
 from trainer.telemetry.flops import count_flops
 
@@ -126,3 +127,12 @@ def test_large_models_on_cpus_and_thousands_of_epochs_are_warned_of(
     manifest = planned._planned_manifest(rows=600, tokens=60_000, longest=512)
     (opened,) = open_phases(resolve_phases(small), manifests=[manifest])
     assert not any("epochs:" in line for line in opened.describe())
+
+
+def test_fresh_refuses_an_output_that_holds_a_run_here_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(tmp_path / "set", tmp_path / "run", **LARGE)
+    write_config(config)
+    (tmp_path / "c.yaml").write_text(dump_yaml(config, given=True))
+    words = ["--config", str(tmp_path / "c.yaml"), "--dry-run", "--fresh", "--rows=60e6", "--tokens=14e9"]
+    assert main(words) == 2
+    assert "holds a run already (no checkpoint yet), and --fresh begins a new one" in capsys.readouterr().err
