@@ -1,4 +1,4 @@
-"""The report: every number against rows counted by hand or anew, one file without others, readable pairs; the card."""
+"""The report: every number against rows counted by hand or anew, one file without others, readable pairs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from corpora import SYLLABLES, build_text, make_config, make_documents, read_rows, write_text, write_vocabulary
 from pipeline.build.recipe import build
@@ -23,15 +22,8 @@ from pipeline.output.publish import label_bounds
 from pipeline.output.report import _histogram, render_pair, render_report
 from pipeline.output.summary import TokenReader, describe_pair, summarize_masks
 from pipeline.tally import (
-    BuildResult,
     Example,
-    ReadTally,
     RowTally,
-    choose_examples,
-    lowest_examples,
-    merge_reads,
-    results_from_tree,
-    results_to_tree,
 )
 from pipeline.tokenizer.files import END_OF_WORD
 from pipeline.tokenizer.tokenizer import WordTokenizer
@@ -298,20 +290,6 @@ def test_the_report_is_the_same_whoever_builds_but_for_its_section_of_the_run(
     assert str(tmp_path) not in pages[1][0]
 
 
-def test_examples_of_drops_are_few_and_the_same_in_any_order() -> None:
-    tallies = []
-    for number in range(10):
-        tally = ReadTally()
-        tally.count_drop("redirect", source=0, name=f"page {number}", detail="<x>")
-        tally.rejects = [f"file {number}"]
-        tallies.append(tally)
-    forward, backward = merge_reads(tallies), merge_reads(tallies[::-1])
-    assert forward == backward
-    assert forward.drops == {0: {"redirect": 10}}
-    assert forward.examples == {"redirect": [("page 0", "<x>"), ("page 1", "<x>"), ("page 2", "<x>")]}
-    assert len(forward.rejects) == 10
-
-
 def test_text_from_the_corpus_is_escaped(report: dict[str, Any]) -> None:
     evil = "<script>alert(1)</script>"
     tree = json.loads(json.dumps(report))
@@ -358,70 +336,6 @@ def test_bounds_of_the_label_balance() -> None:
     assert bounds(not_next_bounds=[0.2, 1]) == ((0.35, 0.75), (0.2, 1.0))
     with pytest.raises(ValueError, match="the first must not exceed the second"):
         bounds(not_next_bounds=[0.7, 0.2])
-
-
-def test_results_survive_the_exchange_file(tmp_path: Path) -> None:
-    tally = RowTally(np.ones(3, np.int64), np.ones(4, np.int64), text_at=np.arange(2), masked_at=np.arange(2))
-    left_out = ReadTally()
-    left_out.count_drop("duplicate", source=2, name="a", detail="b")
-    left_out.rejects = ["/elsewhere/x"]
-    tree = json.loads(json.dumps(results_to_tree(BuildResult([], {"train": tally}, left_out))))
-    result = results_from_tree(tree, folder=tmp_path)
-    left_out.rejects = [f"{tmp_path}/x"]
-    assert result.left_out == left_out
-    assert result.tallies["train"].text_at.tolist() == [0, 1]
-    assert result.tallies["train"].document_lengths.size == tally.document_lengths.size
-
-
-def test_the_card_declares_the_splits(built: tuple[Path, Manifest], tmp_path: Path) -> None:
-    root, manifest = built
-    text = (root / "README.md").read_text()
-    _, front, body = text.split("---\n", 2)
-    card = yaml.safe_load(front)
-    assert card["configs"] == [
-        {
-            "config_name": "default",
-            "data_files": [
-                {"split": "train", "path": "data/train-*.parquet"},
-                {"split": "validation", "path": "data/validation-*.parquet"},
-            ],
-        }
-    ]
-    assert card["language"] == ["en"]
-    assert card["size_categories"] == ["n<1K"]
-    assert f"| train | {manifest.statistics['splits']['train']['documents']:,} |" in body
-    path = write_text(tmp_path / "a.txt", make_documents(10))
-    config = make_config(tmp_path, sources=[{"kind": "text", "path": str(path), "language": "ko"}])
-    build(config, say=lambda line: None)
-    card = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n", 2)[1])
-    assert [entry["split"] for entry in card["configs"][0]["data_files"]] == ["train"]
-    assert card["language"] == ["ko"]
-
-
-def test_the_card_says_so_where_the_published_algorithm_was_used(tmp_path: Path) -> None:
-    build_text(tmp_path, make_documents(10), mode="reference", masks_per_pair=1)
-    assert "one stream of documents a shard" in (tmp_path / "out" / "README.md").read_text()
-
-
-def test_settings_show_the_entries_that_the_vocabulary_has(built: tuple[Path, Manifest], tmp_path: Path) -> None:
-    root, manifest = built
-    assert manifest.vocabulary_size == 145
-    assert manifest.config["vocabulary"]["size"] == 30_522  # what a training would have had
-    card = (root / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
-    assert yaml.safe_load(card)["vocabulary"]["size"] == 145
-    assert json.loads((root / "report.json").read_text())["config"]["vocabulary"]["size"] == 145
-
-
-@pytest.mark.parametrize("label", [0, 1])
-def test_the_pairs_shown_are_of_both_kinds_in_any_order_of_the_shards(label: int) -> None:
-    """Twenty of one kind have lower keys than the three of the other."""
-    examples = [Example(key, (1,), 1, label if key < 20 else 1 - label, (), ()) for key in range(23)]
-    for order in (examples, examples[::-1]):
-        kept: list[Example] = []
-        for example in order:
-            kept = lowest_examples([*kept, example])
-        assert [example.key for example in choose_examples(kept)] == [0, 1, 2, 20, 21]
-    assert [example.key for example in choose_examples(lowest_examples(examples[:20]))] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("longest", [8, 128, 512, 65_535])
