@@ -1,5 +1,6 @@
 # Every target documents itself: `make help`.
 # Variables: CONFIG=file.yaml (download, estimate, preprocess, vocabulary, train, submit), ARGS="key.sub=value ..." (passed on), PYTHON.
+# What a target does not take is refused: with `make preprocess CONFG=my.yaml` it would build the sample.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,31 @@ KIND ?= train
 JOB ?=
 REGISTRY ?=
 VERSION ?= 0.1.0
-OUTSIDE_CONFIG := $(if $(CONFIG),--config $(CONFIG),)
+DATA ?=
+LDDL_PYTHON ?=
+
+TAKES_CONFIG := download estimate preprocess vocabulary train submit pretrain
+TAKES_ARGS := $(TAKES_CONFIG) export test test-gpu chaos bench bench-pipeline bench-trainer bench-learning cluster check-cluster images test-images
+TAKES_JOB := submit status stop
+TAKES_RAY_ADDRESS := $(TAKES_JOB)
+TAKES_KIND := submit
+TAKES_RUN := export
+TAKES_OUT := export
+TAKES_DATA := bench-trainer bench-learning
+TAKES_LDDL_PYTHON := bench-pipeline
+TAKES_REGISTRY := images
+TAKES_VERSION := images
+ANYWHERE := PYTHON VENV BIN DS_ACCELERATOR TOKENIZERS_PARALLELISM
+GIVEN := $(foreach name,$(filter-out $(ANYWHERE),$(.VARIABLES)),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+IGNORED := $(strip $(foreach name,$(GIVEN),$(if $(filter $(TAKES_$(name)),$(MAKECMDGOALS)),,$(name)=$($(name)))))
+TAKEN := $(patsubst TAKES_%,%=,$(foreach list,$(filter TAKES_%,$(.VARIABLES)),$(if $(filter $($(list)),$(MAKECMDGOALS)),$(list))))
+ifneq ($(IGNORED),)
+$(error make $(MAKECMDGOALS) does not take $(IGNORED)$(if $(TAKEN),; it takes $(sort $(TAKEN)))$(if $(filter ARGS=,$(TAKEN)),; \
+give settings as ARGS="$(IGNORED)"); variables of the environment stand before make)
+endif
+
+quote = '$(subst ','\'',$1)'
+OUTSIDE_CONFIG := $(if $(CONFIG),--config $(call quote,$(CONFIG)),)
 
 export DS_ACCELERATOR ?= $(if $(wildcard /dev/nvidia0),cuda,cpu)
 export TOKENIZERS_PARALLELISM ?= false
@@ -53,7 +78,7 @@ train: setup  ## Pretrain BERT on a data set (CONFIG=my.yaml, ARGS="workers=8 ..
 	$(BIN)/python trainer/run.py $(OUTSIDE_CONFIG) $(ARGS)
 
 export: setup  ## Write RUN's newest checkpoint as a transformers model into OUT
-	$(BIN)/python -m trainer.export $(RUN) $(OUT)
+	$(BIN)/python -m trainer.export $(call quote,$(RUN)) $(call quote,$(OUT)) $(ARGS)
 
 pretrain: of-the-sample sample  ## The main job on the sample: fetch, preprocess, train, evaluate, export, show
 	$(BIN)/python pipeline/run.py
@@ -62,7 +87,7 @@ pretrain: of-the-sample sample  ## The main job on the sample: fetch, preprocess
 	$(BIN)/python -m trainer.demonstrate runs/sample/export --held-out data/sample-set
 
 of-the-sample:
-	@[ -z "$(CONFIG)$(ARGS)" ] || { echo 'make pretrain takes no CONFIG and no ARGS, it is the sample; use make preprocess CONFIG=... and make train CONFIG=...' >&2; exit 2; }
+	@[ -z $(call quote,$(CONFIG)$(ARGS)) ] || { echo 'make pretrain takes no CONFIG and no ARGS, it is the sample; use make preprocess CONFIG=... and make train CONFIG=...' >&2; exit 2; }
 
 test: setup  ## Run the tests (no GPU, no network beyond the package registries)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -71,7 +96,7 @@ test-gpu:  ## Run the tests that need a GPU, with the python on the path
 	python -m pytest -m gpu $$(grep -rl --include="test_*.py" "mark.gpu" tests) $(ARGS)
 
 chaos: setup  ## Kill, freeze, fill and damage real runs; all must be as uninterrupted (docs/RELIABILITY.md)
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support $(BIN)/python -m chaos $(ARGS)
+	PYTHONPATH=$(call quote,$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support) $(BIN)/python -m chaos $(ARGS)
 
 check: setup  ## Format, lint, types and import contracts; never changes a file
 	$(BIN)/ruff format --check .
@@ -87,13 +112,13 @@ bench: setup  ## Run the benchmarks; tables go to bench/
 	$(BIN)/python -m bench.run $(ARGS)
 
 bench-pipeline: setup  ## Stages, whole builds, storage, plan; table in bench/pipeline.md (ARGS="--memory-mb 100 1000", LDDL_PYTHON=...)
-	LDDL_PYTHON=$(LDDL_PYTHON) $(BIN)/python -m bench.pipeline $(ARGS)
+	LDDL_PYTHON=$(call quote,$(LDDL_PYTHON)) $(BIN)/python -m bench.pipeline $(ARGS)
 
 bench-trainer:  ## On a GPU host: speed and loss of transformers, our engine and product on the rows of DATA; ARGS="--render FILE..." writes bench/trainer.md
-	python -m bench.trainer $(DATA) $(ARGS)
+	python -m bench.trainer $(if $(DATA),$(call quote,$(DATA))) $(ARGS)
 
 bench-learning:  ## On a GPU host: does the product learn as transformers does, on the rows of DATA; ARGS="--render FOLDER" writes docs/LEARNING.md
-	python -m bench.learning $(DATA) $(ARGS)
+	python -m bench.learning $(if $(DATA),$(call quote,$(DATA))) $(ARGS)
 
 cluster: setup  ## Write cluster/*/ from cluster/values/*.yaml, which you fill in (cluster/README.md)
 	$(BIN)/python -m cluster.render $(ARGS)
@@ -102,20 +127,20 @@ check-cluster: setup  ## Check cluster/values/*.yaml, that the files made from t
 	$(BIN)/python -m cluster.check $(ARGS)
 
 images: check-cluster  ## Build both container images (REGISTRY=host/name VERSION=0.1.0)
-	docker build -f cluster/images/preprocessing.Dockerfile -t $(REGISTRY)cloze-preprocessing:$(VERSION) .
-	docker build -f cluster/images/training.Dockerfile -t $(REGISTRY)cloze-training:$(VERSION) .
+	docker build -f cluster/images/preprocessing.Dockerfile -t $(call quote,$(REGISTRY)cloze-preprocessing:$(VERSION)) .
+	docker build -f cluster/images/training.Dockerfile -t $(call quote,$(REGISTRY)cloze-training:$(VERSION)) .
 
 test-images: setup  ## Install what each image installs into a clean environment, and try it (minutes, gigabytes)
 	$(BIN)/python -m cluster.try_images $(ARGS)
 
 submit: setup  ## Run a job on a Ray cluster (CONFIG=my.yaml, KIND=train or preprocess, RAY_ADDRESS=http://head:8265)
-	$(BIN)/python -m cluster.submit $(if $(JOB),--id $(JOB),) $(KIND) $(OUTSIDE_CONFIG) $(ARGS)
+	$(BIN)/python -m cluster.submit $(if $(JOB),--id $(call quote,$(JOB)),) $(call quote,$(KIND)) $(OUTSIDE_CONFIG) $(ARGS)
 
 status: setup  ## What the submitted job JOB is at (without: all jobs)
-	$(BIN)/python -m cluster.submit $(if $(JOB),status $(JOB),list)
+	$(BIN)/python -m cluster.submit $(if $(JOB),status $(call quote,$(JOB)),list)
 
 stop: setup  ## End the submitted job JOB with a checkpoint
-	$(BIN)/python -m cluster.submit stop $(JOB)
+	$(BIN)/python -m cluster.submit stop $(if $(JOB),$(call quote,$(JOB)))
 
 local-cluster: setup  ## Start a Ray head and two nodes on this machine, for trying `make submit`
 	$(BIN)/python -m cluster.local start

@@ -7,6 +7,8 @@ machine, `python -m cluster.notice` tells Ray that a node will end. pipeline/ an
 
 from pathlib import Path
 
+import pipeline as pipeline  # first of all: it says which package is missing
+
 CLUSTER = Path(__file__).resolve().parent
 REPOSITORY = CLUSTER.parent
 

@@ -25,7 +25,9 @@ from pathlib import Path
 import psutil
 
 from cluster import PREPROCESSING, REPOSITORY
-from pipeline.settings import ConfigError, fail
+from pipeline.console import command, exit_with
+from pipeline.settings import ConfigError
+from pipeline.units import count_of
 
 STATE = "CLOZE_LOCAL_CLUSTER"
 """Environment variable: state file to use instead of build/local-cluster.json."""
@@ -234,31 +236,34 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start or stop the cluster, or print its environment variables. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m cluster.local", description=__doc__)
     parser.add_argument("action", choices=["start", "stop", "env"])
     parser.add_argument("--nodes", type=int, default=2, help="number of nodes besides the head (default: 2)")
     words = parser.parse_args(arguments)
-    try:
-        if words.action == "start":
-            cluster = start(nodes=words.nodes)
-            print(f"started a head and {words.nodes} nodes of {NODE_CPUS} CPUs: {cluster.dashboard}")
-            print(f"Ray's files: {cluster.folder}")
-            print("to run a job: make submit CONFIG=trainer/configs/sample.yaml; to stop: make local-cluster-stop")
-            return 0
-        running = read()
-        if words.action == "stop":
-            print("no local cluster runs" if running is None else f"ended {end(running)} processes")
-            return 0
-        if running is None:
-            raise ConfigError("no local cluster runs; start one with `make local-cluster`")
-        for name, value in running.environment.items():
-            print(f"export {name}={value}")
-    except (ValueError, OSError) as error:
-        return fail(error)
+    if words.action == "start":
+        cluster = start(nodes=words.nodes)
+        nodes = f"{count_of(words.nodes, 'node')} of {count_of(NODE_CPUS, 'CPU')}"
+        print(f"started a head and {nodes}: {cluster.dashboard}")
+        print(f"Ray's files: {cluster.folder}")
+        print("to run a job: make submit CONFIG=trainer/configs/sample.yaml; to stop: make local-cluster-stop")
+        return 0
+    running = read()
+    if words.action == "stop":
+        print(
+            "no local cluster runs"
+            if running is None
+            else f"ended {count_of(end(running), 'process', plural='processes')}"
+        )
+        return 0
+    if running is None:
+        raise ConfigError("no local cluster runs; start one with `make local-cluster`")
+    for name, value in running.environment.items():
+        print(f"export {name}={value}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from cluster import PREPROCESSING, REPOSITORY
 from cluster.local import CPUS_PER_WORKER, LocalCluster, read
 from pipeline.config import KEYS, PipelineConfig
-from pipeline.settings import ConfigError, Settings, dump_yaml, fail, load_settings, split_arguments, to_tree
+from pipeline.console import command, exit_with, fail
+from pipeline.settings import ConfigError, Settings, dump_yaml, load_settings, split_arguments, to_tree
 from trainer.config import TrainerConfig
 from trainer.launch import send_token
 
@@ -48,6 +49,7 @@ AGENT_S = 120.0
 ENDED = {"SUCCEEDED", "FAILED", "STOPPED"}
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Submit a job or report on jobs. Return the exit status: 0, 1 if the job failed, 2 if the input is refused."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
@@ -70,8 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(parsed.words) != 1:
             raise ConfigError(f"{PROGRAM}: {parsed.action} needs the job's ID; `{PROGRAM} list` shows all IDs")
         return ask(client, parsed.action, parsed.words[0])
-    except (ValueError, OSError) as error:
-        return fail(error)
     except RuntimeError as error:  # from Ray's client: unknown job, or unexpected answer
         return fail(error)
 
@@ -198,7 +198,7 @@ def pack(folder: Path, *, config: Settings) -> None:
     """Copy the packages, and the config with its overrides, into `folder`."""
     for package in PACKAGES:
         shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    (folder / CONFIG_NAME).write_text(dump_yaml(config), encoding="utf-8")
+    (folder / CONFIG_NAME).write_text(dump_yaml(config, given=True), encoding="utf-8")
 
 
 def check_size(folder: Path, *, limit: int = LIMIT_BYTES) -> int:
@@ -226,7 +226,7 @@ def follow(client: JobSubmissionClient, id: str) -> int:
         asyncio.run(show())
     except KeyboardInterrupt:
         print(f"\n{id} continues on the cluster; make stop JOB={id} ends it with a checkpoint", file=sys.stderr)
-        return 130
+        raise
     return tell(client, id)
 
 
@@ -252,4 +252,4 @@ def tell(client: JobSubmissionClient, id: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

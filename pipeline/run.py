@@ -18,10 +18,10 @@ from traceback import format_exc
 
 from pipeline.build import build
 from pipeline.config import FLAGS, KEYS, PipelineConfig
+from pipeline.console import command, exit_with, fail, say_at_once
 from pipeline.estimate import describe_build
 from pipeline.runtime import read_config, read_price
-from pipeline.settings import describe, fail, refuse_flags, split_arguments
-from pipeline.signals import catch_interrupts, exit_with, fail_interrupted, say_at_once
+from pipeline.settings import describe, refuse_flags, split_arguments
 
 _USAGE = """usage: python pipeline/run.py [--config FILE] [key.sub=value ...] [--engine local|dask|ray] [--dry-run]
        [--traceback] [-- --beam_option ...]
@@ -43,32 +43,28 @@ def show_log() -> None:
     logging.getLogger("pipeline").setLevel(logging.INFO)
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, 2 for what the user can mend, 130 or 143 where interrupted."""
+    """Entry point; returns the exit status: 0, 2 for what the user can mend, 130 or 143 if interrupted."""
     program = "pipeline/run.py"
-    details = False
     show_log()
+    parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)
+    refuse_flags(parsed.flags, program=program, known=FLAGS)
+    if "--help" in parsed.flags:
+        print(_USAGE + describe(PipelineConfig))
+        return 0
     try:
-        with catch_interrupts():
-            parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)
-            refuse_flags(parsed.flags, program=program, known=FLAGS)
-            if "--help" in parsed.flags:
-                print(_USAGE + describe(PipelineConfig))
-                return 0
-            details = "--traceback" in parsed.flags
-            price = read_price(parsed.flags, program=program)
-            config = read_config(parsed)
-            if "--dry-run" in parsed.flags:
-                for line in describe_build(config, beam_options=parsed.rest, price=price):
-                    say_at_once(line)
-                return 0
-            build(config, beam_options=parsed.rest)
+        price = read_price(parsed.flags, program=program)
+        config = read_config(parsed)
+        if "--dry-run" in parsed.flags:
+            for line in describe_build(config, beam_options=parsed.rest, price=price):
+                say_at_once(line)
+            return 0
+        build(config, beam_options=parsed.rest)
     except (ValueError, OSError) as error:
-        if details:
+        if "--traceback" in parsed.flags:
             print(getattr(error, "details", "") or format_exc(), file=sys.stderr)
         return fail(error)
-    except KeyboardInterrupt as error:
-        return fail_interrupted(error)
     return 0
 
 

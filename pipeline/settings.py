@@ -9,16 +9,16 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pipeline.units import count_of
 from pipeline.yaml_numbers import NumberDumper, NumberLoader
 
 SettingsType = TypeVar("SettingsType", bound="Settings")
@@ -65,7 +65,7 @@ def load_settings(
     Raises ConfigError that names the file or override, the key, the value and the remedy.
     """
     origin = str(file) if file is not None else "defaults"
-    return validate(cls, load_tree(file, overrides=overrides), origin=origin)
+    return validate(cls, load_tree(file, overrides=overrides), origin=origin, overrides=overrides)
 
 
 def load_tree(file: str | Path | None, *, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -94,17 +94,28 @@ def load_tree(file: str | Path | None, *, overrides: Sequence[str] = ()) -> dict
 
 
 def validate(
-    cls: type[SettingsType], tree: Mapping[str, Any], *, origin: str, context: Mapping[str, Any] | None = None
+    cls: type[SettingsType],
+    tree: Mapping[str, Any],
+    *,
+    origin: str,
+    overrides: Sequence[str] = (),
+    context: Mapping[str, Any] | None = None,
 ) -> SettingsType:
     """Validate a plain tree; ConfigError lists every fault, unknown keys with the nearest known name.
 
+    `overrides`: those that the tree holds; their faults are told as the command line's, all others as `origin`'s.
     `context`: what the class's own validators are told.
     """
     try:
         return cls.model_validate(_widen_numbers(cls, dict(tree)), context=context)
     except ValidationError as error:
-        lines = [_explain(cls, dict(item)) for item in error.errors()]
-        raise ConfigError(f"{origin}: " + "; ".join(lines)) from error
+        keys = [override.partition("=")[0] for override in overrides]
+        faults: dict[str, list[str]] = {}
+        for item in error.errors():
+            line = _explain(cls, dict(item))
+            given = _is_overridden(dict(item), keys=keys, line=line)
+            faults.setdefault("command line" if given else origin, []).append(line)
+        raise ConfigError("; ".join(f"{place}: {'; '.join(lines)}" for place, lines in faults.items())) from error
 
 
 def to_tree(settings: Settings) -> dict[str, Any]:
@@ -112,9 +123,10 @@ def to_tree(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json")
 
 
-def dump_yaml(settings: Settings) -> str:
-    """YAML text that load_settings reads back as the same settings."""
-    return yaml.dump(to_tree(settings), Dumper=NumberDumper, sort_keys=False, allow_unicode=True)
+def dump_yaml(settings: Settings, *, given: bool = False) -> str:
+    """YAML text that load_settings reads back as the same settings; `given`: without those left at their defaults."""
+    tree = settings.model_dump(mode="json", exclude_unset=given)
+    return yaml.dump(tree, Dumper=NumberDumper, sort_keys=False, allow_unicode=True)
 
 
 def split_arguments(arguments: Sequence[str], *, program: str, keys: Sequence[str] = ()) -> Arguments:
@@ -220,7 +232,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         last = depth == len(parts) - 1
         if isinstance(node, list):
             if not part.isdecimal() or int(part) >= len(node):
-                raise ConfigError(f"override '{override}': '{part}' is not an index into a list of {len(node)} entries")
+                entries = count_of(len(node), "entry", plural="entries")
+                raise ConfigError(f"override '{override}': '{part}' is not an index into a list of {entries}")
             index: Any = int(part)
         elif isinstance(node, dict):
             index = part
@@ -230,6 +243,13 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
             node[index] = value
         else:
             if isinstance(node, dict) and (index not in node or node[index] is None):
+                if parts[depth + 1].isdecimal():
+                    name, rest = ".".join(parts[: depth + 1]), ".".join(parts[depth + 2 :])
+                    example = f"{{{rest}: {raw}}}" if rest else raw
+                    raise ConfigError(
+                        f"override '{override}': the config has no list '{name}'; write it in the file, or give all "
+                        f"of it, as in {name}='[{example}]'"
+                    )
                 node[index] = {}
             node = node[index]
 
@@ -311,9 +331,10 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
     location = ".".join(parts) or "settings"
     value, kind = item.get("input"), item["type"]
     if kind == "extra_forbidden":
-        parent = _class_at(cls, item["loc"][:-1])
-        near = difflib.get_close_matches(str(item["loc"][-1]), list(parent.model_fields), n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else "known: " + ", ".join(parent.model_fields)
+        parent, name = _class_at(cls, item["loc"][:-1]), str(item["loc"][-1])
+        near = difflib.get_close_matches(name, list(parent.model_fields), n=1, cutoff=0.5)
+        meant = [key for key in _list_keys(cls) if key.rpartition(".")[2] == name] or near
+        hint = f"did you mean {' or '.join(map(repr, meant))}?" if meant else "known: " + ", ".join(parent.model_fields)
         return f"unknown key '{location}' (value {value!r}); {hint}"
     if kind == "missing":
         return f"'{location}' is required; set it in the file or as {location}=VALUE"
@@ -323,15 +344,29 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
     return f"{location}={value!r}: {message}"
 
 
+def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
+    """Whether a fault is about what an override gave: its own value, or one that the message names."""
+    if item["type"] == "missing":
+        return False
+    location = ".".join(map(str, item["loc"]))
+    ends = {key: r"(?!\w)" if re.search("[._]", key) else "(?=[=:]| is )" for key in keys}  # `data` is also a word
+    names = any(re.search(rf"(?<![\w.]){re.escape(key)}{end}", line) for key, end in ends.items())
+    return names or any(f"{location}.".startswith(f"{key}.") for key in keys)
+
+
+def _list_keys(cls: type[Settings], *, prefix: str = "") -> Iterator[str]:
+    """Every key outside of lists, as `section.name`."""
+    for name, field in cls.model_fields.items():
+        inner = nested_settings(field.annotation)
+        if inner is None:
+            yield f"{prefix}{name}"
+        elif get_origin(_without_none(field.annotation)) not in (list, tuple):
+            yield from _list_keys(inner, prefix=f"{prefix}{name}.")
+
+
 def _class_at(cls: type[Settings], location: Sequence[Any]) -> type[Settings]:
     for part in location:
         if isinstance(part, str) and part in cls.model_fields:
             inner = nested_settings(cls.model_fields[part].annotation)
             cls = inner if inner is not None else cls
     return cls
-
-
-def fail(error: BaseException) -> int:
-    """Print a user error as one line on stderr; returns the exit status of a refused input (2)."""
-    print(f"error: {error}", file=sys.stderr)
-    return 2

@@ -6,10 +6,9 @@ merges in any order to the same result, so that it depends on neither workers no
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -92,6 +91,24 @@ class Example:
     masked_inputs: tuple[int, ...]
 
 
+def lowest_examples(examples: Iterable[Example]) -> list[Example]:
+    """The NUM_EXAMPLES of the lowest keys of each label, in order."""
+    found: dict[int | None, list[Example]] = {}
+    for example in sorted(examples):
+        found.setdefault(example.label, []).append(example)
+    return sorted(example for same in found.values() for example in same[:NUM_EXAMPLES])
+
+
+def choose_examples(examples: Sequence[Example]) -> list[Example]:
+    """NUM_EXAMPLES to show: the first, and among them two of each label, where there are."""
+    order = {id(example): place for place, example in enumerate(examples)}
+    labels = {example.label for example in examples}
+    sure = [example for label in labels for example in [each for each in examples if each.label == label][:2]]
+    rest = [example for example in examples if id(example) not in {id(each) for each in sure}]
+    chosen = [*sure, *rest][:NUM_EXAMPLES]
+    return sorted(chosen, key=lambda example: order[id(example)])
+
+
 @dataclass(slots=True)
 class RowTally:
     """What one part of the set (train or validation) holds."""
@@ -153,7 +170,7 @@ class RowTally:
         self.source_tokens += other.source_tokens
         self.masked += other.masked
         self.masked_as += other.masked_as
-        self.examples = heapq.nsmallest(NUM_EXAMPLES, [*self.examples, *other.examples])
+        self.examples = lowest_examples([*self.examples, *other.examples])
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Durations and sizes for people, in the one form that every line and report uses."""
+"""Durations, sizes and counts for people, in the one form that every line and report uses."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def describe_bytes(count: float) -> str:
             return f"{count:.3g} {unit}" if count < 999.5 else f"1 {unit}"
         count /= 1000
     return f"{count:,.4g} TB"
+
+
+def count_of(number: int, noun: str, *, plural: str = "") -> str:
+    """1 split, 12,000 splits; `plural` where that is not the noun with an s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"

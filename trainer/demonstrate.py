@@ -6,7 +6,6 @@ Runs our own model on the exported weights, so it needs no transformers.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,19 +15,31 @@ import torch
 from tokenizers import Tokenizer
 
 from pipeline import storage
+from pipeline.console import command, exit_with
 from pipeline.dataset import TOKENIZER_FOLDER, read_manifest, schema
-from pipeline.settings import fail
+from pipeline.settings import parse_yaml
 from trainer.data import read_row_group
 from trainer.hf import load_model, read_vocabulary
 from trainer.model import Batch, BertForPretraining
 
 MASK = "[MASK]"
-EXAMPLES = (
-    "In the beginning God created the heaven and the [MASK].",
-    "And the king said [MASK] him, What is thy name?",
-    "He was born [MASK] 1902 in New York City.",
-)
-"""In the sample corpus's language; for any other data set there is --held-out."""
+EXAMPLES = {
+    "en": (
+        "In the beginning God created the heaven and the [MASK].",
+        "And the king said [MASK] him, What is thy name?",
+        "He was born [MASK] 1902 in New York City.",
+    ),
+    "de": ("Er wurde [MASK] Jahr 1902 in Berlin geboren.", "Die Hauptstadt [MASK] Frankreich ist Paris."),
+    "es": ("Fue un pintor [MASK] nacido en Madrid.", "La capital [MASK] Francia es Paris."),
+    "fr": ("Il est mort le 3 mai 1902 [MASK] Paris.", "La capitale [MASK] la France est Paris."),
+    "it": ("Nacque [MASK] Roma nel 1902.", "La capitale [MASK] Francia si chiama Parigi."),
+    "pt": ("Ele nasceu [MASK] Lisboa em 1902.", "A capital [MASK] Portugal se chama Lisboa."),
+    "ko": (
+        "\ub300\ud55c\ubbfc\uad6d\uc758 [MASK] \uc11c\uc6b8\uc774\ub2e4.",
+        "\uadf8\ub294 1902\ub144 \uc11c\uc6b8\uc5d0\uc11c [MASK].",
+    ),
+}
+"""By the language that the export's card names; for any data set there is --held-out."""
 NUM_GUESSES = 5
 NUM_SHOWN = 12
 NUM_COUNTED = 500
@@ -156,21 +167,37 @@ def try_held_out(fill: FillMask, *, data: str) -> list[str]:
     return lines
 
 
+def find_examples(folder: Path) -> list[str]:
+    """Examples in the languages that the card of an export names, English without a card. ValueError where there are
+    none."""
+    card = folder / "README.md"
+    parts = card.read_text(encoding="utf-8").split("---\n") if card.is_file() else []
+    front = parse_yaml(parts[1], origin=str(card)) if len(parts) > 2 else {}
+    named = (front.get("language") if isinstance(front, dict) else None) or ["en"]
+    languages = [str(language) for language in (named if isinstance(named, list) else [named])]
+    found = [text for language in languages for text in EXAMPLES.get(language.partition("-")[0], ())]
+    if not found:
+        raise ValueError(
+            f"{folder}: is a model of {', '.join(languages)}, of which there are no examples here; give texts with "
+            f"{MASK}, or --held-out DATA, the set it was trained on"
+        )
+    return found
+
+
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.demonstrate", description="Fill in masked tokens.")
     parser.add_argument("export", help="folder that `python -m trainer.export` wrote")
-    parser.add_argument("texts", nargs="*", help=f"texts with {MASK}; without any and without --held-out: examples")
+    what = f"texts with {MASK}; without any and without --held-out: examples in the model's languages"
+    parser.add_argument("texts", nargs="*", help=what)
     parser.add_argument("--held-out", metavar="DATA", help="data set it was trained on: try held-out texts, count")
     options = parser.parse_args(arguments)
-    try:
-        fill = FillMask(options.export)
-        texts = options.texts or (() if options.held_out else EXAMPLES)
-        shown = [describe(text, guesses=fill.guess(text)) for text in texts]
-        if options.held_out:
-            shown.append(try_held_out(fill, data=options.held_out))
-    except (ValueError, OSError) as error:
-        return fail(error)
+    fill = FillMask(options.export)
+    texts = options.texts or (() if options.held_out else find_examples(fill.folder))
+    shown = [describe(text, guesses=fill.guess(text)) for text in texts]
+    if options.held_out:
+        shown.append(try_held_out(fill, data=options.held_out))
     print(f"what {options.export} puts in place of {MASK}:")
     for lines in shown:
         print("\n".join(lines))
@@ -204,4 +231,4 @@ def _one_text(ids: Sequence[int], *, masks: Sequence[int]) -> Batch:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

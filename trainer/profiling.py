@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from pipeline import storage
-from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
+from pipeline.console import command
+from pipeline.settings import ConfigError, describe, refuse_flags, split_arguments
 from pipeline.signals import stop_on_signals
 from trainer.config import TrainerConfig
 from trainer.launch import WorkerError, check, processes, read_config, write_config
@@ -85,6 +86,7 @@ class Parts:
         return "\n".join(lines) + "\n"
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused, 1 failed."""
     try:
@@ -99,8 +101,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(profile_run(config, folder=folder).table(), end="")
         print(f"trace and table: {folder}")
         return 0
-    except (ValueError, OSError) as error:
-        return fail(error)
     except WorkerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -13,11 +13,11 @@ if not __package__:
     # Ray's workers import from, in a submitted job the uploaded copy.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.settings import ConfigError, describe, fail, refuse_flags, split_arguments
+from pipeline.console import command, say_at_once
+from pipeline.settings import ConfigError, describe, refuse_flags, split_arguments
 from pipeline.signals import stop_on_signals
 from trainer.config import TrainerConfig
 from trainer.launch import SAMPLE_CONFIG, WorkerError, check, dry_run, read_config, train
@@ -30,8 +30,9 @@ Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMP
 The same command continues an interrupted run from its last checkpoint; with --fresh an output that holds a run is
 refused. Ctrl-C or SIGTERM: the step in hand is
 finished, a checkpoint written, and the exit status is 130 or 143; a second signal ends the run at once.
---dry-run makes all checks, shows steps, tokens, room, memory and machines, and with --tokens-per-second=N and --price=P
-(of one worker, and of its hour) time and price; it starts and writes nothing.
+--dry-run makes all checks, shows steps, tokens, room, memory and machines, and with --tokens-per-second=N or --gpu=NAME
+(such as H200) and --price=P (of one worker, and of its hour) time and price; it starts and writes nothing. Before there
+is a data set, --rows=N --tokens=N state its training rows and tokens; device=cuda plans for GPUs that are elsewhere.
 Workers that are lost are started again from the last checkpoint (max_restarts).
 Ray: the cluster that RAY_ADDRESS names (set inside a submitted job), otherwise one of its own on this machine.
 
@@ -39,6 +40,7 @@ Settings:
 """
 
 
+@command(goes_on_from="the last checkpoint")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused, 1 failed, 128 + n stopped by signal n."""
     try:
@@ -55,32 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = read_config(words, repository=REPOSITORY)
         fresh = "--fresh" in words.flags
         if dry_run.FLAG in words.flags:
-            checked = check(config, fresh=fresh)
+            checked = dry_run.check_or_plan(config, options, fresh=fresh)
             for line in (*checked.lines, *dry_run.describe_run(checked, options)):
-                _print(line)
+                say_at_once(line)
             return 0
         with stop_on_signals() as stop:
-            try:
-                return train(check(config, fresh=fresh), stop=stop, say=_print)
-            except KeyboardInterrupt:
-                return _fail_interrupted(stop.signal_number)
-    except (ValueError, OSError) as error:
-        return fail(error)
+            return train(check(config, fresh=fresh), stop=stop, say=say_at_once)
     except WorkerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return _fail_interrupted(signal.SIGINT)
-
-
-def _fail_interrupted(number: int | None) -> int:
-    """Say that a signal ended the run at once; returns the exit status."""
-    print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-    return 128 + (number or signal.SIGINT)
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from cluster import CLUSTER
 from cluster.render import KINDS, list_unfilled, read_values, render
-from pipeline.settings import ConfigError, describe, fail
+from pipeline.console import command, exit_with
+from pipeline.settings import ConfigError, describe
 
 USAGE = """usage: python -m cluster.render [KIND ...]
 
@@ -18,6 +19,7 @@ Values:
 """
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the files, or explain the values; return the exit status."""
     kinds = list(sys.argv[1:] if arguments is None else arguments)
@@ -26,14 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind, cls in KINDS.items():
             print(f"cluster/values/{kind}.yaml:\n{describe(cls)}\n")
         return 0
-    try:
-        for kind in kinds:
-            if kind not in KINDS:
-                raise ConfigError(f"cluster.render: no such kind of cluster: {kind}; known: {', '.join(KINDS)}")
-        for kind in kinds or KINDS:
-            write(kind)
-    except (ValueError, OSError) as error:
-        return fail(error)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"cluster.render: no such kind of cluster: {kind}; known: {', '.join(KINDS)}")
+    for kind in kinds or KINDS:
+        write(kind)
     return 0
 
 
@@ -53,4 +52,4 @@ def write(kind: str, *, folder: Path = CLUSTER) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

@@ -244,7 +244,7 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
 
 
 def mount_fsx(fsx: Fsx) -> list[str]:
-    """Return the commands that mount FSx for Lustre on a node, with flock, which leases and builds need."""
+    """Return the commands that mount FSx for Lustre on a node, with flock, which leases and builds use."""
     keyring, repository = "/usr/share/keyrings/fsx.gpg", "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
     key = "https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc"
     return [

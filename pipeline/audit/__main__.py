@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
 from pipeline.audit.findings import to_data, to_table
 from pipeline.audit.run import Audit, audit
-from pipeline.settings import fail
+from pipeline.console import command, exit_with
+from pipeline.units import count_of
 
 _EPILOGUE = """exit status: 0 clean, 1 faults, 2 cannot be read.
 Notes are what is odd but explained: quirks of the published algorithm where the set was made with mode: reference,
 and short rows that are alike by chance."""
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit a finished data set and print a table of checks."""
     parser = argparse.ArgumentParser(
@@ -29,10 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="exit with 1 for notes too")
     parser.add_argument("--workers", type=int, default=None, help="processes (default: all cores)")
     options = parser.parse_args(arguments)
-    try:
-        found = audit(options.folder, workers=options.workers)
-    except (ValueError, OSError) as error:
-        return fail(error)
+    found = audit(options.folder, workers=options.workers)
     clean = not found.findings.faults and not (options.strict and found.findings.notes)
     print(json.dumps(_data(found, clean=clean), indent=1) if options.json else _text(found, clean=clean))
     return 0 if clean else 1
@@ -46,11 +44,12 @@ def _data(found: Audit, *, clean: bool) -> dict[str, object]:
 
 def _text(found: Audit, *, clean: bool) -> str:
     quirks = "; quirks of the published algorithm are notes" if found.published else ""
-    head = f"{found.root}: {found.shards:,} shards, {found.rows:,} rows, {found.tokens:,} tokens{quirks}"
+    size = f"{count_of(found.shards, 'shard')}, {count_of(found.rows, 'row')}, {found.tokens:,} tokens"
+    head = f"{found.root}: {size}{quirks}"
     verdict = "clean" if clean else "not clean"
-    last = f"{verdict}: {found.findings.faults:,} fault(s), {found.findings.notes:,} note(s)"
+    last = f"{verdict}: {count_of(found.findings.faults, 'fault')}, {count_of(found.findings.notes, 'note')}"
     return "\n".join([head, "", to_table(found.findings), "", last])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

@@ -1,6 +1,6 @@
 """The recipe of a build: its Beam graph, one split read, one shard written, and what of a config is hardly meant."""
 
-from pipeline.build.advice import list_advice
+from pipeline.build.advice import list_advice, refuse_few_books
 from pipeline.build.read_split import spill_documents
 from pipeline.build.recipe import build, check_paths
 from pipeline.build.write_shard import build_shard
@@ -10,5 +10,6 @@ __all__ = [
     "build_shard",
     "check_paths",
     "list_advice",
+    "refuse_few_books",
     "spill_documents",
 ]

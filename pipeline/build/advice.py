@@ -6,10 +6,13 @@ Both mistakes cost a whole run: text by another language's rules, and words that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import comb
 
 from tokenizers import Tokenizer
 
-from pipeline.config import PipelineConfig, SourceConfig
+from pipeline.config import PipelineConfig, SourceConfig, VocabularyConfig
+from pipeline.documents import Split
+from pipeline.instances import fewest_documents
 from pipeline.tokenizer import RARE_LETTERS, WordTokenizer
 from pipeline.wikitext import language_codes
 
@@ -34,6 +37,8 @@ def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> l
     """A line each; `tokenizer`: the given vocabulary, None where one is to be trained."""
     found = list(_advise_on_languages(config.sources))
     path = config.vocabulary.path
+    if tokenizer is not None:
+        found += _advise_on_training(config.vocabulary, size=tokenizer.vocab_size)
     if path is not None and path.endswith(".json"):
         given = [key for key in ("lowercase", "strip_accents") if key in config.vocabulary.model_fields_set]
         found += [f"vocabulary.{key}: not looked at, since {path} says so itself; leave it out" for key in given]
@@ -54,6 +59,36 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
                 f"sources.{index}.language={code!r}: no Wikipedia has this code, so sentences may end by English "
                 "rules; give one such as ko, ja, zh, de"
             )
+
+
+def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[str]:
+    """Settings of a training beside a vocabulary that is there, so that none is trained."""
+    remedy = "leave it out" if not settings.train else "name another file to train one"
+    for key in ("size",) if settings.train else ("algorithm", "criterion", "size", "min_pair_count", "hangul"):
+        value, default = getattr(settings, key), VocabularyConfig.model_fields[key].default
+        if value != default and not (key == "size" and value == size):
+            yield (
+                f"vocabulary.{key}={value} has no effect: {settings.path} is there, with {size:,} entries, and is used "
+                f"as it is; {remedy}"
+            )
+
+
+def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None:
+    """ValueError where the sources are books, a document each, and too few of them to hold any out, but for a chance of
+    one in a hundred: told before anything is read."""
+    whole = all(source.kind == "books" and source.unit == "book" for source in config.sources)
+    fraction, fewest = config.validation_fraction, fewest_documents(config.next_sentence)
+    if not whole or not fraction or any(split.end != -1 for split in splits):  # an archive: who knows how many
+        return
+    books = len({split.path for split in splits})
+    too_few = (*range(fewest), *range(books - fewest + 1, books + 1))  # held out, or left to train on
+    failing = sum(comb(books, held) * fraction**held * (1 - fraction) ** (books - held) for held in too_few)
+    if books < 2 * fewest or failing > 0.99:
+        raise ValueError(
+            f"{books} book{'s' * (books != 1)}, a document each, {'are' if books != 1 else 'is'} too few to "
+            f"hold out {fewest} by validation_fraction={fraction:g}; set unit: chapter in the source, which makes each "
+            f"chapter a document, raise validation_fraction, or set it to 0 for no held-out rows"
+        )
 
 
 def _advise_on_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:

@@ -163,8 +163,10 @@ class PlanShards(beam.DoFn):
                 drops = tally.drops.get(index, Counter())
                 others = tally.documents.total()
                 refuse_empty_source(source, num_documents=tally.documents[index], drops=drops, others=others)
-            fewest = fewest_documents(self.context.config.next_sentence)
-            plan = plan_shards(counts, buckets=self.context.buckets, fewest=fewest)
+            config = self.context.config
+            fewest = fewest_documents(config.next_sentence)
+            whole_books = any(source.kind == "books" and source.unit == "book" for source in config.sources)
+            plan = plan_shards(counts, buckets=self.context.buckets, fewest=fewest, whole_books=whole_books)
             size = {"shards": sum(plan.num_shards.values()), "tokens": sum(count.tokens for count in counts)}
             _leave(size, path=storage.join(self.context.progress, PLAN_NAME))
             yield plan

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import storage
-from pipeline.build.advice import list_advice
+from pipeline.build.advice import list_advice, refuse_few_books
 from pipeline.build.inputs import BuildInputs, describe_change, describe_identity, find_inputs
 from pipeline.build.read_split import split_key
 from pipeline.cleaning import write_rejects
 from pipeline.config import PipelineConfig
+from pipeline.console import Say, say_at_once
 from pipeline.dataset import TOKENIZER_FOLDER, Manifest, read_manifest, write_manifest
 from pipeline.documents import Split
 from pipeline.engines import DaskCluster, check_engine, choose_workers, open_cluster, watched
@@ -44,10 +45,10 @@ from pipeline.runtime import (
 )
 from pipeline.settings import to_tree
 from pipeline.shuffle import Buckets, choose_buckets
-from pipeline.signals import Say, say_at_once
 from pipeline.sources import list_read_warnings, refuse_own_files
 from pipeline.tally import BuildResult, ReadTally
 from pipeline.tokenizer import WordTokenizer
+from pipeline.units import count_of, describe_bytes
 from pipeline.vocabulary import check_name, given_vocabulary, trained_vocabulary, vocabulary_name
 
 
@@ -82,7 +83,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
             tokenizer = given or find_or_train_vocabulary(
                 config, splits=inputs.splits, output=output, say=say, beam_options=beam_options, cluster=cluster
             )
-            tokenizer.save(output.staging / TOKENIZER_FOLDER)
+            tokenizer.save(output.staging / TOKENIZER_FOLDER, longest=config.max_seq_length)
             context = describe_context(config, inputs=inputs, buckets=buckets, tokenizer=tokenizer, output=output)
             begin_or_resume(context, splits=inputs.splits, resumes=output.resumes, say=say)
             progress = ProgressPrinter(context.progress, num_splits=len(inputs.splits), num_bytes=inputs.num_bytes)
@@ -100,7 +101,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         manifest = write_set(output.staging, config=config, tokenizer=tokenizer, result=result, read=read, run=run)
         leave_rejects(config, scratch=output.staging, read=read, result=result, say=say)
         output.publish()
-        write_manifest(output.root, manifest, run=run)
+        with output.held():
+            write_manifest(output.root, manifest, run=run)
         output.sweep()
     say_what_came_out(manifest, root=output.root, say=say)
     return manifest
@@ -121,9 +123,10 @@ def check_paths(config: PipelineConfig) -> None:
 def say_what_it_is(
     config: PipelineConfig, *, inputs: BuildInputs, workers: int, vocabulary: WordTokenizer | None, say: Say
 ) -> None:
-    """Say how much is read by whom, and what of the config is hardly meant."""
-    where = f"{workers} worker(s)" if config.engine == "local" else f"engine {config.engine}"
-    say(f"{len(inputs.splits)} splits, {inputs.num_bytes / 1e6:,.1f} MB of input, {where}")
+    """Say how much is read by whom, and what of the config is hardly meant. ValueError for books that are too few."""
+    where = count_of(workers, "worker") if config.engine == "local" else f"engine {config.engine}"
+    say(f"{count_of(len(inputs.splits), 'split')}, {describe_bytes(inputs.num_bytes)} of input, {where}")
+    refuse_few_books(config, splits=inputs.splits)
     for advice in list_advice(config, tokenizer=vocabulary):
         say(f"warning: {advice}")
 
@@ -194,7 +197,8 @@ def begin_or_resume(context: BuildContext, *, splits: Sequence[Split], resumes: 
     """Remove what an earlier start left half-made, and say what it had finished."""
     found = sweep_work(context, splits=splits)
     if resumes:
-        say(f"resuming: records of {found['split']} of {len(splits)} splits and {found['shard']} shards are there")
+        of_splits, shards = count_of(len(splits), "split"), count_of(found["shard"], "shard")
+        say(f"resuming: records of {found['split']} of {of_splits} and {shards} are there")
 
 
 def run_graph(
@@ -248,8 +252,8 @@ def say_what_was_done(
     for fault in context.ledger.take_damaged():
         say(f"damaged, so made again: {fault}")
     if resumes:
-        kept, of_shards = progress.count_kept(), progress.read_plan()["shards"]
-        say(f"resumed: {kept['read']} of {num_splits} splits and {kept['shard']} of {of_shards} shards kept")
+        kept, of_shards = progress.count_kept(), count_of(progress.read_plan()["shards"], "shard")
+        say(f"resumed: {kept['read']} of {count_of(num_splits, 'split')} and {kept['shard']} of {of_shards} kept")
 
 
 def leave_rejects(config: PipelineConfig, *, scratch: Path, read: ReadTally, result: BuildResult, say: Say) -> None:
@@ -265,7 +269,8 @@ def leave_rejects(config: PipelineConfig, *, scratch: Path, read: ReadTally, res
 def say_what_came_out(manifest: Manifest, *, root: Any, say: Say) -> None:
     """Rows and shards of the finished set, and where its report is."""
     say(
-        f"{root}: {manifest.num_rows('train'):,} training rows ({manifest.num_tokens('train'):,} tokens) in "
-        f"{len(manifest.shards_of('train'))} shards, {manifest.num_rows('validation'):,} validation rows; "
+        f"{root}: {count_of(manifest.num_rows('train'), 'training row')} ({manifest.num_tokens('train'):,} tokens) in "
+        f"{count_of(len(manifest.shards_of('train')), 'shard')}, "
+        f"{count_of(manifest.num_rows('validation'), 'validation row')}; "
         f"report: {storage.join(root, REPORT_NAME)}"
     )

@@ -6,8 +6,6 @@ in the file. Memory: the bucket's documents (3 bytes a token), its pairs (60 byt
 
 from __future__ import annotations
 
-import heapq
-import os
 import tempfile
 import uuid
 from collections import Counter
@@ -31,8 +29,7 @@ from pipeline.errors import PassingError
 from pipeline.instances import Instances, Masks, Rows, list_passes
 from pipeline.runtime import WorkReport
 from pipeline.shuffle import Extent, read_documents
-from pipeline.storage import sync
-from pipeline.tally import LENGTH_BITS, NUM_EXAMPLES, WORD_PIECES, BuildResult, Example, RowTally
+from pipeline.tally import LENGTH_BITS, NUM_EXAMPLES, WORD_PIECES, BuildResult, Example, RowTally, lowest_examples
 from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 ROW_GROUP_TOKENS = 1 << 20
@@ -282,9 +279,9 @@ def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id:
         tally.masked_as += Counter(
             {"mask": num_masked, "kept": num_kept, "random": mask.inputs.size - num_masked - num_kept}
         )
-    lowest = np.argsort(rows.keys)[:NUM_EXAMPLES].tolist()
-    examples = [_example(rows, masks[0], row) for row in lowest]
-    tally.examples = heapq.nsmallest(NUM_EXAMPLES, [*tally.examples, *examples])
+    order = np.argsort(rows.keys)
+    lowest = [row for label in labels for row in order[rows.label[order] == label][:NUM_EXAMPLES].tolist()]
+    tally.examples = lowest_examples([*tally.examples, *(_example(rows, masks[0], row) for row in lowest)])
 
 
 def _count_text(tally: RowTally, rows: Rows) -> npt.NDArray[np.uint8]:
@@ -343,5 +340,4 @@ def _commit(partial: Path, final: str) -> None:
     if storage.is_url(final):
         storage.store_file(partial, final)
         return
-    sync(partial)
-    os.replace(partial, final)
+    storage.rename_file(partial, final=Path(final))

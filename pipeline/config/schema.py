@@ -120,7 +120,8 @@ class VocabularyConfig(Settings):
     """Which vocabulary to use, or how to train one."""
 
     path: str | None = None
-    """vocab.txt or tokenizer.json, a path or URL. Without it a vocabulary is trained from the sources."""
+    """vocab.txt or tokenizer.json, or a folder with one (tokenizer.json first), a path or URL. Without it a vocabulary
+    is trained from the sources."""
     train: bool = False
     """Train a vocabulary into `path` where that file is not there yet."""
     algorithm: Literal["wordpiece", "bpe", "byte_level_bpe"] = "wordpiece"

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from operator import mul
@@ -22,7 +23,6 @@ from pydantic import ValidationError
 from pipeline import storage
 from pipeline.dataset.schema import SCHEMA_VERSION
 from pipeline.settings import Settings
-from pipeline.storage import sync
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -163,14 +163,7 @@ def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any])
     tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
     path = storage.join(root, MANIFEST_NAME)
     text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
-    if storage.is_url(root):
-        storage.write_bytes(path, text.encode("utf-8"))
-        return path
-    temporary = Path(path).with_suffix(".json.partial")
-    temporary.write_text(text, encoding="utf-8")
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(root)
+    storage.write_bytes(path, text.encode("utf-8"))
     return path
 
 
@@ -181,6 +174,9 @@ def read_manifest(root: str | Path) -> Manifest:
     try:
         text = storage.read_bytes(path)
     except _MISSING as error:
+        above = _find_set_above(root)
+        if above is not None:
+            raise DataSetError(f"{root}: lies inside the data set {above}; give the set itself, {above}") from error
         if not storage.exists(root) or isinstance(error, NotADirectoryError):
             no_bucket = f" ({error})" if storage.is_url(root) else ""
             raise DataSetError(
@@ -205,6 +201,17 @@ def read_manifest(root: str | Path) -> Manifest:
     for name in [shard.path for shard in manifest.shards] + list(manifest.files):
         resolve_inside(root, name)
     return manifest
+
+
+def _find_set_above(root: str | Path) -> str | None:
+    """The data set of which this is a folder or a shard; None where there is none, or a store does not tell."""
+    folder = str(root).rstrip("/")
+    with suppress(OSError):
+        for _ in range(2):
+            folder = storage.parent_of(folder)
+            if storage.find_file(storage.join(folder, MANIFEST_NAME)) is not None:
+                return folder
+    return None
 
 
 def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:

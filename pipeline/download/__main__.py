@@ -6,33 +6,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.console import command, exit_with
 from pipeline.download import dump
 from pipeline.download.sample import USAGE, fetch_sample
-from pipeline.settings import fail
 
 
+@command(goes_on_from="what is fetched")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status: 0 done or nothing to do, 2 refused."""
+    """The command line; returns the exit status: 0 done or nothing to do, 2 refused, 130 or 143 if interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words in (["--help"], ["-h"]):
         print(USAGE)
         return 0
-    try:
-        if words[:1] == ["wikipedia"]:
-            dump.main(words[1:])
-        elif words[:1] == ["config"]:
-            dump.main_config(words[1:])
-        elif len(words) == 2 and words[0] == "sample":
-            folder = Path(words[1])
-            state = "is ready" if fetch_sample(folder) else "is complete, nothing to do"
-            print(f"{folder}: the sample corpus {state}; sources and licences: {folder / 'ATTRIBUTION.md'}")
-        else:
-            found = " ".join(words) or "nothing"
-            raise ValueError(f"expected 'sample DIR', 'wikipedia ... DIR' or 'config ...', got {found}\n{USAGE}")
-    except (ValueError, OSError) as error:
-        return fail(error)
+    if words[:1] == ["wikipedia"]:
+        dump.main(words[1:])
+    elif words[:1] == ["config"]:
+        dump.main_config(words[1:])
+    elif len(words) == 2 and words[0] == "sample":
+        folder = Path(words[1])
+        state = "is ready" if fetch_sample(folder) else "is complete, nothing to do"
+        print(f"{folder}: the sample corpus {state}; sources and licences: {folder / 'ATTRIBUTION.md'}")
+    else:
+        found = " ".join(words) or "nothing"
+        raise ValueError(f"expected 'sample DIR', 'wikipedia ... DIR' or 'config ...', got {found}\n{USAGE}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import http.client
-import os
 import re
 import shutil
 import ssl
@@ -26,10 +25,9 @@ from typing import NoReturn
 
 from pipeline import storage
 from pipeline.config import FLAGS, KEYS, DownloadConfig, PipelineConfig, is_web_address
+from pipeline.console import Say
 from pipeline.settings import load_settings, refuse_flags, split_arguments
-from pipeline.signals import Say
 from pipeline.sources import check_brought
-from pipeline.storage import sync
 
 USAGE = (
     "usage: python -m pipeline.download wikipedia --language CODE --date YYYYMMDD [--config FILE | --mirror URL] DIR\n"
@@ -135,7 +133,6 @@ def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) ->
         fetch_dump(folder, files, say=say)
         lines = [f"{file.sha1}  {(folder / file.name).stat().st_size}  {file.name}\n" for file in files]
         storage.write_bytes(listing, "".join(lines).encode("ascii"))
-        sync(folder)
         say(f"{folder}: ready. {_LICENCE}")
 
 
@@ -176,9 +173,7 @@ def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
             f"{file.url}: fetched data with SHA-1 {digest}, not {file.sha1} as the mirror's checksum file says; they "
             f"were removed, run this again or choose another --mirror"
         )
-    sync(part)
-    os.replace(part, target)
-    sync(target.parent)
+    storage.rename_file(part, final=target)
     say(f"{target}: {target.stat().st_size / 1e6:,.1f} MB, verified")
 
 

@@ -22,6 +22,8 @@ from pathlib import Path
 
 from pipeline.dataset import file_sha256
 from pipeline.download import dump
+from pipeline.processes import is_running
+from pipeline.storage import put_in_place, sync_below
 
 CHECKSUMS = "SHA256SUMS"
 USAGE = (
@@ -119,7 +121,8 @@ def fetch_sample(folder: Path) -> bool:
         )
         (built / "ATTRIBUTION.md").write_text(text, encoding="utf-8")
         (built / CHECKSUMS).write_text(_checksums(built), encoding="utf-8")
-        os.replace(built, folder)
+        sync_below(built)
+        put_in_place(built, final=folder)
     return True
 
 
@@ -261,15 +264,5 @@ def _sweep_leftovers(folder: Path) -> None:
     prefix = _part_prefix(folder)
     for part in folder.parent.glob(f"{prefix}*-*"):
         process = part.name.removeprefix(prefix).split("-")[0]
-        if process.isdecimal() and not _is_running(int(process)):
+        if process.isdecimal() and not is_running(int(process)):
             shutil.rmtree(part, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from pipeline.config import PipelineConfig
+from pipeline.console import Say
 from pipeline.engines.cluster import DaskCluster
 from pipeline.runtime import ProgressPrinter
 from pipeline.settings import ConfigError
-from pipeline.signals import Say
+from pipeline.units import count_of
 
 _PACKAGES = {"dask": ("dask", "distributed"), "ray": ("cryptography", "dask", "distributed", "ray")}
 
@@ -76,5 +77,5 @@ def choose_workers(config: PipelineConfig, *, say: Say) -> int:
     """Number of local worker processes; more than there are cores is allowed, with a warning."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if config.engine == "local" and config.workers is not None and config.workers > cores:
-        say(f"warning: workers={config.workers} is more than the {cores} cores of this machine")
+        say(f"warning: workers={config.workers} is more than the {count_of(cores, 'core')} of this machine")
     return config.workers or cores

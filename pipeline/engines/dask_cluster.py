@@ -21,6 +21,7 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.engines import beam_worker
+from pipeline.units import count_of
 
 beam_worker.silence_beam()
 
@@ -28,11 +29,11 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from distributed import Client, KilledWorker
 
+from pipeline.console import Say
 from pipeline.engines.cluster import DaskCluster
 from pipeline.engines.dask_runner import BuildRunner, RunContext, count_working
 from pipeline.errors import PassingError
 from pipeline.runtime import choose_kept, leave_failure
-from pipeline.signals import Say
 from pipeline.versions import describe_code
 
 _LOGGER = logging.getLogger(__name__)
@@ -211,7 +212,7 @@ def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
         threads = client.nthreads()
     if not threads:
         raise PassingError(f"{cluster.name}: its last worker has just left; start some with `dask worker`")
-    say(f"Dask at {address}: {len(threads)} worker(s)")
+    say(f"Dask at {address}: {count_of(len(threads), 'worker')}")
     if max(threads.values()) > 1:
         say(
             f"warning: a Dask worker has {max(threads.values())} threads, of which one works at a time, since the "

@@ -23,12 +23,13 @@ from distributed.security import Security
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.config import RayConfig
+from pipeline.console import Say
 from pipeline.engines.beam_worker import python_path
 from pipeline.engines.cluster import DaskCluster
 from pipeline.engines.dask_cluster import await_worker, connect
 from pipeline.errors import PassingError
 from pipeline.settings import ConfigError
-from pipeline.signals import Say
+from pipeline.units import count_of
 
 _OBJECT_STORE_BYTES = 100 << 20
 """Of a Ray of our own; only actors use it."""
@@ -71,7 +72,7 @@ def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say
             actors.append(scheduler_class.remote(address, security))
             _await_scheduler(actors[0])
             actors += [worker_class.remote(address, security) for _ in range(number)]
-            say(f"Ray: {number} worker(s) of {_describe(each)}")
+            say(f"Ray: {count_of(number, 'worker')} of {_describe(each)}")
             with connect(cluster) as client:
                 await_worker(
                     client, cluster=cluster, waiting_for=lambda: describe_waiting(each, number=number), say=say
@@ -107,7 +108,8 @@ def describe_waiting(each: Mapping[str, float], *, number: int) -> str:
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     shown = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in each)
     return (
-        f"{number} worker(s) of {_describe(each)} are asked for; the cluster has {_describe_all()} on {nodes} node(s), "
+        f"{count_of(number, 'worker')} of {_describe(each)} asked for; the cluster has {_describe_all()} on "
+        f"{count_of(nodes, 'node')}, "
         f"of which {shown} free; add nodes, let other jobs end, or lower workers"
     )
 

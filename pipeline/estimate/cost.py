@@ -21,7 +21,7 @@ from pipeline.estimate.sampling import Unit, choose_units, list_frame, read_unit
 from pipeline.runtime import SHARDS, SPILLS, BuildContext
 from pipeline.shuffle import Buckets, choose_buckets
 from pipeline.tokenizer import WordTokenizer
-from pipeline.units import describe_bytes, describe_seconds
+from pipeline.units import count_of, describe_bytes, describe_seconds
 from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
 
 TOLERANCE = 0.15
@@ -234,16 +234,17 @@ def format_estimate(found: Estimate) -> list[str]:
         ("documents", f"{found.documents:,.0f}"),
         ("tokens in rows", f"{found.tokens / 1e6:,.2f} M"),
         ("rows", f"{found.rows:,.0f}"),
-        (f"bytes of {found.shards:,} shards", describe_bytes(found.bytes)),
+        (f"bytes of {count_of(found.shards, 'shard')}", describe_bytes(found.bytes)),
         ("bytes in OUT/_tmp meanwhile", describe_bytes(found.temporary_bytes)),
         ("CPU hours", f"{found.cpu_s / 3600:,.3g}"),
-        (f"wall time, {found.workers:,} workers", describe_seconds(found.wall_s)),
+        (f"wall time, {count_of(found.workers, 'worker')}", describe_seconds(found.wall_s)),
         ("peak memory of a worker", describe_bytes(found.worker_bytes)),
     ]
     lines += [f"{name:<28} {value:>12}" for name, value in rows]
     lines += ["", *_describe_tolerance(found)]
     if found.beginnings:
-        lines.append(f"only the beginning of {found.beginnings:,} compressed stream(s) was read; the rest may differ")
+        streams = count_of(found.beginnings, "compressed stream")
+        lines.append(f"only the beginning of {streams} was read; the rest may differ")
     pairs, masks, sets = found.pair_bytes, found.mask_set_bytes, found.mask_sets
     copies = max(10, sets)
     further = "" if copies == sets else f", {describe_bytes(pairs + copies * masks)} with {copies}"

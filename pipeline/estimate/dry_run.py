@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline import storage
-from pipeline.build import check_paths, list_advice
+from pipeline.build import check_paths, list_advice, refuse_few_books
 from pipeline.config import PipelineConfig
+from pipeline.console import say_at_once
 from pipeline.dataset import MANIFEST_NAME
 from pipeline.engines import check_engine, choose_workers
 from pipeline.estimate.cost import estimate, format_estimate
 from pipeline.output import MARK_NAME, check_writable
 from pipeline.settings import ConfigError
-from pipeline.signals import say_at_once
 from pipeline.sources import list_splits
 from pipeline.storage import free_bytes
-from pipeline.units import describe_bytes
+from pipeline.units import count_of, describe_bytes
 from pipeline.vocabulary import given_vocabulary
 
 
@@ -33,10 +33,11 @@ def describe_build(
     check_paths(config)
     splits = list_splits(config.sources)
     total = sum(split.num_bytes for split in splits)
-    yield f"input: {len(splits):,} splits, {describe_bytes(total)}"
+    yield f"input: {count_of(len(splits), 'split')}, {describe_bytes(total)}"
     yield describe_output(config.output)
     if is_finished(config.output):
         return
+    refuse_few_books(config, splits=splits)
     for advice in list_advice(config, tokenizer=given_vocabulary(config)):
         yield f"warning: {advice}"
     found = estimate(config, splits=splits, workers=workers)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,11 +18,11 @@ import numpy as np
 
 from pipeline import draws
 from pipeline.config import PipelineConfig
+from pipeline.console import command, exit_with
 from pipeline.documents import Document
 from pipeline.instances.masking import Masks
 from pipeline.instances.pairs import REFERENCE, Pair, PairTable, pair_document
 from pipeline.instances.segments import Corpus, Segment, whole_units
-from pipeline.settings import fail
 from pipeline.tokenizer import PIECE_PREFIX, Ids, TokenizedDocument, WordTokenizer
 
 _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5
@@ -228,6 +227,7 @@ def reference_lines(
         )
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the instances of text files; exit status 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m pipeline.instances.reference", description=main.__doc__)
@@ -244,29 +244,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--short-seq-prob", type=float, default=0.1)
     parser.add_argument("--masked-lm-prob", type=float, default=0.15)
     options = parser.parse_args(arguments)
-    try:
-        if options.max_seq_length < 5:
-            raise ValueError(
-                f"--max-seq-length {options.max_seq_length}: two tokens and three specials need at least 5"
-            )
-        tokenizer = WordTokenizer.from_path(options.vocab, lowercase=not options.cased)
-        lines = reference_lines(
-            read_files(options.files, tokenizer=tokenizer),
-            tokenizer=tokenizer,
-            max_seq_length=options.max_seq_length,
-            max_predictions=options.max_predictions,
-            dupe_factor=options.dupe_factor,
-            seed=options.seed,
-            whole_word=options.whole_word,
-            short_sequence_probability=options.short_seq_prob,
-            masked_probability=options.masked_lm_prob,
-        )
-        for line in lines:
-            print(line)
-    except (ValueError, OSError) as error:
-        return fail(error)
+    if options.max_seq_length < 5:
+        raise ValueError(f"--max-seq-length {options.max_seq_length}: two tokens and three specials need at least 5")
+    tokenizer = WordTokenizer.from_path(options.vocab, lowercase=not options.cased)
+    lines = reference_lines(
+        read_files(options.files, tokenizer=tokenizer),
+        tokenizer=tokenizer,
+        max_seq_length=options.max_seq_length,
+        max_predictions=options.max_predictions,
+        dupe_factor=options.dupe_factor,
+        seed=options.seed,
+        whole_word=options.whole_word,
+        short_sequence_probability=options.short_seq_prob,
+        masked_probability=options.masked_lm_prob,
+    )
+    for line in lines:
+        print(line)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

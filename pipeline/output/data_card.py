@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from pipeline.dataset import Manifest, SplitName
+from pipeline.units import count_of
 
 _SIZES = (
     (10**3, "n<1K"),
@@ -44,8 +45,8 @@ def render_card(manifest: Manifest) -> str:
         "# Sentence pairs for BERT pretraining",
         "",
         "Built with Cloze. A row is one sentence pair, stored once and unmasked, with "
-        f"{manifest.mask_sets} precomputed mask set(s) beside it. `report.html` shows the counts and some rows; "
-        "`manifest.json` lists every file with its hash.",
+        f"{count_of(manifest.mask_sets, 'precomputed mask set')} beside it. `report.html` shows the counts and some "
+        "rows; `manifest.json` lists every file with its hash.",
         "",
         "| split | documents | rows | tokens | shards |",
         "|---|---:|---:|---:|---:|",
@@ -73,7 +74,7 @@ def render_card(manifest: Manifest) -> str:
         "## Settings",
         "",
         "```yaml",
-        yaml.safe_dump(manifest.config, sort_keys=False, allow_unicode=True).rstrip(),
+        yaml.safe_dump(shown_settings(manifest), sort_keys=False, allow_unicode=True).rstrip(),
         "```",
         "",
         f"Vocabulary {manifest.vocabulary_hash[:16]} ({manifest.vocabulary_size:,} entries, in `tokenizer/`), "
@@ -81,6 +82,12 @@ def render_card(manifest: Manifest) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def shown_settings(manifest: Manifest) -> dict[str, Any]:
+    """The set's settings, with the number of entries that its vocabulary has: a size was for a training."""
+    vocabulary = {**manifest.config.get("vocabulary", {}), "size": manifest.vocabulary_size}
+    return {**manifest.config, "vocabulary": vocabulary}
 
 
 def _split_line(manifest: Manifest, split: SplitName) -> str:

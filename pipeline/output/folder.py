@@ -1,7 +1,7 @@
 """The output folder of a build: who may write there, what is left of an earlier build, and how a set becomes visible.
 
-Everything is written under OUT/_tmp; OUT/_build.json marks the folder as ours and says what is built; the manifest
-comes last. What a stopped build had finished stays under OUT/_tmp for the same build to go on with.
+Everything is written under OUT/_tmp, where the lease lies too; OUT/_build.json marks the folder as ours and says what
+is built; the manifest comes last. What a stopped build had finished stays there for the same build to go on with.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pipeline import storage
 from pipeline.dataset import MANIFEST_NAME, TOKEN_COUNTS_NAME, TOKENIZER_FOLDER
 from pipeline.errors import Keeps
 from pipeline.output.identity import MARK_NAME, BuildMark
@@ -31,67 +33,152 @@ from pipeline.runtime import (
     list_records,
 )
 from pipeline.settings import ConfigError
-from pipeline.storage import find_existing, sync, sync_below
+from pipeline.storage import LEASE_FOLDER, LeaseError, Location, find_existing, replaced_by, sync, sync_below
 
 _LOGGER = logging.getLogger(__name__)
 
-_PARTIAL_MARK = MARK_NAME + ".partial"
+LEASE_TIMEOUT_S = 60
+"""Silence of a build elsewhere after which another takes the folder over."""
 TEMPORARY_NAME = "_tmp"
 REPORT_NAME = "report.html"
 SUMMARY_NAME = "report.json"
 CARD_NAME = "README.md"
 PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, SUMMARY_NAME, CARD_NAME)
 """What a build moves from OUT/_tmp to OUT, in this order, before it writes the manifest."""
-OURS = (TEMPORARY_NAME, *PUBLISHED, f"{MANIFEST_NAME}.partial", _PARTIAL_MARK, MARK_NAME)
+OURS = (TEMPORARY_NAME, *PUBLISHED, MARK_NAME)
 """What may stand beside a mark. The mark is the last to be removed: without it the rest would look like another's."""
 _PREPARED = (EXCHANGE, PROGRESS, SPILLS, SHARDS)
 _WAIT_S = 30.0
 _LOOK_EVERY_S = 0.1
 
 
-class OutputFolder:
-    """OUT, held by one build at a time.
-
-    Entering makes and locks the folder and refuses one that holds anything but our own, or what another build had
-    finished before it was stopped. Leaving with an error keeps what is finished where the same command may get further
-    another time, else removes everything. `identity` is what makes two builds the same.
-    """
+class BuildOutput(ABC):
+    """OUT, which one build at a time has the lease of; what folders and stores have in common."""
 
     notes = ""
     """For BuildContext.notes: counts and failures are left in OUT/_tmp."""
 
-    def __init__(self, root: str | Path, *, identity: Mapping[str, Any]) -> None:
-        self.root = Path(root)
-        self.temporary = self.root / TEMPORARY_NAME
+    def __init__(self, root: Location, *, identity: Mapping[str, Any]) -> None:
+        self.root = root
+        self.temporary = storage.locate(root, TEMPORARY_NAME)
         self.finished = False
-        """True where the folder holds a finished set with the same identity."""
+        """True if the folder holds a finished set with the same identity."""
         self.resumes = False
-        """True where finished pieces of the same build are there."""
+        """True if finished pieces of the same build are there."""
         self._mark = BuildMark(str(root), identity=identity)
-        self._lock = -1
+        self._lease = ExitStack()
+        self._token = ""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other build takes the folder over inside the block; LeaseError, a PassingError, if one has."""
+        with storage.held(self.temporary, token=self._token, name=self._name):
+            yield
+
+    @property
+    def vocabulary_hash(self) -> str | None:
+        """That of the build, as far as it is known."""
+        return self._mark.vocabulary_hash
+
+    def note_vocabulary(self, vocabulary_hash: str) -> None:
+        """Note which vocabulary was trained for this build. LeaseError if another build took over."""
+        self._mark.note_vocabulary(vocabulary_hash)
+        with self.held():
+            self._write_mark()
+
+    @abstractmethod
+    def sweep(self) -> None:
+        """Remove OUT/_tmp and the mark; the manifest stands now."""
+
+    @property
+    def _name(self) -> str:
+        return f"output={self.root}"
+
+    def _take(self, *, note_loss: Callable[[], object] = lambda: None) -> None:
+        """Take the lease; LeaseError if another build lives."""
+        holding = storage.hold(
+            self.temporary, timeout_s=LEASE_TIMEOUT_S, say=_LOGGER.warning, note_loss=note_loss, name=self._name
+        )
+        self._token = self._lease.enter_context(holding)
+
+    def _look(self) -> bool:
+        """Whether there is a finished set; ValueError if it is another one, or what is there is not ours."""
+        names = storage.list_names(self.root)
+        if MANIFEST_NAME in names:
+            self._mark.check_finished()
+            self.finished = True
+            if MARK_NAME in names:
+                with suppress(OSError):  # a set that may only be read is as good
+                    self.sweep()
+            return True
+        known = {*OURS, MANIFEST_NAME} if MARK_NAME in names else {MARK_NAME}
+        foreign = sorted(name for name in names if not {name, replaced_by(name)} & known)
+        if foreign == [TEMPORARY_NAME] and storage.list_names(self.temporary) <= {LEASE_FOLDER}:
+            return False  # of a build that was killed before it wrote its mark, or that has just begun
+        if foreign:
+            shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+            raise ValueError(
+                f"{self._name}: not empty and not a build of ours (found {shown}); choose an empty or new folder"
+            )
+        return False
+
+    def _write_mark(self) -> None:
+        storage.write_bytes(storage.join(self.root, MARK_NAME), self._mark.text.encode("utf-8"))
+
+    def _leave(self, keeps: Keeps) -> None:
+        """After an error: keep what is finished, or remove everything."""
+        if keeps == "nothing" or not list_records(self.temporary):
+            self._clear()  # nobody else may begin before this is done
+            return
+        mended = " once the file is mended" if keeps == "unchanged_input" else ""
+        _LOGGER.warning("%s: what is finished stays there; the same command goes on from it%s", self.temporary, mended)
+        if keeps == "unchanged_input":
+            self._mark.await_input()
+            with suppress(OSError):
+                self._write_mark()
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Remove what is ours, the mark last; of OUT/_tmp the lease stays."""
+
+
+class OutputFolder(BuildOutput):
+    """OUT, a local folder.
+
+    Entering makes the folder, takes its lease and refuses one that holds anything but our own, or what another build
+    had finished before it was stopped. Leaving with an error keeps what is finished if the same command may get further
+    another time, else removes everything. `identity` is what makes two builds the same.
+    """
+
+    root: Path
+    temporary: Path
+
+    def __init__(self, root: str | Path, *, identity: Mapping[str, Any]) -> None:
+        super().__init__(Path(root), identity=identity)
 
     def __enter__(self) -> OutputFolder:
         self._made = not self.root.exists()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+            os.listdir(self.root)
         except OSError as error:
-            raise ValueError(
-                f"output={self.root}: cannot be made or opened ({error.strerror}); choose a folder"
-            ) from error
+            raise ValueError(f"{self._name}: cannot be made or opened ({error.strerror}); choose a folder") from error
         try:
             self._claim()
         except BaseException:
-            os.close(self._lock)
+            self._let_go()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and not self.finished:
-            self._leave(choose_kept(error))
-        os.close(self._lock)
+        try:
+            if kind is not None and not self.finished:
+                with suppress(LeaseError), self.held():  # else all that is there is another's
+                    self._leave(choose_kept(error))
+        finally:
+            self._let_go()
         if isinstance(error, OSError):
             raise ValueError(describe_error(error, folder=self.root)) from error
 
@@ -110,53 +197,41 @@ class OutputFolder:
         """A file of `staging` as all workers may read it."""
         return str(self.staging / name)
 
-    @property
-    def vocabulary_hash(self) -> str | None:
-        """That of the build, as far as it is known."""
-        return self._mark.vocabulary_hash
-
-    def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Note which vocabulary was trained for this build."""
-        self._mark.note_vocabulary(vocabulary_hash)
-        self._write_mark()
-
     def publish(self) -> None:
         """Move what was built out of OUT/_tmp, each in one rename, once it is on the disk. The manifest is still to be
-        written."""
+        written. LeaseError if another build took over."""
         for name in PUBLISHED:
             sync_below(self.temporary / name)
-            os.replace(self.temporary / name, self.root / name)
-        sync(self.root)
+        with self.held():
+            for name in PUBLISHED:
+                os.replace(self.temporary / name, self.root / name)
+            sync(self.root)
 
     def sweep(self) -> None:
         """Remove OUT/_tmp and the mark; the manifest stands now."""
         self.finished = True
-        if self.temporary.exists():
-            shutil.rmtree(self.temporary)
-        (self.root / MARK_NAME).unlink()
+        self._lease.close()
+        shutil.rmtree(self.temporary, ignore_errors=True)  # another command may sweep too
+        self._remove_partial()
+        (self.root / MARK_NAME).unlink(missing_ok=True)
+
+    def _let_go(self) -> None:
+        """Give the lease back; folders that are empty then, and were not there before, go too."""
+        self._lease.close()
+        for path in (self.temporary, *([self.root] if self._made else [])):
+            with suppress(OSError):  # somebody else has put something there meanwhile
+                path.rmdir()
 
     def _claim(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"output={self.root}: another build is writing there; wait for it or choose another folder"
-            ) from error
-        except OSError as error:  # a network file system without locks
-            _LOGGER.warning("warning: %s cannot be locked (%s); see that no other build writes there", self.root, error)
-        names = {path.name for path in self.root.iterdir()}
-        if MANIFEST_NAME in names:
-            self._mark.check_finished()
-            self.finished = True
-            if MARK_NAME in names:
-                with suppress(OSError):  # a set that may only be read is as good
-                    self.sweep()
+        if self._look():
             return
-        foreign = sorted(names.difference(OURS if MARK_NAME in names else [_PARTIAL_MARK]))
-        if foreign:
-            raise ValueError(describe_foreign(foreign, root=str(self.root)))
-        if self.temporary.is_dir():
-            self._wait_for_workers()
+        try:
+            self._take()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        if self._look():  # another build ended meanwhile
+            return
+        self._wait_for_workers()
         self.resumes = bool(list_records(self.temporary)) and self._mark.check_unfinished()
         try:
             if self.resumes:
@@ -164,17 +239,17 @@ class OutputFolder:
             else:
                 self._clear()
             self._write_mark()
-            self.temporary.mkdir(exist_ok=True)
             for name in _PREPARED:
                 if name in (EXCHANGE, PROGRESS) and (self.temporary / name).exists():
                     shutil.rmtree(self.temporary / name)
                 self.folder(name)
         except OSError as error:
             if not self.resumes:
-                self._abandon()
-            raise ValueError(
-                f"output={self.root}: cannot be written ({error.strerror}); choose another folder"
-            ) from error
+                self._clear()
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> ValueError:
+        return ValueError(f"{self._name}: cannot be written ({error.strerror}); choose another folder")
 
     def _take_back(self) -> None:
         """Undo what a build that was killed while publishing had moved out of OUT/_tmp."""
@@ -183,7 +258,13 @@ class OutputFolder:
             if path.exists():
                 _remove(self.temporary / name)
                 os.replace(path, self.temporary / name)
-        _remove(self.root / f"{MANIFEST_NAME}.partial")
+        self._remove_partial()
+
+    def _remove_partial(self) -> None:
+        """Remove what a kill left half written beside the files of OUT."""
+        for path in self.root.iterdir():
+            if replaced_by(path.name) in (MARK_NAME, MANIFEST_NAME):
+                path.unlink(missing_ok=True)
 
     def _wait_for_workers(self) -> None:
         """Wait until no worker of a killed build works here: one might still write. They look every second whether
@@ -199,53 +280,27 @@ class OutputFolder:
                     leave_failure(str(self.temporary / EXCHANGE), message="taken over", details="", is_users=True)
                     if time.monotonic() > deadline:
                         raise ValueError(
-                            f"output={self.root}: worker processes of an earlier build still write there; end them "
+                            f"{self._name}: worker processes of an earlier build still write there; end them "
                             "(ps shows pipeline.engines.beam_worker; or the engine's tasks), or choose another folder"
                         ) from error
                     time.sleep(_LOOK_EVERY_S)
-                except OSError:  # a network file system without locks: said above
+                except OSError as error:  # a network file system without locks
+                    _LOGGER.warning(
+                        "warning: %s cannot be locked (%s); see that no worker of an earlier build is left",
+                        self.root,
+                        error,
+                    )
                     return
         finally:
             os.close(descriptor)
 
-    def _write_mark(self) -> None:
-        partial = self.root / _PARTIAL_MARK
-        partial.write_text(self._mark.text, encoding="utf-8")
-        sync(partial)
-        os.replace(partial, self.root / MARK_NAME)
-
-    def _leave(self, keeps: Keeps) -> None:
-        """After an error: keep what is finished, or remove everything."""
-        if keeps == "nothing" or not list_records(self.temporary):
-            self._abandon()
-            return
-        warn_of_rest(str(self.temporary), keeps=keeps)
-        if keeps == "unchanged_input":
-            self._mark.await_input()
-            with suppress(OSError):
-                self._write_mark()
-
-    def _abandon(self) -> None:
-        self._clear()
-        if self._made:
-            with suppress(OSError):  # somebody else has put something there meanwhile
-                self.root.rmdir()
-
     def _clear(self) -> None:
-        for name in OURS:
+        for path in self.temporary.iterdir() if self.temporary.exists() else ():
+            if path.name != LEASE_FOLDER:
+                _remove(path)
+        self._remove_partial()
+        for name in (*PUBLISHED, MARK_NAME):
             _remove(self.root / name)
-
-
-def describe_foreign(names: Sequence[str], *, root: str) -> str:
-    """The message for a folder that holds what no build of ours left."""
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"output={root}: not empty and not a build of ours (found {shown}); choose an empty or new folder"
-
-
-def warn_of_rest(temporary: str, *, keeps: Keeps) -> None:
-    """Say that what a failed build had finished is kept."""
-    mended = " once the file is mended" if keeps == "unchanged_input" else ""
-    _LOGGER.warning("%s: what is finished stays there; the same command goes on from it%s", temporary, mended)
 
 
 def _remove(path: Path) -> None:

@@ -112,6 +112,7 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             f"{documents:,} documents have {sentences:,} sentences in all, so most pairs are halves of one; check "
             "what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
         )
+    found += _list_unseen_sources(result, config=config)
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
     (low, high), _ = label_bounds(config)
@@ -121,6 +122,19 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             "to have a next sentence; check what ends a document in the sources, or set next_sentence=none"
         )
     return found
+
+
+def _list_unseen_sources(result: BuildResult, *, config: PipelineConfig) -> list[str]:
+    """Sources that an evaluation of the set will say nothing of."""
+    if "validation" not in result.tallies:
+        return []
+    train, held_out = (result.tallies[split].source_rows for split in ("train", "validation"))
+    names = [name for index, name in enumerate(config.source_names) if train[index] and not held_out[index]]
+    chapters = any(
+        source.called in names and source.kind == "books" and source.unit == "book" for source in config.sources
+    )
+    remedy = "raise validation_fraction" + (", or set unit: chapter, which makes documents of chapters" * chapters)
+    return [f"no held-out row is of source {name}, so no evaluation tells its loss; {remedy}" for name in names]
 
 
 def write_set(
@@ -138,7 +152,7 @@ def write_set(
     """
     train = result.tallies["train"]
     _write_token_counts(folder / TOKEN_COUNTS_NAME, train, tokenizer=tokenizer)
-    tokenizer.save(folder / TOKENIZER_FOLDER)
+    tokenizer.save(folder / TOKENIZER_FOLDER, longest=config.max_seq_length)
     others = [folder / TOKEN_COUNTS_NAME, *sorted((folder / TOKENIZER_FOLDER).iterdir())]
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from pipeline.units import count_of
+
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #dfe4ea; --bar: #2f6fb3; --paper: #ffffff;
   --mark: #ffe3a3; --box: #f5f7f9; --alarm: #9c3a12; }
@@ -23,7 +25,8 @@ h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-
 p.note, td.note, figcaption { color: var(--soft); font-size: .9rem; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; }
 th, td { text-align: left; padding: .25rem 1rem .25rem 0; vertical-align: top; }
-td.name { overflow-wrap: anywhere; } td.note { min-width: 14rem; } tr { border-bottom: 1px solid var(--line); }
+td.name { overflow-wrap: anywhere; min-width: 8rem; } td.note { min-width: 14rem; }
+tr { border-bottom: 1px solid var(--line); }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .tiles { display: flex; flex-wrap: wrap; gap: .6rem; margin-top: 1rem; }
 .tile { border: 1px solid var(--line); border-radius: 6px; padding: .5rem .9rem; min-width: 6rem; }
@@ -35,6 +38,9 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
 pre { background: var(--box); padding: .8rem; overflow-x: auto; font-size: .85rem; }
 figure { margin: .5rem 0; max-width: 40rem; } svg { display: block; width: 100%; }
 svg rect { fill: var(--bar); } svg text { fill: var(--soft); font-size: 11px; } svg line { stroke: var(--line); }
+svg line.cut { stroke: var(--paper); stroke-width: 3; }
+@media (max-width: 34rem) { body { margin: .8rem auto; padding: 0 .6rem; } svg text { font-size: 16px; }
+  th, td { padding-right: .6rem; } .tile { padding: .4rem .6rem; min-width: 4.5rem; } .tile b { font-size: 1.05rem; } }
 """
 _FACTS = (
     ("documents", "documents"),
@@ -49,6 +55,8 @@ _FACTS = (
     ("share of tokens to predict", "mask_rate"),
     ("unknown tokens ([UNK])", "unknown_rate"),
 )
+_TALL = 5
+"""A bar so many times as tall as the next is cut, or the others could not be told from nothing."""
 _SHOWN_AS = {"mask": "shown as [MASK]", "kept": "kept as they are", "random": "shown as another token"}
 
 
@@ -74,8 +82,8 @@ def render_report(summary: Mapping[str, Any]) -> str:
         "<h2>Masking</h2>",
         _masking(summary["masking"], mask_sets=summary["mask_sets"]),
         "<h2>Five pairs</h2>",
-        '<p class="note">Chosen at random, the same ones every time, with the first mask set. Marked: the tokens to '
-        "predict; [MASK] stands in their place unless an arrow says what does.</p>",
+        '<p class="note">Chosen at random, two of each kind at least, always the same ones, with the first mask set. '
+        "Marked: the tokens to predict; [MASK] stands in their place unless an arrow says what does.</p>",
         *[render_pair(pair) for pair in summary["pairs"]],
         "<h2>Vocabulary</h2>",
         _vocabulary(summary["vocabulary"]),
@@ -200,24 +208,37 @@ def _histogram(bins: Sequence[Mapping[str, int]], *, caption: str) -> str:
 
 def _bars(heights: Sequence[float], *, titles: Sequence[str], starts: Sequence[int], top: str, caption: str) -> str:
     width, height, left, bottom = 420, 150, 8, 16
-    tallest = max(heights, default=0) or 1
+    first, second = sorted([0.0, 0.0, *heights])[:-3:-1]
+    is_cut = second > 0 and first > _TALL * second
+    tallest = (1.5 * second if is_cut else first) or 1
     step = (width - left) / max(1, len(heights))
     floor = height - bottom
     shapes = "".join(
-        f'<rect x="{left + index * step + 0.5:.1f}" y="{16 + (floor - 16) * (1 - value / tallest):.1f}" '
-        f'width="{step - 1:.1f}" height="{(floor - 16) * value / tallest:.1f}"><title>{escape(title)}</title></rect>'
+        f'<rect x="{left + index * step + 0.5:.1f}" y="{16 + (floor - 16) * (1 - min(value / tallest, 1)):.1f}" '
+        f'width="{step - 1:.1f}" height="{(floor - 16) * min(value / tallest, 1):.1f}"><title>{escape(title)}</title>'
+        "</rect>"
         for index, (value, title) in enumerate(zip(heights, titles, strict=True))
     )
     ticks = "".join(
-        f'<text x="{left + index * step:.1f}" y="{height - 3}">{starts[index]:,}</text>'
+        _tick(f"{starts[index]:,}", x=left + (index + 0.5) * step, width=width, y=height - 3)
         for index in range(0, len(starts), max(1, -(-len(starts) // 6)))
     )
+    if is_cut:
+        x = left + heights.index(first) * step
+        shapes += f'<line class="cut" x1="{x:.1f}" x2="{x + step:.1f}" y1="38" y2="32"/>'
+        caption += f". The tallest bar is cut: it stands for {top}"
     return (
         f'<figure><svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(caption)}">'
-        f'<text x="{left}" y="11">{escape(top)}</text>'
+        f'<text x="{left}" y="12">{escape(top)}</text>'
         f'<line x1="{left}" x2="{width}" y1="{floor}" y2="{floor}"/>{shapes}{ticks}'
         f"</svg><figcaption>{escape(caption)}</figcaption></figure>"
     )
+
+
+def _tick(text: str, *, x: float, width: int, y: int) -> str:
+    """A label centred at x, but never beyond the picture: at most 10 of its 420 units a character."""
+    half = 5 * len(text)
+    return f'<text x="{min(max(x, half), width - half):.1f}" y="{y}" text-anchor="middle">{text}</text>'
 
 
 def _next_sentence(facts: Mapping[str, Any]) -> str:
@@ -254,8 +275,8 @@ def _masking(facts: Mapping[str, Any], *, mask_sets: int) -> str:
     ]
     return (
         _table(["targets", "number", "share"], shown)
-        + f'<p class="note">Positions to predict in the training rows, over {mask_sets} mask set(s). A random token '
-        "that happens to be the right one counts as kept.</p>"
+        + f'<p class="note">Positions to predict in the training rows, over {count_of(mask_sets, "mask set")}. A '
+        "random token that happens to be the right one counts as kept.</p>"
         + _table(["pieces of the word", "tokens of text", "targets", "rate"], pieces)
         + '<p class="note">A rate is targets over tokens of text and mask sets. [UNK] is text, but never a target.</p>'
         + _bars(

@@ -16,7 +16,8 @@ from tokenizers import decoders
 from pipeline.config import PipelineConfig
 from pipeline.dataset import Manifest
 from pipeline.instances import NEXT, NOT_NEXT
-from pipeline.tally import WORD_PIECES, BuildResult, Counts, Example, ReadTally, RowTally, merge_reads
+from pipeline.output.data_card import shown_settings
+from pipeline.tally import WORD_PIECES, BuildResult, Counts, Example, ReadTally, RowTally, choose_examples, merge_reads
 from pipeline.tokenizer import END_OF_WORD, PIECE_PREFIX, WordTokenizer
 
 SUMMARY_VERSION = 1
@@ -65,8 +66,8 @@ def summarize_build(
         "next_sentence": _summarize_labels(result, bounds=not_next_bounds),
         "masking": summarize_masks(train, mask_sets=manifest.mask_sets),
         "vocabulary": summarize_vocabulary(result, tokenizer=tokenizer),
-        "pairs": [describe_pair(example, reader=reader) for example in train.examples],
-        "config": manifest.config,
+        "pairs": [describe_pair(example, reader=reader) for example in choose_examples(train.examples)],
+        "config": shown_settings(manifest),
         "versions": dict(sorted(manifest.versions.items())),
         "run": {**run, "sources": _by_source(reads, config=config)} if run else {},
     }

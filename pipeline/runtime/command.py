@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipeline import storage
 from pipeline.config import PipelineConfig
-from pipeline.settings import Arguments, load_settings, to_tree, validate
-from pipeline.signals import Say, say_at_once
+from pipeline.console import Say, say_at_once
+from pipeline.settings import Arguments, ConfigError, load_settings, validate
 from pipeline.sources import check_brought
 from pipeline.storage import expand_path, refuse_lost_path
 
@@ -54,6 +54,20 @@ def read_price(flags: Sequence[str], *, program: str) -> float | None:
     return price
 
 
+def find_vocabulary(path: str, *, train: bool) -> str:
+    """A vocabulary's file; of a folder the tokenizer.json in it, which says how text is split, or the vocab.txt.
+
+    ConfigError for a folder with neither.
+    """
+    if storage.find_file(path) is not None or not storage.exists(path):
+        return path
+    for name in ("tokenizer.json", "vocab.txt"):
+        if storage.find_file(storage.join(path, name)) is not None:
+            return storage.join(path, name)
+    into = f", such as {storage.join(path, 'vocab.txt')} to train into" if train else ""
+    raise ConfigError(f"vocabulary.path={path}: is a folder without tokenizer.json and vocab.txt; name a file{into}")
+
+
 def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) -> PipelineConfig:
     """The same config with output, vocabulary.path and every source's path joined to `base_of(path)`."""
 
@@ -64,12 +78,13 @@ def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) ->
         refuse_lost_path(expanded, key=key)
         return str(base_of(path) / expanded)
 
-    tree = to_tree(config)
+    tree = config.model_dump(mode="json", exclude_unset=True)  # what was not given stays not given
     tree["output"] = absolute(config.output, key="output")
     if config.cleaning.keep_rejects is not None:
         tree["cleaning"]["keep_rejects"] = absolute(config.cleaning.keep_rejects, key="cleaning.keep_rejects")
     if config.vocabulary.path is not None:
-        tree["vocabulary"]["path"] = absolute(config.vocabulary.path, key="vocabulary.path")
+        path = absolute(config.vocabulary.path, key="vocabulary.path")
+        tree["vocabulary"]["path"] = find_vocabulary(path, train=config.vocabulary.train)
     for index, (source, entry) in enumerate(zip(config.sources, tree["sources"], strict=True)):
         entry["path"] = [absolute(path, key=f"sources.{index}.path") for path in source.paths]
         if source.clean_documents is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any, Literal, TextIO, TypeAlias
 
 from pipeline import storage
 from pipeline.dataset import canonical_json
-from pipeline.units import describe_seconds
+from pipeline.units import count_of, describe_bytes, describe_seconds
 
 Stage: TypeAlias = Literal["read", "shard"]
 
@@ -33,6 +32,8 @@ _TERMINAL_EVERY_S = 1.0
 _PLAIN_EVERY_S = 30.0
 _STORE_EVERY_S = 10.0
 _UNIT = 1e6
+_SHOWN = 0.05
+"""Of a million: less would be shown as 0.0."""
 
 
 class WorkReport:
@@ -93,9 +94,8 @@ class WorkReport:
                 with suppress(storage.StorageError):  # what only tells of the work does not stop it
                     storage.write_bytes(self._path, text)
                 return
-            partial = Path(self._path).with_suffix(f".{uuid.uuid4().hex[:8]}")
-            partial.write_bytes(text)
-            os.replace(partial, self._path)
+            with storage.replace_file(Path(self._path), make_folders=False, durable=False) as stream:
+                stream.write(text)
 
 
 class ProgressPrinter:
@@ -143,9 +143,9 @@ class ProgressPrinter:
         read, shards = self.count("read"), self.count("shard")
         made = sum(report["bytes"] for report in self._load("read") if not report["kept"])
         return (
-            f"{elapsed:.0f} s: read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} M characters of "
-            f"{read['bytes'] / _UNIT:,.1f} MB of input{_rate(made / _UNIT, elapsed)}; wrote {shards['rows']:,} rows in "
-            f"{shards['done']:,} shards"
+            f"{elapsed:.0f} s: read {count_of(read['documents'], 'document')}, {_characters(read['characters'])} of "
+            f"{_bytes(read['bytes'])} of input{_rate(made, elapsed)}; wrote {count_of(shards['rows'], 'row')} in "
+            f"{count_of(shards['done'], 'shard')}"
         )
 
     def stage(self) -> Stage:
@@ -176,12 +176,12 @@ class ProgressPrinter:
         share = ""
         if self._num_bytes:
             share = (
-                f", {100 * done_bytes / self._num_bytes:.0f}% of {self._num_bytes / _UNIT:,.1f} MB of input"
-                f"{_rate(made_bytes / _UNIT, seconds)}"
+                f", {100 * done_bytes / self._num_bytes:.0f}% of {_bytes(self._num_bytes)} of input"
+                f"{_rate(made_bytes, seconds)}"
             )
         return (
-            f"read {read['documents']:,} documents, {read['characters'] / _UNIT:,.1f} M characters, "
-            f"{read['done']:,} of {self._num_splits:,} splits{share}{_kept(read)}"
+            f"read {count_of(read['documents'], 'document')}, {_characters(read['characters'])}, "
+            f"{read['done']:,} of {count_of(self._num_splits, 'split')}{share}{_kept(read)}"
             f"{_left(made_bytes, self._num_bytes - done_bytes, seconds)}"
         )
 
@@ -192,8 +192,9 @@ class ProgressPrinter:
         done, kept = _tokens_written(reports), sum(report["of_tokens"] for report in reports if report["kept"])
         left = _left(done - kept, plan["tokens"] - done, seconds)
         return (
-            f"wrote {wrote['rows']:,} rows of {wrote['documents']:,} documents, {wrote['bytes'] / _UNIT:,.1f} MB"
-            f"{_rate(made['bytes'] / _UNIT, seconds)}, {wrote['done']:,} of {plan['shards']:,} shards"
+            f"wrote {count_of(wrote['rows'], 'row')} of {count_of(wrote['documents'], 'document')}, "
+            f"{_bytes(wrote['bytes'])}{_rate(made['bytes'], seconds)}, {wrote['done']:,} of "
+            f"{count_of(plan['shards'], 'shard')}"
             f"{_kept(wrote)}{left}"
         )
 
@@ -288,5 +289,14 @@ def _kept(counts: Counter[str]) -> str:
     return f" ({counts['kept']:,} kept)" if counts["kept"] else ""
 
 
-def _rate(megabytes: float, seconds: float) -> str:
-    return f" ({megabytes / max(seconds, 1e-3):.1f} MB/s)"
+def _characters(number: int) -> str:
+    return f"{number / _UNIT:,.1f} M characters" if number >= _SHOWN * _UNIT else count_of(number, "character")
+
+
+def _bytes(number: float) -> str:
+    return f"{number / _UNIT:,.1f} MB" if number >= _SHOWN * _UNIT else describe_bytes(number)
+
+
+def _rate(number: float, seconds: float) -> str:
+    """Nothing before there is anything to tell the rate of."""
+    return f" ({_bytes(number / max(seconds, 1e-3))}/s)" if number else ""

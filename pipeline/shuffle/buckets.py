@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 from pipeline.dataset import SplitName
+from pipeline.units import count_of
 
 TEXT_BYTES_PER_BUCKET = 64_000_000
 MIN_DOCUMENTS = 8
@@ -82,16 +83,20 @@ def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation
     return Buckets(train, validation=max(1, validation) if held_out else 0, validation_fraction=held_out)
 
 
-def plan_shards(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int = 2) -> ShardPlan:
+def plan_shards(
+    counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int = 2, whole_books: bool = False
+) -> ShardPlan:
     """Join buckets that are too small and number the shards.
 
     Buckets are walked in order; neighbours are joined until the group has MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of
     the mean bucket's tokens; what is left at the end joins the last group. A bucket without documents (all were near
     duplicates) goes with the first shard, which counts what was left out. ValueError where a part of the set would
     have fewer than `fewest` documents: alone, a document has no other to take a wrong next sentence from.
+    `whole_books`: some of them are books, which could be documents by chapter.
     """
     ordered = sorted((count for count in counts if count.documents), key=lambda count: count.bucket)
-    _check_documents(ordered, buckets=buckets, fewest=fewest)
+    more = "set unit: chapter for books, add documents" if whole_books else "add documents"
+    _check_documents(ordered, buckets=buckets, fewest=fewest, more=more)
     shard_of: dict[int, tuple[SplitName, int]] = {}
     num_shards: dict[SplitName, int] = {}
     splits: tuple[SplitName, ...] = ("train", "validation")
@@ -122,12 +127,13 @@ def _join_small(counts: Sequence[BucketCount], *, num_buckets: int) -> list[list
     return groups
 
 
-def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int) -> None:
+def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int, more: str) -> None:
+    """`more`: what to do for more documents, in words."""
     documents = sum(count.documents for count in counts)
     if documents < fewest:
         raise ValueError(
-            f"the sources hold {documents} distinct document(s) with text; at least 2 are needed, because a wrong next "
-            "sentence comes from another document; add documents, check where the sources end a document, or set "
+            f"the sources hold {count_of(documents, 'distinct document')} with text; at least 2 are needed, because a "
+            f"wrong next sentence comes from another document; {more}, check where the sources end a document, or set "
             "next_sentence=sentence_order or none"
         )
     held_out = sum(count.documents for count in counts if buckets.split_of(count.bucket) == "validation")
@@ -135,17 +141,19 @@ def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest:
     if fraction and held_out < fewest:
         lowest = sorted(number for count in counts for number in count.lowest)[:fewest]
         needed = _round_up(lowest[-1] / _HASH_RANGE)
-        remedy = "set validation_fraction=0 or add documents"
+        remedy = f"set validation_fraction=0, or {more}"
         if documents >= 2 * fewest and needed <= 0.5:
-            remedy = f"the smallest value that works here is {needed}; set it, or 0 for no held-out documents"
+            remedy = (
+                f"the smallest value that works here is {needed}; set it, or 0 for no held-out documents, or {more}"
+            )
         raise ValueError(
-            f"validation_fraction={fraction} holds out {held_out} of {documents} documents; at least {fewest} "
-            f"{_are(fewest)} needed: {remedy}"
+            f"validation_fraction={fraction} holds out {held_out} of {count_of(documents, 'document')}; at least "
+            f"{fewest} {_are(fewest)} needed: {remedy}"
         )
     if documents - held_out < fewest:
         raise ValueError(
-            f"validation_fraction={fraction} leaves {documents - held_out} of {documents} documents for training; "
-            f"at least {fewest} {_are(fewest)} needed: lower it, or add documents"
+            f"validation_fraction={fraction} leaves {documents - held_out} of {count_of(documents, 'document')} for "
+            f"training; at least {fewest} {_are(fewest)} needed: lower it, or {more}"
         )
 
 

@@ -1,6 +1,5 @@
 """Files on disks and object stores by path or URL, what must reach a disk when, and who holds a folder."""
 
-from pipeline.storage.build_hold import StoreHold, describe_loss
 from pipeline.storage.clients import (
     FULL_DISK,
     AbsentError,
@@ -15,10 +14,23 @@ from pipeline.storage.clients import (
     open_filesystem,
     raise_outage,
 )
-from pipeline.storage.durable import find_existing, free_bytes, sync, sync_below
+from pipeline.storage.durable import (
+    ASIDE,
+    find_existing,
+    free_bytes,
+    make_durable_folder,
+    naming,
+    put_in_place,
+    rename_file,
+    replace_file,
+    replaced_by,
+    sync,
+    sync_below,
+)
 from pipeline.storage.files import (
     MAP_THREADS,
     READ_AHEAD_BYTES,
+    Location,
     StoredFile,
     base_name,
     delete,
@@ -30,6 +42,7 @@ from pipeline.storage.files import (
     join,
     list_files,
     list_names,
+    locate,
     make_folder,
     map_paths,
     open_input,
@@ -44,11 +57,7 @@ from pipeline.storage.files import (
     store_file,
     write_bytes,
 )
-from pipeline.storage.folders import ASIDE, make_durable_folder, put_in_place
-from pipeline.storage.lease import belongs_to_lease, held, hold, refuse_if_alive
-from pipeline.storage.lease_holder import LeaseError
-from pipeline.storage.lease_store import LEASE_FOLDER
-from pipeline.storage.locations import Location, locate, naming
+from pipeline.storage.lease import LEASE_FOLDER, LeaseError, held, hold, refuse_if_alive
 from pipeline.storage.paths import expand_path, refuse_lost_path
 
 __all__ = [
@@ -62,15 +71,12 @@ __all__ = [
     "LeaseError",
     "Location",
     "StorageError",
-    "StoreHold",
     "StoredFile",
     "StrPath",
     "base_name",
-    "belongs_to_lease",
     "check_url",
     "delete",
     "delete_tree",
-    "describe_loss",
     "exists",
     "expand_path",
     "fetch_file",
@@ -105,6 +111,9 @@ __all__ = [
     "read_range",
     "refuse_if_alive",
     "refuse_lost_path",
+    "rename_file",
+    "replace_file",
+    "replaced_by",
     "size_of",
     "store_file",
     "sync",

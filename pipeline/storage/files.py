@@ -12,13 +12,12 @@ import os
 import shutil
 import stat
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +32,7 @@ from pipeline.storage.clients import (
     name_full_disk,
     open_filesystem,
 )
+from pipeline.storage.durable import replace_file
 
 READ_AHEAD_BYTES = 1 << 20
 """Least bytes of a request while a file is read through `open_input`."""
@@ -41,6 +41,9 @@ MAP_THREADS = 32
 """Files on a store that `map_paths` looks at together."""
 
 Result = TypeVar("Result")
+
+Location: TypeAlias = Path | str
+"""A local Path, or the URL of an object store (s3://bucket/runs/x) as a string, never a local path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,13 @@ def join(root: StrPath, *parts: str) -> str:
         if is_url(root)
         else str(local_path(root).joinpath(*parts))
     )
+
+
+def locate(path: StrPath, *names: str) -> Location:
+    """`path`, a local path, file:// or store's URL, or what is called so below it."""
+    if is_url(path):
+        return join(path, *names).rstrip("/")
+    return local_path(path).joinpath(*names)
 
 
 def base_name(path: StrPath) -> str:
@@ -120,7 +130,7 @@ def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, ma
     Without `make_folders` a local folder that is absent is an OSError: it was removed, and shall not come back.
     """
     if not is_url(path):
-        with _replace(local_path(path), make_folders=make_folders) as stream:
+        with replace_file(local_path(path), make_folders=make_folders) as stream:
             stream.write(data)
         return
     system, place = open_filesystem(path)
@@ -132,7 +142,7 @@ def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, ma
 def store_file(source: StrPath, path: StrPath) -> None:
     """Upload a local file. Nobody sees a part of it; memory is flat."""
     if not is_url(path):
-        with open(source, "rb") as file, _replace(local_path(path)) as stream:
+        with open(source, "rb") as file, replace_file(local_path(path)) as stream:
             shutil.copyfileobj(file, stream, READ_AHEAD_BYTES)
         return
     if os.path.getsize(source) == 0:
@@ -144,7 +154,7 @@ def store_file(source: StrPath, path: StrPath) -> None:
 
 def fetch_file(path: StrPath, target: StrPath) -> None:
     """Copy a file to a local one, which appears whole; folders are made."""
-    with open_input(path, read_ahead=8 * READ_AHEAD_BYTES) as stream, _replace(Path(target)) as file:
+    with open_input(path, read_ahead=8 * READ_AHEAD_BYTES) as stream, replace_file(Path(target)) as file:
         shutil.copyfileobj(stream, file, 8 * READ_AHEAD_BYTES)
 
 
@@ -156,7 +166,7 @@ def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]
     its own name at once and removed on an error, which is enough where nobody looks for the name before.
     """
     if not is_url(path):
-        with (_write_in_place if in_place else _replace)(local_path(path)) as stream:
+        with (_write_in_place if in_place else replace_file)(local_path(path)) as stream:
             yield stream
         return
     with name_full_disk(tempfile.gettempdir()), tempfile.NamedTemporaryFile(prefix="cloze-") as file:
@@ -352,22 +362,6 @@ class _StoreReader(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
-
-
-@contextmanager
-def _replace(path: Path, *, make_folders: bool = True) -> Iterator[IO[bytes]]:
-    """A neighbour of `path` to write that takes its name at the end, once it is on the disk; removed on an error."""
-    if make_folders:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:16]}")
-    try:
-        with open(partial, "w+b") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextmanager

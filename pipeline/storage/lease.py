@@ -1,9 +1,21 @@
-"""The lease on a run directory: one job at a time trains in it.
+"""The lease on an output: one command at a time builds a data set, or trains, in a folder or on a store.
 
-RUN/lease.json names the holder: host, process and its start, a token, and by its time of change the last heartbeat. A
-job whose process is gone from this host is succeeded at once, one on another host after a silence of its time-out,
-measured on the waiting job's own clock. Who lost the lease commits nothing more: token and rename are under one lock.
-For a run on an object store each function here does what pipeline/storage/lease_store.py says.
+FOLDER/lease/NUMBER-TOKEN.json is a command's claim, which it alone writes: first as a candidate, then as the holder,
+renewed with every heartbeat. A candidate becomes the holder if a listing after its own write shows no other claim that
+may live: who writes sees all that was written before, so of two at once one at least sees the other. Numbers rise from
+holder to holder; a holder's claim fences all of lesser number.
+
+Invariant: at most one command has the lease and may commit. A holder whose process is gone from this machine is
+succeeded at once, one elsewhere (or in another container) after a silence of its time-out on the waiting command's own
+clock: no clock of another machine, and no time of a store, is trusted. Who lost the lease notices at its next heartbeat
+and is refused by `held`. The protocol needs no locks, renames or conditional writes of the storage. In a folder a lock
+file (flock) goes around each of its steps: then nobody takes over inside `held`. On a store, and on a file system
+without locks, `held` asks right before its block alone, and who freezes in between can still write once.
+
+Cost: a heartbeat is a change of a file's time in a folder (it needs no space), three small requests on a store, 43,000
+a day at a time-out of 60 s. Earlier releases held a run's folder by RUN/lease.json and a build's by a lock on it, or on
+a store by OUT/_tmp/holders. None of these is looked at: end such a command before this release works on its output.
+What they left is removed with OUT/_tmp, or stays in RUN and does no harm.
 """
 
 from __future__ import annotations
@@ -11,68 +23,102 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
-from pipeline.signals import Say, StopRequest
-from pipeline.storage import lease_store
-from pipeline.storage.durable import sync
-from pipeline.storage.folders import make_durable_folder
-from pipeline.storage.lease_holder import BEATS, Holder, LeaseError, identify, refusal
-from pipeline.storage.locations import Location, locate, naming
+from pipeline.errors import PassingError
+from pipeline.processes import Process
+from pipeline.processes import identify as identify_process
+from pipeline.signals import StopRequest
+from pipeline.storage import files
+from pipeline.storage.clients import StrPath
+from pipeline.storage.durable import make_durable_folder, naming
+from pipeline.storage.files import Location, locate
 
-__all__ = [
-    "LEASE_NAME",
-    "LOCK_NAME",
-    "LeaseError",
-    "beat_once",
-    "belongs_to_lease",
-    "held",
-    "hold",
-    "refuse_if_alive",
-    "release",
-    "take",
-]
-
-LEASE_NAME = "lease.json"
-LOCK_NAME = ".lease.lock"
-_PARTIAL = f".{LEASE_NAME}."
+LEASE_FOLDER = "lease"
+BEATS = 10
+"""Heartbeats in a time-out."""
+CONTEST_S = 0.2
+"""Seconds between looks at candidates that write at the same time."""
+CLAIM_BYTES = 1024
+"""Every claim is as long: who reads one while it is written anew gets one or the other, never an end cut off."""
+_LOCK = ".lock"
 
 
-class _Sighting(NamedTuple):
-    holder: Holder
+class LeaseError(PassingError):
+    """Another command has the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder(Process):
+    """Who has a lease, or wants it."""
+
+    token: str
+    since: str
+    """When it asked for the lease; for people."""
+    timeout_s: int
+    """Silence after which others take over."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one command has written."""
+
+    number: int
+    """One more than the greatest that its command saw."""
     beat: int
-    """Time of the last heartbeat, ns, on the clock of the file system."""
+    """Heartbeats so far, in a folder the time of the last: who watches sees life if this changes."""
+    holds: bool
+    """It has the lease, or had it; otherwise it is a candidate."""
+    holder: Holder
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"{self.number:08d}-{self.holder.token}.json"
 
 
 @contextmanager
-def hold(folder: str | Path, *, timeout_s: int, say: Say, stop: StopRequest) -> Iterator[str]:
+def hold(
+    folder: StrPath,
+    *,
+    timeout_s: int,
+    say: Callable[[str], object],
+    stop: StopRequest | None = None,
+    note_loss: Callable[[], object] = lambda: None,
+    name: str = "",
+) -> Iterator[str]:
     """Take the lease, keep it alive inside the block, give it back; yields its token. Makes the folder.
 
-    Waits, and says so, for a sign of life from a holder on another host; raises LeaseError where another job lives.
-    A lease that is lost on the way turns into a request to stop.
+    Waits, and says so, for a sign of life from a holder elsewhere; LeaseError if another command lives. `name`: of the
+    output in messages (default: output=FOLDER). A lease that is lost on the way is said, calls `note_loss` in a thread
+    of its own, and turns into a request to stop.
     """
-    folder = locate(folder)
-    if isinstance(folder, Path):
-        make_durable_folder(folder)
-    holder = take(folder, timeout_s=timeout_s, say=say, stop=stop)
+    folder, name = locate(folder), _name(folder, name)
+    holder = take(folder, timeout_s=timeout_s, say=say, stop=stop, name=name)
     ended = threading.Event()
 
     def beat() -> None:
         while not ended.wait(timeout_s / BEATS):
             try:
-                if not beat_once(folder, token=holder.token):
-                    say(f"the lease on {folder} was taken by another job; this one stops")
+                if beat_once(folder, token=holder.token):
+                    continue
+                say(f"{name}: another command took the lease over; this one stops")
+                if stop is not None:
                     stop.signal_number = stop.signal_number or signal.SIGTERM
-                    return
+                note_loss()
+                return
             except OSError as error:
-                say(f"no heartbeat of the lease on {folder}: {error}; another job may take it over")
+                say(f"{name}: no heartbeat of the lease ({error}); another command may take it over")
 
     thread = threading.Thread(target=beat, name="lease", daemon=True)
     thread.start()
@@ -85,138 +131,244 @@ def hold(folder: str | Path, *, timeout_s: int, say: Say, stop: StopRequest) -> 
 
 
 @contextmanager
-def held(folder: str | Path, *, token: str | None) -> Iterator[None]:
-    """Nobody takes the lease over inside the block. LeaseError where `token` is not (any more) that of the lease.
+def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None]:
+    """Nobody takes the lease over inside the block (on a store: right before it). LeaseError if `token` is not, or no
+    longer, that of the lease.
 
-    On a store, which has no locks, it is asked right before the block alone (lease_store.check). Without a token
-    nothing is asked: for those who work on a run directory of their own.
+    Without a token nothing is asked: for those who work in a folder of their own.
     """
-    folder = locate(folder)
     if token is None:
         yield
         return
-    if not isinstance(folder, Path):
-        lease_store.check(folder, token=token)
-        yield
-        return
+    folder, name = locate(folder), _name(folder, name)
     with _locked(folder):
-        seen = _look(folder)
-        if seen is None or seen.holder.token != token:
-            whose = "was given up" if seen is None else f"is held by {seen.holder}"
-            raise LeaseError(f"this job has lost its lease on {folder}, which {whose}")
+        claims = _look(folder)
+        if not any(claim.holder.token == token and claim.holds for claim in _reigning(claims)):
+            others = [claim for claim in claims if claim.holder.token != token]
+            whose = f"is held by {others[-1].holder}" if others else "was given up"
+            raise LeaseError(
+                f"{name}: this command lost its lease while it stood still or was cut off; it {whose}; wait for the "
+                "end of that command, then run this one again"
+            )
         yield
 
 
-def refuse_if_alive(folder: str | Path) -> None:
-    """LeaseError where a process of this host has the lease; writes nothing, waits for nothing."""
+def refuse_if_alive(folder: StrPath) -> None:
+    """LeaseError if a process of this machine has the lease; writes nothing, waits for nothing."""
     folder = locate(folder)
-    if not isinstance(folder, Path):
-        lease_store.refuse_if_alive(folder)
-        return
-    seen = _look(folder)
-    if seen is not None and seen.holder.is_gone() is False:
-        raise refusal(folder, seen.holder)
+    for claim in _reigning(_look(folder)):
+        if claim.holds and claim.holder.is_gone() is False:
+            raise _refusal(_name(folder, ""), claim.holder)
 
 
 def take(
-    folder: Location,
+    folder: StrPath,
     *,
     timeout_s: int,
-    say: Say,
-    stop: StopRequest,
+    say: Callable[[str], object],
+    stop: StopRequest | None = None,
+    name: str = "",
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Holder:
-    """Take the lease; what `hold` does first. KeyboardInterrupt where a signal comes while it waits."""
-    if not isinstance(folder, Path):
-        return lease_store.take(folder, timeout_s=timeout_s, say=say, stop=stop, clock=clock, sleep=sleep)
+    """Take the lease; what `hold` does first. KeyboardInterrupt if a signal comes while it waits."""
+    folder, name = locate(folder), _name(folder, name)
     mine = identify(timeout_s=timeout_s)
-    silent: _Sighting | None = None
+    silent: set[Claim] = set()
     while True:
-        with _locked(folder):
-            seen = _look(folder)
-            gone = seen is None or seen == silent or seen.holder.is_gone()
-            if gone:
-                _write(folder, mine)
-        if gone:
-            if seen is not None:
-                say(f"taking over {folder} from {seen.holder}, which {'is silent' if seen == silent else 'is gone'}")
+        with _locked(folder, make=True):
+            claims = _look(folder)
+            living = _living(claims, silent=silent)
+            number = 1 + max((claim.number for claim in claims), default=0)
+            claim = Claim(number=number, beat=0, holds=False, holder=mine)
+            taken = not living and _contend(folder, claim, silent=silent, clock=clock, sleep=sleep)
+            for dead in claims if taken else ():
+                say(f"{name}: taking over from {dead.holder}, which is {'silent' if dead in silent else 'gone'}")
+                files.delete(_path(folder, dead))
+        if taken:
             return mine
-        assert seen is not None
-        if gone is False:
-            raise refusal(folder, seen.holder)
-        wait_s = seen.holder.timeout_s
-        say(f"{folder} is held by {seen.holder}: waiting {wait_s} s for a sign of life before taking it over")
-        deadline = clock() + wait_s
-        while clock() < deadline and not stop:
-            sleep(min(1.0, wait_s / BEATS))
-            now = _look(folder)
-            if now is None or now.holder != seen.holder:
-                break
-            if now.beat != seen.beat:
-                raise refusal(folder, seen.holder)
-        if stop:
-            raise KeyboardInterrupt
-        silent = seen
+        if living:
+            silent |= _watch(folder, living, silent=silent, say=say, stop=stop, name=name, clock=clock, sleep=sleep)
 
 
-def beat_once(folder: Location, *, token: str) -> bool:
-    """Give a sign of life (a change of the file's time: it needs no space); False where the lease is another's."""
-    if not isinstance(folder, Path):
-        return lease_store.beat_once(folder, token=token)
+def beat_once(folder: StrPath, *, token: str) -> bool:
+    """Give a sign of life; False if the lease is another's."""
+    folder = locate(folder)
     with _locked(folder):
-        seen = _look(folder)
-        if seen is None or seen.holder.token != token:
+        mine = next((claim for claim in _reigning(_look(folder)) if claim.holder.token == token), None)
+        if mine is None:
             return False
-        os.utime(folder / LEASE_NAME)
+        if isinstance(folder, Path):
+            os.utime(_path(folder, mine))
+        else:
+            _write(folder, replace(mine, beat=mine.beat + 1))
         return True
 
 
-def belongs_to_lease(name: str) -> bool:
-    """Whether a file of a run directory is of the lease, or of a job that was killed while it took it."""
-    return name in (LEASE_NAME, LOCK_NAME) or name.startswith(_PARTIAL)
-
-
-def release(folder: Location, *, token: str) -> None:
-    """Give the lease back, if it is still ours."""
-    if not isinstance(folder, Path):
-        lease_store.release(folder, token=token)
-        return
+def release(folder: StrPath, *, token: str) -> None:
+    """Give the lease back, if it is still ours, and leave nothing of it in a folder that nobody else asks for."""
+    folder = locate(folder)
     with suppress(OSError), _locked(folder):
-        seen = _look(folder)
-        if seen is not None and seen.holder.token == token:
-            (folder / LEASE_NAME).unlink()
+        claims = _look(folder)
+        for claim in claims:
+            if claim.holder.token == token:
+                files.delete(_path(folder, claim))
+        if isinstance(folder, Path) and all(claim.holder.token == token for claim in claims):
+            (folder / LEASE_FOLDER / _LOCK).unlink()
+            (folder / LEASE_FOLDER).rmdir()
 
 
-def _look(folder: Path) -> _Sighting | None:
-    """The lease as it is; None where there is none (or one that a power cut left empty)."""
+def identify(*, timeout_s: int) -> Holder:
+    """This process, with a new token."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return Holder(**asdict(identify_process()), token=secrets.token_hex(16), since=since, timeout_s=timeout_s)
+
+
+def _name(folder: Location, name: str) -> str:
+    return name or f"output={folder}"
+
+
+def _refusal(name: str, holder: Holder) -> LeaseError:
+    """The error for a command that comes second."""
+    return LeaseError(
+        f"{name}: another command works there ({holder}); wait for its end, stop it, or give another output"
+    )
+
+
+def _watch(
+    folder: Location,
+    living: list[Claim],
+    *,
+    silent: set[Claim],
+    say: Callable[[str], object],
+    stop: StopRequest | None,
+    name: str,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> set[Claim]:
+    """Wait until the claims change, or for their time-out: then they are returned as silent. LeaseError if one holds
+    the lease and lives."""
+    holding = next((claim for claim in living if claim.holds), None)
+    if holding is not None and holding.holder.is_gone() is False:
+        raise _refusal(name, holding.holder)
+    wait_s = max(claim.holder.timeout_s for claim in living)
+    if holding is not None:
+        say(f"{name}: held by {holding.holder}; waiting {wait_s} s for a sign of life before taking it over")
+    deadline = clock() + wait_s
+    while clock() < deadline and not stop:
+        sleep(CONTEST_S if holding is None else min(1.0, wait_s / BEATS))
+        now = _living(_look(folder), silent=silent)
+        if now == living:
+            continue
+        if holding is not None and any(c.holder == holding.holder and c.beat != holding.beat for c in now):
+            raise _refusal(name, holding.holder)
+        return set()
+    if stop:
+        stop.interrupt()
+    return set(living)
+
+
+def _contend(
+    folder: Location,
+    claim: Claim,
+    *,
+    silent: set[Claim],
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> bool:
+    """Write the claim and hold the lease, or withdraw: before a holder, and before a candidate of smaller token."""
+    taken = False
     try:
-        with open(folder / LEASE_NAME, encoding="utf-8") as stream:  # opening asks a network file system anew
-            return _Sighting(Holder(**json.load(stream)), os.fstat(stream.fileno()).st_mtime_ns)
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
+        _write(folder, claim)
+        deadline = clock() + claim.holder.timeout_s
+        while True:
+            others = _living(_look(folder), silent=silent)
+            rivals = [other for other in others if other.holder.token != claim.holder.token]
+            if not rivals:
+                _write(folder, replace(claim, holds=True))
+                taken = True
+                return True
+            yields = any(other.holds or other.holder.token < claim.holder.token for other in rivals)
+            if yields or clock() > deadline:
+                return False
+            sleep(CONTEST_S)
+    finally:
+        if not taken:
+            with suppress(OSError):
+                files.delete(_path(folder, claim))
 
 
-def _write(folder: Path, holder: Holder) -> None:
-    temporary = folder / f"{_PARTIAL}{holder.token}"
-    try:
-        with naming(temporary), open(temporary, "w", encoding="utf-8") as stream:
-            json.dump(asdict(holder), stream, indent=1)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, folder / LEASE_NAME)
-        sync(folder)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+def _living(claims: Iterable[Claim], *, silent: set[Claim]) -> list[Claim]:
+    """Those that may be of a command that lives."""
+    return [claim for claim in _reigning(claims) if claim not in silent and not claim.holder.is_gone()]
+
+
+def _reigning(claims: Iterable[Claim]) -> list[Claim]:
+    """Without those that a holder of greater number fences."""
+    claims = list(claims)
+    reign = max((claim.number for claim in claims if claim.holds), default=0)
+    return [claim for claim in claims if claim.number >= reign]
+
+
+def _look(folder: Location) -> list[Claim]:
+    """All claims, by number."""
+    claims = []
+    for file in files.list_files(locate(folder, LEASE_FOLDER), below=False):
+        with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # withdrawn meanwhile, or no claim
+            claims.append(_read(locate(folder, LEASE_FOLDER, file.name)))
+    return sorted(claims, key=lambda claim: (claim.number, claim.holder.token))
+
+
+def _read(path: Location) -> Claim:
+    if isinstance(path, Path):
+        with open(path, "rb") as stream:  # opening asks a network file system anew
+            tree = {**json.load(stream), "beat": os.fstat(stream.fileno()).st_mtime_ns}
+    else:
+        tree = json.loads(files.read_bytes(path))
+    return Claim(**{**tree, "holder": Holder(**tree["holder"])})
+
+
+def _write(folder: Location, claim: Claim) -> None:
+    path = _path(folder, claim)
+    with naming(path) if isinstance(path, Path) else nullcontext():
+        files.write_bytes(path, json.dumps(asdict(claim), indent=1).ljust(CLAIM_BYTES).encode())
+
+
+def _path(folder: Location, claim: Claim) -> Location:
+    return locate(folder, LEASE_FOLDER, claim.name)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time; where the file system has no locks, only the renames themselves are safe."""
-    with open(folder / LOCK_NAME, "a", encoding="ascii") as stream:
-        with suppress(OSError):
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield  # closing unlocks
+def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
+    """One process at a time in the steps of the protocol; nothing on a store, or if a file system has no locks.
+
+    `make`: the lock file, if absent; else who finds none has no lease, and nothing to lock.
+    """
+    if not isinstance(folder, Path):
+        yield
+        return
+    path = folder / LEASE_FOLDER / _LOCK
+    while True:
+        if make:
+            make_durable_folder(path.parent)
+        try:
+            stream = open(path, "ab" if make else "r+b")  # noqa: SIM115 (closed below)
+        except FileNotFoundError:
+            if make:
+                continue  # removed right now by who gave the lease back
+            yield
+            return
+        with stream:
+            with suppress(OSError):
+                fcntl.flock(stream, fcntl.LOCK_EX)
+            if _stands(path, as_descriptor=stream.fileno()):
+                yield  # closing unlocks
+                return
+
+
+def _stands(path: Path, *, as_descriptor: int) -> bool:
+    """Whether the file that is open is still the one of that name: who gives the lease back removes it."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(as_descriptor))
+    except FileNotFoundError:
+        return False

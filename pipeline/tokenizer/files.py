@@ -153,8 +153,18 @@ def vocabulary_hash(backend: Tokenizer, *, tokens: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-def save_tokenizer(backend: Tokenizer, folder: Path, *, tokens: Sequence[str], special: Mapping[str, str]) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt into `folder` (made if absent)."""
+def save_tokenizer(
+    backend: Tokenizer,
+    folder: Path,
+    *,
+    tokens: Sequence[str],
+    special: Mapping[str, str],
+    longest: int | None = None,
+) -> None:
+    """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt into `folder` (made if absent).
+
+    `longest`: model_max_length, without which transformers takes text of any length.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     layout = json.loads(backend.to_str())
     normalizer = layout["normalizer"] or {}
@@ -164,6 +174,7 @@ def save_tokenizer(backend: Tokenizer, folder: Path, *, tokens: Sequence[str], s
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
+    config |= {} if longest is None else {"model_max_length": longest}
     config |= {f"{name}_token": token for name, token in special.items()}
     if is_bert:
         config |= {

@@ -123,13 +123,14 @@ class WordTokenizer:
         ids, word_starts, lengths = self._chunks.tokenize(document.sentences)
         return TokenizedDocument(document.id, ids, word_starts, lengths)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, longest: int | None = None) -> None:
         """Write tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt, as AutoTokenizer loads them.
 
-        The bytes depend on the vocabulary and its normalisation alone.
+        `longest`: tokens of the longest row that they are for. The bytes depend on it, the vocabulary and its
+        normalisation alone.
         """
         names = {name: self.tokens[getattr(self.special, name)] for name in _NAMES}
-        save_tokenizer(self.backend, Path(folder), tokens=self.tokens, special=names)
+        save_tokenizer(self.backend, Path(folder), tokens=self.tokens, special=names, longest=longest)
 
 
 class _Numbers(dict[str, int]):

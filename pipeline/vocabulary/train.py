@@ -18,11 +18,11 @@ from tokenizers import Tokenizer, decoders, models
 
 from pipeline import storage
 from pipeline.config import PipelineConfig, VocabularyConfig
+from pipeline.console import Say
 from pipeline.documents import Split
 from pipeline.engines import DaskCluster
 from pipeline.runtime import ProgressPrinter, local_notes, names_runner, scratch_folder, temporary_below
 from pipeline.settings import ConfigError
-from pipeline.signals import Say
 from pipeline.tokenizer import BERT_SPECIAL, END_OF_WORD, WordTokenizer, build_wordpiece, finish, word_rules
 from pipeline.vocabulary.subwords import train_bpe, train_wordpiece
 from pipeline.vocabulary.word_counts import WordCounter, most_common, read_words

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.dataset.manifest import Manifest
-from pipeline.storage.lease import LEASE_NAME
-from pipeline.storage.lease_store import LEASE_FOLDER
+from pipeline.storage import LEASE_FOLDER
 from processes import command_of
 from small_runs import curve, rows_by_step
 from trainer.checkpoint.format import checkpoints_folder
@@ -127,7 +126,7 @@ def find_remains(run: Run) -> list[str]:
     folder = checkpoints_folder(run.output)
     if folder.is_dir():
         found += [f"{path.name} is left behind" for path in folder.iterdir() if path.name.startswith(".")]
-    if (run.output / LEASE_NAME).exists() or list(run.output.glob(f"{LEASE_FOLDER}/*")):
+    if list(run.output.glob(f"{LEASE_FOLDER}/*")):
         found.append("the lease was not given back")
     return found
 

@@ -53,7 +53,7 @@ def _resubmit(run: Run, *, fault: str) -> Finding:
     since = time.monotonic()
     run.start()
     run.finish()
-    broken = [] if run.says("^taking over .* is gone$") else ["nothing was said of the lease"]
+    broken = [] if run.says(": taking over from .* is gone$") else ["nothing was said of the lease"]
     resumed = [line.text for line in run.lines if line.text.startswith("resumed at step ")]
     happened = (
         f"the same command took the lease over at once and {resumed[-1].split(' of ')[0] if resumed else 'began'}"
@@ -67,7 +67,7 @@ def submit_twice(stage: Stage) -> Finding:
     since = time.monotonic()
     commands = [run.start(), run.start()]
     statuses = sorted(command.wait() for command in commands)
-    if statuses != [0, 2] or not run.says("^error: output=.*another job trains in it"):
+    if statuses != [0, 2] or not run.says("^error: output=.*another command works there"):
         broken.append(f"statuses {statuses}")
     run.commands.sort(key=lambda command: command.process.returncode != 0, reverse=True)
     return judge(
@@ -91,7 +91,7 @@ def submit_again(stage: Stage) -> Finding:
     second = run.start()
     status = second.wait()
     worker.send_signal(signal.SIGCONT)
-    if status != 2 or not run.says(f"^error: output=.*another job trains in it .process {first.process.pid} on"):
+    if status != 2 or not run.says(f"^error: output=.*another command works there .process {first.process.pid} on"):
         broken.append(f"the second ended with status {status}")
     run.commands.reverse()
     return judge(

@@ -17,7 +17,7 @@ import psutil
 from faulty_store import Fault, FaultyStore
 from object_store import environment_of, make_bucket, run_server
 from pipeline import storage
-from pipeline.storage.lease_store import LEASE_FOLDER
+from pipeline.storage import LEASE_FOLDER
 
 from .findings import Finding, judge
 from .runs import ChaosError, Command, Run, Stage
@@ -157,7 +157,9 @@ def _lose_the_host(stage: Stage, *settings: str, fault: str) -> Finding:
         since = time.monotonic()
         stored.start(*settings, host="b")
         run.finish()
-        broken = [] if run.says("^taking over s3://.* is silent$") else ["nothing was said of the lease"]
+        broken = (
+            [] if run.says("^output=s3://.*: taking over from .* is silent$") else ["nothing was said of the lease"]
+        )
         resumed = [line.text for line in run.lines if line.text.startswith("resumed at step ")]
         happened = (
             f"the same command on another host took over after {LEASE_S} s of silence and "
@@ -178,7 +180,7 @@ def wake_up_late(stage: Stage) -> Finding:
         stored.seem_elsewhere()
         since = time.monotonic()
         second = stored.start(host="b")
-        line = run.wait_for("^taking over s3://.* is silent$", since=since)
+        line = run.wait_for("^output=s3://.*: taking over from .* is silent$", since=since)
         run.wait_for("^resumed at step", since=line.time)
         for process in sleepers:
             process.send_signal(signal.SIGCONT)

@@ -134,7 +134,8 @@ def test_steps_done_again_and_leftovers_are_seen(
     copy = replace(run, output=tmp_path / "run")
     shutil.copytree(run.output, copy.output)
     (copy.output / "checkpoints" / ".tmp-step-00000060-0").mkdir()
-    (copy.output / "lease.json").write_text("{}")
+    (copy.output / "lease").mkdir()
+    (copy.output / "lease" / "00000001-a.json").write_text("{}")
     assert judge(copy, fault="", happened="", since=0.0).broken == (
         ".tmp-step-00000060-0 is left behind",
         "the lease was not given back",

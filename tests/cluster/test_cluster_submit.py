@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -226,3 +229,18 @@ def test_a_node_that_did_not_start_in_time_is_started_again(monkeypatch: pytest.
     with pytest.raises(ConfigError, match="node head did not start"):
         local.bring_up(cluster, "head", [], count=1)
     assert len(launched) == 1
+
+
+@pytest.mark.parametrize(("number", "says"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_leaves_the_job_running_and_says_so(
+    number: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def tail(_id: str) -> AsyncIterator[str]:
+        yield "step 1\n"
+        signal.raise_signal(number)
+        await asyncio.sleep(9)  # asyncio cancels this where it has taken Ctrl-C for itself
+
+    monkeypatch.setattr(submit, "connect", lambda: SimpleNamespace(tail_job_logs=tail))
+    assert submit.main(["logs", "mine"]) == 128 + number
+    note = "\nmine continues on the cluster; make stop JOB=mine ends it with a checkpoint\n"
+    assert capsys.readouterr() == ("step 1\n", f"{note}{says}\n")

@@ -92,7 +92,7 @@ def test_two_nodes_of_a_local_cluster_train_a_submitted_config(
         finally:
             ended.set()
             watcher.join()
-        assert "Ray: 2 worker(s) of 1 CPU and 1 preprocessing" in built
+        assert "Ray: 2 workers of 1 CPU and 1 preprocessing" in built
         assert "one: SUCCEEDED" in text
         assert "one: SUCCEEDED" in call("submit", "status", "one")
         assert "error:" in call("submit", "stop", "two", status=2)

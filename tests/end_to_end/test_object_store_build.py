@@ -29,8 +29,7 @@ from pipeline.run import main
 from pipeline.sources.fingerprints import fingerprint_inputs
 from pipeline.sources.listing import list_files
 from pipeline.sources.splits import list_splits, read_documents, split_file
-from pipeline.storage import build_hold
-from pipeline.storage.build_hold import StoreHold
+from pipeline.storage.lease import release, take
 
 __all__ = ["bucket", "gs_bucket", "gs_server", "s3_server"]
 KILLED = Path(killed_build.__file__)
@@ -301,33 +300,25 @@ def test_a_refused_build_leaves_nothing_and_says_why(small: str, capsys: pytest.
 
 
 def test_one_build_at_a_time_holds_a_folder(
-    small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    small: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = f"{small}/_tmp/holders"
-    other = StoreHold(folder)
-    other.take(root=small)
+    folder = f"{small}/_tmp"
+    other = take(folder, timeout_s=60, say=print)
     assert main(["--config", "c.yaml"]) == 2
-    assert f"output={small}: another build is writing there; wait for it" in capsys.readouterr().err
-    other.release()
+    error = capsys.readouterr().err
+    assert f"error: output={small}: another command works there (process {os.getpid()} on " in error
+    release(folder, token=other.token)
     assert storage.list_files(small) == []
 
     # of another machine: whether it lives shows in time alone
-    monkeypatch.setattr(build_hold, "BEAT_S", 0.2)
-    monkeypatch.setattr(build_hold, "_LOOK_EVERY_S", 0.2)
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(build_hold, "_machine", lambda: "another")
-        other = StoreHold(folder)
-        other.take(root=small)
-    with pytest.raises(ValueError, match="another build is writing there"):
-        StoreHold(folder).take(root=small)
-    other.release()
-    storage.write_bytes(f"{folder}/gone.json", b'{"machine": "another", "process": 1, "started": "1"}')
-    monkeypatch.setattr(build_hold, "DEAD_S", 1.0)
-    held = StoreHold(folder)
-    held.take(root=small)
-    assert [file.name for file in storage.list_files(folder)] == [storage.base_name(held._url)]
-    held.release()
-    assert storage.list_files(small) == []
+    dead = take(folder, timeout_s=1, say=print)
+    (name,) = storage.list_names(f"{folder}/lease")
+    claim = storage.read_bytes(f"{folder}/lease/{name}").decode()
+    storage.write_bytes(f"{folder}/lease/{name}", claim.replace(dead.host, "elsewhere").encode())
+    assert main(["--config", "c.yaml"]) == 0
+    assert f"output={small}: held by process {os.getpid()} on elsewhere" in caplog.text
+    assert "waiting 1 s for a sign of life" in caplog.text
+    assert storage.list_names(f"{small}/_tmp") == set()
 
 
 def test_a_build_from_and_to_gs(
@@ -351,7 +342,7 @@ def test_a_build_from_and_to_gs(
         assert main(["--config", "c.yaml"]) == 2
     capsys.readouterr()
     assert main(["--config", "c.yaml", "--", "--runner=FnApiRunner"]) == 0  # named, so all that is shared is in OUT
-    assert "resumed: 2 of 2 splits and 1 of 1 shards kept" in capsys.readouterr().out
+    assert "resumed: 2 of 2 splits and 1 of 1 shard kept" in capsys.readouterr().out
     assert main(["--config", "c.yaml", "sources.0.path=text", "output=out"]) == 0
     check_same(f"{gs_bucket}/out", "out")
     assert audit(f"{gs_bucket}/out", workers=1).findings.faults == 0

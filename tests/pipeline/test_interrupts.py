@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,7 +97,7 @@ def test_a_build_that_is_stopped_says_so_in_one_line(
     left, errors = end_by(process, number)
     kept = folder / "out" / "_tmp"
     note = f"{kept}: what is finished stays there; the same command goes on from it\n" if kept.exists() else ""
-    assert (left, errors) == (status, f"{note}error: {line}\n")
+    assert (left, errors) == (status, f"{note}{line}\n")
     wait_for(lambda: not members(process.pid))
     assert not (folder / "out" / "manifest.json").exists()
     if workers == 1:
@@ -109,7 +111,7 @@ def test_a_build_that_is_stopped_says_so_in_one_line(
 def test_a_build_stopped_while_its_workers_start(folder: Path) -> None:
     process = start(folder, "workers=2")
     wait_for(lambda: members(process.pid), process=process)
-    assert end_by(process, signal.SIGTERM) == (143, "error: terminated\n")
+    assert end_by(process, signal.SIGTERM) == (143, "terminated\n")
     wait_for(lambda: not members(process.pid))
 
 
@@ -123,9 +125,52 @@ def test_workers_end_after_a_killed_build(folder: Path) -> None:
 def test_vocabulary_training_is_stopped_alike(folder: Path) -> None:
     process = start(folder, "workers=2", "vocabulary.path=new/v.txt", module="pipeline.vocabulary")
     wait_for(lambda: list(folder.glob("new/.words-*/read-*.json")), process=process)
-    assert end_by(process, signal.SIGTERM) == (143, "error: terminated\n")
+    assert end_by(process, signal.SIGTERM) == (143, "terminated\n")
     wait_for(lambda: not members(process.pid))
     assert not list((folder / "new").iterdir())
+
+
+NUMBERS = [f"--{name}=9" for name in ("max-seq-length", "max-predictions", "dupe-factor", "seed")]
+ANYTHING = SimpleNamespace(output="OUT", sources=())
+COMMANDS = {
+    "pipeline.run": ("build", [], ""),
+    "pipeline.vocabulary.__main__": ("read_config", [], ""),
+    "pipeline.estimate.__main__": ("estimate", [], ""),
+    "pipeline.download.__main__": ("fetch_sample", ["sample", "DIR"], "what is fetched"),
+    "pipeline.audit.__main__": ("audit", ["DIR"], ""),
+    "trainer.run": ("read_config", [], "the last checkpoint"),
+    "trainer.export.__main__": ("export", ["RUN", "OUT"], ""),
+    "trainer.demonstrate": ("FillMask", ["EXPORT"], ""),
+    "trainer.evaluate": ("evaluate", ["MODEL", "DATA"], ""),
+    "trainer.profiling": ("profile_run", [], ""),
+    "trainer.checkpoint.command": ("inspect", ["RUN"], ""),
+    "pipeline.instances.reference": ("WordTokenizer.from_path", ["TEXT", "--vocab", "V", *NUMBERS], ""),
+    "cluster.render.__main__": ("write", [], ""),
+    "cluster.local": ("start", ["start"], ""),
+    "cluster.submit": ("connect", ["list"], ""),
+}
+"""Module -> (what works long in it, words of its command line, what the same command goes on from)."""
+
+
+@pytest.mark.parametrize(("number", "says"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_ends_in_one_line(
+    name: str, number: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not in a traceback, and never without a word."""
+    work, words, goes_on_from = COMMANDS[name]
+    module = importlib.import_module(name)
+
+    def stop(*_: object, **__: object) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(f"{name}.{work}", stop)
+    if hasattr(module, "read_config"):
+        monkeypatch.setattr(module, "read_config", stop if work == "read_config" else lambda *_, **__: ANYTHING)
+        monkeypatch.setattr(module, "choose_workers", lambda *_, **__: 1, raising=False)
+    assert module.main(words) == 128 + number
+    rest = f"; the same command goes on from {goes_on_from}" if goes_on_from else ""
+    assert capsys.readouterr().err == f"{says}{rest}\n"
 
 
 def test_sigterm_raises_in_the_body_alone() -> None:

@@ -89,12 +89,12 @@ def test_a_whole_number_stands_for_a_float_but_not_the_reverse() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("sources.\N{SUPERSCRIPT TWO}=5", "is not an index into a list of 1 entries"),
+        ("sources.\N{SUPERSCRIPT TWO}=5", "is not an index into a list of 1 entry"),
         ("max_seq_len=5", r"unknown key 'max_seq_len' \(value 5\); did you mean 'max_seq_length'\?"),
         ("vocabulary.siz=5", r"unknown key 'vocabulary\.siz' \(value 5\); did you mean 'size'\?"),
         ("qqqqqqqq=5", r"unknown key 'qqqqqqqq' \(value 5\); known: sources, vocabulary"),
         ("sources.0.kind=boks", r"sources\.0\.kind='boks': Input should be 'wikipedia'"),
-        ("sources.3.kind=books", r"'3' is not an index into a list of 1 entries"),
+        ("sources.3.kind=books", r"'3' is not an index into a list of 1 entry"),
         ("seed.sub=1", r"unknown key|has no 'sub'|valid integer"),
         ("output.a.b=1", r"'output' is a value, it has no 'a'"),
         ("sources=[]", r"sources is empty; list at least one source"),
@@ -158,6 +158,55 @@ def test_trainer_refusals(override: str, message: str) -> None:
     """DeepSpeed#490, #4187, #4451: LAMB with norms over flattened partitions; it is not offered, rather than wrong."""
     with pytest.raises(ConfigError, match=message):
         load_trainer(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("max_steps=ten", r"^command line: max_steps='ten': Input should be a valid integer"),
+        ("model={size: huge}", r"^command line: model\.size='huge'"),
+        ("model.size=tini", r"^command line: model\.size='tini'"),
+        ("batch.tokens=100", r"^command line: batch: give exactly one of batch\.pairs and batch\.tokens$"),
+        ("workers=5", r"^command line: workers=5 exceeds batch\.lanes=4"),
+        ("precision=fp17", r"^command line: precision='fp17': .*; {file}: evaluation\.max_pairs=0: "),
+    ],
+)
+def test_a_fault_of_the_command_line_is_not_blamed_on_the_file(tmp_path: Path, override: str, message: str) -> None:
+    file = tmp_path / "c.yaml"
+    held_out = "evaluation: {max_pairs: 0}\n" if "{file}" in message else ""
+    file.write_text(f"data: set\noutput: out\nmax_steps: 10\nbatch: {{pairs: 8, lanes: 4}}\n{held_out}")
+    with pytest.raises(ConfigError, match=message.replace("{file}", str(file))):
+        load_settings(TrainerConfig, file=file, overrides=[override])
+
+
+def test_a_fault_of_the_file_is_not_blamed_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("data: set\noutput: out\nmax_steps: ten\nbatch: {pairs: 8}\n")
+    with pytest.raises(ConfigError, match=rf"^{file}: max_steps='ten': Input should be a valid integer"):
+        load_settings(TrainerConfig, file=file, overrides=["output=elsewhere"])
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("learning_rate=1e-4", "'optimizer.learning_rate'"),
+        ("lanes=4", "'batch.lanes'"),
+        ("optimizer.warmup_steps=4", "'schedule.warmup_steps'"),
+        ("every_steps=4", "'checkpoint.every_steps' or 'evaluation.every_steps' or 'logging.every_steps'"),
+    ],
+)
+def test_a_key_of_another_section_is_found(override: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"; did you mean {meant}\?$"):
+        load_trainer(override)
+
+
+def test_an_override_into_a_list_that_is_not_there_is_told_how_to_give_it() -> None:
+    remedy = (
+        r"the config has no list 'phases'; write it in the file, or give all of it, as in phases='\[\{max_steps: 5\}\]'"
+    )
+    with pytest.raises(ConfigError, match=rf"^override 'phases\.0\.max_steps=5': {remedy}$"):
+        load_trainer("phases.0.max_steps=5")
+    assert load_trainer("phases=[{max_steps: 10}]").phases[0].max_steps == 10
 
 
 def test_trainer_refuses_workers_without_lanes_and_exact_pairs_without_pairs() -> None:

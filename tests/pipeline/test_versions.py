@@ -13,8 +13,8 @@ from pipeline.versions import SHAPING, hash_sources
 PACKAGE = Path(versions.__file__).parent
 OTHERS = {
     *("audit", "configs", "download", "engines", "estimate", "output", "runtime", "storage"),
-    *("__init__.py", "errors.py", "py.typed", "run.py", "settings.py", "signals.py", "units.py"),
-    *("versions.py", "yaml_numbers.py"),
+    *("__init__.py", "console.py", "errors.py", "processes.py", "py.typed", "run.py", "settings.py", "signals.py"),
+    *("units.py", "versions.py", "yaml_numbers.py"),
 }
 """What of the package shapes no data."""
 

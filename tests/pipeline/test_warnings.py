@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from pipeline.build.advice import list_advice
+from pipeline.build.advice import list_advice, refuse_few_books
 from pipeline.config.schema import SourceConfig
+from pipeline.documents import Split
 from pipeline.output.publish import list_warnings
 from pipeline.tally import BuildResult, RowTally
 from pipeline.tokenizer.tokenizer import WordTokenizer
@@ -91,6 +94,79 @@ def test_settings_of_text_that_a_tokenizer_json_overrules_are_named() -> None:
         "vocabulary.lowercase: not looked at, since t.json says so itself; leave it out"
     ]
     assert not list_advice(make_config(vocabulary={"path": "t.json"}), tokenizer=None)
+
+
+BESIDE = "vocabulary.size=30000 has no effect: {path} is there, with 112 entries, and is used as it is; "
+
+
+@pytest.mark.parametrize(
+    ("settings", "doubts"),
+    [
+        ({"size": 30_000}, [BESIDE + "leave it out"]),
+        ({"size": 30_000, "train": True}, [BESIDE + "name another file to train one"]),
+        (
+            {"algorithm": "bpe", "min_pair_count": 3},
+            ["vocabulary.algorithm=bpe has", "vocabulary.min_pair_count=3 has"],
+        ),
+        ({"algorithm": "bpe", "train": True}, []),
+        ({"size": 112, "train": True}, []),  # as the sample is built the second time
+        ({}, []),
+    ],
+)
+def test_settings_of_a_training_beside_a_vocabulary_that_is_there_are_named(
+    tmp_path: Path, settings: dict[str, object], doubts: list[str]
+) -> None:
+    tokenizer = make_tokenizer(tmp_path, [*"abcdefg", "##c"])
+    path = str(tmp_path / "vocab.txt")
+    found = list_advice(make_config(vocabulary={"path": path, **settings}), tokenizer=tokenizer)
+    assert len(found) == len(doubts)
+    assert all(line.startswith(doubt.format(path=path)) for line, doubt in zip(found, doubts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("books", "fraction", "next_sentence", "refused"),
+    [
+        (3, 0.4, "random_document", True),
+        (20, 0.01, "random_document", False),
+        (10, 0.01, "random_document", True),
+        (4, 0.4, "random_document", False),
+        (1, 0.4, "none", True),
+        (2, 0.4, "none", False),
+        (30_000, 0.01, "random_document", False),
+        (3, 0.0, "random_document", False),
+    ],
+)
+def test_books_too_few_to_hold_out_are_refused_before_they_are_read(
+    books: int, fraction: float, next_sentence: str, refused: bool
+) -> None:
+    source = SourceConfig(kind="books", path="x")
+    config = make_config(sources=(source,), validation_fraction=fraction, next_sentence=next_sentence)
+    splits = [Split(0, f"{number}.txt", 0, -1, 9, 9) for number in range(books)]
+    if refused:
+        with pytest.raises(
+            ValueError, match=r"^\d+ books?, a document each, .*; set unit: chapter in the source, which"
+        ):
+            refuse_few_books(config, splits=splits)
+        by_chapter = config.model_copy(update={"sources": (source.model_copy(update={"unit": "chapter"}),)})
+        refuse_few_books(by_chapter, splits=splits)
+        refuse_few_books(config, splits=[replace(split, end=7) for split in splits])  # members of archives
+    else:
+        refuse_few_books(config, splits=splits)
+
+
+def test_a_source_without_held_out_rows_is_named() -> None:
+    sources = tuple(SourceConfig(kind=kind, path=kind) for kind in ("books", "text", "jsonl"))
+    found = result(documents=2, sentences=9, words=50, document_tokens=51, source_rows=Counter({0: 5, 1: 4}))
+    zeros = np.zeros(1, np.int64)
+    held_out = RowTally(lengths=zeros, token_counts=zeros, source_rows=Counter({1: 2}))
+    config = make_config(sources=sources)
+    (warning,) = list_warnings(replace(found, tallies={**found.tallies, "validation": held_out}), config=config)
+    assert config.source_names == ("books-en", "jsonl-en", "text-en")
+    assert warning == (
+        "no held-out row is of source books-en, so no evaluation tells its loss; raise validation_fraction, or set "
+        "unit: chapter, which makes documents of chapters"
+    )
+    assert not list_warnings(found, config=config)  # nothing is held out at all
 
 
 @pytest.mark.parametrize("unknown", [None, "[UNK]"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.storage.locations import Location
+from pipeline.storage import Location
 from toy_training import make_config, make_engine
 from trainer.checkpoint import load
 from trainer.checkpoint.commit import open_draft

@@ -140,7 +140,7 @@ def test_settings_that_do_not_go_with_the_data_set(
         return refusal(capfd, "--config", config_file, *overrides)
 
     assert "max_seq_length=32 exceeds model.max_positions=16; raise" in refused("model.max_positions=16")
-    assert "workers=8 exceeds the 1 lanes of the plan" in refused("workers=8", "batch.lanes=null")
+    assert "workers=8 exceeds the 1 lane of the plan" in refused("workers=8", "batch.lanes=null")
     assert "batch.tokens_per_slot=16 is below" in refused("batch.tokens_per_slot=16")
     assert "exceeds batch.lanes=4" in refused("workers=5")
     assert "has no config.json" in refused(f"model.initialize_from={tmp_path}")

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline import storage
-from pipeline.settings import fail, validate
+from pipeline.console import command
+from pipeline.settings import validate
 from pipeline.signals import StopRequest
 from pipeline.storage import Location, hold, locate
-from pipeline.units import describe_bytes
+from pipeline.units import count_of, describe_bytes
 from trainer.checkpoint.format import (
     MANIFEST,
     CheckpointError,
@@ -54,6 +55,7 @@ class Report:
 HEADER = f"{'step':>10}  {'size':>8}  {'written':<19}  {'workers':>7}  state"
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 1 a checkpoint is damaged (verify), 2 refused."""
     parser = argparse.ArgumentParser(
@@ -73,14 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = locate(options.run)
     changes = {name: getattr(options, name) for name in ("keep_last", "keep_every_steps", "keep_best")}
     changes = {name: value for name, value in changes.items() if value is not None}
-    try:
-        if options.action == "prune":
-            return _prune(run, changes=changes, damaged=options.damaged)
-        if changes or options.damaged:
-            raise CheckpointError(f"{options.action} takes no --keep-* and no --damaged; they are for prune")
-        reports = inspect(run)
-    except (ValueError, OSError) as error:
-        return fail(error)
+    if options.action == "prune":
+        return _prune(run, changes=changes, damaged=options.damaged)
+    if changes or options.damaged:
+        raise CheckpointError(f"{options.action} takes no --keep-* and no --damaged; they are for prune")
+    reports = inspect(run)
     print(HEADER)
     for report in reports:
         print(report.line())
@@ -125,7 +124,8 @@ def _prune(run: Location, *, changes: dict[str, int], damaged: bool) -> int:
         print(report.line())
     freed = sum(report.num_bytes for report in removed)
     steps = ", ".join(str(step_of(report.folder)) for report in removed)
-    print(f"removed {len(removed)} checkpoints, {describe_bytes(freed)}" + (f": steps {steps}" if removed else ""))
+    count = count_of(len(removed), "checkpoint")
+    print(f"removed {count}, {describe_bytes(freed)}" + (f": steps {steps}" if removed else ""))
     return 0
 
 

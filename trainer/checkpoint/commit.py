@@ -139,7 +139,6 @@ class _FolderDraft:
 
     def commit(self) -> None:
         replaced = put_in_place(self.files, final=self._final)
-        sync(self._root)
         if replaced is not None:
             remove(replaced)  # the others wait for its name to go
 

@@ -110,18 +110,10 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def write_json(path: Location, value: Any) -> dict[str, Any]:
-    """Write `value` under a temporary name, fsync, rename; on a store in one piece. Returns the manifest entry."""
+    """Write `value`, which appears whole. Returns the manifest entry."""
     data = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    if not isinstance(path, Path):
-        storage.write_bytes(path, data)
-        return entry
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    storage.write_bytes(path, data, make_folders=False)
     return entry
 
 

@@ -14,13 +14,14 @@ class BatchConfig(Settings):
     """The global batch of one step: one micro-batch of every lane (docs/DESIGN.md)."""
 
     pairs: Positive | None = None
-    """Sentence pairs a step, on average, or exactly with `exact_pairs`; at most those of the data set. Give this or
-    tokens."""
+    """Sentence pairs (rows of the data set) of an optimizer step, over all workers: the batch size of papers. On
+    average, or exactly with `exact_pairs`; at most those of the data set. Give this or tokens."""
     tokens: Positive | None = None
-    """Tokens a step, on average. Give this or pairs."""
+    """Tokens of an optimizer step, over all workers, on average: a batch of pairs x mean length of a row. Give this or
+    pairs."""
     lanes: Positive | None = None
-    """Lanes: parts that an epoch's rows are dealt into, each of which gives one micro-batch a step; also the largest
-    number of workers. Null: derived."""
+    """Lanes: parts that the rows are dealt into for the whole run. A step takes a micro-batch of each, and a worker has
+    its share of them, so this is also the largest number of workers, and no worker changes the batch. Null: derived."""
     tokens_per_slot: Positive | None = None
     """Most tokens of a micro-batch. Null: derived, as few as keep the batch's pace."""
     greatest_slot: Positive | None = None

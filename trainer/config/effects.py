@@ -228,6 +228,8 @@ def _find_idle_evaluation(config: TrainerConfig, *, held_out: Sequence[int]) -> 
             if held_out[index] == 0:
                 why = f"data set {config.data if phase.data is None else phase.data} holds no rows out"
                 yield IdleSetting(f"phases.{index}.evaluation.{name}", why, remedy)
+    if not held_out[0]:
+        yield IdleSetting("evaluation.at_start", "the first data set holds no rows out", remedy)
     if not any(_phases_with_both(config, held_out=held_out)):
         yield IdleSetting("checkpoint.keep_best", "no checkpoint is evaluated on rows held out", remedy)
 

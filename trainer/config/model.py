@@ -28,7 +28,7 @@ class ModelConfig(Settings):
 
     size: ModelSize = "base"
     """Layers/heads/width: tiny 2/2/128, mini 4/4/256, small 4/8/512, medium 8/8/512, base 12/12/768,
-    large 24/16/1024."""
+    large 24/16/1024. Left out beside initialize_from: as in that folder; max_positions, activation and norm too."""
     max_positions: Annotated[int, Field(ge=8, lt=2**16)] = 512
     """Learned positions; longer input is refused."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"

@@ -33,6 +33,8 @@ class EvaluationConfig(Settings):
     """Steps between evaluations; null: only at the end."""
     max_pairs: Positive | None = 4096
     """Held-out pairs evaluated, the first of a fixed order; null: all."""
+    at_start: bool = False
+    """Evaluate also before the first step: what given weights (model.initialize_from, resume_from) can do already."""
 
 
 class LoggingConfig(Settings):

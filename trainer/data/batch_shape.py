@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.dataset import Manifest, SplitName
+from pipeline.units import count_of
 from trainer.config import BatchConfig
 from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.plan import PlanError
@@ -65,10 +66,10 @@ class BatchShape:
         return (
             f"batch: {'exactly ' if self.exact else ''}{self.pairs_mean:,.{digits}f} pairs a step (least "
             f"{self.pairs_least:,}, most {self.pairs_most:,}), {self.tokens_mean:,.0f} tokens, "
-            f"{self.steps_per_epoch:,} steps an epoch\n"
-            f"plan: {self.lanes} lanes (greatest number of workers), micro-batches of {self.micro_batch.tokens:,} "
-            f"tokens, {self.micro_batch.pairs:,} pairs, "
-            f"{self.micro_batch.masked:,} masked positions, {self.fill:.1%} full"
+            f"{count_of(self.steps_per_epoch, 'step')} an epoch\n"
+            f"plan: {count_of(self.lanes, 'lane')} (greatest number of workers), micro-batches of "
+            f"{self.micro_batch.tokens:,} tokens, {count_of(self.micro_batch.pairs, 'pair')}, "
+            f"{count_of(self.micro_batch.masked, 'masked position')}, {self.fill:.1%} full"
         )
 
 

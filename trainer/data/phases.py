@@ -14,9 +14,13 @@ from typing import Any
 
 from pipeline.dataset import Manifest
 from pipeline.settings import ConfigError
+from pipeline.units import count_of
 from trainer.config import PhaseConfig, TrainerConfig
 from trainer.data.batch_shape import BatchShape, derive_shape
 from trainer.data.plan import Plan, PlanError, PlanState
+
+MANY_EPOCHS = 200
+"""Beyond, a model learns its data set by heart, or a number is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,13 @@ class OpenPhase:
             f"pairs held out, vocabulary of {manifest.vocabulary_size:,}, rows of at most {manifest.max_seq_length} "
             f"tokens"
         )
-        return [data, *self.shape.describe().splitlines(), *self.describe_empty(self.phase.config.workers)]
+        lines = [data, *self.shape.describe().splitlines(), *self.describe_empty(self.phase.config.workers)]
+        if self.epochs > MANY_EPOCHS:
+            lines.append(
+                f"WARNING: {self.epochs:,.0f} epochs: {count_of(self.phase.num_steps, 'step')} read {train:,} pairs "
+                f"so many times, where BERT was trained for 40; check max_steps, the batch and the data set"
+            )
+        return lines
 
     def describe_empty(self, workers: int) -> list[str]:
         """A warning where the lanes do not divide among so many workers: in each step some compute nothing."""
@@ -172,8 +182,8 @@ def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanStat
         return phases[0].plan.start()
     if state.phase >= len(phases):
         raise PlanError(
-            f"the checkpoint at step {state.step} is of phase {state.phase}, but this run has {len(phases)} phase(s), "
-            f"counted from 0; restore them, or begin in a new output"
+            f"the checkpoint at step {state.step} is of phase {state.phase}, but this run has "
+            f"{count_of(len(phases), 'phase')}, counted from 0; restore them, or begin in a new output"
         )
     here = phases[state.phase]
     phase, last = here.phase, state.phase + 1 == len(phases)

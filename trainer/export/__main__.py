@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-from pipeline.settings import fail
+from pipeline.console import command, exit_with
 from trainer.export.folder import DTYPES, export
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description="Export a run for transformers.")
@@ -23,17 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     which.add_argument("--best", action="store_true", help="the checkpoint with the least held-out loss that is there")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32", help="of the weights (default: fp32)")
     options = parser.parse_args(arguments)
-    try:
-        done = export(
-            options.run,
-            out=options.out,
-            data=options.data,
-            step=options.step,
-            best=options.best,
-            dtype=options.dtype,
-        )
-    except (ValueError, OSError) as error:
-        return fail(error)
+    done = export(
+        options.run,
+        out=options.out,
+        data=options.data,
+        step=options.step,
+        best=options.best,
+        dtype=options.dtype,
+    )
     print(
         f"exported step {done.step:,} ({done.checkpoint}) to {done.folder}: {done.model_type}, "
         f"{done.num_parameters:,} parameters"
@@ -42,4 +39,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

@@ -133,7 +133,6 @@ def export(
         _write_longest(partial / TOKENIZER_CONFIG_FILE, length=longest)
         _write_marker(partial, step=state.step, manifest=manifest)
         replaced = put_in_place(partial, final=target)
-        sync(target.parent)
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from pipeline.dataset import Manifest
+from pipeline.units import count_of
 from trainer.config import TrainerConfig
 from trainer.hf import architecture_of
 
@@ -129,7 +130,7 @@ def _phases(config: TrainerConfig, *, phase: int) -> list[str]:
 def _data(manifest: Manifest) -> list[str]:
     lines = [
         f"{manifest.num_rows('train'):,} sentence pairs ({manifest.num_tokens('train'):,} tokens) of at most "
-        f"{manifest.max_seq_length} tokens, {manifest.mask_sets} mask set(s) each; "
+        f"{manifest.max_seq_length} tokens, {count_of(manifest.mask_sets, 'mask set')} each; "
         f"{manifest.num_rows('validation'):,} pairs of other documents held out. Data set `{manifest.hash}`, "
         f"vocabulary `{manifest.vocabulary_hash}`.",
         "",

@@ -5,9 +5,12 @@ from trainer.hf.pretrained import (
     CONFIG_FILE,
     TOKENIZER_CONFIG_FILE,
     WEIGHTS_FILE,
+    fit_model,
     initialize_from,
     load_model,
     read_longest,
+    read_model,
+    take_shape,
 )
 from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary
 from trainer.hf.weight_names import MODEL_TYPES, architecture_of, to_transformers, transformers_config
@@ -19,11 +22,14 @@ __all__ = [
     "WEIGHTS_FILE",
     "architecture_of",
     "check_same_vocabulary",
+    "fit_model",
     "initialize_from",
     "load_model",
     "pretrained",
     "read_longest",
+    "read_model",
     "read_vocabulary",
+    "take_shape",
     "to_transformers",
     "transformers_config",
 ]

@@ -36,6 +36,8 @@ CONFIG_FILE = "config.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_CHECKPOINT_FILE = "state.json"
+"""What every checkpoint of a run holds (trainer/checkpoint/format.py), and no model."""
 
 _TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate")
 _EXACT_NAMES = ("gelu", "gelu_python")
@@ -44,6 +46,8 @@ _TIED = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 _IGNORED = ("bert.embeddings.position_ids",)
+_SHAPE = ("size", "max_positions", "activation", "norm")
+"""Settings of a model without which its weights mean something else."""
 _SHOWN = 4
 
 
@@ -68,12 +72,30 @@ def initialize_from(model: BertForPretraining, *, folder: str | Path, data_token
 
 def load_model(folder: str | Path) -> BertForPretraining:
     """The model of a folder, in evaluation mode, fp32, on the CPU. ValueError as in initialize_from."""
+    return read_model(folder)[0]
+
+
+def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
+    """load_model, and whether pooler and next-sentence head are the folder's."""
     source = locate(folder)
     settings = read_config(source)
     config = model_config(settings, folder=source)
     model = BertForPretraining(config, vocabulary_size=settings.get("vocab_size", 30_522))
-    load_weights(model, folder=source)
-    return model.eval()
+    pair_heads = load_weights(model, folder=source)
+    return model.eval(), pair_heads
+
+
+def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
+    """The same with what shapes a model as in the folder, where it was not given. PretrainedError where that is no
+    model of ours."""
+    source = locate(folder)
+    return take_shape(config, model_config(read_config(source), folder=source))
+
+
+def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
+    """The same with what shapes a model as in `other`, where it was not given."""
+    shape = {key: getattr(other, key) for key in _SHAPE if key not in config.model_fields_set}
+    return config.model_copy(update=shape)
 
 
 @torch.no_grad()
@@ -117,6 +139,11 @@ def read_config(folder: Location) -> dict[str, Any]:
     if storage.exists(locate(folder, "checkpoints")):
         raise PretrainedError(
             f"{folder}: is a run directory, not a model; export it first: python -m trainer.export {folder} OUT"
+        )
+    if storage.find_file(path) is None and storage.find_file(locate(folder, _CHECKPOINT_FILE)) is not None:
+        raise PretrainedError(
+            f"{folder}: is a checkpoint of a run, not a model; export it first: python -m trainer.export {folder} OUT, "
+            f"or give it as resume_from, with its moments and steps"
         )
     if storage.find_file(path) is None:
         raise PretrainedError(

@@ -22,8 +22,8 @@ class Vocabulary:
 
     @property
     def hash(self) -> str:
-        """sha256 over everything."""
-        facts = {"tokens": self.tokens, "splitting": self.splitting}
+        """sha256 over everything; of a tokenizer.json the vocabulary_hash of the data set's manifest."""
+        facts = {"tokens": self.tokens, **(self.splitting or {})}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -75,9 +75,8 @@ def check_same_vocabulary(folder: str | Path, *, data_tokenizer: str | Path) -> 
             if here
             else f"it has {len(model.tokens)} tokens, {data_tokenizer} has {len(data.tokens)}"
         )
-        raise ValueError(
-            f"{folder}: its vocabulary ({model.hash[:12]}) is not the data set's ({data.hash[:12]}): {what}; {remedy}"
-        )
+        hashes = ["" if each.splitting is None else f" ({each.hash[:12]})" for each in (model, data)]
+        raise ValueError(f"{folder}: its vocabulary{hashes[0]} is not the data set's{hashes[1]}: {what}; {remedy}")
     if model.splitting is None or data.splitting is None:
         return
     part = next(key for key in model.splitting if model.splitting[key] != data.splitting[key])

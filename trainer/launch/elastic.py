@@ -15,6 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pipeline.units import count_of
 from trainer.config import TrainerConfig
 
 Resources = Mapping[str, float]
@@ -187,7 +188,7 @@ class GroupWatch:
         if size <= world_size:
             return None
         self._grew_from = world_size
-        return f"there is room for {size} workers instead of {world_size}"
+        return f"there is room for {count_of(size, 'worker')} instead of {world_size}"
 
 
 def settle(nodes: Collection[str]) -> None:

@@ -15,11 +15,12 @@ from pipeline import storage
 from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, Manifest, open_data_set, verify_shards
 from pipeline.settings import Arguments, ConfigError, load_tree, validate
 from pipeline.storage import expand_path, locate, refuse_if_alive, refuse_lost_path
+from pipeline.units import count_of
 from trainer.checkpoint import CheckpointError, Checkpoints, find_checkpoints, newest_verified, read_state, step_of
 from trainer.config import TrainerConfig, drop_idle_settings, read_run_config, refuse_idle_settings
 from trainer.data import OpenPhase, Phase, PlanState, check_held_out, find_start, open_phases, resolve_phases
 from trainer.engine import judge_memory, with_greatest_slot
-from trainer.hf import check_same_vocabulary, pretrained
+from trainer.hf import check_same_vocabulary, fit_model, pretrained, take_shape
 from trainer.launch.cards import settle_micro_batch
 from trainer.launch.run_directory import check_fresh, check_run_directory, is_run_config
 from trainer.telemetry import EVALUATIONS_NAME, read_last_lines
@@ -48,7 +49,7 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
     tree = load_tree(file, overrides=arguments.overrides)
     if is_run_config(file):
         tree = drop_idle_settings(tree, origin=str(file), keep=overridden)
-    config = validate(TrainerConfig, tree, origin=str(file))
+    config = validate(TrainerConfig, tree, origin=str(file), overrides=arguments.overrides)
     for key in (*PATH_KEYS, *(f"phases.{index}.data" for index in range(len(config.phases)))):
         value = _get(config, key)
         if value is None:
@@ -88,7 +89,7 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
     if fresh:
         check_fresh(config, checkpoints=checkpoints)
     saved = read_run_config(locate(config.output))
-    config = settle_source(config, saved=saved)
+    config = settle_model(settle_source(config, saved=saved), saved=saved)
     phases = resolve_phases(config)
     full = config.ingest.verify == "full"
     opened_sets = {
@@ -108,8 +109,8 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
         if config.workers > each.plan.lanes:
             batch = f"phases.{each.phase.index}.batch.lanes" if config.phases else "batch.lanes"
             raise ConfigError(
-                f"workers={config.workers} exceeds the {each.plan.lanes} lanes of the plan: some would never work; "
-                f"lower workers or set {batch}={config.workers}"
+                f"workers={config.workers} exceeds the {count_of(each.plan.lanes, 'lane')} of the plan: some would "
+                f"never work; lower workers or set {batch}={config.workers}"
             )
     refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
     warnings = _check_branch_held_out(config, phases=opened) if branches else check_held_out(opened)
@@ -127,6 +128,19 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
         lines += [each.describe_place(len(opened))] if config.phases else []
         lines += each.describe()
     return Checked((*lines, *warnings, *changes), done=done, config=config, phases=opened, checkpoints=checkpoints)
+
+
+def settle_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
+    """Give the model the size, positions, activation and norm of the folder that its weights come from, unless stated.
+
+    A run that has begun keeps its own (`saved`): the folder may be gone.
+    """
+    folder = config.model.initialize_from
+    if folder is None:
+        return config
+    begun = saved is not None and saved.model.initialize_from == folder
+    model = take_shape(config.model, saved.model) if begun and saved else fit_model(config.model, folder=folder)
+    return config.model_copy(update={"model": model})
 
 
 def _source_with_plan(

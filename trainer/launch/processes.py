@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from pipeline.console import Say
 from pipeline.settings import ConfigError
-from pipeline.signals import STOP_SIGNALS, Say, StopRequest
+from pipeline.signals import STOP_SIGNALS, StopRequest
 from trainer.config import TrainerConfig
 from trainer.launch.failures import GO_ON, WorkerError, WorkerFailure, raise_first
 from trainer.train import Link, Outcome, WorkerPlace, backend_of, work

@@ -26,8 +26,9 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline import storage
+from pipeline.console import Say
 from pipeline.settings import ConfigError
-from pipeline.signals import Say, StopRequest
+from pipeline.signals import StopRequest
 from trainer.config import TrainerConfig
 from trainer.launch.elastic import INGEST_CPUS, GroupWatch, largest_resources, look_at_nodes, next_group, settle
 from trainer.launch.failures import GO_ON, ClusterError, WorkerError, WorkerFailure, raise_first

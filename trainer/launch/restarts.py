@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline.signals import Say, StopRequest
+from pipeline.console import Say
+from pipeline.signals import StopRequest
 from trainer.checkpoint import Checkpoints, find_checkpoints
 from trainer.config import TrainerConfig
 from trainer.launch.failures import GO_ON, ClusterError, WorkerError

@@ -14,11 +14,10 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.settings import ConfigError, dump_yaml, to_tree
-from pipeline.storage import LEASE_FOLDER, Location, belongs_to_lease, find_existing, locate, make_durable_folder, sync
+from pipeline.storage import LEASE_FOLDER, Location, find_existing, locate, make_durable_folder, replaced_by
 from trainer.checkpoint import Checkpoints, checkpoints_folder
 from trainer.config import CONFIG_NAME, TrainerConfig, find_idle_settings
-
-PARTIAL_NAME = f"{CONFIG_NAME}.partial"
+from trainer.engine import learning_rate
 
 MAY_CHANGE = (
     "data",
@@ -96,7 +95,22 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
             f"to go on, or give another output"
         )
     told = [text for key, text in changes.items() if key.split(".")[-1] not in ("data", "output", "working_folder")]
-    return [f"changed since this run began: {'; '.join(told)}"] if told else []
+    lines = [f"changed since this run began: {'; '.join(told)}"] if told else []
+    return lines + _describe_rate(saved, config, checkpoints=checkpoints)
+
+
+def _describe_rate(before: TrainerConfig, now: TrainerConfig, *, checkpoints: Checkpoints) -> list[str]:
+    """What another max_steps does to the learning rate, a function of step and config, where the run goes on."""
+    done = checkpoints.newest_step
+    if before.max_steps == now.max_steps or not 0 < done < now.max_steps:
+        return []
+    had, comes = learning_rate(done, before), learning_rate(done + 1, now)
+    if comes == (learning_rate(done + 1, before) if done < before.max_steps else had):
+        return []
+    return [
+        f"max_steps {before.max_steps:,} -> {now.max_steps:,} stretches the schedule over other steps: the learning "
+        f"rate goes from {had:.3g} at step {done:,} to {comes:.3g} at step {done + 1:,}"
+    ]
 
 
 def check_fresh(config: TrainerConfig, *, checkpoints: Checkpoints) -> None:
@@ -133,27 +147,15 @@ def is_run_config(file: str | Path) -> bool:
 def write_config(config: TrainerConfig) -> Location:
     """Make the run directory and write the resolved config.yaml; ConfigError where that fails, leaving nothing new."""
     folder = locate(config.output)
-    if not isinstance(folder, Path):
-        try:
-            storage.write_bytes(storage.join(folder, CONFIG_NAME), dump_yaml(config).encode("utf-8"))
-        except OSError as error:
-            raise ConfigError(f"output={folder}: cannot be written: {error}") from error
-        return storage.join(folder, CONFIG_NAME)
-    path = folder / CONFIG_NAME
-    temporary = folder / PARTIAL_NAME
-    made = not folder.exists()
+    path = locate(folder, CONFIG_NAME)
+    made = isinstance(folder, Path) and not folder.exists()
     try:
-        make_durable_folder(folder)
-        with open(temporary, "w", encoding="utf-8") as stream:
-            stream.write(dump_yaml(config))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-        sync(folder)
+        if isinstance(folder, Path):
+            make_durable_folder(folder)
+        storage.write_bytes(path, dump_yaml(config).encode("utf-8"))
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-            if made:
+        if made and isinstance(folder, Path):
+            with suppress(OSError):
                 folder.rmdir()
         raise ConfigError(f"output={folder}: cannot be written: {error}; give another output") from error
     return path
@@ -161,7 +163,7 @@ def write_config(config: TrainerConfig) -> Location:
 
 def _is_leftover(name: str) -> bool:
     """Whether a command killed at its very beginning leaves such a file; the next one begins anew."""
-    return name == PARTIAL_NAME or belongs_to_lease(name)
+    return name == LEASE_FOLDER or replaced_by(name) == CONFIG_NAME
 
 
 def _holds_only_claims(folder: str) -> bool:

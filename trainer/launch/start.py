@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from pipeline.signals import Say, StopRequest
+from pipeline.console import Say
+from pipeline.signals import StopRequest
 from pipeline.storage import hold
 from trainer.checkpoint import Checkpoints, find_checkpoints
 from trainer.config import TrainerConfig

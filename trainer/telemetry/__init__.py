@@ -2,7 +2,7 @@
 
 from trainer.telemetry.curve import draw_curve
 from trainer.telemetry.evaluation import Evaluation, SourceLoss
-from trainer.telemetry.flops import count_flops, find_peak
+from trainer.telemetry.flops import PEAK_TFLOPS, count_flops, find_peak
 from trainer.telemetry.log_files import RunFiles
 from trainer.telemetry.metrics import (
     EVALUATIONS_NAME,
@@ -17,6 +17,7 @@ from trainer.telemetry.metrics import (
 __all__ = [
     "EVALUATIONS_NAME",
     "METRICS_NAME",
+    "PEAK_TFLOPS",
     "Evaluation",
     "RunFiles",
     "RunLog",

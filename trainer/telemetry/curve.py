@@ -6,12 +6,12 @@ Costs about a second, most of it matplotlib's import; long runs are averaged dow
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.storage import replace_file
 from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_thinned
 
 CURVE_NAME = "curve.png"
@@ -62,10 +62,9 @@ def draw_curve(run_directory: Path) -> Path:
         axis.legend(frameon=False)
     figure.tight_layout(w_pad=3.0)
     path = run_directory / CURVE_NAME
-    temporary = path.with_suffix(".partial.png")
-    figure.savefig(temporary)
+    with replace_file(path) as stream:
+        figure.savefig(stream, format="png")
     plt.close(figure)
-    os.replace(temporary, path)
     return path
 
 

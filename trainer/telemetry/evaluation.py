@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from pipeline.units import count_of
+
 _SOURCE_KEYS = ("mlm_loss", "unigram_loss", "masked", "pairs")
 
 
@@ -40,6 +42,8 @@ class Evaluation:
     """Of the data set's manifest."""
     sources: tuple[SourceLoss, ...] = ()
     """Of each source with a masked token among the pairs; none where the set has a single source."""
+    unseen: tuple[str, ...] = ()
+    """Names of the other sources."""
     bigram_loss: float | None = None
     """Cross-entropy of the same masked tokens given their unmasked neighbours (trainer/train/bigram.py); None in older
     records."""
@@ -51,22 +55,27 @@ class Evaluation:
             SourceLoss(name, **{key: record[f"{key}/{name}"] for key in _SOURCE_KEYS})
             for name in (key.partition("/")[2] for key in record if key.startswith(f"{_SOURCE_KEYS[0]}/"))
         )
-        return cls(**{key: value for key, value in record.items() if "/" not in key}, sources=sources)
+        counted = [key.partition("/")[2] for key in record if key.startswith("pairs/")]
+        unseen = tuple(name for name in counted if name not in {source.name for source in sources})
+        return cls(**{k: value for k, value in record.items() if "/" not in k}, sources=sources, unseen=unseen)
 
     def record(self) -> dict[str, float | int | str | None]:
         """The numbers by name; those of a source as `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and
-        `pairs/NAME`."""
-        numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "sources"}
+        `pairs/NAME`, of an unseen one the counts alone."""
+        lists = ("sources", "unseen")
+        numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in lists}
         for source in self.sources:
             for key in _SOURCE_KEYS:
                 numbers[f"{key}/{source.name}"] = getattr(source, key)
+        for name in self.unseen:
+            numbers |= {f"masked/{name}": 0, f"pairs/{name}": 0}
         return numbers
 
     def lines(self) -> list[str]:
         """The result in words."""
         lines = [
             f"held-out masked-LM loss {self.mlm_loss:.4f} nats (perplexity {_perplexity(self.mlm_loss)}), "
-            f"accuracy {self.mlm_accuracy:.2%}, over {self.masked:,} masked tokens of {self.pairs:,} pairs",
+            f"accuracy {self.mlm_accuracy:.2%}, over {_counts(self)}",
             f"unigram cross-entropy of the same masked tokens {self.unigram_loss:.4f} nats (token frequencies of the "
             f"training set, add-one smoothing): the model is {self._beside(self.unigram_loss)}",
         ]
@@ -80,13 +89,22 @@ class Evaluation:
         for source in self.sources:
             lines.append(
                 f"held-out masked-LM loss on {source.name} {source.mlm_loss:.4f} nats (unigram "
-                f"{source.unigram_loss:.4f}), over {source.masked:,} masked tokens of {source.pairs:,} pairs"
+                f"{source.unigram_loss:.4f}), over {_counts(source)}"
+            )
+        for name in self.unseen:
+            lines.append(
+                f"held-out masked-LM loss on {name}: not known, since none of the {self.pairs:,} pairs is of it; raise "
+                f"evaluation.max_pairs, or build the data set with more held out"
             )
         return lines
 
     def _beside(self, loss: float) -> str:
         gain = loss - self.mlm_loss
         return f"{abs(gain):.4f} nats {'below' if gain >= 0 else 'ABOVE'} it"
+
+
+def _counts(of: Evaluation | SourceLoss) -> str:
+    return f"{count_of(of.masked, 'masked token')} of {count_of(of.pairs, 'pair')}"
 
 
 def _perplexity(loss: float) -> str:

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import storage
-from pipeline.signals import Say
+from pipeline.console import Say
 from pipeline.storage import Location, naming
 from pipeline.units import describe_seconds
 from trainer.config import TrainerConfig
@@ -172,8 +172,8 @@ class RunLog:
         for name in names:
             self._files[name] = JsonLines(run_directory / name, keep_through=resume_step)
         evaluations = read_last_lines(run_directory / EVALUATIONS_NAME) if rank == 0 else []
-        self.evaluated_step: int = evaluations[-1]["step"] if evaluations else 0
-        """Step of the last evaluation in the file when it was opened; known to rank 0."""
+        self.evaluated_step: int = evaluations[-1]["step"] if evaluations else -1
+        """Step of the last evaluation in the file when it was opened, -1 without any; known to rank 0."""
         if rank == 0:
             self._tracker = open_tracker(config, run_directory=run_directory, resume_step=resume_step)
 

@@ -9,10 +9,12 @@ from trainer.train.branch import (
     source_config,
     steps_done,
 )
+from trainer.train.evaluate import Evaluator
 from trainer.train.link import Link, Outcome, WorkerPlace
-from trainer.train.worker import backend_of, work
+from trainer.train.worker import backend_of, warn_of_cpu, work
 
 __all__ = [
+    "Evaluator",
     "Link",
     "Outcome",
     "WorkerPlace",
@@ -24,5 +26,6 @@ __all__ = [
     "settle_source",
     "source_config",
     "steps_done",
+    "warn_of_cpu",
     "work",
 ]

@@ -104,6 +104,11 @@ class Evaluator:
             phase=self._phase,
             data_hash=self._data_hash,
             sources=_source_losses(table, names=self._sources) if len(self._sources) > 1 else (),
+            unseen=tuple(
+                name for name, counts in zip(self._sources, table, strict=True) if not counts[SourceSums.MASKED]
+            )
+            if len(self._sources) > 1
+            else (),
         )
 
 

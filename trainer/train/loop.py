@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from trainer.checkpoint import CheckpointWriter
+from pipeline.storage import locate
+from trainer.checkpoint import CheckpointWriter, step_of
 from trainer.config import TrainerConfig
 from trainer.data import OpenPhase, PlanState, Step, rows_trained
 from trainer.engine import Engine, HostCopy, check_compiled_model, learning_rate
@@ -160,8 +161,12 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 
 
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
-    """Evaluate the weights that a run resumes with where it was ended between that step and its evaluation."""
+    """Evaluate the weights that a run begins with, if evaluation.at_start says so, and those that it resumes with where
+    it was ended between that step and its evaluation."""
     evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
+    source = context.config.resume_from
+    if context.config.evaluation.at_start and step == (0 if source is None else step_of(locate(source))):
+        evaluator = context.evaluators[phase_of(context, step + 1)]
     if evaluator is not None and context.engine.broadcast_int(context.log.evaluated_step < step):
         evaluate(context, evaluator, step=step)
 

@@ -18,7 +18,7 @@ from pipeline.dataset import TOKENIZER_FOLDER, DataSetError, read_manifest
 from pipeline.settings import ConfigError
 from pipeline.storage import locate
 from trainer.checkpoint import CheckpointState, CheckpointWriter, find_together, resume
-from trainer.config import CONFIG_NAME, TrainerConfig
+from trainer.config import CONFIG_NAME, ModelConfig, TrainerConfig
 from trainer.data import MicroBatchStream, OpenPhase, PlanState, find_start, lanes_of, open_phases, resolve_phases
 from trainer.engine import Engine
 from trainer.hf import initialize_from, read_longest
@@ -145,6 +145,8 @@ def run_share(
             rows_before=rows_before,
         )
         context.log.say(describe_start(config, place=place, device=device, start=start))
+        for line in warn_of_cpu(config.model) if device.type == "cpu" else ():
+            context.log.say(line)
         if place.world_size != config.workers:  # of which the preflight has spoken
             for line in phases[start.phase].describe_empty(place.world_size):
                 context.log.say(line)
@@ -286,10 +288,22 @@ def build_engine(
     return Engine(model, config=config, device=device, micro_batches=micro_batches), rows
 
 
+def warn_of_cpu(model: ModelConfig) -> list[str]:
+    """A warning where a model is too large to be pretrained on CPUs; bench/trainer.md has the rates of a GPU."""
+    if model.size not in ("base", "large"):
+        return []
+    return [
+        f"WARNING: BERT {model.size} on CPUs: a step takes hundreds of times as long as on a GPU; set device=cuda on a "
+        f"machine with GPUs, or a smaller model.size"
+    ]
+
+
 def describe_start(config: TrainerConfig, *, place: WorkerPlace, device: torch.device, start: PlanState) -> str:
     """What begins here, in a line: `resumed at step 40` or `training from step 0`, and on what."""
     begin = f"resumed at step {start.step}" if start.step else "training from step 0"
     source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""
+    if config.model.initialize_from is not None and not start.step:
+        source = f" (with the weights of {config.model.initialize_from})"
     phase = f" (phase {start.phase + 1} of {len(config.phases)}, {start.phase_step} steps of it done)"
     return (
         f"{begin} of {config.max_steps}{source}{phase if config.phases else ''}: BERT {config.model.size}, "

@@ -186,7 +186,7 @@ def test_another_vocabulary(copied: Path) -> None:
     tokens = (copied / "tokenizer" / "vocab.txt").read_text().split()
     tokens[10], tokens[11] = tokens[11], tokens[10]
     (copied / "v.txt").write_text("\n".join(tokens))
-    WordTokenizer.from_path(copied / "v.txt", lowercase=True).save(copied / "tokenizer")
+    WordTokenizer.from_path(copied / "v.txt", lowercase=True).save(copied / "tokenizer", longest=64)
     (copied / "v.txt").unlink()
     found = audit(copied, workers=1)
     assert faults(found) == {"files": 2, "vocabulary": 1}
@@ -268,14 +268,14 @@ def test_numbers_of_the_manifest_are_counted_again(copied: Path, part: str, key:
 def test_table_json_and_exit_status(copied: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([str(copied), "--workers", "1"]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[-1].startswith("clean: 0 fault(s)")
+    assert text.splitlines()[-1].startswith("clean: 0 faults")
     for name in CHECKS:
         assert f"\n{name} " in text
     edit_rows(copied, change(8, num_tokens=1))
     assert main([str(copied), "--workers", "1"]) == 1
     text = capsys.readouterr().out
     assert f"first fault: {shard_name(copied, 0)}, row group 0, row 8: num_tokens is 1, input_ids has " in text
-    assert text.splitlines()[-1].startswith("not clean: 1 fault(s)")
+    assert text.splitlines()[-1].startswith("not clean: 1 fault,")
     assert main([str(copied), "--workers", "1", "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert (data["clean"], data["faults"]) == (False, 1)

@@ -92,7 +92,7 @@ def test_what_was_read_of_other_files_is_kept_where_one_was_written(tmp_path: Pa
     assert [path.name.split("-")[0] for path in records.glob("*.json")] == ["split"]
     said: list[str] = []
     manifest = build(config, say=said.append)
-    assert "resumed: 1 of 2 splits and 0 of 1 shards kept" in said
+    assert "resumed: 1 of 2 splits and 0 of 1 shard kept" in said
     fresh = build(config.model_copy(update={"output": str(tmp_path / "fresh")}))
     assert manifest.statistics["splits"] == fresh.statistics["splits"]
 

@@ -78,7 +78,7 @@ def test_the_script_with_two_processes_builds_the_same(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].endswith("2 worker(s)")
+    assert done.stdout.splitlines()[0].endswith("2 workers")
     assert "Traceback" not in done.stderr
     assert hashes(read_manifest(tmp_path / "out")) == hashes(reference)
 

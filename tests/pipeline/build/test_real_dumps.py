@@ -11,7 +11,7 @@ from corpora import make_config
 from pipeline.build.recipe import build
 from pipeline.dataset.manifest import Manifest
 
-TOO_FEW = r"the sources hold 1 distinct document\(s\) with text; at least 2 are needed"
+TOO_FEW = r"the sources hold 1 distinct document with text; at least 2 are needed"
 NO_XML = r"%s: not a MediaWiki XML dump: it begins with '%s"
 LARGER = {
     "dumpster-dive/ltg-tinywiki-latest-pages-articles.xml": 7,

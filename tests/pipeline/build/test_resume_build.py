@@ -22,6 +22,7 @@ from pipeline.runtime.failures import choose_kept
 from pipeline.shuffle.spill import SpillWriter
 from pipeline.sources import fingerprints
 from pipeline.sources.fingerprints import fingerprint_inputs
+from pipeline.units import count_of
 from stopped_builds import SPLITS, base, check_same, folder, go_on, refuse, stop_before_publishing, stopped
 
 __all__ = ["base", "folder", "stopped"]
@@ -52,7 +53,7 @@ def test_a_build_killed_at_every_stage_ends_with_the_same_bytes(
         assert sum(name.startswith("shard-") for name in records) == shards
         assert not (folder / "out" / "manifest.json").exists()
         assert (folder / "out" / "data").exists() == (shards == 3), "data/ appears whole, when all is ready"
-        resuming = f"resuming: records of {before[0]} of {SPLITS} splits and {before[1]} shards are there"
+        resuming = f"resuming: records of {before[0]} of {SPLITS} splits and {count_of(before[1], 'shard')} are there"
         assert (resuming in done.stdout) == (before != (0, 0))
         before = (splits, shards)
     lines = go_on(capsys)
@@ -211,7 +212,7 @@ def test_a_vocabulary_of_input_that_was_mended_is_trained_anew(folder: Path, fou
 
 def test_a_build_killed_while_it_wrote_its_first_mark_is_ours(folder: Path) -> None:
     (folder / "out").mkdir()
-    (folder / "out" / "_build.json.partial").write_text("{")
+    (folder / "out" / "._build.json.0123456789abcdef").write_text("{")
     with OutputFolder("out", identity={}) as output:
         assert not output.resumes
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["_build.json", "_tmp"]

@@ -106,6 +106,9 @@ def test_too_few_documents_are_refused_with_the_remedy() -> None:
         plan_shards(counts, buckets=Buckets(1, 1, 0.05))
     with pytest.raises(ValueError, match="set validation_fraction=0"):
         plan_shards([BucketCount(0, 3, 30, lowest)], buckets=Buckets(1, 1, 0.01))
+    for number in (3, 1):
+        with pytest.raises(ValueError, match="set unit: chapter for books, add documents"):
+            plan_shards([BucketCount(0, number, 30, lowest)], buckets=Buckets(1, 1, 0.01), whole_books=True)
     with pytest.raises(ValueError, match="leaves 1 of 6 documents for training"):
         plan_shards([counted(0, 1, 10), counted(1, 5, 50)], buckets=Buckets(1, 1, 0.9))
 

@@ -207,3 +207,41 @@ def test_what_cannot_be_meant_is_refused(settings: dict[str, object], message: s
     tree = {"sources": [{"kind": "text", "path": "a.txt"}], "output": "o", "download": settings}
     with pytest.raises(ConfigError, match=message):
         validate(PipelineConfig, tree, origin="test")
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [(["vocab.txt"], "vocab.txt"), (["vocab.txt", "tokenizer.json", "model.safetensors"], "tokenizer.json")],
+)
+def test_a_folder_with_a_vocabulary_stands_for_the_file(tmp_path: Path, files: list[str], found: str) -> None:
+    (tmp_path / "model").mkdir()
+    for name in files:
+        write_vocabulary(tmp_path / "model" / name)
+    words = ["output=o", "sources=[{kind: text, path: t}]", f"vocabulary.path={tmp_path / 'model'}"]
+    config = read_sample_of(tmp_path, words)
+    assert config.vocabulary.path == str(tmp_path / "model" / found)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_folder_without_a_vocabulary_asks_for_a_file(tmp_path: Path, train: bool) -> None:
+    (tmp_path / "model").mkdir()
+    words = [
+        "output=o",
+        "sources=[{kind: text, path: t}]",
+        f"vocabulary={{path: {tmp_path / 'model'}, train: {train}}}",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        read_sample_of(tmp_path, words)
+    told = f"vocabulary.path={tmp_path / 'model'}: is a folder without tokenizer.json and vocab.txt; name a file"
+    assert str(caught.value) == told + f", such as {tmp_path / 'model'}/vocab.txt to train into" * train
+
+
+def test_a_command_keeps_what_was_not_given_apart_from_what_was(tmp_path: Path) -> None:
+    """The warning that a tokenizer.json overrules vocabulary.lowercase is for those who gave it."""
+    config = read_sample_of(tmp_path, ["output=o", "sources=[{kind: text, path: t}]", "vocabulary.path=t.json"])
+    assert config.vocabulary.model_fields_set == {"path"}
+
+
+def read_sample_of(folder: Path, words: list[str]) -> PipelineConfig:
+    (folder / "c.yaml").write_text("{}\n")
+    return command.read_config(split_arguments(["--config", str(folder / "c.yaml"), *words], program="test"))

@@ -54,6 +54,16 @@ def test_missing_folder_and_missing_manifest(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
+@pytest.mark.parametrize("inside", ["data", "tokenizer", "manifest.json", "data/train-00000-of-00002.parquet"])
+def test_a_part_of_a_set_asks_for_the_set(data_set: Path, inside: str) -> None:
+    with pytest.raises(DataSetError) as caught:
+        read_manifest(data_set / inside)
+    assert (
+        str(caught.value)
+        == f"{data_set / inside}: lies inside the data set {data_set}; give the set itself, {data_set}"
+    )
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"hash": "x"}', '{"hash": "x", "run": {}, "schema_version": 2}'])
 def test_damaged_manifest(data_set: Path, text: str) -> None:
     (data_set / MANIFEST_NAME).write_text(text)

@@ -11,6 +11,8 @@ import pytest
 from pipeline.build import recipe
 from pipeline.dataset.manifest import MANIFEST_NAME
 from pipeline.run import main
+from pipeline.storage import hold, replaced_by
+from pipeline.storage.lease import take
 from small_builds import refused, write_build
 
 
@@ -68,7 +70,9 @@ def test_all_of_a_set_is_on_the_disk_before_its_manifest(folder: Path, disk_even
     found = [path.relative_to(out) for path in out.rglob("*") if path.name != MANIFEST_NAME]
     assert {"README.md", "token_counts.parquet", "tokenizer", "data"} <= {str(path) for path in found}
     assert {f"sync {out / '_tmp' / path}" for path in found} <= set(before)
-    assert before[-2:] == [f"sync {out}", f"sync {out / MANIFEST_NAME}.partial"]
+    assert before[-2] == f"sync {out}"
+    assert replaced_by(before[-1].rpartition("/")[2]) == MANIFEST_NAME
+    assert before[-1].startswith(f"sync {out}/.")
     assert after == [f"sync {out}"]
 
 
@@ -116,11 +120,27 @@ def test_two_builds_do_not_write_into_one_folder(
 ) -> None:
     monkeypatch.chdir(folder)
     (folder / "out").mkdir()
-    other = os.open(folder / "out", os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX)
-    assert "another build is writing there" in refused(folder, capsys=capsys)
-    os.close(other)
+    with hold(folder / "out" / "_tmp", timeout_s=60, say=print):
+        who = f"another command works there (process {os.getpid()} on "
+        assert f"error: output={folder / 'out'}: {who}" in refused(folder, capsys=capsys)
     assert main(["--config", "c.yaml"]) == 0
+    assert "lease" not in {path.name for path in (folder / "out").rglob("*")}
+
+
+def test_a_folder_of_that_name_without_a_mark_is_not_ours(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for a lease alone, of a build that was killed before it wrote its mark."""
+    monkeypatch.chdir(folder)
+    (folder / "out" / "_tmp").mkdir(parents=True)
+    (folder / "out" / "_tmp" / "thesis.tex").write_text("x")
+    assert "not empty and not a build of ours (found _tmp)" in refused(folder, capsys=capsys)
+    (folder / "out" / "_tmp" / "thesis.tex").rename(folder / "thesis.tex")
+    dead = take(folder / "out" / "_tmp", timeout_s=60, say=print)
+    (claim,) = (folder / "out" / "_tmp" / "lease").glob("*.json")
+    claim.write_text(claim.read_text().replace(f'"started": {dead.started}', '"started": 1'))
+    assert main(["--config", "c.yaml"]) == 0
+    assert not (folder / "out" / "_tmp").exists()
 
 
 def test_a_folder_that_cannot_be_locked_is_a_warning(
@@ -160,5 +180,5 @@ def test_interruption_cleans_up(
 
     monkeypatch.setattr(recipe, "run_graph", interrupted)
     assert main(["--config", "c.yaml"]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted"
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
     assert not (folder / "out").exists()

@@ -1,4 +1,4 @@
-"""The report: every number against rows counted by hand or anew, one file without others, readable pairs; the card."""
+"""The report: every number against rows counted by hand or anew, one file without others, readable pairs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from corpora import SYLLABLES, build_text, make_config, make_documents, read_rows, write_text, write_vocabulary
 from pipeline.build.recipe import build
@@ -20,9 +19,12 @@ from pipeline.dataset.manifest import Manifest
 from pipeline.instances.masking import Masks
 from pipeline.instances.rows import Rows
 from pipeline.output.publish import label_bounds
-from pipeline.output.report import render_pair, render_report
+from pipeline.output.report import _histogram, render_pair, render_report
 from pipeline.output.summary import TokenReader, describe_pair, summarize_masks
-from pipeline.tally import BuildResult, Example, ReadTally, RowTally, merge_reads, results_from_tree, results_to_tree
+from pipeline.tally import (
+    Example,
+    RowTally,
+)
 from pipeline.tokenizer.files import END_OF_WORD
 from pipeline.tokenizer.tokenizer import WordTokenizer
 from pipeline.vocabulary.train import train_tokenizer
@@ -115,6 +117,8 @@ def test_the_page_shows_what_the_json_holds(built: tuple[Path, Manifest], report
     assert titles == sum(map(len, bins))
     pairs = [attributes for tag, attributes in page.tags if tag == "div" and attributes.get("class") == "pair"]
     assert len(pairs) == len(report["pairs"]) == 5
+    kinds = Counter(pair["follows"] for pair in report["pairs"])
+    assert min(kinds[True], kinds[False]) >= 2
 
 
 def test_numbers_are_those_of_the_rows_counted_anew(
@@ -286,20 +290,6 @@ def test_the_report_is_the_same_whoever_builds_but_for_its_section_of_the_run(
     assert str(tmp_path) not in pages[1][0]
 
 
-def test_examples_of_drops_are_few_and_the_same_in_any_order() -> None:
-    tallies = []
-    for number in range(10):
-        tally = ReadTally()
-        tally.count_drop("redirect", source=0, name=f"page {number}", detail="<x>")
-        tally.rejects = [f"file {number}"]
-        tallies.append(tally)
-    forward, backward = merge_reads(tallies), merge_reads(tallies[::-1])
-    assert forward == backward
-    assert forward.drops == {0: {"redirect": 10}}
-    assert forward.examples == {"redirect": [("page 0", "<x>"), ("page 1", "<x>"), ("page 2", "<x>")]}
-    assert len(forward.rejects) == 10
-
-
 def test_text_from_the_corpus_is_escaped(report: dict[str, Any]) -> None:
     evil = "<script>alert(1)</script>"
     tree = json.loads(json.dumps(report))
@@ -348,44 +338,35 @@ def test_bounds_of_the_label_balance() -> None:
         bounds(not_next_bounds=[0.7, 0.2])
 
 
-def test_results_survive_the_exchange_file(tmp_path: Path) -> None:
-    tally = RowTally(np.ones(3, np.int64), np.ones(4, np.int64), text_at=np.arange(2), masked_at=np.arange(2))
-    left_out = ReadTally()
-    left_out.count_drop("duplicate", source=2, name="a", detail="b")
-    left_out.rejects = ["/elsewhere/x"]
-    tree = json.loads(json.dumps(results_to_tree(BuildResult([], {"train": tally}, left_out))))
-    result = results_from_tree(tree, folder=tmp_path)
-    left_out.rejects = [f"{tmp_path}/x"]
-    assert result.left_out == left_out
-    assert result.tallies["train"].text_at.tolist() == [0, 1]
-    assert result.tallies["train"].document_lengths.size == tally.document_lengths.size
+@pytest.mark.parametrize("longest", [8, 128, 512, 65_535])
+def test_labels_of_an_axis_stay_inside_the_picture(longest: int) -> None:
+    bins = [{"from": longest * part // 32, "to": longest * (part + 1) // 32 - 1, "count": part} for part in range(32)]
+    page = parse(f"<div>{_histogram(bins, caption='Rows')}</div>")
+    labels = [attributes for tag, attributes in page.tags if tag == "text" and attributes.get("text-anchor")]
+    assert len(labels) == 6
+    half = 5 * len(f"{longest:,}")  # at 16 px, in a narrow window, a digit takes 9
+    assert all(half <= float(label["x"] or 0) <= 420 - half for label in labels[-1:])
+    assert all(5 * len("0") <= float(label["x"] or 0) for label in labels)
 
 
-def test_the_card_declares_the_splits(built: tuple[Path, Manifest], tmp_path: Path) -> None:
-    root, manifest = built
-    text = (root / "README.md").read_text()
-    _, front, body = text.split("---\n", 2)
-    card = yaml.safe_load(front)
-    assert card["configs"] == [
-        {
-            "config_name": "default",
-            "data_files": [
-                {"split": "train", "path": "data/train-*.parquet"},
-                {"split": "validation", "path": "data/validation-*.parquet"},
-            ],
-        }
-    ]
-    assert card["language"] == ["en"]
-    assert card["size_categories"] == ["n<1K"]
-    assert f"| train | {manifest.statistics['splits']['train']['documents']:,} |" in body
-    path = write_text(tmp_path / "a.txt", make_documents(10))
-    config = make_config(tmp_path, sources=[{"kind": "text", "path": str(path), "language": "ko"}])
-    build(config, say=lambda line: None)
-    card = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---\n", 2)[1])
-    assert [entry["split"] for entry in card["configs"][0]["data_files"]] == ["train"]
-    assert card["language"] == ["ko"]
+def test_one_tall_bar_does_not_hide_the_others() -> None:
+    bins = [{"from": part, "to": part, "count": count} for part, count in enumerate([10, 20, 40, 10_000])]
+    page = parse(f"<div>{_histogram(bins, caption='Rows')}</div>")
+    heights = [float(attributes["height"] or 0) for tag, attributes in page.tags if tag == "rect"]
+    assert heights[2] > heights[3] / 2 > 0
+    assert heights[0] == pytest.approx(heights[2] / 4, abs=0.1)
+    assert "The tallest bar is cut: it stands for 10,000" in page.text
+    assert sum(attributes.get("class") == "cut" for _, attributes in page.tags) == 1
+    even = parse(f"<div>{_histogram([*bins[:3], {'from': 3, 'to': 3, 'count': 100}], caption='Rows')}</div>")
+    assert "cut" not in even.text
 
 
-def test_the_card_says_so_where_the_published_algorithm_was_used(tmp_path: Path) -> None:
-    build_text(tmp_path, make_documents(10), mode="reference", masks_per_pair=1)
-    assert "one stream of documents a shard" in (tmp_path / "out" / "README.md").read_text()
+def test_the_tokenizer_beside_the_data_knows_the_longest_row(built: tuple[Path, Manifest]) -> None:
+    assert json.loads((built[0] / "tokenizer" / "tokenizer_config.json").read_text())["model_max_length"] == 64
+
+
+def test_columns_keep_a_width_in_narrow_windows(built: tuple[Path, Manifest]) -> None:
+    """A cell that may break anywhere would get one letter a line."""
+    style = (built[0] / "report.html").read_text().split("<style>")[1].split("</style>")[0]
+    assert re.search(r"td\.name \{[^}]*min-width", style)
+    assert re.search(r"@media \(max-width: 34rem\) \{.*svg text \{ font-size: 16px", style, flags=re.S)

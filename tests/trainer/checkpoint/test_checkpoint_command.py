@@ -299,7 +299,7 @@ def test_refusals_of_the_command(run: Path, tmp_path: Path, capsys: pytest.Captu
     assert "list takes no --keep-*" in refused(run, "--keep-last", "1")
     assert "keep_last=0" in refused(run, "prune", "--keep-last", "0")
     with hold(run, timeout_s=60, say=print, stop=StopRequest()):
-        assert "another job trains in it" in refused(run, "prune")
+        assert "another command works there" in refused(run, "prune")
     assert kept(run) == [1, 2, 3, 4, 5, 6]
 
 

@@ -63,9 +63,9 @@ def test_logs_are_sent_before_and_the_manifest_is_written_last(
     for name in ("write_bytes", "open_stream", "store_file"):
         original = getattr(storage, name)
 
-        def noted(*args: Any, original: Any = original, place: int = int(name == "store_file")) -> Any:
+        def noted(*args: Any, original: Any = original, place: int = int(name == "store_file"), **options: Any) -> Any:
             written.append(storage.base_name(args[place]))
-            return original(*args)
+            return original(*args, **options)
 
         monkeypatch.setattr(storage, name, noted)
     writer = make_writer(run, files=RunFiles(run, working_folder=str(tmp_path)))
@@ -289,8 +289,8 @@ def test_a_manifest_whose_answer_is_lost_may_stand(run: str, monkeypatch: pytest
     with monkeypatch.context() as patch:
         write_bytes = storage.write_bytes
 
-        def lose_the_answer(path: str, data: bytes) -> None:
-            write_bytes(path, data)
+        def lose_the_answer(path: str, data: bytes, **options: bool) -> None:
+            write_bytes(path, data, **options)
             if path.endswith("manifest.json"):
                 raise StorageError(f"{path}: the store cannot be reached")
 
@@ -335,7 +335,7 @@ def test_the_command_lists_verifies_and_prunes(finished: str, capsys: pytest.Cap
     assert command.main([finished, "verify"]) == 1
     assert "rank-00000-of-00001.safetensors: sha256 is" in capsys.readouterr().out
     assert command.main([finished, "prune", "--keep-best", "1"]) == 0
-    assert "removed 1 checkpoints" in capsys.readouterr().out
+    assert "removed 1 checkpoint, " in capsys.readouterr().out
     assert kept(finished) == [2, 3, 4]
     assert command.main([finished, "prune", "--damaged"]) == 0
     assert kept(finished) == [4]

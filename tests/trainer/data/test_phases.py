@@ -252,7 +252,7 @@ def test_a_phase_that_does_not_fit_model_or_workers_is_refused(sets: tuple[Path,
     with pytest.raises(ConfigError, match=r"long: max_seq_length=48 exceeds model\.max_positions=40"):
         preflight.check(two_phases(sets, tmp_path / "run", model={"size": "tiny", "max_positions": 40}))
     phases = ({"max_steps": 4, "batch": {"lanes": 4}}, {"batch": {"pairs": 1}})
-    with pytest.raises(ConfigError, match=r"workers=2 exceeds the 1 lanes.*set phases\.1\.batch\.lanes=2"):
+    with pytest.raises(ConfigError, match=r"workers=2 exceeds the 1 lane .*set phases\.1\.batch\.lanes=2"):
         preflight.check(make_config(sets[0], tmp_path / "run", batch={"pairs": 8}, phases=phases))
     phases = ({"max_steps": 4}, {"batch": {"pairs": 2}})
     with pytest.raises(PlanError, match=r"phases\.1: batch\.pairs=2 .*fewer than batch\.lanes=4"):
@@ -340,9 +340,10 @@ def test_a_finished_run_may_get_a_second_phase(sets: tuple[Path, Path], tmp_path
     run = tmp_path / "run"
     write_config(make_config(sets[0], run, max_steps=4))
     (run / "checkpoints" / "step-00000004").mkdir(parents=True)
-    (line,) = check_output(two_phases(sets, run))
+    line, rate = check_output(two_phases(sets, run))
     assert "max_steps: 4 -> 9" in line
     assert "phases.1.batch.pairs: None -> 6" in line
+    assert rate.startswith("max_steps 4 -> 9 stretches the schedule over other steps: ")
 
 
 def test_the_model_card_tells_of_the_phases(sets: tuple[Path, Path], tmp_path: Path) -> None:

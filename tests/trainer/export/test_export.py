@@ -7,17 +7,14 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from packed import padded_rows, random_batch, unpad
 from pipeline.dataset.manifest import TOKENIZER_FOLDER, file_sha256, read_manifest
-from trainer import demonstrate
 from trainer.config import PhaseConfig
 from trainer.export import __main__
 from trainer.export import folder as export
@@ -50,11 +47,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, BertForPretraining]:
     return write_export(tmp_path_factory.mktemp("run"), data=data)
-
-
-@pytest.fixture
-def folder(exported: tuple[Path, BertForPretraining], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(exported[0], tmp_path / "model"))
 
 
 # --- what is written
@@ -306,75 +298,3 @@ def test_a_data_set_without_tokenizer_json_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path / "run", data=tmp_path / "set")
     with pytest.raises(ExportError, match=r"lists no tokenizer/tokenizer\.json"):
         export.export(tmp_path / "run", out=tmp_path / "out")
-
-
-# --- the demonstration
-
-
-def test_fill_mask_agrees_with_transformers(exported: tuple[Path, BertForPretraining]) -> None:
-    text = "t104 [MASK] t300 [MASK]"
-    guesses = demonstrate.FillMask(exported[0]).guess(text, count=3)
-    other = transformers.pipeline("fill-mask", model=str(exported[0]), top_k=3)(text)
-    assert len(guesses) == 2
-    for ours, theirs in zip(guesses, other, strict=True):
-        assert [guess.token for guess in ours] == [row["token_str"] for row in theirs]
-        for guess, row in zip(ours, theirs, strict=True):
-            assert guess.probability == pytest.approx(row["score"], rel=1e-4)
-
-
-def test_demonstration_prints_examples_and_refuses_bad_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demonstrate.main([str(folder)]) == 0
-    shown = capsys.readouterr().out
-    for example in demonstrate.EXAMPLES:
-        assert f"  {example}\n" in shown
-    assert shown.count("%") == 5 * len(demonstrate.EXAMPLES)
-    assert demonstrate.main([str(folder), "no mask here"]) == 2
-    assert "holds no [MASK]" in capsys.readouterr().err
-    assert demonstrate.main([str(folder), "\udcff [MASK]"]) == 2
-    assert "is not UTF-8 text" in capsys.readouterr().err
-    assert demonstrate.main([str(folder), "[MASK] " + "t104 " * 600]) == 2
-    assert "603 tokens exceed the model's 512" in capsys.readouterr().err
-    (folder / "tokenizer.json").unlink()
-    assert demonstrate.main([str(folder)]) == 2
-    assert "tokenizer.json: is missing" in capsys.readouterr().err
-
-
-def test_held_out_texts_are_tried_shown_with_the_right_word_and_counted(
-    folder: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill = demonstrate.FillMask(folder)
-    texts = demonstrate.draw_held_out(str(data), tokens=fill.tokens)
-    rows = [row for shard in read_manifest(data).shards_of("validation")
-            for row in pq.read_table(data / shard.path).to_pylist()]  # fmt: skip
-    held_out = {tuple(row["input_ids"][: row["first_length"]]) for row in rows}
-    for text in texts:
-        assert text.ids[text.place] == fill.tokenizer.token_to_id("[MASK]")
-        assert (*text.ids[: text.place], text.answer, *text.ids[text.place + 1 :]) in held_out
-        assert len(fill.tokens[text.answer]) >= demonstrate.LETTERS
-    assert texts == demonstrate.draw_held_out(str(data), tokens=fill.tokens), "the same ones every time"
-    monkeypatch.setattr(demonstrate, "NUM_SHOWN", 3)
-    known = iter([text.answer for text in texts])
-
-    def guess(self: object, ids: Sequence[int], **_: object) -> list[list[demonstrate.Guess]]:
-        place, answer = len(guessed), next(known)
-        guessed.append(answer)
-        return [[demonstrate.Guess("x", 0.5), demonstrate.Guess(fill.tokens[answer] if place < 2 else "y", 0.25)]]
-
-    guessed: list[int] = []
-    monkeypatch.setattr(demonstrate.FillMask, "guess_ids", guess)
-    assert demonstrate.main([str(folder), "--held-out", str(data)]) == 0
-    shown = capsys.readouterr().out
-    assert f"among the 5 in 2 of these 3 texts and in 2 of {len(texts)} (" in shown
-    assert (shown.count("right: "), shown.count("wrong: ")) == (2, 1)
-    assert f"right: {fill.tokens[texts[0].answer]}\n" in shown
-
-
-def test_held_out_texts_of_another_vocabulary_or_without_words_are_refused(
-    folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demonstrate, "LETTERS", 99)
-    assert demonstrate.main([str(folder), "--held-out", str(data)]) == 2
-    assert "no held-out row has a word of 99 letters that is one token" in capsys.readouterr().err
-    write_data(tmp_path / "other", size=VOCABULARY_SIZE - 7)
-    assert demonstrate.main([str(folder), "--held-out", str(tmp_path / "other")]) == 2
-    assert "has another vocabulary than the model" in capsys.readouterr().err

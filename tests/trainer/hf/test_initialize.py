@@ -14,13 +14,15 @@ from safetensors.torch import load_file, save_file
 
 from packed import random_batch
 from pipeline.dataset.manifest import TOKENIZER_FOLDER, read_manifest
+from pipeline.settings import dump_yaml, load_settings
 from small_runs import make_config, run
 from trainer.checkpoint.load import find_checkpoints, read_weights
 from trainer.config import ModelConfig
 from trainer.export.folder import export
+from trainer.hf import pretrained
 from trainer.hf.pretrained import PretrainedError, initialize_from, load_model
 from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary
-from trainer.launch.preflight import check_model
+from trainer.launch.preflight import check_model, settle_model
 from trainer.model import BertForPretraining
 from trainer.train.evaluate import unigram_log_probabilities
 from untrained_run import VOCABULARY_SIZE, write_data, write_export, write_tokenizer
@@ -270,12 +272,43 @@ def test_folders_that_are_no_model(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(PretrainedError, match="is a run directory, not a model; export it first"):
         load_model(tmp_path)
+    (tmp_path / "checkpoints").rmdir()
+    (tmp_path / "state.json").write_text("{}")
+    advice = (
+        rf"{tmp_path}: is a checkpoint of a run, not a model; export it first: python -m trainer.export {tmp_path} OUT"
+    )
+    with pytest.raises(PretrainedError, match=rf"^{advice}, or give it as resume_from"):
+        load_model(tmp_path)
     (folder / "config.json").write_text("{")
     with pytest.raises(PretrainedError, match="is not valid JSON"):
         load_model(folder)
     (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": 96}')
     with pytest.raises(PretrainedError, match="12 layers, 12 heads, width 96 is none of the sizes tiny, mini"):
         load_model(folder)
+
+
+def test_a_model_is_of_the_folders_size_unless_stated(folder: Path, tmp_path: Path) -> None:
+    edit_config(folder, max_position_embeddings=128, hidden_act="gelu_new", hidden_dropout_prob=0.0)
+    given = {"initialize_from": str(folder)}
+    config = make_config(tmp_path / "set", tmp_path / "run", model=given)
+    model = settle_model(config, saved=None).model
+    assert (model.size, model.max_positions, model.activation, model.norm) == ("tiny", 128, "gelu_tanh", "post")
+    assert model.dropout == 0.1  # shapes nothing: the run's own
+    stated = make_config(tmp_path / "set", tmp_path / "run", model={**given, "size": "base"})
+    assert settle_model(stated, saved=None).model.size == "base"
+    with pytest.raises(PretrainedError, match=r"num_hidden_layers is 2, but model\.size=base has 12"):
+        pretrained.check_config(stated.model, settings=pretrained.read_config(folder), folder=folder)
+    saved = settle_model(config, saved=None)
+    shutil.rmtree(folder)
+    assert settle_model(config, saved=saved).model == saved.model  # a run that has begun needs the folder no more
+
+
+def test_a_submitted_config_leaves_the_size_to_the_folder(tmp_path: Path) -> None:
+    config = make_config(tmp_path / "set", tmp_path / "run", model={"initialize_from": "m"})
+    (tmp_path / "c.yaml").write_text(dump_yaml(config, given=True))
+    again = load_settings(type(config), file=tmp_path / "c.yaml")
+    assert again == config
+    assert again.model.model_fields_set == {"initialize_from"}
 
 
 def test_a_run_with_checkpoints_needs_its_first_weights_no_more(data: Path, tmp_path: Path) -> None:
@@ -289,7 +322,7 @@ def test_a_run_with_checkpoints_needs_its_first_weights_no_more(data: Path, tmp_
 def test_another_vocabulary_is_refused_by_its_hash(folder: Path, data: Path, tmp_path: Path) -> None:
     tokenizer = data / TOKENIZER_FOLDER
     check_same_vocabulary(folder, data_tokenizer=tokenizer)
-    assert read_vocabulary(folder).hash == read_vocabulary(tokenizer).hash
+    assert read_vocabulary(folder).hash == read_vocabulary(tokenizer).hash == read_manifest(data).vocabulary_hash
 
     write_tokenizer(folder, lowercase=False)
     model = BertForPretraining(ModelConfig(size="tiny"), vocabulary_size=VOCABULARY_SIZE)

@@ -13,7 +13,7 @@ from torch import nn
 from checkpoint_faults import flip_bit
 from pipeline.settings import ConfigError, load_settings
 from pipeline.signals import StopRequest
-from pipeline.storage.lease import hold
+from pipeline.storage.lease import hold, take
 from small_runs import check_output, make_config, run, write_small_set
 from trainer.checkpoint.load import CheckpointError, CheckpointWriter, find_checkpoints
 from trainer.config.schema import TrainerConfig
@@ -76,7 +76,7 @@ def test_every_name_above_a_checkpoint_and_its_logs_are_on_disk(
     config = make_config(data, output)
     with hold(output, timeout_s=60, say=print, stop=StopRequest()):
         assert {str(tmp_path), str(tmp_path / "runs")} <= set(synced)
-        assert synced[-2:] == [f"renamed to {output / 'lease.json'}", str(output)]
+        assert {str(output), str(output / "lease")} <= set(synced)
         write_config(config)
         assert synced[-2:] == [f"renamed to {output / 'config.yaml'}", str(output)]
         synced.clear()
@@ -95,14 +95,39 @@ def test_a_run_that_never_began_leaves_its_output_free(
         raise OSError(28, "No space left on device")
 
     config = make_config(data, tmp_path / "run")
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(ConfigError, match="No space left on device"):
-        write_config(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(ConfigError, match="No space left on device"):
+            write_config(config)
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml.partial").write_text("data:")  # killed while it wrote
-    (tmp_path / "run" / ".lease.json.0123abcd").write_text("{")  # and one that was killed before
+    (tmp_path / "run" / ".config.yaml.0123456789abcdef").write_text("data:")  # killed while it wrote
+    take(tmp_path / "run", timeout_s=60, say=print)  # and one that was killed before
     assert check_output(config) == []
+
+
+@pytest.mark.parametrize(
+    ("done", "before", "now", "name", "told"),
+    [
+        (40, 40, 60, "linear", "6e-05 at step 40 to 0.0008 at step 41"),
+        (20, 40, 60, "linear", "0.00126 at step 20 to 0.0016 at step 21"),
+        (40, 40, 60, "constant", ""),
+        (20, 40, 60, "constant", ""),
+        (20, 40, 40, "linear", ""),
+        (0, 40, 60, "linear", ""),
+        (40, 40, 30, "linear", ""),
+    ],
+)
+def test_what_another_length_does_to_the_rate_is_told(
+    tmp_path: Path, data: Path, done: int, before: int, now: int, name: str, told: str
+) -> None:
+    settings = {"schedule": {"name": name, "warmup_steps": 0}, "optimizer": {"learning_rate": 0.0024}}
+    write_config(make_config(data, tmp_path / "run", max_steps=before, **settings))
+    if done:
+        (tmp_path / "run" / "checkpoints" / f"step-{done:08d}").mkdir(parents=True)
+    lines = check_output(make_config(data, tmp_path / "run", max_steps=now, **settings))
+    stretched = "max_steps 40 -> 60 stretches the schedule over other steps: the learning rate goes from "
+    assert lines[1:] == ([stretched + told] if told else [])
 
 
 def test_what_may_change_is_told_and_what_may_not_is_refused(tmp_path: Path, data: Path) -> None:

@@ -81,12 +81,14 @@ def test_a_signal_while_the_lease_is_waited_for_names_itself_in_the_status(
         if "waiting 60 s for a sign of life" in line:
             signal.raise_signal(number)
 
-    monkeypatch.setattr(train_run, "_print", say)
+    monkeypatch.setattr(train_run, "say_at_once", say)
     with hold(tmp_path / "run", timeout_s=60, say=print, stop=StopRequest()):
-        lease = tmp_path / "run" / "lease.json"
-        lease.write_text(json.dumps({**json.loads(lease.read_text()), "host": "elsewhere"}))
+        (claim,) = (tmp_path / "run" / "lease").glob("*.json")
+        tree = json.loads(claim.read_text())
+        claim.write_text(json.dumps({**tree, "holder": {**tree["holder"], "host": "elsewhere"}}))
         assert main(["--config", str(config_file)]) == 128 + number
-    assert "interrupted; the same command goes on" in capfd.readouterr().err
+    said = "terminated" if number == signal.SIGTERM else "interrupted"
+    assert f"{said}; the same command goes on from the last checkpoint" in capfd.readouterr().err
 
 
 def test_children_are_born_with_signals_blocked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,26 @@ def test_sources_are_said_and_recorded_by_name() -> None:
     assert Evaluation.of(record) == evaluation  # as a finished run is told again
 
 
+def test_a_source_without_a_pair_does_not_vanish(worker_group: Callable[[int], WorkerGroup], tmp_path: Path) -> None:
+    source = SourceLoss("books-en", pairs=4, masked=60, mlm_loss=3.25, unigram_loss=6.0)
+    evaluation = Evaluation(9, 100, 1500, 5.0, 0.25, 0.5, 0.75, 6.25, sources=(source,), unseen=("a-en", "b/de"))
+    assert evaluation.lines()[-2:] == [
+        f"held-out masked-LM loss on {name}: not known, since none of the 100 pairs is of it; raise "
+        "evaluation.max_pairs, or build the data set with more held out"
+        for name in ("a-en", "b/de")
+    ]
+    record = evaluation.record()
+    assert (record["pairs/a-en"], record["masked/a-en"]) == (0, 0)
+    assert "mlm_loss/a-en" not in record
+    assert Evaluation.of(record) == evaluation
+    data = tmp_path / "data"
+    write_data_set(data, row_groups=1, rows=3, max_seq_length=32, vocabulary_size=256, num_sources=5)
+    run(worker_group(1), make_config(data, tmp_path / "run", workers=1, max_steps=1))
+    (found,) = map(Evaluation.of, read_json_lines(tmp_path / "run" / "evaluations.jsonl"))
+    assert [source.name for source in found.sources] == ["source-0", "source-1", "source-2"]
+    assert found.unseen == ("source-3", "source-4")
+
+
 def test_losses_by_source_add_up_on_any_number_of_workers(
     worker_group: Callable[[int], WorkerGroup], tmp_path: Path
 ) -> None:

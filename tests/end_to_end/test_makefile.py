@@ -1,0 +1,74 @@
+"""What make is told reaches the commands, whole, or is refused. Nothing is run: make -n prints."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+PYTHON = ".venv/bin/python"
+
+
+def make(*words: str) -> subprocess.CompletedProcess[str]:
+    # `make test ARGS=...` hands its variables on in MAKEFLAGS
+    outside = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKEOVERRIDES")}
+    return subprocess.run(["make", "-n", *words], cwd=ROOT, env=outside, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["preprocess", "CONFIG=a.yaml", "output=/x"],
+            "does not take output=/x; it takes ARGS= CONFIG=; give settings",
+        ),
+        (["preprocess", "CONFG=a.yaml"], "make preprocess does not take CONFG=a.yaml; it takes ARGS= CONFIG=; give"),
+        (["estimate", "workers=2", "seed=1"], 'give settings as ARGS="'),
+        (["train", "RUN=runs/mine"], "make train does not take RUN=runs/mine; it takes ARGS= CONFIG=;"),
+        (["status", "ARGS=x"], "make status does not take ARGS=x; it takes JOB= RAY_ADDRESS=;"),
+        (["check", "ARGS=x"], "make check does not take ARGS=x; variables of the environment stand before make"),
+    ],
+)
+def test_what_a_target_would_ignore_is_refused(words: list[str], told: str) -> None:
+    result = make(*words)
+    assert result.returncode == 2
+    assert told in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (
+            ["preprocess", "CONFIG=my texts/it's.yaml", "ARGS=workers=2 output=/x"],
+            [PYTHON, "pipeline/run.py", "--config", "my texts/it's.yaml", "workers=2", "output=/x"],
+        ),
+        (
+            ["export", "RUN=my run", "OUT=my model", "ARGS=--step 7"],
+            [PYTHON, "-m", "trainer.export", "my run", "my model", "--step", "7"],
+        ),
+        (["export", "RUN=my run"], [PYTHON, "-m", "trainer.export", "my run", "my run/export"]),
+        (
+            ["submit", "CONFIG=a b.yaml", "JOB=my job", "RAY_ADDRESS=http://head:8265"],
+            [PYTHON, "-m", "cluster.submit", "--id", "my job", "train", "--config", "a b.yaml"],
+        ),
+        (["bench-trainer", "DATA=my set"], ["python", "-m", "bench.trainer", "my set"]),
+    ],
+)
+def test_a_path_with_spaces_stays_one_word(words: list[str], command: list[str]) -> None:
+    result = make(*words, "PYTHON=python3")
+    assert result.returncode == 0, result.stderr
+    assert shlex.split(result.stdout.splitlines()[-1]) == command
+
+
+def test_every_target_of_the_sample_can_be_planned() -> None:
+    assert make("pretrain").returncode == 0
+    assert "make pretrain takes no CONFIG" in make("pretrain", "CONFIG=it's.yaml").stdout

@@ -1,0 +1,138 @@
+"""Dry runs before there is a data set or a GPU: stated rows and tokens, GPUs by name, and rates with their origin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.settings import ConfigError, dump_yaml
+from small_runs import make_config, write_small_set
+from trainer.config.schema import ModelConfig
+from trainer.data.phases import open_phases, resolve_phases
+from trainer.launch import dry_run, planned
+from trainer.launch.run_directory import write_config
+from trainer.run import main
+from trainer.telemetry.flops import count_flops
+
+PROGRAM = "trainer/run.py"
+LARGE = {
+    "model": {"size": "large"},
+    "batch": {"pairs": 256},
+    "workers": 8,
+    "precision": "bf16",
+    "launcher": "ray",
+    "max_steps": 1000,
+    "device": "cuda",
+}
+
+
+@pytest.fixture(autouse=True)
+def laptop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+
+def plan(folder: Path, capsys: pytest.CaptureFixture[str], *flags: str, **changes: object) -> list[str]:
+    config = make_config(folder / "set", folder / "run", **{**LARGE, **changes})
+    (folder / "c.yaml").write_text(dump_yaml(config, given=True))
+    assert main(["--config", str(folder / "c.yaml"), "--dry-run", *flags]) == 0
+    assert not (folder / "run").exists()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_run_is_planned_from_a_laptop_before_there_is_a_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = plan(tmp_path, capsys, "--rows=60e6", "--tokens=14e9")
+    assert lines[0] == f"planned for 60,000,000 stated rows of at most 512 tokens in {tmp_path / 'set'}"
+    tokens = 1000 * 256 * 14e9 / 60e6
+    assert f"steps: 1,000 of 1,000 to do, {tokens / 1e6:,.1f} M tokens" in lines
+    assert lines[-1].startswith("machines: planned for 8 workers on cuda elsewhere; this machine has ")
+    rates = {line.split()[0]: line for line in lines if " tokens/s " in line and line.startswith("  ")}
+    assert list(rates) == ["B200", "H200", "H100", "A100", "L40S", "L4"]
+    assert [gpu for gpu, line in rates.items() if "(measured, bench/trainer.md)" in line] == ["H200"]
+    assert all("(not measured: " in line for gpu, line in rates.items() if gpu != "H200")
+    three_rows = {"num_tokens": 700, "num_squared": 233**2 * 2 + 234**2, "num_masked": 105}
+    each = count_flops(ModelConfig(size="large"), vocabulary_size=30_522, **three_rows)
+    rate = float(rates["H200"].split()[1].replace(",", ""))
+    assert rate == pytest.approx(453e12 / (each / 700), rel=1e-3)
+    checkpoints = next(line for line in lines if line.startswith("checkpoints: "))
+    assert checkpoints.startswith("checkpoints: 4.03 GB each, up to ")
+    assert "are free" not in checkpoints  # that is another machine's disk
+
+
+@pytest.mark.parametrize(
+    ("gpu", "size", "origin"),
+    [
+        ("h200", "base", "(measured for BERT base on one H200, bench/trainer.md)"),
+        ("L4", "large", "(not measured for BERT large on L4: the share of its peak that an H200 reaches)"),
+        ("H200", "mini", "(not measured for BERT mini on H200: the share of its peak that an H200 reaches)"),
+    ],
+)
+def test_a_gpu_by_name_gives_time_and_price(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gpu: str, size: str, origin: str
+) -> None:
+    """Also with device: auto, which would find CPUs here."""
+    flags = ["--rows=60e6", "--tokens=14e9", f"--gpu={gpu}", "--price=2"]
+    lines = plan(tmp_path, capsys, *flags, model={"size": size}, device="auto")
+    (time,) = [line for line in lines if line.startswith("time: ")]
+    assert time.endswith(f"of 8 workers {origin}")
+    assert any(line.startswith("price: ") for line in lines)
+    assert lines[-1].startswith("machines: planned for 8 workers on cuda elsewhere")
+
+
+def test_a_set_that_is_there_is_planned_for_other_gpus_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_small_set(tmp_path / "set")
+    small = {"model": {"size": "tiny"}, "batch": {"pairs": 8, "lanes": 4}, "workers": 2}
+    lines = plan(tmp_path, capsys, "--gpu=A100", **small)
+    assert any("not measured for BERT tiny on A100" in line for line in lines)
+    assert main(["--config", str(tmp_path / "c.yaml"), "--dry-run", "--rows=9", "--tokens=90"]) == 2
+    assert "is there; leave --rows and --tokens out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--gpu=H900"], "--gpu=H900: not known; give one of B200, GH200, H200"),
+        (["--rows=5"], "--rows and --tokens say together how large a set will be; give both or none"),
+        (["--rows=5.5", "--tokens=60"], "--rows=5.5: give a whole number above 0, as in --rows=100"),
+        (["--gpu=L4", "--tokens-per-second=9"], "--gpu and --tokens-per-second both give a rate; give one of them"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(flags: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dry_run.read_options(["--dry-run", *flags], program=PROGRAM)
+    assert str(caught.value).startswith(f"{PROGRAM}: {told}")
+    if "=" in flags[0] and "5.5" not in flags[0] and "H900" not in flags[0]:
+        with pytest.raises(ConfigError, match="goes with --dry-run; add it"):
+            dry_run.read_options(flags[:1], program=PROGRAM)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(10, 49), (10, 5121)])
+def test_rows_that_cannot_have_so_many_tokens_are_refused(tmp_path: Path, rows: int, tokens: int) -> None:
+    config = make_config(tmp_path / "set", tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"a row; 5 to 512 \(model.max_positions\) can be: correct one of them"):
+        planned.plan_without_data(config, rows=rows, tokens=tokens, gpu=None)
+
+
+def test_large_models_on_cpus_and_thousands_of_epochs_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = plan(tmp_path, capsys, "--rows=600", "--tokens=140e3", device="cpu", max_steps=90_000)
+    assert any(line.startswith("WARNING: 38,400 epochs: 90,000 steps read 600 pairs so many times") for line in lines)
+    assert lines[-1].startswith("WARNING: BERT large on CPUs: a step takes hundreds of times as long as on a GPU;")
+    small = make_config(tmp_path / "set", tmp_path / "run")
+    manifest = planned._planned_manifest(rows=600, tokens=60_000, longest=512)
+    (opened,) = open_phases(resolve_phases(small), manifests=[manifest])
+    assert not any("epochs:" in line for line in opened.describe())
+
+
+def test_fresh_refuses_an_output_that_holds_a_run_here_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(tmp_path / "set", tmp_path / "run", **LARGE)
+    write_config(config)
+    (tmp_path / "c.yaml").write_text(dump_yaml(config, given=True))
+    words = ["--config", str(tmp_path / "c.yaml"), "--dry-run", "--fresh", "--rows=60e6", "--tokens=14e9"]
+    assert main(words) == 2
+    assert "holds a run already (no checkpoint yet), and --fresh begins a new one" in capsys.readouterr().err

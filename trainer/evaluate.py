@@ -1,0 +1,118 @@
+"""Held-out losses of a model: `python -m trainer.evaluate MODEL DATA [--max-pairs N] [--device cuda] [--json]`.
+
+For any folder that `model.initialize_from` takes. It evaluates what a run does (trainer/train/evaluate.py), without an
+engine: at fp32 on the CPU, in bf16 on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeline import storage
+from pipeline.console import command, exit_with
+from pipeline.dataset import TOKENIZER_FOLDER, open_data_set
+from pipeline.settings import ConfigError
+from pipeline.storage import expand_path
+from trainer.config import BatchConfig, EvaluationConfig, TrainerConfig
+from trainer.data import open_phases, resolve_phases
+from trainer.hf import check_same_vocabulary, read_model
+from trainer.model import BertForPretraining
+from trainer.telemetry import Evaluation
+from trainer.train import Evaluator
+
+_TOKENS = 4096
+"""Of a micro-batch, about; one row may be longer."""
+
+
+class _StillModel:
+    """What an Evaluator asks of an engine, around a model that is not trained."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self, model: BertForPretraining, *, device: torch.device) -> None:
+        self._model, self.device = model.eval(), device
+        self._model.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._model(*inputs)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Without gradients."""
+        with torch.no_grad():
+            yield
+
+
+def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str = "cpu") -> Evaluation:
+    """Evaluate a model folder on the held-out rows of a data set; `max_pairs` None: on all. ValueError names the folder
+    and the remedy where it is no model, has another vocabulary, or is for shorter rows."""
+    manifest = open_data_set(data)
+    weights, knows_pairs = read_model(model)
+    check_same_vocabulary(storage.locate(model), data_tokenizer=storage.join(data, TOKENIZER_FOLDER))
+    if manifest.max_seq_length > weights.config.max_positions:
+        raise ConfigError(
+            f"{model}: has {weights.config.max_positions} positions, rows of {data} have up to "
+            f"{manifest.max_seq_length} tokens; give a data set with shorter rows"
+        )
+    config = TrainerConfig(
+        data=data,
+        output="",
+        model=weights.config,
+        batch=BatchConfig(tokens=max(_TOKENS, manifest.max_seq_length), lanes=1),
+        max_steps=1,
+        evaluation=EvaluationConfig(max_pairs=max_pairs),
+    )
+    (opened,) = open_phases(resolve_phases(config), manifests=[manifest])
+    still: Any = _StillModel(weights, device=torch.device(device))
+    with _alone():
+        found = Evaluator(config, manifest=manifest, shape=opened.shape).evaluate(still, step=0)
+    return found if knows_pairs else replace(found, nsp_loss=None, nsp_accuracy=None)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A process group of this process, for sums over all ranks."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@command()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0 done, 2 refused."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.evaluate", description="Tell the losses of a model on the held-out rows of a data set."
+    )
+    parser.add_argument("model", help="folder of an export, or of a BERT saved by transformers; a path or URL")
+    parser.add_argument("data", help="folder of a data set with the model's vocabulary; a path or URL")
+    parser.add_argument("--max-pairs", type=int, help="held-out pairs, the first of a fixed order (default: all)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu: fp32; cuda: bf16 (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="the same as data")
+    options = parser.parse_args(arguments)
+    if options.max_pairs is not None and options.max_pairs < 1:
+        raise ConfigError(f"--max-pairs={options.max_pairs}: give a number of at least 1")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device=cuda: torch sees no GPU here; leave it out")
+    model, data = (expand_path(getattr(options, key), key=key) for key in ("model", "data"))
+    found = evaluate(model, data=data, max_pairs=options.max_pairs, device=options.device)
+    if options.json:
+        left_out = ("step", "phase")
+        print(json.dumps({key: value for key, value in found.record().items() if key not in left_out}, indent=1))
+    else:
+        print("\n".join(found.lines()))
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main())

@@ -1,0 +1,162 @@
+"""What a dry run takes in place of what is not there: a data set that is to be built, GPUs that are somewhere else.
+
+`--rows=N --tokens=N` state a set's training rows and tokens, `--gpu=NAME` the GPU of each worker. Invariant: a rate
+says whether it was measured. Two were (bench/trainer.md); all others suppose the same share of the card's peak, and N
+GPUs N times the rate of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipeline import storage
+from pipeline.dataset import MANIFEST_NAME, Manifest, Shard, Special, open_data_set
+from pipeline.settings import ConfigError
+from pipeline.units import count_of
+from trainer.checkpoint import find_checkpoints
+from trainer.config import ModelConfig, TrainerConfig
+from trainer.data import OpenPhase, open_phases, resolve_phases
+from trainer.engine import Card, judge_memory, may_use_gpus
+from trainer.launch.cards import CARD_GB, settle_micro_batch
+from trainer.launch.preflight import Checked
+from trainer.launch.run_directory import check_fresh
+from trainer.telemetry import PEAK_TFLOPS, count_flops
+
+MEASURED_TFLOPS: Mapping[tuple[str, str], float] = {("H200", "large"): 453.0, ("H200", "base"): 382.0}
+"""Of the whole product in bf16, model FLOPs of a GPU and second in 10^12, by GPU and model size: bench/trainer.md."""
+SHOWN_GPUS = ("B200", "H200", "H100", "A100", "L40S", "L4")
+VOCABULARY_SIZE = 30_522
+"""Of a set that is not there yet."""
+MASKED_SHARE = 0.15
+
+
+def find_gpu(name: str, *, program: str) -> str:
+    """The name as PEAK_TFLOPS has it; ConfigError for a GPU that is not known."""
+    known = {each.upper(): each for each in PEAK_TFLOPS}
+    if name.upper() not in known:
+        raise ConfigError(f"{program}: --gpu={name}: not known; give one of {', '.join(PEAK_TFLOPS)}")
+    return known[name.upper()]
+
+
+def tflops_of(gpu: str, *, size: str) -> tuple[float, bool]:
+    """Model FLOPs of a GPU and second, 10^12, and whether that was measured."""
+    measured = MEASURED_TFLOPS.get((gpu, size))
+    if measured is not None:
+        return measured, True
+    share = MEASURED_TFLOPS["H200", "large" if size == "large" else "base"] / PEAK_TFLOPS["H200"]
+    return share * PEAK_TFLOPS[gpu], False
+
+
+def describe_origin(gpu: str, *, size: str) -> str:
+    """Where a rate comes from, in words."""
+    if tflops_of(gpu, size=size)[1]:
+        return f"measured for BERT {size} on one {gpu}, bench/trainer.md"
+    return f"not measured for BERT {size} on {gpu}: the share of its peak that an H200 reaches"
+
+
+def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) -> float:
+    """Model FLOPs of the steps after `done`."""
+    total = 0.0
+    for each in phases:
+        steps = max(0, each.phase.last_step - max(done, each.phase.first_step))
+        manifest = each.manifest
+        rows, lengths = manifest.num_rows("train"), manifest.row_lengths("train")
+        masked = sum(shard.masked for shard in manifest.shards_of("train")) / manifest.mask_sets
+        of_set = count_flops(
+            model,
+            vocabulary_size=manifest.vocabulary_size,
+            num_tokens=manifest.num_tokens("train"),
+            num_squared=sum(count * length**2 for length, count in enumerate(lengths)),
+            num_masked=round(masked),
+        )
+        total += steps * each.shape.pairs_mean * of_set / rows
+    return total
+
+
+def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator[str]:
+    """A line for each of SHOWN_GPUS: tokens a second of one, and hours of the run on `workers` of them."""
+    size, gpus = config.model.size, count_of(config.workers, "GPU")
+    yield f"rates of one GPU for BERT {size} in bf16, and hours on {gpus} at {config.workers} times that:"
+    for gpu in SHOWN_GPUS:
+        tflops, measured = tflops_of(gpu, size=size)
+        seconds = work / (tflops * 1e12)
+        origin = "measured, bench/trainer.md" if measured else "not measured: at the share of the peak of an H200"
+        hours = seconds / config.workers / 3600
+        yield f"  {gpu:<5} {tokens / seconds:>11,.0f} tokens/s {hours:>9,.1f} h  ({origin})"
+
+
+def plan_without_data(
+    config: TrainerConfig, *, rows: int, tokens: int, gpu: str | None, fresh: bool = False
+) -> Checked:
+    """preflight.check, over sets of stated size where none is there yet. ValueError where it cannot be planned."""
+    checkpoints = find_checkpoints(config.output)
+    if fresh:
+        check_fresh(config, checkpoints=checkpoints)
+    phases = resolve_phases(config)
+    names = {phase.config.data for phase in phases}
+    stated = {name for name in names if storage.find_file(storage.join(name, MANIFEST_NAME)) is None}
+    longest = config.model.max_positions
+    made = _planned_manifest(rows=rows, tokens=tokens, longest=longest)
+    manifests = [made if phase.config.data in stated else open_data_set(phase.config.data) for phase in phases]
+    if not stated:
+        raise ConfigError(f"data={config.data}: is there; leave --rows and --tokens out, or name a set to be built")
+    card = Card(CARD_GB[gpu] * 1e9, gpu) if gpu in CARD_GB else None
+    config, found, lines = settle_micro_batch(config, saved=None, phases=phases, manifests=manifests)
+    opened = open_phases(resolve_phases(config), manifests=manifests)
+    for each in opened:
+        if config.workers > each.plan.lanes:
+            raise ConfigError(
+                f"workers={config.workers} exceeds the {count_of(each.plan.lanes, 'lane')} of the plan: some would "
+                f"never work; lower workers or raise the batch"
+            )
+    of = f"{count_of(rows, 'stated row')} of at most {longest} tokens"
+    lines.insert(0, f"planned for {of} in {', '.join(sorted(stated))}")
+    if may_use_gpus(config) and (memory := judge_memory(config, phases=opened, card=card or found)):
+        lines.append(memory)
+    for each in opened:
+        lines += [each.describe_place(len(opened))] if config.phases else []
+        lines += each.describe()
+    return Checked(tuple(lines), done=False, config=config, phases=opened, checkpoints=checkpoints)
+
+
+def _planned_manifest(*, rows: int, tokens: int, longest: int) -> Manifest:
+    """A set of so many rows and tokens, as equally long as can be. ConfigError where they cannot be."""
+    if not 5 * rows <= tokens <= longest * rows:
+        raise ConfigError(
+            f"--tokens={tokens:,} in --rows={rows:,} are {tokens / rows:,.1f} a row; 5 to {longest} "
+            f"(model.max_positions) can be: correct one of them"
+        )
+    mean, rest = divmod(tokens, rows)
+    lengths = [0] * mean + [rows - rest, rest]
+    masked = max(rows, round(MASKED_SHARE * tokens))
+    shard = Shard(
+        path="data/train-00000-of-00001.parquet",
+        split="train",
+        rows=rows,
+        tokens=tokens,
+        bytes=0,
+        sha256="",
+        footer_sha256="",
+        row_group_rows=(rows,),
+        row_group_tokens=(tokens,),
+        max_masked=max(1, round(MASKED_SHARE * longest)),
+        masked=masked,
+    )
+    return Manifest(
+        schema_version=1,
+        config={},
+        seed=0,
+        versions={},
+        vocabulary_hash="",
+        vocabulary_size=VOCABULARY_SIZE,
+        special=Special(pad=0, unk=100, cls=101, sep=102, mask=103),
+        max_seq_length=longest,
+        max_predictions=max(1, round(MASKED_SHARE * longest)),
+        mask_sets=1,
+        next_sentence="random_document",
+        sources=(),
+        shards=(shard,),
+        files={},
+        drops={},
+        statistics={"splits": {"train": {"lengths": lengths}}},
+    )
