@@ -2,15 +2,3 @@
 
 from cluster.render.files import list_outdated, list_unfilled, render
 from cluster.render.values import KINDS, SHORTEST_BOOT_S, VALUES, ClusterValues, Group, read_values
-
-__all__ = [
-    "KINDS",
-    "SHORTEST_BOOT_S",
-    "VALUES",
-    "ClusterValues",
-    "Group",
-    "list_outdated",
-    "list_unfilled",
-    "read_values",
-    "render",
-]

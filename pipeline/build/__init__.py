@@ -4,12 +4,3 @@ from pipeline.build.advice import list_advice, refuse_few_books
 from pipeline.build.read_split import spill_documents
 from pipeline.build.recipe import build, check_paths
 from pipeline.build.write_shard import build_shard
-
-__all__ = [
-    "build",
-    "build_shard",
-    "check_paths",
-    "list_advice",
-    "refuse_few_books",
-    "spill_documents",
-]

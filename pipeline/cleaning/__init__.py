@@ -4,16 +4,3 @@ from pipeline.cleaning.characters import has_words, normalize_line, normalize_te
 from pipeline.cleaning.filters import DocumentFilter, beginning, excerpt
 from pipeline.cleaning.rejects import REJECTS_NAME, RejectWriter, write_rejects
 from pipeline.cleaning.sentences import split_sentences
-
-__all__ = [
-    "REJECTS_NAME",
-    "DocumentFilter",
-    "RejectWriter",
-    "beginning",
-    "excerpt",
-    "has_words",
-    "normalize_line",
-    "normalize_text",
-    "split_sentences",
-    "write_rejects",
-]

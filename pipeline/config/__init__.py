@@ -11,17 +11,3 @@ from pipeline.config.schema import (
     VocabularyConfig,
     is_web_address,
 )
-
-__all__ = [
-    "FLAGS",
-    "KEYS",
-    "CleaningConfig",
-    "DownloadConfig",
-    "NearDuplicatesConfig",
-    "NextSentence",
-    "PipelineConfig",
-    "RayConfig",
-    "SourceConfig",
-    "VocabularyConfig",
-    "is_web_address",
-]

@@ -22,29 +22,3 @@ from pipeline.dataset.manifest import (
     write_manifest,
 )
 from pipeline.dataset.schema import MAX_UINT16_VOCABULARY, SCHEMA_VERSION, id_type, token_counts_schema
-
-__all__ = [
-    "MANIFEST_NAME",
-    "MAX_UINT16_VOCABULARY",
-    "SCHEMA_VERSION",
-    "TOKENIZER_FOLDER",
-    "TOKEN_COUNTS_NAME",
-    "DataSetError",
-    "Manifest",
-    "Shard",
-    "Special",
-    "SplitName",
-    "canonical_json",
-    "file_sha256",
-    "footer_sha256",
-    "id_type",
-    "open_data_set",
-    "read_manifest",
-    "resolve_inside",
-    "schema",
-    "shard_name",
-    "token_counts_schema",
-    "verify_shard",
-    "verify_shards",
-    "write_manifest",
-]

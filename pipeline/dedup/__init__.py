@@ -2,12 +2,3 @@
 
 from pipeline.dedup.duplicates import count_duplicates
 from pipeline.dedup.signatures import BandExtent, SignatureWriter, find_matches, read_dropped, write_dropped
-
-__all__ = [
-    "BandExtent",
-    "SignatureWriter",
-    "count_duplicates",
-    "find_matches",
-    "read_dropped",
-    "write_dropped",
-]

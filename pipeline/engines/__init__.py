@@ -2,11 +2,3 @@
 
 from pipeline.engines.base import check_engine, choose_workers, open_cluster, watched
 from pipeline.engines.cluster import DaskCluster
-
-__all__ = [
-    "DaskCluster",
-    "check_engine",
-    "choose_workers",
-    "open_cluster",
-    "watched",
-]

@@ -4,17 +4,3 @@ from pipeline.output.folder import PUBLISHED, REPORT_NAME, OutputFolder, check_w
 from pipeline.output.identity import MARK_NAME
 from pipeline.output.object_store import StoredOutput, open_output_folder
 from pipeline.output.publish import check_labels, hash_build, list_warnings, write_set
-
-__all__ = [
-    "MARK_NAME",
-    "PUBLISHED",
-    "REPORT_NAME",
-    "OutputFolder",
-    "StoredOutput",
-    "check_labels",
-    "check_writable",
-    "hash_build",
-    "list_warnings",
-    "open_output_folder",
-    "write_set",
-]

@@ -23,30 +23,3 @@ from pipeline.runtime.failures import (
 from pipeline.runtime.ledger import Kind, list_records
 from pipeline.runtime.progress import PLAN_NAME, ProgressPrinter, Stage, WorkReport
 from pipeline.runtime.scratch import scratch_folder
-
-__all__ = [
-    "EXCHANGE",
-    "FAILURE_NAME",
-    "PLAN_NAME",
-    "PROGRESS",
-    "SHARDS",
-    "SPILLS",
-    "BuildContext",
-    "Kind",
-    "ProgressPrinter",
-    "Stage",
-    "WorkReport",
-    "choose_kept",
-    "describe_error",
-    "leave_failure",
-    "list_records",
-    "local_notes",
-    "names_runner",
-    "raise_if_abandoned",
-    "read_config",
-    "read_failure",
-    "read_price",
-    "report_failure",
-    "scratch_folder",
-    "temporary_below",
-]

@@ -11,20 +11,3 @@ from pipeline.shuffle.buckets import (
     plan_shards,
 )
 from pipeline.shuffle.spill import Extent, Origin, SpillWriter, read_documents, read_index, read_origins
-
-__all__ = [
-    "MIN_DOCUMENTS",
-    "MIN_SHARE_OF_MEAN",
-    "BucketCount",
-    "Buckets",
-    "Extent",
-    "Origin",
-    "ShardPlan",
-    "SpillWriter",
-    "choose_buckets",
-    "membership",
-    "plan_shards",
-    "read_documents",
-    "read_index",
-    "read_origins",
-]

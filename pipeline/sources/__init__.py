@@ -20,26 +20,3 @@ from pipeline.sources.splits import (
     refuse_empty_source,
     split_file,
 )
-
-__all__ = [
-    "BOOK_SUFFIXES",
-    "ChangedInputError",
-    "check_brought",
-    "compression_of",
-    "deal_splits",
-    "fingerprint_files",
-    "is_archive",
-    "join_fingerprints",
-    "list_changed",
-    "list_files",
-    "list_modified",
-    "list_read_warnings",
-    "list_splits",
-    "list_versions",
-    "read_book",
-    "read_documents",
-    "read_members",
-    "refuse_empty_source",
-    "refuse_own_files",
-    "split_file",
-]

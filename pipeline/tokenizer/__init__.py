@@ -11,19 +11,3 @@ from pipeline.tokenizer.files import (
     word_rules,
 )
 from pipeline.tokenizer.tokenizer import RARE_LETTERS, Ids, SpecialIds, TokenizedDocument, WordTokenizer
-
-__all__ = [
-    "BERT_SPECIAL",
-    "END_OF_WORD",
-    "PIECE_PREFIX",
-    "RARE_LETTERS",
-    "Ids",
-    "SpecialIds",
-    "TokenizedDocument",
-    "WordTokenizer",
-    "build_wordpiece",
-    "describe_text",
-    "finish",
-    "read_tokenizer",
-    "word_rules",
-]

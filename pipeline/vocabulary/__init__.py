@@ -8,12 +8,3 @@ from pipeline.vocabulary.train import (
     trained_vocabulary,
     vocabulary_name,
 )
-
-__all__ = [
-    "check_name",
-    "count_words",
-    "given_vocabulary",
-    "train_tokenizer",
-    "trained_vocabulary",
-    "vocabulary_name",
-]

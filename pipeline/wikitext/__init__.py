@@ -2,12 +2,3 @@
 
 from pipeline.wikitext.names import WikiNames, language_codes, wiki_names
 from pipeline.wikitext.scanner import DEFAULT_BUDGET, PageOverBudgetError, wikitext_to_text
-
-__all__ = [
-    "DEFAULT_BUDGET",
-    "PageOverBudgetError",
-    "WikiNames",
-    "language_codes",
-    "wiki_names",
-    "wikitext_to_text",
-]

@@ -15,24 +15,3 @@ from trainer.checkpoint.format import (
 from trainer.checkpoint.load import find_together, newest_verified, read_weights, restore, resume, verify_together
 from trainer.checkpoint.retention import rank_evaluations
 from trainer.checkpoint.writer import CheckpointWriter
-
-__all__ = [
-    "STATE",
-    "CheckpointError",
-    "CheckpointState",
-    "CheckpointWriter",
-    "Checkpoints",
-    "checkpoints_folder",
-    "find_checkpoints",
-    "find_together",
-    "is_checkpoint",
-    "newest_verified",
-    "rank_evaluations",
-    "read_state",
-    "read_weights",
-    "restore",
-    "resume",
-    "step_of",
-    "verify",
-    "verify_together",
-]

@@ -1,33 +1,10 @@
 """The settings of a run, which of them have an effect together, and the config that a run has saved."""
 
-from trainer.config.batch import BatchConfig, IngestConfig
+from trainer.config.batch import BatchConfig
 from trainer.config.effects import find_idle_settings, refuse_idle_settings
-from trainer.config.model import MODEL_SHAPES, ModelConfig, ModelSize, Precision
+from trainer.config.model import MODEL_SHAPES, ModelConfig, Precision
 from trainer.config.optimization import GuardConfig, OptimizerConfig, ScheduleConfig
 from trainer.config.phases import PhaseConfig
 from trainer.config.records import CheckpointConfig, EvaluationConfig, LoggingConfig
 from trainer.config.saved import CONFIG_NAME, drop_idle_settings, read_run_config, validate_saved
 from trainer.config.schema import TrainerConfig
-
-__all__ = [
-    "CONFIG_NAME",
-    "MODEL_SHAPES",
-    "BatchConfig",
-    "CheckpointConfig",
-    "EvaluationConfig",
-    "GuardConfig",
-    "IngestConfig",
-    "LoggingConfig",
-    "ModelConfig",
-    "ModelSize",
-    "OptimizerConfig",
-    "PhaseConfig",
-    "Precision",
-    "ScheduleConfig",
-    "TrainerConfig",
-    "drop_idle_settings",
-    "find_idle_settings",
-    "read_run_config",
-    "refuse_idle_settings",
-    "validate_saved",
-]

@@ -7,27 +7,3 @@ from trainer.data.phases import OpenPhase, Phase, find_start, open_phases, resol
 from trainer.data.plan import PlanError, PlanState, lanes_of
 from trainer.data.row_groups import RowGroupError, read_row_group
 from trainer.data.stream import MicroBatchStream, Step, validation_plan
-
-__all__ = [
-    "LARGEST_DERIVED_MICRO_BATCH",
-    "NO_LABEL",
-    "BatchShape",
-    "MicroBatch",
-    "MicroBatchShape",
-    "MicroBatchStream",
-    "OpenPhase",
-    "Phase",
-    "PlanError",
-    "PlanState",
-    "RowGroupError",
-    "Step",
-    "check_held_out",
-    "derive_shape",
-    "find_start",
-    "lanes_of",
-    "open_phases",
-    "read_row_group",
-    "resolve_phases",
-    "rows_trained",
-    "validation_plan",
-]

@@ -16,21 +16,3 @@ from trainer.engine.optimizers import MOMENTS
 from trainer.engine.schedules import learning_rate
 from trainer.engine.self_check import check_compiled_model
 from trainer.engine.zero_state import LocalSlice
-
-__all__ = [
-    "MICRO_BATCH_STEP",
-    "MOMENTS",
-    "Card",
-    "Engine",
-    "HostCopy",
-    "LocalSlice",
-    "LossScale",
-    "check_compiled_model",
-    "count_parameters",
-    "judge_memory",
-    "largest_micro_batch",
-    "learning_rate",
-    "may_use_gpus",
-    "name_remedies",
-    "with_greatest_slot",
-]

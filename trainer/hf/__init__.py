@@ -14,22 +14,3 @@ from trainer.hf.pretrained import (
 )
 from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary
 from trainer.hf.weight_names import MODEL_TYPES, architecture_of, to_transformers, transformers_config
-
-__all__ = [
-    "CONFIG_FILE",
-    "MODEL_TYPES",
-    "TOKENIZER_CONFIG_FILE",
-    "WEIGHTS_FILE",
-    "architecture_of",
-    "check_same_vocabulary",
-    "fit_model",
-    "initialize_from",
-    "load_model",
-    "pretrained",
-    "read_longest",
-    "read_model",
-    "read_vocabulary",
-    "take_shape",
-    "to_transformers",
-    "transformers_config",
-]

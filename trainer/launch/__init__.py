@@ -7,15 +7,3 @@ from trainer.launch.preflight import SAMPLE_CONFIG, check, read_config
 from trainer.launch.ray_dashboard import send_token
 from trainer.launch.run_directory import write_config
 from trainer.launch.start import train
-
-__all__ = [
-    "SAMPLE_CONFIG",
-    "WorkerError",
-    "check",
-    "dry_run",
-    "processes",
-    "read_config",
-    "send_token",
-    "train",
-    "write_config",
-]

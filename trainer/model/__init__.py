@@ -9,15 +9,3 @@ from trainer.model.cross_entropy import GPU_CHUNK_BYTES
 from trainer.model.embeddings import NUM_SEGMENTS
 from trainer.model.encoder import FEED_FORWARD_FACTOR
 from trainer.model.layers import LAYER_NORM_EPSILON
-
-__all__ = [
-    "FEED_FORWARD_FACTOR",
-    "GPU_CHUNK_BYTES",
-    "LAYER_NORM_EPSILON",
-    "NUM_SEGMENTS",
-    "VOCABULARY_MULTIPLE",
-    "Batch",
-    "BertForPretraining",
-    "PretrainingOutput",
-    "to_batch",
-]

@@ -13,20 +13,3 @@ from trainer.telemetry.metrics import (
     read_last_lines,
     row_ids,
 )
-
-__all__ = [
-    "EVALUATIONS_NAME",
-    "METRICS_NAME",
-    "PEAK_TFLOPS",
-    "Evaluation",
-    "RunFiles",
-    "RunLog",
-    "SourceLoss",
-    "StepMetrics",
-    "count_flops",
-    "draw_curve",
-    "find_peak",
-    "read_json_lines",
-    "read_last_lines",
-    "row_ids",
-]

@@ -12,20 +12,3 @@ from trainer.train.branch import (
 from trainer.train.evaluate import Evaluator
 from trainer.train.link import Link, Outcome, WorkerPlace
 from trainer.train.worker import backend_of, warn_of_cpu, work
-
-__all__ = [
-    "Evaluator",
-    "Link",
-    "Outcome",
-    "WorkerPlace",
-    "backend_of",
-    "check_branch",
-    "find_branch_start",
-    "is_branch_to_begin",
-    "read_trained",
-    "settle_source",
-    "source_config",
-    "steps_done",
-    "warn_of_cpu",
-    "work",
-]
