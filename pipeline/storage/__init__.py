@@ -1,14 +1,12 @@
-"""Files on disks and object stores by path or URL, what must reach a disk when, and who holds a folder."""
+"""Files on disks and object stores by path or URL, durable writes, and the lease on an output."""
 
 from pipeline.storage.clients import (
     FULL_DISK,
     AbsentError,
     DeniedError,
     StorageError,
-    StrPath,
     check_url,
     is_url,
-    local_path,
     name_errors,
     name_full_disk,
     open_filesystem,
@@ -28,10 +26,8 @@ from pipeline.storage.durable import (
     sync_below,
 )
 from pipeline.storage.files import (
-    MAP_THREADS,
     READ_AHEAD_BYTES,
     Location,
-    StoredFile,
     base_name,
     delete,
     delete_tree,
@@ -64,15 +60,12 @@ __all__ = [
     "ASIDE",
     "FULL_DISK",
     "LEASE_FOLDER",
-    "MAP_THREADS",
     "READ_AHEAD_BYTES",
     "AbsentError",
     "DeniedError",
     "LeaseError",
     "Location",
     "StorageError",
-    "StoredFile",
-    "StrPath",
     "base_name",
     "check_url",
     "delete",
@@ -90,7 +83,6 @@ __all__ = [
     "join",
     "list_files",
     "list_names",
-    "local_path",
     "locate",
     "make_durable_folder",
     "make_folder",
