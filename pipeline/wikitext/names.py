@@ -1,8 +1,8 @@
-"""The names that a Wikipedia's markup goes by: namespaces and redirect words of every language, and interwiki prefixes.
+"""Names in a Wikipedia's markup: namespaces and redirect words of every language, and interwiki prefixes.
 
-names.tsv holds the known names (language, namespace number or `redirect`, names joined by `|`; case-folded;
-from MediaWiki's siteinfo of all Wikipedias, as tabulated by DBpedia in March 2026). What a dump's own siteinfo says is
-united with them, since some dumps carry the siteinfo of another wiki.
+names.tsv has the known names (language, namespace number or `redirect`, names joined by `|`; case-folded; from
+MediaWiki's siteinfo of all Wikipedias, as tabulated by DBpedia in March 2026). They are united with those in a dump's
+own siteinfo, since some dumps carry the siteinfo of another wiki.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text, as a set."""
+    """Return the set of words in a text."""
     return frozenset(text.split())
 
 
@@ -62,10 +62,10 @@ PROJECT_PREFIXES = words(
 
 @dataclass(frozen=True)
 class WikiNames:
-    """Names in use on one wiki, all by `fold_name`: of namespaces other than 0, of redirects, of other languages.
+    """Names of one wiki, all by `fold_name`: namespaces other than 0, redirect words, codes of other languages.
 
     `invisible`: prefixes of links that show no text, in this wiki's language and (longer names) in any other, since
-    pages are translated from other wikis with their files.
+    translated pages keep the links to files of the original.
     """
 
     namespaces: Mapping[str, int]
@@ -81,24 +81,24 @@ class WikiNames:
         object.__setattr__(self, "redirect_pattern", re.compile(rf"\s*[#\uff03]\s*(?:{words})\s*:?\s*\[\[", re.I))
 
     def namespace_of(self, title: str) -> int:
-        """The namespace number that the title's prefix says; 0 where it has none."""
+        """Return the namespace number of the title's prefix; 0 if it has none."""
         prefix, colon, _ = title.partition(":")
         return self.namespaces.get(fold_name(prefix), 0) if colon else 0
 
     def is_redirect(self, markup: str) -> bool:
-        """Whether the page begins with #REDIRECT [[...]] in one of the known forms."""
+        """Return whether the page begins with #REDIRECT [[...]] in one of the known forms."""
         return self.redirect_pattern.match(markup) is not None
 
 
 def fold_name(name: str) -> str:
-    """A namespace or template name in the form it is compared in: underscores are spaces, case does not count."""
+    """Normalize a namespace or template name for comparison: underscores become spaces, case is folded."""
     return " ".join(name.replace("_", " ").split()).casefold()
 
 
 def wiki_names(languages: Iterable[str], *, siteinfo: Mapping[str, int] | None = None) -> WikiNames:
-    """Names of the given languages (unknown ones add nothing) and of a siteinfo ({name: number}), united.
+    """Unite the names of the given languages (unknown ones add nothing) and of a siteinfo ({name: number}).
 
-    Where the siteinfo and the known names disagree on a number, the siteinfo counts.
+    If they disagree on a number, the siteinfo counts.
     """
     table = _known_names()
     namespaces = {name: number for number, names in _CANONICAL.items() for name in names}
@@ -139,5 +139,5 @@ def _all_invisible() -> frozenset[str]:
 
 @cache
 def language_codes() -> frozenset[str]:
-    """The codes of all Wikipedias, old ones included."""
+    """Return the codes of all Wikipedias, including old ones."""
     return frozenset(_known_names()) - {"commons"} | _OLD_CODES
