@@ -1,4 +1,4 @@
-"""Training of a vocabulary: words counted over the sources, subwords trained, the file written."""
+"""Trains a vocabulary: counts words over the sources, trains subwords, writes the file."""
 
 from pipeline.vocabulary.train import (
     check_name,
@@ -9,11 +9,4 @@ from pipeline.vocabulary.train import (
     vocabulary_name,
 )
 
-__all__ = [
-    "check_name",
-    "count_words",
-    "given_vocabulary",
-    "train_tokenizer",
-    "trained_vocabulary",
-    "vocabulary_name",
-]
+__all__ = ["check_name", "count_words", "given_vocabulary", "train_tokenizer", "trained_vocabulary", "vocabulary_name"]
