@@ -107,7 +107,7 @@ def open_filesystem(url: StrPath) -> tuple[Any, str]:
     Raises ValueError for an invalid URL or an unsupported scheme.
     """
     if not is_url(url):
-        return _open_local(), str(local_path(url))
+        return fs.LocalFileSystem(), str(local_path(url))
     scheme, bucket, key = check_url(url)
     path = f"{bucket}/{key}" if key else bucket
     if scheme == "s3":
@@ -157,11 +157,6 @@ def raise_outage(error: Exception, *, url: StrPath) -> None:
 
 
 # ---- clients ----
-
-
-@cache
-def _open_local() -> Any:
-    return fs.LocalFileSystem()
 
 
 @cache

@@ -268,12 +268,7 @@ def _watch(
 
 
 def _contend(
-    folder: Location,
-    claim: Claim,
-    *,
-    silent: set[Claim],
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
+    folder: Location, claim: Claim, *, silent: set[Claim], clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> bool:
     """Write the claim and take the lease; withdraw and return False if there is a holder or a smaller token."""
     taken = False

@@ -21,32 +21,14 @@ def words(text: str) -> frozenset[str]:
 
 _INVISIBLE = (-2, 6, 14)  # media, file, category: a link to one shows no text
 
-_CANONICAL: Mapping[int, tuple[str, ...]] = {
-    -2: ("media",),
-    -1: ("special",),
-    1: ("talk",),
-    2: ("user",),
-    3: ("user talk",),
-    4: ("project", "wikipedia"),
-    5: ("project talk", "wikipedia talk"),
-    6: ("file", "image"),
-    7: ("file talk", "image talk"),
-    8: ("mediawiki",),
-    9: ("mediawiki talk",),
-    10: ("template",),
-    11: ("template talk",),
-    12: ("help",),
-    13: ("help talk",),
-    14: ("category",),
-    15: ("category talk",),
-    100: ("portal",),
-    101: ("portal talk",),
-    118: ("draft",),
-    119: ("draft talk",),
-    710: ("timedtext",),
-    711: ("timedtext talk",),
-    828: ("module",),
-    829: ("module talk",),
+_WITH_TALK = {
+    **{"user": 2, "project": 4, "wikipedia": 4, "file": 6, "image": 6, "mediawiki": 8, "template": 10, "help": 12},
+    **{"category": 14, "portal": 100, "draft": 118, "timedtext": 710, "module": 828},
+}
+_CANONICAL: Mapping[str, int] = {
+    **{"media": -2, "special": -1, "talk": 1},
+    **_WITH_TALK,
+    **{f"{name} talk": number + 1 for name, number in _WITH_TALK.items()},
 }
 _OLD_CODES = words(
     "be-x-old be-tarask zh-classical lzh fiu-vro vro map-bms nds-nl roa-rup rup roa-tara cbk-zam sgs nan yue gsw nb "
@@ -101,7 +83,7 @@ def wiki_names(languages: Iterable[str], *, siteinfo: Mapping[str, int] | None =
     If they disagree on a number, the siteinfo counts.
     """
     table = _known_names()
-    namespaces = {name: number for number, names in _CANONICAL.items() for name in names}
+    namespaces = dict(_CANONICAL)
     words = {"redirect"}
     for language in languages:
         for kind, names in table.get(language, {}).items():

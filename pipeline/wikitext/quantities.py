@@ -185,18 +185,10 @@ _MONTHS = (
 )
 
 
-def _month(text: str) -> str | None:
-    if text.isdecimal():
-        return _MONTHS[int(text) - 1] if 1 <= int(text) <= 12 else None
-    return text
-
-
 def _date_text(year: str, month: str, day: str, *, day_first: bool) -> str | None:
-    if not year:
+    if not year or (month.isdecimal() and not 1 <= int(month) <= 12):
         return None
-    name = _month(month) if month else ""
-    if name is None:
-        return None
+    name = _MONTHS[int(month) - 1] if month.isdecimal() else month
     if not name:
         return year
     if not day:

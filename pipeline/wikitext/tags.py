@@ -19,6 +19,7 @@ BREAK = "\ufdd3"
 RESERVED = re.compile("[\ufdd0-\ufdef]")
 
 _COMMENT_ON_ITS_LINE = re.compile(r"\n[ \t]*\Z")
+_REST_OF_LINE = re.compile(r"[ \t]*\n")
 _TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9]*)((?:\s[^<>]*)?/?)>")
 _INERT = str.maketrans({mark: f"&#{ord(mark)};" for mark in "[]{}<>&'|=_*#:;!~\n-"})
 
@@ -64,15 +65,10 @@ def remove_comments(markup: str) -> str:
     while (start := markup.find("<!--", position)) >= 0:
         close = markup.find("-->", start + 4)
         end = len(markup) if close < 0 else close + 3
-        before = markup[position:start]
-        kept.append(before)
-        rest = end
-        while rest < len(markup) and markup[rest] in " \t":
-            rest += 1
-        alone = _COMMENT_ON_ITS_LINE.search(before) is not None or start == 0
-        if alone and markup[rest : rest + 1] == "\n":
-            end = rest + 1
-        position = end
+        kept.append(markup[position:start])
+        alone = _COMMENT_ON_ITS_LINE.search(kept[-1]) is not None or start == 0
+        rest_of_line = _REST_OF_LINE.match(markup, end) if alone else None
+        position = end if rest_of_line is None else rest_of_line.end()
     kept.append(markup[position:])
     return "".join(kept)
 
