@@ -52,8 +52,10 @@ class Member(NamedTuple):
 
 
 def split_archive(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Split an archive; a zip or plain tar into splits of about `split_bytes` of text. Raises ValueError if it is
-    damaged, empty, or expands too much."""
+    """Split an archive; `split_bytes`: approximate text of a split of a zip or plain tar, SPLIT_TEXT_BYTES by default.
+
+    Raises ValueError if the archive is damaged or empty, or if a zip expands too much.
+    """
     size = storage.size_of(path)
     if _is_zip(path):
         return _split_zip(path, source=source, split_bytes=split_bytes)
@@ -154,8 +156,6 @@ def _split_zip(path: str | Path, *, source: int, split_bytes: int | None) -> lis
         raise ValueError(
             f"{path}: its index lists {len(members)} of {stated} members: it is damaged; remove it and fetch it again"
         )
-    if not members:
-        raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     if follows:
         raise ValueError(
             f"{path}: another zip archive comes before byte {first}, where the indexed one begins; give each archive "
@@ -206,8 +206,6 @@ def _split_tar(path: str | Path, *, source: int, split_bytes: int | None) -> lis
             sizes.append((member.size, member.size if member.isreg() else 0))
         end = archive.offset
         _check_end(archive, path=path)
-    if not places:
-        raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     return _cut(path, source=source, sizes=sizes, places=[*places, end], split_bytes=split_bytes)
 
 
@@ -311,6 +309,8 @@ def _cut(
 ) -> list[Split]:
     """Group members into splits of about `split_bytes` of text; `places`: start of each member, and the last one's end,
     in the unit of Split.start."""
+    if not sizes:
+        raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     splits = []
     first = packed = text = 0
     for index, (stored, expanded) in enumerate(sizes):

@@ -43,8 +43,7 @@ def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Dro
 
 
 def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> Iterator[Document | Drop]:
-    """Yield the documents of one book from the bytes of its file; ValueError, naming folder and file, if its encoding
-    is refused."""
+    """Yield the documents of a book from its file's bytes; ValueError naming folder and file for a bad encoding."""
     if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")) and source.encoding == "auto":
         yield Drop("not_a_text_file", name, "holds NUL bytes")
         return

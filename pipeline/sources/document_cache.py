@@ -42,8 +42,7 @@ SCHEMA = pa.schema(
         pa.field("noted", pa.bool_()),
     ]
 )
-"""A row is a document (id, sentences), or what was left out (reason, detail) or, where `noted`, only noted;
-in the order of the input."""
+"""A row, in input order, is a document (id, sentences), a Drop (reason, detail) or, with `noted`, a Note."""
 
 
 def read_through(

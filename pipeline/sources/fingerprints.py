@@ -59,8 +59,8 @@ class ChangedInputError(ValueError):
 
 
 def list_changed(versions: Mapping[str, str]) -> dict[str, str]:
-    """Return the new versions of files written since list_versions, which were perhaps read half old, half new. Removed
-    files are left out: they had been read before."""
+    """Return the new versions of files written since list_versions, which may have been read half old, half new.
+    Removed files are left out: they had been read before."""
     present = {path: storage.file_version(path) for path in versions if storage.find_file(path) is not None}
     return {path: now for path, now in present.items() if now != versions[path]}
 

@@ -70,8 +70,7 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
 
 
 def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
-    """Raise ValueError with the hint of download.bring if a source that has one is missing; sources in the folders
-    `but` are not checked."""
+    """Raise ValueError with the hint of download.bring if its source is missing; skip sources in the folders `but`."""
     for index, source in enumerate(config.sources):
         hint = config.download.bring.get(source.called)
         if hint is None or any(Path(path).absolute().is_relative_to(folder) for path in source.paths for folder in but):
@@ -83,8 +82,8 @@ def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
 
 
 def refuse_own_files(config: PipelineConfig) -> None:
-    """Raise ValueError if a source includes the vocabulary or files that a build writes: the next build, or this one
-    when resumed, would read them as text."""
+    """Raise ValueError if a source includes the vocabulary or a build's files, which a later or resumed build would
+    read as text."""
     names = (f"{TOKENIZER_FOLDER}/vocab.txt", f"{TOKENIZER_FOLDER}/tokenizer.json", MANIFEST_NAME, "data/a.parquet")
     own: list[tuple[str, str | None, str]] = [("output", config.output, name) for name in names]
     own.append(("vocabulary.path", config.vocabulary.path, ""))

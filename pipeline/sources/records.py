@@ -120,7 +120,7 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
             raise ValueError(f"{place}: contains {type(record).__name__}, not an object with '{config.text_column}'")
         text = _field(record, config.text_column, place=place, setting="text_column")
         if text is not None and not isinstance(text, str):
-            raise ValueError(f"{place}: '{config.text_column}' holds {text!r:.40}, not text; check text_column")
+            raise ValueError(f"{place}: '{config.text_column}' contains {text!r:.40}, not text; check text_column")
         key = None
         if config.document_column is not None:
             key = _field(record, config.document_column, place=place, setting="document_column")

@@ -64,8 +64,7 @@ def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, .
 
 
 def split_file(path: str | Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
-    """Split one file, in order; `split_bytes`: approximate size of a split, if the format allows it, instead of the one
-    that suits workers."""
+    """Split one file, in order; `split_bytes`: approximate size of a split, if the format allows it."""
     if source.kind == "wikipedia":
         return split_dump(path, source=index, split_bytes=split_bytes)
     if source.kind == "books":

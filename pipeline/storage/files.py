@@ -93,8 +93,7 @@ def open_input(path: StrPath, *, read_ahead: int = READ_AHEAD_BYTES) -> IO[bytes
 
 
 def open_native(path: StrPath) -> Any:
-    """Open a pa.NativeFile for pyarrow's own readers, which request only the ranges that they need. Wrap the reading in
-    name_errors."""
+    """Open a pa.NativeFile, of which pyarrow's readers request only ranges. Wrap the reading in name_errors."""
     system, place = open_filesystem(path)
     with name_errors(path):
         return system.open_input_file(place)
@@ -102,8 +101,7 @@ def open_native(path: StrPath) -> Any:
 
 @contextmanager
 def open_parquet(path: StrPath) -> Iterator[Any]:
-    """Open a pq.ParquetFile that verifies page checksums. From a store, columns that lie close together come in one
-    request."""
+    """Open a pq.ParquetFile that verifies page checksums; on a store, one request reads neighbouring columns."""
     if not is_url(path):
         with pq.ParquetFile(local_path(path), page_checksum_verification=True) as file:
             yield file
@@ -255,8 +253,7 @@ def size_of(path: StrPath) -> int:
 
 
 def map_paths(function: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
-    """Apply `function` to every path and return the results in order; MAP_THREADS at a time if any is on a store, since
-    these wait for a server."""
+    """Return `function` of every path, in order; MAP_THREADS at a time if any is on a store, to hide latency."""
     if not any(map(is_url, paths)):
         return [function(path) for path in paths]
     with ThreadPoolExecutor(max_workers=MAP_THREADS, thread_name_prefix="storage") as pool:
@@ -273,8 +270,7 @@ def exists(path: StrPath) -> bool:
 
 
 def file_version(path: StrPath) -> str:
-    """Return a text that changes when the file is rewritten: size and entity tag if the store has one, else size and
-    time."""
+    """Return a text that changes when the file is rewritten: size, and entity tag of the store or else time."""
     if is_url(path):
         with open_native(path) as stream, name_errors(path):
             size = stream.size()

@@ -30,16 +30,10 @@ def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
     return os.path.expanduser(value)
 
 
-def job_working_folder() -> str | None:
-    """Return the uploaded folder (`--working-dir`) if this process is a submitted Ray job with one, else None."""
-    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
-    folder = (job.get("runtime_env") or {}).get("working_dir")
-    return None if folder is None else str(folder)
-
-
 def refuse_lost_path(value: str, *, key: str) -> None:
-    """Raise ConfigError for a relative path in a submitted job whose working folder was uploaded."""
-    uploaded = job_working_folder()
+    """Raise ConfigError for a relative path in a submitted Ray job whose folder (`--working-dir`) was uploaded."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    uploaded = (job.get("runtime_env") or {}).get("working_dir")
     if uploaded is not None and not os.path.isabs(value):
         raise ConfigError(
             f"{key}={value}: this job runs in an uploaded copy of its folder ({uploaded}): ignored files such as "

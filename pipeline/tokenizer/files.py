@@ -24,8 +24,7 @@ MAX_WORD_CHARACTERS = 100
 
 
 def read_vocabulary(path: str | Path) -> list[str]:
-    """Read the tokens of a vocab.txt in the order of their ids. Raises ValueError if it is missing, empty or not UTF-8,
-    or if a token is empty or appears twice."""
+    """Read the tokens of a vocab.txt in the order of their ids; ValueError for a missing, damaged or empty file."""
     if storage.find_file(path) is None:
         raise ValueError(f"{path}: no such vocabulary file; give a vocab.txt or tokenizer.json, or train one")
     try:
@@ -69,8 +68,7 @@ def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bo
 
 
 def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: bool) -> Any:
-    """Return BertNormalizer (removes control characters, isolates Chinese characters), followed by NFC if accents are
-    stripped and `recompose`."""
+    """Return BertNormalizer (no control characters, Chinese ones apart), then NFC if it strips and `recompose`."""
     bert = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
     )
@@ -98,8 +96,7 @@ def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
 
 
 def describe_text(backend: Tokenizer) -> dict[str, str]:
-    """Find by trial what the tokenizer's normalisation does to case (lowered, kept), accents (removed, kept) and Hangul
-    (syllables, jamo)."""
+    """Try how the tokenizer treats case (lowered, kept), accents (removed, kept) and hangul (syllables, jamo)."""
 
     def normalize(text: str) -> str:
         return text if backend.normalizer is None else str(backend.normalizer.normalize_str(text))

@@ -146,8 +146,7 @@ def _symbol(character: str, *, marked: bool, kind: str) -> str:
 def _keep_frequent(
     codes: npt.NDArray[np.int64], counts: npt.NDArray[np.float64], *, most: int
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask over `codes` of the symbols to keep, by count of the character in both its forms, then by code
-    point."""
+    """Return a mask of the `codes` to keep, by count of the character in both its forms, then by code point."""
     characters, of = np.unique(codes >> 1, return_inverse=True)
     totals = np.bincount(of, weights=counts)
     order = np.lexsort((characters, -totals))

@@ -15,7 +15,6 @@ from contextlib import suppress
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -60,9 +59,7 @@ class WordCounter:
     def __enter__(self) -> WordCounter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             remove_files(self._files)
 

@@ -143,7 +143,7 @@ def test_documents_of_several_rows_are_never_split(path: Path) -> None:
         ("{bad", r"a\.jsonl, line 2: not JSON: "),
         ("[1]", r"a\.jsonl, line 2: contains list, not an object with 'text'"),
         ('{"id": 1, "body": "x"}', r"a\.jsonl, line 2: has no field 'text' \(it has id, body\); set text_column"),
-        ('{"text": 7}', r"a\.jsonl, line 2: 'text' holds 7, not text"),
+        ('{"text": 7}', r"a\.jsonl, line 2: 'text' contains 7, not text"),
         ("[" * 100_000, r"a\.jsonl, line 2: not JSON"),
         ('{"text": "x", "n": ' + "9" * 5_000 + "}", r"a\.jsonl, line 2: not JSON: Exceeds the limit"),
     ],
