@@ -74,7 +74,7 @@ def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]
     naming archive, member and byte if the archive is damaged.
     """
     path = split.path
-    found = _read_zip(path, split) if _is_zip(path) else _read_tar(path, split, suffixes=suffixes)
+    found = _read_zip(path, split) if _is_zip(path) else _read_tar(path, split)
     shown = (entry for entry in found if not _is_hidden(entry.name) or _is_unsafe(entry.name))
     for number, entry in enumerate(shown):
         if split.takes(number):
@@ -209,7 +209,7 @@ def _split_tar(path: str | Path, *, source: int, split_bytes: int | None) -> lis
     return _cut(path, source=source, sizes=sizes, places=[*places, end], split_bytes=split_bytes)
 
 
-def _read_tar(path: str, split: Split, *, suffixes: tuple[str, ...]) -> Iterator[_Entry]:
+def _read_tar(path: str, split: Split) -> Iterator[_Entry]:
     whole = bool(compression_of(path))
     file: io.RawIOBase = _PieceFile(read_pieces(path) if whole else read_pieces(path, start=split.start, end=split.end))
     shift = 0 if whole else split.start
