@@ -1,7 +1,7 @@
-"""Members of .zip and .tar archives, compressed or not, read in place: nothing is unpacked, names never reach a disk.
+"""Members of .zip and .tar archives, compressed or not, read in place: nothing is unpacked to disk.
 
-Splits let several workers share one archive: ranges of members where the format has an index (zip, plain tar), every
-n-th book where it is one stream, which each split decompresses whole (xz: 60 MB/s, 30 times the rate of preparing).
+Splits let several workers share one archive. A zip or plain tar is split into ranges of members. A compressed tar is
+one stream, which each split decompresses whole to take every n-th book (xz: 60 MB/s, 30 times the rate of preparing).
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from pipeline.sources.bytestreams import MOST_EXPANSION, PIECE_BYTES, compressio
 MOST_MEMBER_BYTES = 256 << 20
 SPLIT_TEXT_BYTES = 16 << 20
 _MOST_PARTS = 32
-_TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}
+TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}
+"""Estimated bytes of a book's text per byte of its file."""
 _FREE_BYTES = 64 << 20
 _MOST_HEADER_BYTES = 1 << 20
 _LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
 _ZIP_MEMBER, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
-_ZIP_COUNT, _ZIP_END_BYTES = 10, 22 + (1 << 16)  # of the record at the end, with the longest comment
+_ZIP_COUNT, _ZIP_END_BYTES = 10, 22 + (1 << 16)  # in the end record, with the longest possible comment
 _SHOWN_NAME = 200
-_LOOK_BYTES = 1 << 14  # of a store, for the header of each member
+_LOOK_BYTES = 1 << 14  # read from a store for the header of each member
 _ZIP_FAULTS = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(NotImplementedError, RuntimeError, EOFError, OSError, UnicodeError),
@@ -42,7 +43,7 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 
 class Member(NamedTuple):
-    """A file of an archive; `data` is None where it is not read, for the `reason` (a drop's counter) and `detail`."""
+    """A file of an archive. If it is not read, `data` is None, and `reason` (a drop's counter) and `detail` say why."""
 
     name: str
     data: bytes | None
@@ -51,28 +52,29 @@ class Member(NamedTuple):
 
 
 def split_archive(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Splits of an archive, of about `split_bytes` of text each if it is no single stream; ValueError for one that is
-    damaged, empty, or expands beyond reason."""
+    """Split an archive; `split_bytes`: approximate text of a split of a zip or plain tar, SPLIT_TEXT_BYTES by default.
+
+    Raises ValueError if the archive is damaged or empty, or if a zip expands too much.
+    """
     size = storage.size_of(path)
     if _is_zip(path):
         return _split_zip(path, source=source, split_bytes=split_bytes)
     compression = compression_of(path)
     if not compression:
         return _split_tar(path, source=source, split_bytes=split_bytes)
-    whole = Split(source, str(path), 0, -1, size, round(_TEXT_SHARE[compression] * size))
+    whole = Split(source, str(path), 0, -1, size, round(TEXT_SHARE[compression] * size))
     return whole.share(_MOST_PARTS, part_bytes=SPLIT_TEXT_BYTES)
 
 
 def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]:
-    """Every file of a split, in order; only those with one of the suffixes are read. Folders and hidden files (which
-    packing on a Mac leaves) are passed over.
+    """Yield every file of a split, in order, except hidden ones (which packing on a Mac adds).
 
-    Not read: members above MOST_MEMBER_BYTES (book_over_budget), links, devices, sparse files and other suffixes
-    (not_a_text_file), and those with a name that leads out of the archive (unsafe_name). ValueError names archive,
-    member and byte where the archive is damaged.
+    Yielded without data: members above MOST_MEMBER_BYTES (book_over_budget); links, devices, sparse files and other
+    suffixes than `suffixes` (not_a_text_file); names that lead out of the archive (unsafe_name). Raises ValueError
+    naming archive, member and byte if the archive is damaged.
     """
     path = split.path
-    found = _read_zip(path, split) if _is_zip(path) else _read_tar(path, split, suffixes=suffixes)
+    found = _read_zip(path, split) if _is_zip(path) else _read_tar(path, split)
     shown = (entry for entry in found if not _is_hidden(entry.name) or _is_unsafe(entry.name))
     for number, entry in enumerate(shown):
         if split.takes(number):
@@ -80,7 +82,7 @@ def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]
 
 
 class _Entry(NamedTuple):
-    """A member before it is read."""
+    """A member that is not yet read."""
 
     name: str
     size: int
@@ -134,7 +136,7 @@ def _open_zip(path: str | Path) -> Iterator[zipfile.ZipFile]:
         except storage.StorageError:
             raise
         except _ZIP_FAULTS as error:
-            raise ValueError(f"{path}: not a whole zip archive: {error}; remove it and fetch it again") from error
+            raise ValueError(f"{path}: not a complete zip archive: {error}; remove it and fetch it again") from error
         with archive:
             yield archive
 
@@ -150,22 +152,20 @@ def _split_zip(path: str | Path, *, source: int, split_bytes: int | None) -> lis
         file.seek(max(0, file.seek(0, io.SEEK_END) - _ZIP_END_BYTES))
         tail = file.read()
         (stated,) = struct.unpack_from("<H", tail, tail.rfind(_ZIP_END) + _ZIP_COUNT)
-    if stated not in (len(members) & 0xFFFF, 0xFFFF):  # zipfile does not look at it; 0xFFFF: more than that
+    if stated not in (len(members) & 0xFFFF, 0xFFFF):  # zipfile does not check it; 0xFFFF: more than that
         raise ValueError(
             f"{path}: its index lists {len(members)} of {stated} members: it is damaged; remove it and fetch it again"
         )
-    if not members:
-        raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     if follows:
         raise ValueError(
-            f"{path}: another zip archive stands before byte {first}, where the one that its index lists begins; give "
-            f"each as a file of its own"
+            f"{path}: another zip archive comes before byte {first}, where the indexed one begins; give each archive "
+            f"as a separate file"
         )
     total = sum(member.file_size for member in members)
     if total > max(_FREE_BYTES, MOST_EXPANSION * storage.size_of(path)):
         raise ValueError(
             f"{path}: its {len(members)} members expand to {total} bytes, more than {MOST_EXPANSION} times the "
-            f"archive; this is no text, remove the file"
+            f"archive; this cannot be text, remove the file"
         )
     sizes = [(member.compress_size, member.file_size) for member in members]
     return _cut(path, source=source, sizes=sizes, places=list(range(len(members) + 1)), split_bytes=split_bytes)
@@ -182,8 +182,8 @@ def _read_zip(path: str, split: Split) -> Iterator[_Entry]:
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """Refuses a damaged header, which tarfile takes for the end of the archive wherever it stands, and one that claims
-    a name or records of more than a megabyte, which tarfile would read into memory."""
+    """Refuses a damaged header, which tarfile would take for the end of the archive, and a header with a name or
+    records of more than a megabyte, which tarfile would read into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _CheckedHeader:
@@ -197,24 +197,19 @@ class _CheckedHeader(tarfile.TarInfo):
 
 
 def _split_tar(path: str | Path, *, source: int, split_bytes: int | None) -> list[Split]:
-    """Ranges of bytes of a plain tar: its headers are read, its members jumped over."""
+    """Split a plain tar into ranges of bytes; reads only the headers."""
     places: list[int] = []
     sizes: list[tuple[int, int]] = []
-    with (
-        storage.open_input(path, read_ahead=_LOOK_BYTES) as file,
-        _open_tar(path, file=file, mode="r:") as archive,
-    ):
+    with storage.open_input(path, read_ahead=_LOOK_BYTES) as file, _open_tar(path, file=file, mode="r:") as archive:
         for member in _walk(archive, path=path):
             places.append(member.offset)
             sizes.append((member.size, member.size if member.isreg() else 0))
         end = archive.offset
         _check_end(archive, path=path)
-    if not places:
-        raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     return _cut(path, source=source, sizes=sizes, places=[*places, end], split_bytes=split_bytes)
 
 
-def _read_tar(path: str, split: Split, *, suffixes: tuple[str, ...]) -> Iterator[_Entry]:
+def _read_tar(path: str, split: Split) -> Iterator[_Entry]:
     whole = bool(compression_of(path))
     file: io.RawIOBase = _PieceFile(read_pieces(path) if whole else read_pieces(path, start=split.start, end=split.end))
     shift = 0 if whole else split.start
@@ -228,13 +223,12 @@ def _read_tar(path: str, split: Split, *, suffixes: tuple[str, ...]) -> Iterator
 
 
 def _check_end(archive: tarfile.TarFile, *, path: str | Path) -> None:
-    """ValueError where an archive that was walked through ends without its mark, or another one follows it."""
+    """Raise ValueError if a tar, read to its end, has no end mark or another tar follows it."""
     file, end = archive.fileobj, archive.offset
     assert file is not None
     if file.tell() == end:
         raise ValueError(
-            f"{path}: ends at byte {end} of its content without the mark of a tar's end: it is truncated; fetch it "
-            f"again"
+            f"{path}: ends at byte {end} of its content without a tar end mark: it is truncated; fetch it again"
         )
     place = file.tell()
     while block := file.read(PIECE_BYTES):
@@ -242,11 +236,11 @@ def _check_end(archive: tarfile.TarFile, *, path: str | Path) -> None:
         if skipped == len(block):
             place += skipped
             continue
-        with suppress(tarfile.TarError):  # what else stands there means nothing
+        with suppress(tarfile.TarError):  # any other data there are harmless
             _CheckedHeader.frombuf(block[skipped : skipped + tarfile.BLOCKSIZE], tarfile.ENCODING, "surrogateescape")
             raise ValueError(
                 f"{path}: another tar archive follows at byte {place + skipped} of its content, after the end of the "
-                f"first; give each as a file of its own"
+                f"first; give each archive as a separate file"
             )
         return
 
@@ -259,7 +253,7 @@ def _open_tar(path: str | Path, *, file: io.RawIOBase | IO[bytes], mode: str) ->
     except storage.StorageError:
         raise
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ValueError(f"{path}: not a whole tar archive: {error}; remove it and fetch it again") from error
+        raise ValueError(f"{path}: not a complete tar archive: {error}; remove it and fetch it again") from error
 
 
 def _walk(archive: tarfile.TarFile, *, path: str | Path) -> Iterator[tarfile.TarInfo]:
@@ -276,11 +270,11 @@ def _walk(archive: tarfile.TarFile, *, path: str | Path) -> Iterator[tarfile.Tar
         if member is None:
             return
         yield member
-        archive.members.clear()  # type: ignore[attr-defined]  # or a million members stay in memory
+        archive.members.clear()  # type: ignore[attr-defined]  # else a million members would stay in memory
 
 
 class _PieceFile(io.RawIOBase):
-    """Pieces of bytes as a file that can only be read on."""
+    """Pieces of bytes as a file that can only be read forwards."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()
@@ -313,8 +307,11 @@ def _is_zip(path: str | Path) -> bool:
 def _cut(
     path: str | Path, *, source: int, sizes: list[tuple[int, int]], places: list[int], split_bytes: int | None
 ) -> list[Split]:
-    """Ranges of members with about `split_bytes` of text; `places` are the ends that a Split names."""
-    splits: list[Split] = []
+    """Group members into splits of about `split_bytes` of text; `places`: start of each member, and the last one's end,
+    in the unit of Split.start."""
+    if not sizes:
+        raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
+    splits = []
     first = packed = text = 0
     for index, (stored, expanded) in enumerate(sizes):
         packed += stored
@@ -336,6 +333,6 @@ def _is_unsafe(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    """A name for people: control characters escaped, not too long."""
+    """Return a name for messages: control characters escaped, at most _SHOWN_NAME characters."""
     text = name if name.isprintable() else ascii(name)[1:-1]
     return text if len(text) <= _SHOWN_NAME else f"{text[:_SHOWN_NAME]}..."

@@ -1,4 +1,4 @@
-"""Sentences to a Document, and what was left out of it as Drops. Pure."""
+"""Turns sentences into a Document, and Drops for what it leaves out. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.documents import Document, Drop
 
 
 def assemble(name: str, sentences: Iterable[str]) -> Iterator[Document | Drop]:
-    """The document of all sentences with a letter or digit; a Drop for each without, and for a document without any."""
+    """Yield a Drop for each sentence without a letter or digit, then the Document of the others, or a Drop if none."""
     kept: list[str] = []
     for sentence in sentences:
         if has_words(sentence):

@@ -1,6 +1,6 @@
-"""Books: a file (or a member of an archive) is a book; Gutenberg's header and licence cut, wrapped lines rejoined.
+"""Books: each file (or archive member) is a book; Gutenberg's header and licence are cut, wrapped lines rejoined.
 
-A document is a book or a chapter of one. One book is in memory at a time.
+A document is a book or a chapter. One book is in memory at a time.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from pipeline.sources.decoding import REPAIRED, WINDOWS, decode_text
 from pipeline.sources.gutenberg import book_paragraphs
 from pipeline.sources.listing import is_archive
 
-_TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}
 _RUN_CHARACTERS = 1 << 20
 BOOK_SUFFIXES = (".txt", ".text")
 
 
 def split_books(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """One split a file; of an archive several, so that workers share it."""
+    """Return one split for a file, several for an archive, so that workers can share it."""
     if is_archive(path):
         return split_archive(path, source=source, split_bytes=split_bytes)
     size = storage.size_of(path)
-    return [Split(source, str(path), 0, -1, size, round(_TEXT_SHARE[compression_of(path)] * size))]
+    return [Split(source, str(path), 0, -1, size, round(archives.TEXT_SHARE[compression_of(path)] * size))]
 
 
 def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """The books of a split, in order; a member of an archive is called ARCHIVE!MEMBER."""
+    """Yield the books of a split, in order; an archive member is named ARCHIVE!MEMBER."""
     for book in read_members(split, suffixes=BOOK_SUFFIXES) if is_archive(split.path) else _read_file(split):
         if book.data is None:
             yield Drop(book.reason, book.name, book.detail)
@@ -44,8 +43,7 @@ def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Dro
 
 
 def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> Iterator[Document | Drop]:
-    """The documents of one book from the bytes of its file; ValueError, naming it with its folder, where its encoding
-    is refused."""
+    """Yield the documents of a book from its file's bytes; ValueError naming folder and file for a bad encoding."""
     if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")) and source.encoding == "auto":
         yield Drop("not_a_text_file", name, "holds NUL bytes")
         return
@@ -58,14 +56,14 @@ def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> I
     chapters = split_chapters(paragraphs) if source.unit == "chapter" else [paragraphs]
     if source.unit == "chapter" and len(chapters) == 1:
         yield Note("book_without_chapters", name)
-    del decoded, paragraphs  # what takes the documents may need the room: 200 MB for a book of 50
+    del decoded, paragraphs  # free memory for the consumer: 200 MB for a book of 50
     titles = [name] if len(chapters) == 1 else [f"{name}, chapter {number}" for number in range(1, len(chapters) + 1)]
     for title in titles:
         yield from assemble(title, _split_paragraphs(chapters.pop(0), language=source.language))
 
 
 def _split_paragraphs(paragraphs: list[str], *, language: str) -> Iterator[str]:
-    """Sentences of the paragraphs, which are joined in runs of _RUN_CHARACTERS: a book of 50 MB takes 200 MB less."""
+    """Split paragraphs into sentences in runs of _RUN_CHARACTERS, which saves 200 MB for a book of 50 MB."""
     start = held = 0
     for stop, paragraph in enumerate(paragraphs, start=1):
         held += len(paragraph)

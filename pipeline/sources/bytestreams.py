@@ -1,7 +1,7 @@
-"""Bytes of plain and compressed files, in pieces, every fault named with file and offset.
+"""Content of plain and compressed files, in pieces; every error names file and offset.
 
-.bz2 (any number of streams), .gz, .xz, .zst and plain. Memory is flat: a piece is at most PIECE_BYTES however the input
-expands. Truncation inside a stream is an error here; at a stream boundary the reader of the content must see it.
+.bz2 (any number of streams), .gz, .xz, .zst and plain. Memory is flat: a piece is at most PIECE_BYTES, however much the
+input expands. Truncation inside a stream is an error here; at a stream boundary only the content can show it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import IO, Protocol
 from pipeline import storage
 
 PIECE_BYTES = 1 << 18
-_READ_AHEAD_BYTES = 4 << 20  # of a store, where a request takes 30 ms
-# A megabyte that expands this much is no text: real dumps and books stay below 20 (bz2, xz of prose: 4-8).
+_READ_AHEAD_BYTES = 4 << 20  # from a store, where a request takes 30 ms
+# Data that expand this much cannot be text: real dumps and books stay below 20 (bz2, xz of prose: 4-8).
 MOST_EXPANSION = 1_000
 _EXPANSION_FREE_BYTES = 64 << 20
-_XZ_MEMORY = 512 << 20  # xz -9 takes 65 MB, of which a header can claim 4 GB
+_XZ_MEMORY = 512 << 20  # xz -9 needs 65 MB; a header can demand 4 GB
 
 COMPRESSED = {".bz2": "bz2", ".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 _COMPRESSED_TAR = {".tgz": "gzip", ".txz": "xz", ".tbz2": "bz2", ".tbz": "bz2"}
 REFUSED = {
-    ".7z": "7-Zip archives are not read; unpack it first (7z x)",
-    ".rar": "RAR archives are not read; unpack it first",
-    ".lz4": "lz4 files are not read; unpack it first (lz4 -d)",
-    ".br": "Brotli files are not read; unpack it first (brotli -d)",
-    ".z": "compress(1) files are not read; unpack it first (gunzip)",
+    ".7z": "7-Zip archives are not supported; unpack it first (7z x)",
+    ".rar": "RAR archives are not supported; unpack it first",
+    ".lz4": "lz4 files are not supported; unpack it first (lz4 -d)",
+    ".br": "Brotli files are not supported; unpack it first (brotli -d)",
+    ".z": "compress(1) files are not supported; unpack it first (gunzip)",
 }
 
 
@@ -77,7 +77,7 @@ _DECOMPRESSORS: dict[str, Callable[[], _Decompressor]] = {
 
 
 def compression_of(path: str | Path) -> str:
-    """bz2, gzip, xz, zstd or "" by the file's suffix; ValueError for one that is known and not read."""
+    """Return bz2, gzip, xz, zstd or "" by the file's suffix; ValueError for a format that is not supported."""
     suffix = Path(path).suffix.lower()
     if suffix in REFUSED:
         raise ValueError(f"{path}: {REFUSED[suffix]}")
@@ -85,9 +85,9 @@ def compression_of(path: str | Path) -> str:
 
 
 def read_pieces(path: str | Path, *, start: int = 0, end: int = -1) -> Iterator[bytes]:
-    """The decompressed content, from byte `start` of the file (where a stream starts) to `end` (where one ends).
+    """Yield the decompressed content from byte `start` of the file (the start of a stream) to `end` (the end of one).
 
-    Raises ValueError naming the file and the byte offset where the data are truncated, corrupt or expand beyond reason.
+    Raises ValueError naming the file and the byte offset if the data are truncated, corrupt or expand too much.
     """
     compression = compression_of(path)
     with storage.open_input(path, read_ahead=_READ_AHEAD_BYTES) as file:
@@ -113,7 +113,7 @@ def _read_raw(file: IO[bytes], length: int) -> Iterator[bytes]:
 
 
 def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offset: int = 0) -> Iterator[bytes]:
-    """Decompress concatenated streams; `offset` is that of the first byte, for the messages."""
+    """Decompress concatenated streams; `offset`: position of the first byte in the file, for messages."""
     make = _DECOMPRESSORS[compression]
     decompressor: _Decompressor | None = None
     stream_start = offset
@@ -154,11 +154,11 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
 
 
 def refuse_expansion(given: int, *, taken: int, name: str, offset: int) -> None:
-    """Raise ValueError where `taken` bytes up to `offset` have given so many that they are a bomb."""
+    """Raise ValueError if `taken` bytes up to `offset` have expanded like a decompression bomb to `given`."""
     if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * taken:
         raise ValueError(
             f"{name}: {taken} bytes up to byte {offset} expand to {given}, more than {MOST_EXPANSION} "
-            f"times as much; this is no text, remove the file"
+            f"times as much; this cannot be text, remove the file"
         )
 
 
@@ -184,7 +184,7 @@ def _read_zstd(path: str | Path, file: IO[bytes]) -> Iterator[bytes]:
 
 
 def read_whole(path: str | Path, *, most_bytes: int) -> bytes | None:
-    """All content of a file, decompressed; None where it is more than `most_bytes`."""
+    """Return the whole decompressed content of a file, or None if it exceeds `most_bytes`."""
     pieces: list[bytes] = []
     total = 0
     for piece in read_pieces(path):

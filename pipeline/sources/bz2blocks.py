@@ -1,8 +1,8 @@
-"""Blocks of bzip2 files: any one can be decoded alone, so that one large stream is read by many workers.
+"""Blocks of bzip2 files. Each can be decoded alone, so many workers can share one large stream.
 
-A block starts with a 48-bit mark at any bit, is at most 900 kB before its run lengths are expanded, and holds its own
-checksum, which is verified. A mark that stands in other data by chance (once in 2**48 bits) shows in a block that
-cannot be decoded, which then is tried up to the marks that follow.
+A block starts with a 48-bit mark at any bit, is at most 900 kB before its run lengths are expanded, and contains its
+own checksum, which is verified. If a mark occurs in other data by chance (once in 2**48 bits), the block that seems to
+end there cannot be decoded; it is then tried up to each following mark.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _END = 0x177245385090
 _MARK_BITS, _CHECKSUM_BITS = 48, 32
 _READ_BYTES = 1 << 20
 MOST_BLOCK_BYTES = 2 << 20
-"""Compressed; 900,000 bytes that do not compress take about 905,000."""
+"""Compressed size; 900,000 incompressible bytes take about 905,000."""
 _MARK_BYTES = 7
 _EMPTY_STREAM_BYTES = 14
 
 
 class Mark(NamedTuple):
-    """Where a block, or the end of a stream, may start: bits from the start of the searched bytes."""
+    """A possible start of a block or of a stream's end, in bits from the start of the searched bytes."""
 
     bit: int
     is_end: bool
 
 
 class Block(NamedTuple):
-    """One block: the byte of the file in which it starts, and its content."""
+    """A block: the byte of the file in which it starts, and its decompressed content."""
 
     start: int
     content: bytes
 
 
 def find_marks(data: bytes) -> list[Mark]:
-    """Every place in `data` where the mark of a block or of the end of a stream stands whole, in order."""
+    """Find every complete mark of a block or of a stream's end in `data`, in order."""
     marks: list[Mark] = []
     size = len(data)
     for mark in (_BLOCK, _END):
@@ -58,12 +58,12 @@ def find_marks(data: bytes) -> list[Mark]:
 
 
 def decode_block(data: bytes, start: int, end: int) -> bytes | None:
-    """The content of the block at bits [start, end) of `data`; None where that is no whole block."""
+    """Return the content of the block at bits [start, end) of `data`, or None if they are not a whole block."""
     window = int.from_bytes(data[start // 8 : (end + 7) // 8], "big") >> (-end % 8)
     length = end - start
     bits = window & ((1 << length) - 1)
     checksum = (bits >> (length - _MARK_BITS - _CHECKSUM_BITS)) & 0xFFFFFFFF
-    # A stream of this block alone: its checksum is the stream's.
+    # Build a stream of this block alone: its checksum is also the stream's.
     tail = (_END << _CHECKSUM_BITS) | checksum
     total = length + _MARK_BITS + _CHECKSUM_BITS
     stream = ((bits << (_MARK_BITS + _CHECKSUM_BITS)) | tail) << (-total % 8)
@@ -77,9 +77,9 @@ def decode_block(data: bytes, start: int, end: int) -> bytes | None:
 
 
 def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
-    """Blocks of a file from the first that starts at or after byte `start`, over the ends of streams to the end.
+    """Yield all blocks of a file, of any stream, that start at or after byte `start`.
 
-    Raises ValueError naming the file and the byte where the data are truncated, corrupt, or expand beyond reason.
+    Raises ValueError naming the file and the byte if the data are truncated, corrupt, or expand too much.
     """
     with storage.open_input(path, read_ahead=_READ_BYTES) as file:
         size = file.seek(0, os.SEEK_END)
@@ -92,7 +92,7 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
                 following = window.next_mark(block.bit + 1, is_end=False) if is_first and start > 0 else None
                 if following is None:
                     raise ValueError(_describe_damage(path, size=size, window=window, block=block))
-                block = following  # a mark by chance, where this part of the file starts
+                block = following  # the first mark after `start` was there by chance
                 continue
             is_first = False
             given += len(content)
@@ -104,11 +104,11 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
             window.forget(after)
             block = window.next_mark(after, is_end=False) if end.is_end else end
         if start == 0 and is_first and size > _EMPTY_STREAM_BYTES:
-            raise ValueError(f"{path}: not bzip2 data, no block in it; remove the file and fetch it again")
+            raise ValueError(f"{path}: not bzip2 data, it has no block; remove the file and fetch it again")
 
 
 class _Window:
-    """The part of a file that is worked on, with the marks in it; it grows when a mark beyond it is asked for."""
+    """A moving part of a file and the marks in it; it grows when a later mark is requested."""
 
     def __init__(self, file: IO[bytes], *, start: int) -> None:
         self._file = file
@@ -118,7 +118,7 @@ class _Window:
         self._marks: list[Mark] = []
 
     def next_mark(self, bit: int, *, is_end: bool | None = None, before: int | None = None) -> Mark | None:
-        """The first mark at or after a bit of the file (and before another), of one kind or of both."""
+        """Return the first mark at or after `bit` of the file (and before `before`), of one kind or of both."""
         while True:
             for mark in self._marks:
                 if mark.bit >= bit and is_end in (None, mark.is_end):
@@ -131,14 +131,14 @@ class _Window:
                 return None
 
     def bytes_at(self, first: int, count: int) -> bytes:
-        """Bytes of the file from `first`; fewer at its end."""
+        """Return `count` bytes of the file from `first`; fewer at its end."""
         while len(self.data) < first - self.base + count:
             if not self._grow():
                 break
         return self.data[first - self.base : first - self.base + count]
 
     def forget(self, bit: int) -> None:
-        """Let go of what lies before a bit of the file."""
+        """Drop everything before a bit of the file."""
         gone = max(0, min(bit // 8 - self.base, len(self.data)))
         self.data = self.data[gone:]
         self.base += gone
@@ -158,7 +158,7 @@ class _Window:
 
 
 def _decode_at(window: _Window, block: Mark) -> tuple[Mark | None, bytes | None]:
-    """The mark up to which a block decodes, and its content; (None, None) where there is none in reach."""
+    """Return the mark that ends a block, and the block's content; (None, None) if it cannot be decoded."""
     limit = block.bit + 8 * MOST_BLOCK_BYTES
     end = window.next_mark(block.bit + _MARK_BITS + _CHECKSUM_BITS, before=limit)
     while end is not None:
@@ -170,7 +170,7 @@ def _decode_at(window: _Window, block: Mark) -> tuple[Mark | None, bytes | None]
 
 
 def _check_stream_end(path: str | Path, *, size: int, window: _Window, end: Mark) -> int:
-    """The byte after a stream; ValueError where it is cut off or followed by what is no stream."""
+    """Return the byte after a stream; ValueError if the stream is truncated or other data follow it."""
     after = (end.bit + _MARK_BITS + _CHECKSUM_BITS + 7) // 8
     if after > size:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Where the chapters of a book begin: headings in English, French, German and Korean. Pure.
+"""Splits a book at its chapter headings in English, French, German and Korean. Pure.
 
-A heading is a short paragraph of a known form; prose that merely begins with such a word is none. Headings without
-text between them (a table of contents, BOOK I before CHAPTER I) open one chapter together.
+A heading is a short paragraph of a known form, not prose that merely begins with such a word. Headings without text
+between them (a table of contents, BOOK I before CHAPTER I) open one chapter together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 LONGEST_HEADING = 100
 """Characters."""
 FEWEST_WORDS = 50
-"""A title page, BOOK I with its motto, a chapter of fewer words joins the next one, the last the one before."""
+"""A shorter chapter (title page, BOOK I with its motto) joins the next one; the last one joins the one before."""
 
 _ROMAN = r"(?=[IVXLCM])M{0,3}(?:C[MD]|D?C{0,3})(?:X[CL]|L?X{0,3})(?:I[XV]|V?I{0,3})"
 _ENGLISH_NUMBER = (
@@ -52,11 +52,8 @@ _WORDS = rf"""
   | \uc81c\s?{_KOREAN_NUMBER}\s?(?:\uc7a5|\ubd80|\uad8c|\ud3b8|\ud68c|\uc808|\ub9c9)
   | \d{{1,4}}\s?(?:\uc7a5|\ubd80|\uad8c|\ud654)
 """
-# After the number: nothing, a mark and a title, or a title that begins as titles do.
-_HEADING = re.compile(
-    rf"(?P<words>{_WORDS})(?![^\W_])(?P<rest>.*)",
-    re.I | re.X | re.S,
-)
+# After the number: nothing, punctuation and a title, or a title that starts like one.
+_HEADING = re.compile(rf"(?P<words>{_WORDS})(?![^\W_])(?P<rest>.*)", re.I | re.X | re.S)
 _ALONE = re.compile(
     r"(?:prologue|epilogue|preface|introduction|conclusion|afterword|foreword|l'envoi|appendix"
     r"|\u00e9pilogue|pr\u00e9face|avant-propos|postface"
@@ -73,10 +70,10 @@ _FEWEST_NUMERALS = 3
 
 
 def split_chapters(paragraphs: Sequence[str]) -> list[list[str]]:
-    """The chapters, each with its headings; what stands before the first heading comes first.
+    """Return the chapters, each with its headings; text before the first heading comes first.
 
-    One list of everything where there are no chapters. Numerals (I, II, III alone on a line or with a title, 1, 2, 3
-    alone) are headings where other forms are fewer than two, and at least three count upwards from one.
+    Returns one list of everything if there are no chapters. Numerals (I, II, III alone on a line or with a title; 1, 2,
+    3 alone) are headings if there are fewer than two other headings and at least three numerals count up from one.
     """
     starts = [index for index, text in enumerate(paragraphs) if is_heading(text)]
     if len(starts) < 2:
@@ -97,7 +94,7 @@ def split_chapters(paragraphs: Sequence[str]) -> list[list[str]]:
 
 
 def is_heading(text: str) -> bool:
-    """Whether a paragraph is a chapter's heading with a word (CHAPTER IV, 2. Kapitel, Livre premier, Epilogue)."""
+    """Return whether a paragraph is a heading with a word (CHAPTER IV, 2. Kapitel, Livre premier, Epilogue)."""
     if len(text) > LONGEST_HEADING:
         return False
     if _ALONE.fullmatch(text):
@@ -117,9 +114,9 @@ def is_heading(text: str) -> bool:
 
 
 def _numerals(paragraphs: Sequence[str]) -> list[int]:
-    """Places of paragraphs that are a numeral, alone or before a title, where they count upwards from one.
+    """Return the indices of paragraphs that are a numeral, alone or before a title, and count up from one.
 
-    Each part of a book may count anew.
+    The count may restart in each part of the book.
     """
     found = [
         (index, _value(match[1]))

@@ -1,7 +1,7 @@
-"""Bytes of a whole text file to characters by a stated policy; what it cannot say for sure it refuses. Pure.
+"""Decodes a whole text file by a fixed policy and refuses what is not certain. Pure.
 
-Guessing is limited to what shows itself: marks, valid UTF-8, single bad bytes, and Latin-1 where letters with accents
-are few. Anything else (Cyrillic, Korean, Chinese in an old encoding) would become nonsense, so it needs a name.
+It recognizes byte order marks, valid UTF-8, UTF-8 with single bad bytes, and Latin-1 with few accented letters.
+Anything else (Cyrillic, Korean, Chinese in an old encoding) would become nonsense, so the user must name the encoding.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ AUTO = "auto"
 WINDOWS = "windows-1252"
 REPAIRED = "utf-8 with bad bytes left out"
 MOST_ACCENTED = 0.2
-"""windows-1252 is believed where no more than this share of the bytes but white space is outside ASCII. French and
-German have 2 to 5%, Korean, Russian and Chinese over 80%."""
+"""windows-1252 is assumed if at most this share of the bytes, white space aside, is outside ASCII. French and German
+have 2 to 5%, Korean, Russian and Chinese over 80%."""
 
 _OUTSIDE_ASCII = re.compile(rb"[\x80-\xff]")
 _NOT_SPACE = re.compile(rb"\S")
 
 
 class Decoded(NamedTuple):
-    """Text and how its bytes were read: utf-8, utf-16, REPAIRED, WINDOWS, or the encoding that was asked for.
+    """Text and its encoding: utf-8, utf-16, REPAIRED, WINDOWS, or the requested one.
 
-    `bad_bytes` were left out, the first of them at byte `first_bad` (-1: none).
+    `bad_bytes`: number of bytes left out; `first_bad`: position of the first (-1: none, or not recorded).
     """
 
     text: str
@@ -34,12 +34,12 @@ class Decoded(NamedTuple):
 
 
 def decode_text(data: bytes, *, name: str, encoding: str = AUTO) -> Decoded:
-    """Decode a whole file; a byte order mark is taken off.
+    """Decode a whole file without its byte order mark.
 
-    auto: a byte order mark decides (UTF-8, UTF-16). Else valid UTF-8 is UTF-8. Else, where the file has more
-    well-formed multi-byte characters than bad bytes, it is UTF-8 with the bad bytes left out. Else it is windows-1252,
-    of which Latin-1 is a part, unless more than MOST_ACCENTED of its bytes are outside ASCII.
-    Raises ValueError naming `name`, the byte and the remedy for what the policy, or the encoding asked for, refuses.
+    auto: a UTF-16 byte order mark decides. Else valid UTF-8 is UTF-8. Else, if the file has more well-formed
+    multi-byte characters than bad bytes, it is UTF-8 without the bad bytes. Else it is windows-1252, which includes
+    Latin-1, unless more than MOST_ACCENTED of its bytes are outside ASCII.
+    Raises ValueError naming `name`, the byte and the remedy if the policy, or the requested encoding, refuses the data.
     """
     if encoding != AUTO:
         return Decoded(_decode_strictly(data, encoding, name=name), encoding)
@@ -72,5 +72,5 @@ def _decode_strictly(data: bytes, encoding: str, *, name: str) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{name}, byte {error.start}: not {encoding} ({data[error.start : error.start + 4]!r}: {error.reason}); "
-            f"correct the source's encoding, or mend the file"
+            f"correct the source's encoding, or repair the file"
         ) from error

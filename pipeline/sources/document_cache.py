@@ -1,9 +1,9 @@
-"""Cleaned documents kept as Parquet, so that later builds and vocabulary training need not parse the input again.
+"""Cleaned documents stored as Parquet, so that later builds and vocabulary training need not parse the input again.
 
-One file a split, complete or absent. Its name is a key over all that shapes it: the input file's fingerprint, the
-split's place, the source's settings, the code that shapes the data (a hash), the libraries. So a file is never wrong,
-only unused. Its footer holds a hash of every row, which each reading checks; page checksums find flipped bits.
-Zstandard keeps a dump's articles in about the size that bzip2 has.
+One file per split, complete or absent. Its name contains a key over everything that shapes the content: the input
+file's fingerprint, the split's place, the source's settings, a hash of the code, the libraries' versions. So a file is
+never stale, only unused. Its footer has a hash of all rows, which every reader checks; page checksums detect flipped
+bits. With Zstandard a dump's articles take about as much space as the .bz2.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.versions import hash_code
 FORMAT = 2
 _GROUP_CHARACTERS = 8 << 20
 _NAME_BYTES = 160
-"""Of the input's name; a whole one may have 255."""
+"""Longest part of the input's name in the file's name, which may have 255 bytes."""
 _KEY, _HASH, _MADE_FROM = b"cloze.key", b"cloze.rows", b"cloze.made_from"
 
 SCHEMA = pa.schema(
@@ -42,16 +42,15 @@ SCHEMA = pa.schema(
         pa.field("noted", pa.bool_()),
     ]
 )
-"""A row is a document (id, sentences), or what was left out (reason, detail) or, where `noted`, only noted;
-in the order of the input."""
+"""A row, in input order, is a document (id, sentences), a Drop (reason, detail) or, with `noted`, a Note."""
 
 
 def read_through(
     items: Iterable[Document | Drop], *, split: Split, source: SourceConfig, folder: str
 ) -> Iterator[Document | Drop]:
-    """What `folder` keeps of a split; where it has nothing, `items`, which are kept there once they were all read.
+    """Yield a split's items from `folder`; if they are not there, yield `items` and store them once all were read.
 
-    `items` must be lazy. Raises ValueError naming a kept file that is damaged, OSError where one cannot be written.
+    `items` must be lazy. Raises ValueError naming a damaged file, OSError if a file cannot be written.
     """
     made_from = _describe(split, source=source)
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
@@ -117,13 +116,13 @@ def _row_bytes(row: dict[str, Any]) -> bytes:
 
 
 def _read(path: str, *, key: str) -> Iterator[Document | Drop]:
-    remedy = "remove it to have it made again"
+    remedy = "remove it, then the next build creates it again"
     digest = hashlib.sha256()
     try:
         with storage.open_parquet(path) as file:
             metadata = file.metadata.metadata or {}
             if metadata.get(_KEY) != key.encode() or file.schema_arrow.names != SCHEMA.names:
-                raise ValueError(f"{path}: not the cleaned documents that its name says; {remedy}")
+                raise ValueError(f"{path}: content does not match the key in its name; {remedy}")
             for batch in file.iter_batches(batch_size=256):
                 for row in batch.to_pylist():
                     digest.update(_row_bytes(row))
@@ -136,4 +135,4 @@ def _read(path: str, *, key: str) -> Iterator[Document | Drop]:
     except (pa.ArrowException, OSError, KeyError) as error:
         raise ValueError(f"{path}: damaged: {error}; {remedy}") from error
     if metadata.get(_HASH) != digest.hexdigest().encode():
-        raise ValueError(f"{path}: its rows are not the ones whose hash it holds; {remedy}")
+        raise ValueError(f"{path}: its rows do not match their recorded hash; {remedy}")

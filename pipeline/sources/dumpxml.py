@@ -1,7 +1,7 @@
-"""MediaWiki's XML export, schemas 0.5 to 0.11, to pages: one pass of expat, flat in memory.
+"""Parses MediaWiki's XML export, schemas 0.5 to 0.11, into pages in one pass of expat with flat memory.
 
-A page is held only while it is open, and of its text never more than the budget. Files of bare <page> elements are
-read too. A document type declaration is refused, so that no entity can expand.
+A page is held only while it is open, and never more of its text than the budget. Files of bare <page> elements are
+accepted too. A document type declaration is refused, so that no entity can expand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xml.parsers import expat
 
 @dataclass
 class Page:
-    """One page at its newest revision. `namespace` is None and `model` "" where the dump does not say."""
+    """One page at its newest revision. `namespace` is None and `model` is "" if the dump does not give them."""
 
     title: str = ""
     namespace: int | None = None
@@ -37,7 +37,7 @@ class _Revision:
 
 @dataclass
 class SiteInfo:
-    """What the head of a dump says of its wiki: language, database name, namespaces by name."""
+    """The head of a dump: its wiki's language, database name, and namespace numbers by name."""
 
     language: str = ""
     database: str = ""
@@ -47,17 +47,17 @@ class SiteInfo:
     """The file is bare <page> elements, without head or root."""
 
 
-_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat reads it by its mark
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat recognizes UTF-16 by its mark
 _OF_EXPAT = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASCII")
 _BYTES = bytes(range(256))
 _CAPTURED = frozenset(("title", "ns", "timestamp", "model", "text", "namespace", "dbname", "role", "contentmodel"))
 
 
 class DumpReader:
-    """Feeds pieces of bytes to expat and hands out pages.
+    """Feeds pieces of bytes to expat and yields pages.
 
-    `name` is the file for messages. `starts_inside`, `ends_inside`: the pieces begin after the head of the dump, or
-    end before its </mediawiki>, because they are a part of it.
+    `name`: the file, for messages. `starts_inside`, `ends_inside`: the pieces are a part of the dump that begins after
+    its head, or ends before its </mediawiki>.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DumpReader:
         self._parser.XmlDeclHandler = self._declaration
 
     def read(self, pieces: Iterable[bytes]) -> Iterator[Page]:
-        """Pages in order. Raises ValueError for what is not well-formed, ends early, or is no MediaWiki export."""
+        """Yield pages in order. Raises ValueError if the XML is not well-formed, truncated, or no MediaWiki export."""
         for piece in self._after_head(pieces):
             self._parse(piece)
             if self._pages:
@@ -126,7 +126,7 @@ class DumpReader:
     def _open(self, head: bytes) -> Iterator[bytes]:
         self._started = True
         if self._starts_inside or head.startswith(b"<page"):
-            # Bare pages have no end of their own either.
+            # Bare pages have no </mediawiki> either.
             self._ends_inside = self._ends_inside or not self._starts_inside
             yield b"<mediawiki>"
         elif not head.startswith((b"<", *_UTF16_MARKS)):
@@ -144,7 +144,7 @@ class DumpReader:
             if error.code == expat.errors.codes[expat.errors.XML_ERROR_JUNK_AFTER_DOC_ELEMENT]:
                 raise ValueError(
                     f"{self._name}: more data follow the </mediawiki> at byte "
-                    f"{self._parser.ErrorByteIndex} of the XML; give one dump a file"
+                    f"{self._parser.ErrorByteIndex} of the XML; give one dump per file"
                 ) from error
             raise ValueError(
                 f"{self._name}: not well-formed at byte {self._parser.ErrorByteIndex} of the XML (line {error.lineno}, "
@@ -153,7 +153,7 @@ class DumpReader:
             ) from error
 
     def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
-        """Encodings that expat lacks are Python's, where each byte is a character."""
+        """Refuse encodings that expat cannot read: beyond its own only Python's with one byte per character."""
         with suppress(LookupError):
             if (
                 encoding is None
@@ -162,14 +162,14 @@ class DumpReader:
             ):
                 return
         raise ValueError(
-            f"{self._name}: its XML declaration names the encoding {encoding}, which is not read; convert the file to "
-            f"UTF-8 and correct the declaration"
+            f"{self._name}: its XML declaration names the encoding {encoding}, which is not supported; convert the "
+            f"file to UTF-8 and correct the declaration"
         )
 
     def _doctype(self, name: str, *_: object) -> None:
         raise ValueError(
             f"{self._name}: has a document type declaration (<!DOCTYPE {name}>), which no MediaWiki dump has and "
-            f"which can make entities expand without end; remove it"
+            f"which allows entities to expand without limit; remove it"
         )
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
@@ -217,7 +217,7 @@ class DumpReader:
         if tag == "page" and depth == 1:
             self._finish_page()
         elif tag == "revision" and depth == 2:
-            # The newest by time stamp (ISO 8601 sorts as text); of equals the later one.
+            # The newest by time stamp (ISO 8601 sorts as text); the later one of equals.
             if self._newest is None or self._revision.timestamp >= self._newest.timestamp:
                 self._newest = self._revision
         elif tag == "content" and depth == 3:

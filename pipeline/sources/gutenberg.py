@@ -1,7 +1,6 @@
-"""The text of a book file: Project Gutenberg's header and licence cut, hard-wrapped lines rejoined into paragraphs.
-Pure.
+"""Cuts Project Gutenberg's header and licence from a book and rejoins hard-wrapped lines into paragraphs. Pure.
 
-Whether lines are wrapped is judged from the whole file, so that files with a paragraph a line stay as they are; and
+Whether lines are wrapped is decided for the whole file, so that files with a paragraph per line stay unchanged, and
 again for each block between blank lines, so that verse, tables, lists and title pages keep their lines.
 """
 
@@ -18,7 +17,7 @@ _START = re.compile(
     r"|THE FULL PROJECT GUTENBERG LICEN[CS]E (?:STANDS|IS) AT THE END)",
     re.I,
 )
-# Marks at which it ends; the first one after the start counts.
+# Marks at which a book ends; the first one after the start counts.
 _END = re.compile(
     r"\W*(?:END OF (?:THE |THIS )?PROJECT GUTENBERG|END OF (?:\w+ ){0,3}PROJECT GUTENBERG|START: FULL LICENSE"
     r"|START\W+THE SMALL PRINT|This file should be named \S+\.(?:txt|zip)"
@@ -39,14 +38,14 @@ _UNDERSCORES = re.compile(r"(?<![A-Za-z0-9])_([^_\n]{1,300})_(?![A-Za-z0-9])")
 _EMPHASIS = re.compile(r"(?<![\w=*])([=*])([A-Za-z][^=*\n]{0,200}?)\1(?![\w=*])")
 _BROKEN_WORD = re.compile(r"[^\W\d_]-$")
 _COLUMNS = re.compile(r"\S(?: {3,}|\t+| *\| *|(?: ?\.){4,} ?)\S")
-_COLUMN_MARKS = ("   ", "\t", "|", "..", ". .")
+_COLUMN_MARKS = ("   ", "\t", "|", "..", ". .")  # every match of _COLUMNS contains one
 _LONGEST_WRAPPED = 120
 _ROOM = 0.85
-"""Of the width: a line that the next word would not fill to this share was ended on purpose."""
+"""Share of the width. A line that stays below it even with the next word was ended on purpose."""
 
 
 def book_paragraphs(text: str) -> list[str]:
-    """Paragraphs in order, each on one line, none empty."""
+    """Return the non-empty paragraphs in order, each on one line."""
     lines = [line.rstrip() for line in _cut_boilerplate(normalize_text(text).split("\n"))]
     width = _wrap_width(lines)
     paragraphs = _join_wrapped(lines, width=width) if width else [line.strip() for line in lines if line]
@@ -54,10 +53,9 @@ def book_paragraphs(text: str) -> list[str]:
 
 
 def _cut_boilerplate(lines: list[str]) -> list[str]:
-    """The lines between Gutenberg's marks; all lines where there are none.
+    """Return the lines between Gutenberg's marks, or all lines if there are none.
 
-    Without a mark of the start only what stands in the last fifth is an end, and a first paragraph that names the
-    e-text goes.
+    Without a start mark an end mark counts only in the last fifth, and a first paragraph that names the e-text is cut.
     """
     head = [index for index, line in enumerate(lines[: max(600, len(lines) // 3)]) if _START.match(line)]
     start = head[-1] + 1 if head else 0
@@ -72,7 +70,7 @@ def _cut_boilerplate(lines: list[str]) -> list[str]:
 
 
 def _cut_credits(lines: list[str]) -> list[str]:
-    """Leading paragraphs that say who typed the book go (the first three are looked at)."""
+    """Cut up to three leading paragraphs that say who typed the book."""
     kept = lines
     for _ in range(3):
         first = next((index for index, line in enumerate(kept) if line.strip()), None)
@@ -87,8 +85,8 @@ def _after_paragraph(lines: list[str], first: int) -> list[str]:
 
 
 def _wrap_width(lines: list[str]) -> int:
-    """The width at which lines are broken; 0 where they are not: many are long, or most that another follows are not
-    near the width."""
+    """Return the width at which lines are wrapped; 0 if they are not: more than 5% are long, or most lines that are
+    followed by another are not near the width."""
     lengths = sorted(len(line) for line in lines if line)
     if not lengths:
         return 0
@@ -101,8 +99,7 @@ def _wrap_width(lines: list[str]) -> int:
 
 
 def _join_wrapped(lines: list[str], *, width: int) -> list[str]:
-    """Lines up to a blank one, or to one that is indented where its predecessor is not, make a block: a paragraph, or
-    lines that stay as they are (_join_block)."""
+    """Join each block (_join_block). A block ends before a blank line, or an indented line after one that is not."""
     paragraphs: list[str] = []
     block: list[str] = []
     was_indented = False
@@ -118,14 +115,16 @@ def _join_wrapped(lines: list[str], *, width: int) -> list[str]:
 
 
 def _join_block(block: list[str], *, width: int) -> list[str]:
-    """The lines of a block, joined where they were broken only because the next word had no room.
+    """Join the lines of a block that were broken only because the next word had no room.
 
-    Rows with columns stay rows. A line that ends well before the width though its successor's first word would fit
-    was ended on purpose; where that is more than one in three (some e-texts are ragged), the block is verse or a list
-    and keeps its lines, but one that begins with a small letter goes on from the line before.
+    Rows with columns stay separate. A line was ended on purpose if it ends well before the width although the next
+    word would fit. If more than a third of the lines are such (some e-texts are ragged), the block is verse or a list
+    and keeps its lines, except that one starting with a small letter continues the line before.
     """
     lines = [line.strip() for line in block]
-    if len(lines) > 1 and _may_have_columns(lines) and 2 * sum(map(bool, map(_COLUMNS.search, lines))) > len(lines):
+    text = "\n".join(lines)
+    may_have_columns = len(lines) > 1 and any(mark in text for mark in _COLUMN_MARKS)  # quicker than the pattern
+    if may_have_columns and 2 * sum(map(bool, map(_COLUMNS.search, lines))) > len(lines):
         return lines
     ended = sum(
         1 for line, following in pairwise(block) if len(line) + 1 + len(following.split(None, 1)[0]) <= _ROOM * width
@@ -136,14 +135,8 @@ def _join_block(block: list[str], *, width: int) -> list[str]:
     return [_join(lines[start:stop]) for start, stop in pairwise([*starts, len(lines)])]
 
 
-def _may_have_columns(lines: list[str]) -> bool:
-    """Whether a line may match _COLUMNS: without one of these none does, and that is soon seen."""
-    block = "\n".join(lines)
-    return any(mark in block for mark in _COLUMN_MARKS)
-
-
 def _join(lines: list[str]) -> str:
-    """One line; no space after a hyphen inside a word ("well-/known") or a dash at the end of a line."""
+    """Join lines into one, without a space after a word's hyphen ("well-/known") or a dash at the end of a line."""
     joined = " ".join(lines)
     if "- " not in joined and "\u2014 " not in joined:
         return joined

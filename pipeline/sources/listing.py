@@ -1,4 +1,4 @@
-"""Paths of the config to files: folders, globs, lists, URLs, every fault named. The order of listing never matters."""
+"""Turns paths of the config (folders, globs, lists, URLs) into sorted files; every error names path and remedy."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pipeline.cleaning import REJECTS_NAME
 from pipeline.config import PipelineConfig, SourceConfig
 from pipeline.dataset import MANIFEST_NAME, TOKENIZER_FOLDER
 from pipeline.sources.bytestreams import COMPRESSED, REFUSED
+from pipeline.units import count_of
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -28,11 +29,11 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
 
 
 def list_files(source: SourceConfig, *, label: str) -> list[str]:
-    """Every file of a source, each once, sorted by path.
+    """List every file of a source once, sorted by path.
 
-    A folder gives the files below it, links followed, that have a suffix of the kind; others there are named in one
-    warning. Raises ValueError naming `label` (the source in the config), the path and the remedy for what is missing,
-    matches nothing or is empty; OSError for a folder that cannot be listed.
+    A folder yields the files below it, links followed, that have a suffix of the kind; one warning names the others.
+    Raises ValueError naming `label` (the source in the config), path and remedy if something is missing, empty or
+    matches nothing; OSError if a folder cannot be listed.
     """
     files: dict[str, int] = {}
     for given in source.paths:
@@ -41,13 +42,14 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
             continue
         path = Path(given).expanduser()
         if path.is_dir():
-            found = _files_below(path, kind=source.kind)
+            found = _choose_fitting(sorted(filter(_is_file, _walk(path, above=()))), folder=path, kind=source.kind)
             if not found:
                 raise ValueError(_describe_no_file(given, kind=source.kind, label=label))
         elif path.is_file():
             found = [path]
         elif glob.has_magic(given):
-            found = _matching(given, kind=source.kind)
+            matches = filter(_is_file, map(Path, glob.glob(str(path), recursive=True)))
+            found = [file for file in matches if source.kind != "wikipedia" or not is_multistream_index(file)]
             if not found:
                 raise ValueError(
                     f"{label}: the glob {given} matches no file; check the path (relative to {Path.cwd()})"
@@ -56,7 +58,7 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
             raise ValueError(f"{label}: no such file or folder: {given} (relative to {Path.cwd()}); check path")
         gone = next((one for one in found if not one.exists()), None)
         if gone is not None:
-            raise ValueError(f"{label}: {gone} is a link to {os.readlink(gone)}, where nothing is; mend or remove it")
+            raise ValueError(f"{label}: {gone} is a broken link to {os.readlink(gone)}; repair or remove it")
         files.update({str(file): file.stat().st_size for file in found})
     for file, size in files.items():
         suffix = Path(file).suffix.lower()
@@ -68,8 +70,7 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
 
 
 def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
-    """ValueError where a source that download.bring says how to get is not there, with what it says; sources that lie
-    in the folders `but` are not looked at."""
+    """Raise ValueError with the hint of download.bring if its source is missing; skip sources in the folders `but`."""
     for index, source in enumerate(config.sources):
         hint = config.download.bring.get(source.called)
         if hint is None or any(Path(path).absolute().is_relative_to(folder) for path in source.paths for folder in but):
@@ -81,8 +82,8 @@ def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
 
 
 def refuse_own_files(config: PipelineConfig) -> None:
-    """ValueError where a source takes in the vocabulary or what a build writes: the next build, or this one when it
-    goes on after a stop, would read it as text."""
+    """Raise ValueError if a source includes the vocabulary or a build's files, which a later or resumed build would
+    read as text."""
     names = (f"{TOKENIZER_FOLDER}/vocab.txt", f"{TOKENIZER_FOLDER}/tokenizer.json", MANIFEST_NAME, "data/a.parquet")
     own: list[tuple[str, str | None, str]] = [("output", config.output, name) for name in names]
     own.append(("vocabulary.path", config.vocabulary.path, ""))
@@ -93,13 +94,13 @@ def refuse_own_files(config: PipelineConfig) -> None:
             for given in source.paths if place is not None else ():
                 if _takes(given, f"{place}/{name}" if name else str(place), kind=source.kind):
                     raise ValueError(
-                        f"{key}={place}: sources.{index} ({source.kind}) reads {given}, so that a build would read it "
-                        f"as text; choose another place for one of them"
+                        f"{key}={place}: sources.{index} ({source.kind}) reads {given}, so a build would read it as "
+                        f"text; choose another path for one of them"
                     )
 
 
 def _takes(given: str, file: str, *, kind: str) -> bool:
-    """Whether a path of a source would take a file in."""
+    """Return whether a source's path would include a file."""
     if storage.is_url(given) != storage.is_url(file):
         return False
     if not storage.is_url(given):
@@ -111,17 +112,17 @@ def _takes(given: str, file: str, *, kind: str) -> bool:
 
 
 def is_archive(path: str | Path) -> bool:
-    """Whether a file holds members: tar, compressed or not, or zip."""
+    """Return whether a file is an archive: zip, or tar, compressed or not."""
     return Path(path).name.lower().endswith(ARCHIVES)
 
 
 def is_multistream_index(path: Path) -> bool:
-    """Whether a file is the index that lies beside a multistream dump."""
+    """Return whether a file is the index beside a multistream dump."""
     return "multistream-index" in path.name and ".txt" in path.name
 
 
 def _list_stored(given: str, *, kind: str, label: str) -> dict[str, int]:
-    """Files and sizes of a URL: one file, everything below a folder, or what a glob matches."""
+    """Return {URL: size} for a URL: one file, everything below a folder, or the matches of a glob."""
     if glob.has_magic(given) and storage.find_file(given) is None:
         found = {
             url: size
@@ -145,7 +146,7 @@ def _list_stored(given: str, *, kind: str, label: str) -> dict[str, int]:
 
 
 def _match_stored(pattern: str) -> Iterator[tuple[str, int]]:
-    """What a glob over keys matches: * and ? stay within a name, ** goes over any number of folders."""
+    """Yield (URL, size) of matches of a glob over keys: * and ? match within a name, ** any number of folders."""
     fixed = pattern[: min(pattern.index(sign) for sign in "*?[" if sign in pattern)].rpartition("/")[0]
     storage.check_url(pattern)
     wanted = pattern[len(fixed) + 1 :].split("/")
@@ -155,7 +156,7 @@ def _match_stored(pattern: str) -> Iterator[tuple[str, int]]:
 
 
 def _matches(names: list[str], *, patterns: list[str]) -> bool:
-    """Whether the parts of a path match those of a glob, as the glob module has it: hidden ones only by name."""
+    """Return whether the parts of a path match those of a glob as glob does: hidden names only if named."""
     if not patterns:
         return not names
     if patterns[0] == "**":
@@ -170,13 +171,9 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _files_below(folder: Path, *, kind: str) -> list[Path]:
-    return _choose_fitting(sorted(filter(_is_file, _walk(folder, above=()))), folder=folder, kind=kind)
-
-
 def _walk(folder: Path, *, above: tuple[str, ...]) -> Iterator[Path]:
-    """What is not hidden below a folder, links followed but back to a folder that is being walked. Path.rglob follows
-    none, and passes over folders that it must not read."""
+    """Yield everything below a folder that is not hidden, following links except back to a parent. Path.rglob follows
+    no links and silently skips unreadable folders."""
     real = os.path.realpath(folder)
     if real in above:
         return
@@ -186,26 +183,19 @@ def _walk(folder: Path, *, above: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is a file, or a link to nothing, which is to be named."""
+    """Return whether a path is a file, or a broken link, which list_files reports."""
     return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _choose_fitting(paths: Iterable[Path], *, folder: str | Path, kind: str) -> list[Path]:
-    """Those that have a suffix of the kind; the others are named in a warning where there are both."""
+    """Return the paths with a suffix of the kind; warn about the others if there are both."""
     taken: list[Path] = []
     other: list[Path] = []
     for path in paths:
         (taken if _fits(path, kind=kind) else other).append(path)
     if taken and other:
-        names = ", ".join(path.name for path in other[:5])
-        _LOGGER.warning(
-            "%s: %d files are not of kind %s and not read: %s%s",
-            folder,
-            len(other),
-            kind,
-            names,
-            ", ..." if len(other) > 5 else "",
-        )
+        names = ", ".join([*(path.name for path in other[:5]), *(["..."] if len(other) > 5 else [])])
+        _LOGGER.warning("%s: skipping %s not of kind %s: %s", folder, count_of(len(other), "file"), kind, names)
     return taken
 
 
@@ -215,12 +205,6 @@ def _describe_no_file(folder: str, *, kind: str, label: str) -> str:
         f"{label}: no file for kind {kind} below the folder {folder} (looked for {wanted}, also "
         f"compressed{' and archives' if kind == 'books' else ''}); give another path"
     )
-
-
-def _matching(pattern: str, *, kind: str) -> list[Path]:
-    paths: Iterable[str] = glob.glob(str(Path(pattern).expanduser()), recursive=True)
-    found = list(filter(_is_file, map(Path, paths)))
-    return [path for path in found if kind != "wikipedia" or not is_multistream_index(path)]
 
 
 def _fits(path: Path, *, kind: str) -> bool:

@@ -1,4 +1,4 @@
-"""Records with a text column: JSON lines and Parquet. A row is a document, or a sentence with a stated boundary."""
+"""Records with a text column: JSON lines and Parquet. A row is a document, or a sentence with a configured boundary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_PARTS = 8
 
 
 class _Row(NamedTuple):
-    """Where a row is, its text (None: null) and its document's key (None: no document_column)."""
+    """A row's place for messages, its text (None: null) and its document's key (None: no document_column)."""
 
     place: str
     text: str | None
@@ -33,8 +33,8 @@ class _Row(NamedTuple):
 def split_records(
     path: str | Path, *, source: int, config: SourceConfig, split_bytes: int | None = None
 ) -> list[Split]:
-    """Line ranges or row groups where a row is a document; shares of the whole file where documents span rows, and of a
-    row group that is large."""
+    """Split a file by line ranges or row groups if a row is a document. If documents span rows, or a row group is
+    large, split into shares that each read all of it."""
     if config.kind == "jsonl":
         boundary = next_line if config.row == "document" else None
         return split_lines(path, source=source, boundary=boundary, split_bytes=split_bytes)
@@ -59,7 +59,7 @@ def split_records(
 
 
 def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Documents of a split: a row each, or runs of rows up to the configured boundary."""
+    """Yield the documents of a split: one per row, or per run of rows up to the configured boundary."""
     rows = _jsonl_rows(split, config=source) if source.kind == "jsonl" else _parquet_rows(split, config=source)
     if source.row == "sentence":
         yield from _join_rows(rows, split=split, config=source)
@@ -72,12 +72,12 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
 
 
 def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
-    """Runs of sentence rows that belong to one document, of those that the split takes."""
+    """Join runs of sentence rows into documents, and yield those that the split takes."""
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
     number = 0
     for row in rows:
-        row_key = row.key if row.key == row.key else None  # NaN, where pandas has no value, differs from itself
+        row_key = row.key if row.key == row.key else None  # NaN, pandas' missing value, differs from itself
         text = normalize_line(row.text or "")
         ends = (
             (config.document_column is not None and num_rows > 0 and row_key != key)
@@ -115,12 +115,12 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:  # ValueError: a number of more than 4,300 digits
-            raise ValueError(f"{place}: not JSON: {error}; a .jsonl file holds one object a line") from error
+            raise ValueError(f"{place}: not JSON: {error}; a .jsonl file has one object per line") from error
         if not isinstance(record, dict):
-            raise ValueError(f"{place}: holds {type(record).__name__}, not an object with '{config.text_column}'")
+            raise ValueError(f"{place}: contains {type(record).__name__}, not an object with '{config.text_column}'")
         text = _field(record, config.text_column, place=place, setting="text_column")
         if text is not None and not isinstance(text, str):
-            raise ValueError(f"{place}: '{config.text_column}' holds {text!r:.40}, not text; check text_column")
+            raise ValueError(f"{place}: '{config.text_column}' contains {text!r:.40}, not text; check text_column")
         key = None
         if config.document_column is not None:
             key = _field(record, config.document_column, place=place, setting="document_column")
@@ -146,7 +146,7 @@ def _open_parquet(path: str | Path) -> pq.ParquetFile:
     except storage.StorageError:
         raise
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{path}: not a whole Parquet file: {error}; remove it and fetch it again") from error
+        raise ValueError(f"{path}: not a complete Parquet file: {error}; remove it and fetch it again") from error
 
 
 def _check_columns(path: str | Path, schema: pa.Schema, *, config: SourceConfig) -> None:
@@ -181,8 +181,8 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
         raise
     except _KeyError as error:
         raise ValueError(
-            f"{split.path}: column '{config.document_column}' holds what Python cannot, near row {number}: {error}; "
-            f"cast it to text, or set another document_column"
+            f"{split.path}: column '{config.document_column}' has a value that Python cannot represent, near row "
+            f"{number}: {error}; cast it to text, or set another document_column"
         ) from error
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise ValueError(
@@ -191,7 +191,7 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
 
 
 class _KeyError(Exception):
-    """A document's key that Arrow has and Python has not: an unknown time zone, a year above 9999."""
+    """A document's key that Arrow can represent and Python cannot: an unknown time zone, a year above 9999."""
 
 
 def _list_keys(column: pa.Array) -> list[object]:

@@ -1,6 +1,6 @@
-"""Sources of documents: which splits the input has, and what is in each.
+"""Splits of the input, and the documents in each.
 
-Reading the same split again gives the same documents and drops in the same order, whatever else is read.
+Reading a split always gives the same documents and drops in the same order, independent of other splits.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _READERS: dict[str, Callable[..., Iterator[Document | Drop]]] = {
 
 
 def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
-    """Every split of every source, largest estimated text first; equal ones by source, file name and place.
+    """List every split of every source, largest estimated text first, then by source, file name and place.
 
-    Independent of the order in which paths are given and listed. Raises ValueError naming the source, the path, and the
-    remedy for missing, unmatched, empty, unreadable files and for a file that is listed twice.
+    The order of paths in the config or in a listing does not matter. Raises ValueError naming source, path and remedy
+    if a file is missing, empty, unreadable or listed twice, or a path matches nothing.
     """
     splits: list[Split] = []
     seen: dict[str, str] = {}
@@ -48,18 +48,12 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
             seen[resolved] = label
         for found in storage.map_paths(partial(split_file, source=source, index=index), files):
             splits.extend(found)
-    return sorted(
-        splits,
-        key=lambda split: (
-            *(-split.text_bytes, split.source, Path(split.path).name),
-            *(split.path, split.start, split.part),
-        ),
-    )
+    return sorted(splits, key=lambda a: (-a.text_bytes, a.source, Path(a.path).name, a.path, a.start, a.part))
 
 
 def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, ...]]:
-    """The splits for each of at most `workers` workers, of about equal text: each in turn, the largest first, goes to
-    the one that has least. So none has more than a fair share and one split."""
+    """Deal splits to at most `workers` workers, largest first, each to the worker with the least text so far. No worker
+    gets more than a fair share plus one split."""
     dealt: list[list[Split]] = [[] for _ in range(max(1, workers))]
     least = [(0, number) for number in range(len(dealt))]
     for split in sorted(splits, key=lambda split: -split.text_bytes):
@@ -70,8 +64,7 @@ def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, .
 
 
 def split_file(path: str | Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
-    """The splits of one file, in order; `split_bytes`: of about this size instead of what suits a worker, where the
-    format allows it."""
+    """Split one file, in order; `split_bytes`: approximate size of a split, if the format allows it."""
     if source.kind == "wikipedia":
         return split_dump(path, source=index, split_bytes=split_bytes)
     if source.kind == "books":
@@ -82,9 +75,9 @@ def split_file(path: str | Path, *, source: SourceConfig, index: int, split_byte
 
 
 def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Documents of one split in their order in the file, and a Drop for each thing left out.
+    """Yield the documents of one split in their order in the file, and a Drop for everything left out.
 
-    They are read from the source's clean_documents where those are kept, and kept there where they are not yet.
+    If the source sets clean_documents, they are read from there, or stored there after the first reading.
     Raises ValueError naming file, place and remedy for damaged input.
     """
     items = _READERS[source.kind](split, source=source)
@@ -94,33 +87,31 @@ def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Dr
 
 
 def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int], others: int = 0) -> None:
-    """Raise ValueError where a source gave no document at all, naming its path and what was dropped for what reason.
+    """Raise ValueError if a source gave no document, naming its path and the drops by reason.
 
-    One that has no wikitext, whatever the settings (a dump of Wikidata), passes beside sources with documents: `others`
-    is how many they gave.
+    A dump without any wikitext (Wikidata) is accepted if other sources gave documents; `others` is their number.
     """
-    if num_documents > 0 or (others > 0 and holds_other_models_only(drops)):
+    if num_documents > 0 or (others > 0 and _has_other_models_only(drops)):
         return
-    counts = ", ".join(
-        f"{count} {reason}" for reason, count in sorted(drops.items(), key=lambda item: (-item[1], item[0]))
-    )
+    ordered = sorted(drops.items(), key=lambda item: (-item[1], item[0]))
+    counts = ", ".join(f"{count} {reason}" for reason, count in ordered)
     what = "article" if source.kind == "wikipedia" else "document"
     paths = ", ".join(source.paths)
     raise ValueError(
-        f"{paths}: not one {what} in this source of kind {source.kind} (dropped: {counts or 'nothing'}); "
+        f"{paths}: no {what} in this source of kind {source.kind} (dropped: {counts or 'nothing'}); "
         f"check that the path, kind and language={source.language} are right"
     )
 
 
-def holds_other_models_only(drops: Mapping[str, int]) -> bool:
-    """Whether every page of the main namespace was left out for its content model."""
+def _has_other_models_only(drops: Mapping[str, int]) -> bool:
+    """Return whether every page of the main namespace was dropped for its content model."""
     return drops.get("not_wikitext", 0) > 0 and not set(drops) - {"not_wikitext", "not_main_namespace", "redirect"}
 
 
 def list_read_warnings(sources: Sequence[SourceConfig], *, read: ReadTally) -> list[str]:
-    """What a person should know of the reading: sources without documents."""
+    """Return a warning for each source without documents."""
     return [
-        f"{', '.join(source.paths)}: no article in it is wikitext; nothing of this source is in the set"
+        f"{', '.join(source.paths)}: none of its articles is wikitext; the data set contains nothing from this source"
         for index, source in enumerate(sources)
         if not read.documents[index]
     ]

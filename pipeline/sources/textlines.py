@@ -1,16 +1,16 @@
-"""Lines of a text file with their numbers, and splits of a large one, for kinds that hold a record or sentence a line.
+"""Numbered lines of a text file, and its splits, for kinds with a record or sentence per line.
 
-A line ends at \\n, \\r\\n or \\r, and at \\r\\r\\n, which files have that were converted twice. A split is a range of
-bytes; the line that starts in a range belongs to it. A compressed file, or one that cannot be cut at a line, is shared
-(documents.Split): MOST_PARTS bounds what reading all of it in each split costs.
+A line ends at \\n, \\r\\n, \\r, or \\r\\r\\n (in files that were converted twice). A split is a range of bytes; a line
+belongs to the range in which it starts. A compressed file, or one that cannot be cut at a line, is shared
+(documents.Split): each share reads all of it, so MOST_PARTS limits their number.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO
 
@@ -23,17 +23,17 @@ MOST_PARTS = {"": 8, "zstd": 16, "gzip": 8, "xz": 4, "bz2": 2}
 LONGEST_LINE = 64 << 20
 _LINE = re.compile(rb"[^\r\n]*(?:\r{0,2}\n|\r)|[^\r\n]+")
 _LOOK_BYTES = 1 << 16  # more than enough for the end of a line
-_TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
+TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
+"""Estimated bytes of plain text per byte of a file; it only affects the number of buckets."""
 
 
 def split_lines(
     path: str | Path, *, source: int, boundary: Callable[[IO[bytes], int], int] | None, split_bytes: int | None = None
 ) -> list[Split]:
-    """Ranges of about `split_bytes` cut at `boundary(file, position)`; where it is None or the file compressed, shares
-    of all of it, or one split where `split_bytes` are given."""
+    """Split a file into ranges of about `split_bytes`, cut at `boundary(file, position)`. If that is None or the file
+    is compressed, split it into shares, or not at all if `split_bytes` is given."""
     compression = compression_of(path)
     size = storage.size_of(path)
-    share = _TEXT_SHARE[compression]
     step = split_bytes or SPLIT_BYTES
     cuts = [0]
     if boundary is not None and not compression:
@@ -43,23 +43,25 @@ def split_lines(
                 if cut >= size:
                     break
                 cuts.append(cut)
-    splits = [
-        Split(source, str(path), start, end, end - start, round(share * (end - start)))
-        for start, end in zip(cuts, [*cuts[1:], size], strict=True)
-    ]
+    splits = cut_file(path, cuts=[*cuts, size], source=source)
     if (boundary is None or compression) and split_bytes is None:
         return splits[0].share(MOST_PARTS[compression], part_bytes=SPLIT_BYTES)
     return splits
 
 
+def cut_file(path: str | Path, *, cuts: Sequence[int], source: int) -> list[Split]:
+    """Return a split for each range of bytes between neighbouring `cuts`."""
+    share = TEXT_SHARE[compression_of(path)]
+    return [Split(source, str(path), a, b, b - a, round(share * (b - a))) for a, b in pairwise(cuts)]
+
+
 def next_line(file: IO[bytes], position: int) -> int:
-    """The offset of the first line that starts at or after `position`."""
+    """Return the offset of the first line that starts at or after `position`."""
     return position - 1 + len(next(_lines_from(file, position - 1), b""))
 
 
 def after_blank_line(file: IO[bytes], position: int) -> int:
-    """The offset after the first blank line that starts at or after `position`; the size of the file if there is
-    none."""
+    """Return the offset after the first blank line that starts at or after `position`, or the file's size if none."""
     end = position - 1
     for number, line in enumerate(_lines_from(file, end)):
         end += len(line)
@@ -74,9 +76,10 @@ def _lines_from(file: IO[bytes], position: int) -> Iterator[bytes]:
 
 
 def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """(number of the line within the split, counted from 1; its text without the line break).
+    """Yield (line number within the split, counted from 1; text without the line break).
 
-    Raises ValueError naming file, line and byte for what is not of the encoding, or a line above LONGEST_LINE bytes.
+    Raises ValueError naming file, line and byte if a line does not have the encoding; ValueError naming the file for a
+    line above LONGEST_LINE bytes.
     """
     pieces = read_pieces(split.path, start=split.start, end=split.end)
     offset = split.start
@@ -98,13 +101,13 @@ def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, 
 
 
 def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
-    """The lines of a text that comes in pieces, each with its line break. Memory: a piece and a line.
+    """Yield the lines of a text that comes in pieces, each with its line break. Memory: a piece and a line.
 
     Raises ValueError naming `name` for a line above LONGEST_LINE bytes.
     """
     rest: list[bytes] = []
     held = 0
-    begun = b""  # at most two carriage returns, with which a line break may begin that goes on in the next piece
+    begun = b""  # at most two carriage returns, which may begin a line break that continues in the next piece
     for piece in pieces:
         data = begun + piece
         length = max(len(data.rstrip(b"\r")), len(data) - 2)
@@ -125,5 +128,5 @@ def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """Its lines. splitlines is eight times as fast, but ends two lines at \\r\\r\\n."""
+    """Split into lines. splitlines is eight times as fast, but splits \\r\\r\\n into two line breaks."""
     return _LINE.findall(data) if b"\r\r\n" in data else data.splitlines(keepends=True)

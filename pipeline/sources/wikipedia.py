@@ -1,9 +1,9 @@
-"""Wikipedia dumps: splits at stream and page boundaries, articles to documents.
+"""Wikipedia dumps: splits at stream and page boundaries, and articles to documents.
 
-A multistream .bz2 is split where its streams start, found by the streams' ten-byte signature and checked by
-decompressing: the index beside it says the same, but of the English dump it alone is over 1 GB to read. Any other .bz2
-is split at blocks, plain XML at <page>: a page belongs to the split in which its <page> starts. Other compressions are
-shared: each split parses all of the XML, and converts its pages.
+A multistream .bz2 is split at streams, found by their ten-byte signature and checked by decompressing: the index beside
+the dump says the same, but the English one is over 1 GB. Any other .bz2 is split at blocks, plain XML at <page>; a page
+belongs to the split in which its <page> starts. Other compressions are shared: each split parses all of the XML and
+converts its own pages.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from pipeline.sources.assembly import assemble
 from pipeline.sources.bytestreams import compression_of, read_pieces
 from pipeline.sources.bz2blocks import read_blocks
 from pipeline.sources.dumpxml import DumpReader, Page, SiteInfo
+from pipeline.sources.textlines import cut_file
 from pipeline.wikitext import DEFAULT_BUDGET, PageOverBudgetError, WikiNames, wiki_names, wikitext_to_text
 
-# Plain text in a byte of the file: an estimate that only steers the number of buckets.
-_TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
 SPLIT_BYTES = {"bz2": 8 << 20, "": 32 << 20}
 LEAST_BLOCK_SPLIT = 1 << 20
-"""Bytes of a .bz2 split at blocks: less might hold no block at all."""
+"""Smallest split of a .bz2 at blocks, in bytes: a smaller one might contain no block."""
 _WINDOW = 32 << 20
 _MOST_TRIED_STREAMS = 16
 _PAGE = b"<page>"
@@ -35,44 +34,35 @@ _ROOT_END = b"</mediawiki>"
 _TAIL_BYTES = 64
 _MOST_PARTS = 4
 _PART_TEXT_BYTES = 32 << 20
-_STREAM = b"1AY&SY"  # after BZh and a digit: the first block of a bz2 stream
+_STREAM = b"1AY&SY"  # starts the first block of a bz2 stream, after BZh and a digit
 
 
 def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Splits of one dump of about `split_bytes` each, cut at a stream or (where streams are no runs of pages) at any
-    byte of a .bz2, at a page of plain XML; shares of anything else, or one split where `split_bytes` are given."""
+    """Split a dump into splits of about `split_bytes`: a .bz2 at streams, or at any byte if no stream starts with a
+    page; plain XML at pages. Others are split into shares, or not at all if `split_bytes` is given."""
     compression = compression_of(path)
     size = storage.size_of(path)
     step = split_bytes or SPLIT_BYTES.get(compression, size)
     starts = [0]
     if compression in SPLIT_BYTES:
-        find = _next_stream if compression == "bz2" else _next_page
         while starts[-1] + step < size:
-            found = find(path, starts[-1] + step)
+            position = starts[-1] + step
+            found = _next_stream(path, position) if compression == "bz2" else _search(path, position, _PAGE)
             if found is None:
                 break
             starts.append(found)
     if compression == "bz2" and len(starts) == 1:
         step = max(step, LEAST_BLOCK_SPLIT)
         starts = list(range(0, max(1, size - step // 2), step))
-    share = _TEXT_SHARE[compression]
-    ends = [*starts[1:], size]
-    splits = [
-        Split(source, str(path), start, end, end - start, round(share * (end - start)))
-        for start, end in zip(starts, ends, strict=True)
-    ]
+    splits = cut_file(path, cuts=[*starts, size], source=source)
     if compression not in SPLIT_BYTES and split_bytes is None:
         return splits[0].share(_MOST_PARTS, part_bytes=_PART_TEXT_BYTES)
     return splits
 
 
-def _next_page(path: str | Path, position: int) -> int | None:
-    return _search(path, position, _PAGE)
-
-
 def _next_stream(path: str | Path, position: int) -> int | None:
-    """Where the first stream at or after `position` starts whose content begins with a page; None where none of the
-    next ones does."""
+    """Return the start of the first stream at or after `position` whose content begins with a page; None if none of the
+    next _MOST_TRIED_STREAMS does."""
     for _ in range(_MOST_TRIED_STREAMS):
         found = _search(path, position, _STREAM)
         if found is None:
@@ -85,7 +75,7 @@ def _next_stream(path: str | Path, position: int) -> int | None:
 
 
 def _search(path: str | Path, position: int, wanted: bytes) -> int | None:
-    """The first offset of `wanted` in the window after `position`; None where there is none."""
+    """Return the first offset of `wanted` in the window after `position`, or None."""
     end = position + _WINDOW
     with storage.open_input(path) as file:
         file.seek(position)
@@ -119,7 +109,7 @@ def _begins_with_page(path: str | Path, start: int) -> bool:
 
 
 def read_site(path: str) -> SiteInfo:
-    """The siteinfo at the head of a dump; empty where it has none."""
+    """Read the siteinfo at the head of a dump; empty if it has none."""
     head, found = b"", -1
     for piece in read_pieces(path):
         head += piece
@@ -135,9 +125,9 @@ def read_site(path: str) -> SiteInfo:
 
 
 def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Documents of the articles in a split, in order; a Drop for every other page and every sentence left out.
+    """Yield a document for each article of a split, in order, and a Drop for every other page and dropped sentence.
 
-    Raises RuntimeError, naming file and page, for a fault of our own in converting one.
+    Raises RuntimeError naming file and page if the conversion has a bug.
     """
     size = storage.size_of(split.path)
     is_part = split.start > 0 or split.end not in (-1, size)
@@ -158,13 +148,13 @@ def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
             names = names_of_site(site, language=source.language)
         try:
             yield from convert_page(page, names=names, language=source.language)
-        except Exception as error:  # whatever stands in a page, it is converted or dropped: the fault is ours
+        except Exception as error:  # any page must be converted or dropped, so this is our bug
             fault = f"{type(error).__name__}: {error}"
             raise RuntimeError(f"{split.path}: page {page.title!r} cannot be converted: {fault}") from error
 
 
 def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
-    """The XML of the pages that start in a split."""
+    """Yield the XML of the pages that start in a split."""
     path = split.path
     cuts = [cut for cut in (split.start, split.end) if cut not in (-1, 0, size)]
     if compression_of(path) == "bz2" and not all(_begins_with_page(path, cut) for cut in cuts):
@@ -173,9 +163,9 @@ def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes
 
 
 def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
-    """From the first <page> in the blocks that start in the split to the first in those that start after it."""
+    """Yield XML from the first <page> in the split's blocks to the first <page> in the blocks after the split."""
     begun, past_end = split.start == 0, False
-    held = b""  # what may be the first half of a <page>, or the end of the dump
+    held = b""  # may contain the first half of a <page>, or the end of the dump
     for block in read_blocks(split.path, start=split.start):
         if block.start >= split.end and not past_end:
             if not begun:
@@ -205,14 +195,14 @@ def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[
 
 
 def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
-    """Names by the dump's siteinfo united with the known ones of its language and of the configured one."""
+    """Unite the names in the dump's siteinfo with the known names of its language and of the configured one."""
     languages = {language, site.language, site.database.removesuffix("wiki").replace("_", "-")}
-    # English names work on every wiki; so a siteinfo in another language than the configured one must not hide any.
+    # A siteinfo in another language than the configured one must not hide known names.
     return wiki_names(sorted(languages), siteinfo=site.namespaces)
 
 
 def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Document | Drop]:
-    """One page to its document, or to a Drop that says why it is none."""
+    """Yield the document of a page and Drops of its sentences, or one Drop that says why the page is no document."""
     namespace = page.namespace if page.namespace is not None else names.namespace_of(page.title)
     if namespace != 0:
         yield Drop("not_main_namespace", page.title, str(namespace))

@@ -1,4 +1,4 @@
-"""Files on disks and object stores by path or URL, what must reach a disk when, and who holds a folder."""
+"""Files on disks and object stores by path or URL, durable writes, and the lease on an output."""
 
 from pipeline.storage.clients import (
     FULL_DISK,

@@ -1,7 +1,7 @@
-"""Object stores by URL: which there are, their clients, and what their errors mean.
+"""Object stores by URL: supported kinds, clients, and what their errors mean.
 
-A client belongs to one process: after a fork it would share connections, so that each process makes its own.
-Credentials come from the environment, a profile or the machine's role alone, and no message shows them.
+A client belongs to one process: a forked one would share its connections, so each process creates its own.
+Credentials come only from the environment, a profile or the machine's role, and no message shows them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import fs
 
 CONNECT_TIMEOUT_S = 10.0
-"""A connection that is not made in this time is tried again."""
+"""A connection that takes longer to open is tried again."""
 STALL_TIMEOUT_S = 30.0
-"""A connection over which no byte comes for this long is given up and tried again (s3://)."""
+"""A connection that delivers no byte for this long is dropped and tried again (s3://)."""
 MAX_ATTEMPTS = 11
-"""Each request to s3:// is sent at most so often, with pauses that double from 25 ms: half a minute in all, more where
-connections stall. What is tried again: 500, 503 and 429, refused, stalled and cut-off connections."""
+"""Attempts for each request to s3://, with pauses that double from 25 ms: half a minute in all, more if connections
+stall. Retried: HTTP 500, 503 and 429; refused, stalled and cut connections."""
 RETRY_TIME_S = 60
-"""The same for gs://, whose library counts time instead."""
+"""Retry limit of gs://, whose library counts time instead of attempts."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 StrPath = str | os.PathLike[str]
 
@@ -59,25 +59,25 @@ _CREDENTIALS = {
 
 
 class StorageError(OSError):
-    """A store did not do what was asked: the message names URL, cause and remedy."""
+    """A request to a store failed; the message names URL, cause and remedy."""
 
 
 class AbsentError(StorageError, FileNotFoundError):
-    """There is no such object, or no such bucket."""
+    """The object or the bucket does not exist."""
 
 
 class DeniedError(StorageError, PermissionError):
-    """The store knows us not, or lets us not in."""
+    """Access denied: credentials are missing, unknown or insufficient."""
 
 
 def is_url(path: StrPath) -> bool:
-    """Whether a path names an object store; file:// is a local path."""
+    """Return whether a path names an object store; file:// is a local path."""
     found = _URL.match(os.fspath(path))
     return found is not None and found[1].lower() != "file"
 
 
 def local_path(path: StrPath) -> Path:
-    """A local path or file:// URL as a Path; ValueError for a URL that lost a slash, as it does in a Path."""
+    """Return a local path or file:// URL as a Path; ValueError for a URL that lost a slash by passing through Path."""
     text = os.fspath(path)
     if _FLATTENED.match(text):
         raise ValueError(f"{text}: a URL has two slashes after its scheme, as in s3://bucket/folder")
@@ -86,29 +86,28 @@ def local_path(path: StrPath) -> Path:
 
 
 def check_url(url: StrPath) -> tuple[str, str, str]:
-    """(scheme, bucket, key) of a URL; ValueError for one that is no address of a store. Asks nobody."""
+    """Split a URL into (scheme, bucket, key) without any request; ValueError if it does not address a store."""
     text = os.fspath(url)
     scheme, _, rest = text.partition("://")
     scheme = scheme.lower()
     if scheme not in _CREDENTIALS:
-        raise ValueError(f"{scheme}://...: stores of this kind are not known; give s3://, gs:// or a local path")
+        raise ValueError(f"{scheme}://...: this kind of store is not supported; give s3://, gs:// or a local path")
     bucket, _, key = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise ValueError(
-            f"{scheme}://...: no bucket name stands before the first slash (credentials do not belong into a URL: they "
+            f"{scheme}://...: no valid bucket name before the first slash (a URL must not contain credentials: they "
             f"come from {_CREDENTIALS[scheme]}); write {scheme}://bucket/folder"
         )
     return scheme, bucket, key.rstrip("/")
 
 
 def open_filesystem(url: StrPath) -> tuple[Any, str]:
-    """(pyarrow FileSystem, path in it) of a URL or local path; one client for each process, made when first asked for.
+    """Return (pyarrow FileSystem, path in it) for a URL or local path; each process creates one client, on first use.
 
-    Credentials come from the environment, the profile or the role of the machine alone. ValueError for a URL that is
-    none, or of another scheme.
+    Raises ValueError for an invalid URL or an unsupported scheme.
     """
     if not is_url(url):
-        return _open_local(), str(local_path(url))
+        return fs.LocalFileSystem(), str(local_path(url))
     scheme, bucket, key = check_url(url)
     path = f"{bucket}/{key}" if key else bucket
     if scheme == "s3":
@@ -118,9 +117,9 @@ def open_filesystem(url: StrPath) -> tuple[Any, str]:
 
 @contextmanager
 def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
-    """Turn what pyarrow raises of a store into a StorageError that names `url`, cause and remedy.
+    """Turn pyarrow's errors about a store into a StorageError that names `url`, cause and remedy.
 
-    `of_content`: the body also looks at what it reads, and its OSErrors that are not the store's pass as they are.
+    `of_content`: the body also parses what it reads; OSErrors that do not come from the store pass unchanged.
     """
     try:
         yield
@@ -134,7 +133,7 @@ def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
 
 @contextmanager
 def name_full_disk(folder: StrPath) -> Iterator[None]:
-    """Let an OSError of the body that says "full", but not where, name the local folder of temporary files `folder`."""
+    """Add `folder`, the local folder of temporary files, to a "disk full" error of the body that names no file."""
     try:
         yield
     except OSError as error:
@@ -145,42 +144,34 @@ def name_full_disk(folder: StrPath) -> Iterator[None]:
 
 
 def raise_outage(error: Exception, *, url: StrPath) -> None:
-    """Raise StorageError where `error` says that a store failed; return where it says that what is stored is gone,
-    damaged or changed, and for local paths."""
+    """Raise StorageError if `error` is a failure of the store; return if the stored data are gone, damaged or changed,
+    or if `url` is a local path."""
     if not isinstance(error, OSError):
         return
     try:
         with name_errors(url, of_content=True):
             raise error
-    except AbsentError:
-        return
-    except StorageError:
-        raise
-    except OSError:
-        return
+    except OSError as found:
+        if isinstance(found, StorageError) and not isinstance(found, AbsentError):
+            raise
 
 
 # ---- clients ----
 
 
 @cache
-def _open_local() -> Any:
-    return fs.LocalFileSystem()
-
-
-@cache
 def _open_s3(pid: int, settings: tuple[str, ...], connect_s: float, stall_s: float, attempts: int) -> Any:
-    """A client of the process `pid`: one made before a fork shares its connections with the parent's, so each process
-    has its own, and those of its parents are kept, untouched, until it ends."""
+    """Create the client of process `pid`. A client made before a fork shares the parent's connections: `pid` in the
+    cache key gives each process its own, and the parents' clients stay untouched until the process ends."""
     scheme, endpoint, region = settings
     return fs.S3FileSystem(
         region=region or None,
         scheme=scheme,
         endpoint_override=endpoint or None,
-        allow_delayed_open=True,  # what is small is put in one request
+        allow_delayed_open=True,  # a small file needs only one request
         connect_timeout=connect_s,
         request_timeout=stall_s,
-        # Not the standard one: that has a budget of retries for all requests, which a busy store uses up in a while.
+        # Not the standard strategy: its retry budget, shared by all requests, runs out on a busy store.
         retry_strategy=fs.AwsDefaultS3RetryStrategy(max_attempts=attempts - 1),
     )
 
@@ -189,7 +180,7 @@ def _open_s3(pid: int, settings: tuple[str, ...], connect_s: float, stall_s: flo
 def _open_gs(pid: int, settings: tuple[str, ...], retry_s: int) -> Any:
     scheme, endpoint, _ = settings
     return fs.GcsFileSystem(
-        anonymous=bool(endpoint),  # an emulator knows nobody
+        anonymous=bool(endpoint),  # an emulator has no accounts
         scheme=scheme,
         endpoint_override=endpoint or None,
         retry_time_limit=timedelta(seconds=retry_s),
@@ -197,7 +188,7 @@ def _open_gs(pid: int, settings: tuple[str, ...], retry_s: int) -> Any:
 
 
 def _settings(scheme: str) -> tuple[str, str, str]:
-    """(http or https, host:port or "", region or "") from the environment."""
+    """Return (http or https, host:port or "", region or "") from the environment."""
     variables, regions = (_S3_ENDPOINTS, _S3_REGIONS) if scheme == "s3" else (_GS_ENDPOINTS, ())
     name = next((name for name in variables if os.environ.get(name)), None)
     region = next((os.environ[name] for name in regions if os.environ.get(name)), "")
@@ -206,7 +197,7 @@ def _settings(scheme: str) -> tuple[str, str, str]:
     given = os.environ[name]
     parts = urlsplit(given if "://" in given else f"http://{given}")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-        raise ValueError(f"{name}: no address of a store; write http(s)://host:port, without a user")
+        raise ValueError(f"{name}: not the address of a store; write http(s)://host:port, without a user")
     return parts.scheme, parts.netloc + parts.path.rstrip("/"), region or "us-east-1"
 
 
@@ -219,16 +210,17 @@ def _explain(error: OSError, *, url: str) -> StorageError:
     bucket = f"{scheme}://{url.partition('://')[2].partition('/')[0]}"
     name = next(iter(_S3_ENDPOINTS if scheme == "s3" else _GS_ENDPOINTS))
 
-    said = re.sub(r"'[^']*'", "", cause)  # without names, which may read like errors
+    said = re.sub(r"'[^']*'", "", cause)  # without names, which may look like error words
+    no_bucket = AbsentError(f"{url}: there is no bucket {bucket}; correct the name, or create the bucket")
 
     def has(*words: str) -> bool:
         return any(word in said for word in words)
 
     if has("NO_SUCH_BUCKET", "bucket does not exist"):
-        return AbsentError(f"{url}: there is no bucket {bucket}; correct the name, or make the bucket")
+        return no_bucket
     if has(*_DENIALS):
         return DeniedError(
-            f"{url}: the store denies access ({_shorten(cause)}); give credentials that may read and write there: "
+            f"{url}: the store denies access ({_shorten(cause)}); provide credentials that may read and write there: "
             f"{_CREDENTIALS[scheme]}"
         )
     if has("HTTP status 301", "PERMANENT_REDIRECT", "HTTP status 307"):
@@ -237,25 +229,25 @@ def _explain(error: OSError, *, url: str) -> StorageError:
         with suppress(OSError):
             system, place = open_filesystem(url)
             if system.get_file_info(place.partition("/")[0]).type == fs.FileType.NotFound:
-                return AbsentError(f"{url}: there is no bucket {bucket}; correct the name, or make the bucket")
-        return AbsentError(f"{url}: there is no such object; correct the URL, or put it there")
-    if has("Failed to flush response stream"):  # the answer, or what it says of an error, is longer than what was there
+                return no_bucket
+        return AbsentError(f"{url}: there is no such object; correct the URL, or upload it")
+    if has("Failed to flush response stream"):  # the response, or its error message, is longer than the object was
         with suppress(OSError):
             system, place = open_filesystem(url)
             if system.get_file_info(place).type == fs.FileType.NotFound:
-                return AbsentError(f"{url}: the object was removed while it was read; see who writes there")
-        return StorageError(f"{url}: the object was replaced while it was read; see who writes there, and run again")
+                return AbsentError(f"{url}: the object was removed while it was read; find out who writes there")
+        return StorageError(f"{url}: the object was replaced while it was read; find out who did it, and run again")
     if has("HTTP status 503", "SLOW_DOWN", "THROTTLING", "SERVICE_UNAVAILABLE", "HTTP status 429", "HTTP status 500"):
         return StorageError(
-            f"{url}: the store was too busy, also after {MAX_ATTEMPTS} attempts ({_shorten(cause)}); run again, with "
-            "fewer workers if it stays so"
+            f"{url}: the store was still too busy after {MAX_ATTEMPTS} attempts ({_shorten(cause)}); run again, with "
+            "fewer workers if this repeats"
         )
     if has("NETWORK_CONNECTION", "curlCode", "UNAVAILABLE", "Couldn't connect", "REQUEST_TIMEOUT"):
         return StorageError(
-            f"{url}: the store cannot be reached, or breaks off, also after {MAX_ATTEMPTS} attempts "
+            f"{url}: the store cannot be reached, or drops connections, even after {MAX_ATTEMPTS} attempts "
             f"({_shorten(cause)}); check the network and {name}, and run again"
         )
-    return StorageError(f"{url}: the store failed ({_shorten(cause)}); check what it says there, and run again")
+    return StorageError(f"{url}: the store failed ({_shorten(cause)}); remove the cause that it reports, and run again")
 
 
 def _hide_secrets(text: str) -> str:

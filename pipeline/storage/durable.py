@@ -1,7 +1,7 @@
-"""What reaches a disk, and when: files and folders that appear whole, or not at all, also after a power cut.
+"""Durable writes: files and folders appear whole or not at all, even after a power cut.
 
-Invariant: content is on the disk (fsync) before a name for it appears, and the name before anything else may say that
-it is there. A power cut keeps no order of its own. Cost: two fsyncs a file, some milliseconds on a busy disk.
+Invariant: content is on the disk (fsync) before its name appears, and the name is on the disk before anything refers
+to it; without fsync a power cut may keep either one alone. Cost: two fsyncs a file, a few milliseconds on a busy disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 ASIDE = ".aside-"
-"""Before the name of a folder that could not swap places with the one that replaces it."""
+"""Prefix of a folder that was moved aside because the system cannot exchange two folders in one step."""
 _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{16}")
 _EXCHANGE = 2
 _HERE = -100
@@ -26,9 +26,9 @@ _HERE = -100
 
 @contextmanager
 def replace_file(path: Path, *, make_folders: bool = True, durable: bool = True) -> Iterator[IO[bytes]]:
-    """A neighbour of `path` to write, which takes its name at the end; removed on an error.
+    """Yield a temporary file beside `path` to write, renamed to `path` at the end and removed on an error.
 
-    Not `durable`: nobody sees a part of it, but a power cut may undo it.
+    Without `durable` the file still appears whole, but a power cut may undo it.
     """
     if make_folders:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,21 +45,21 @@ def replace_file(path: Path, *, make_folders: bool = True, durable: bool = True)
 
 
 def rename_file(source: Path, *, final: Path) -> None:
-    """Let a file that is written take the name `final`, both durable, in a folder of the same disk."""
+    """Rename a written file to `final` on the same disk; content and name are durable afterwards."""
     sync(source)
     os.replace(source, final)
     sync(final.parent)
 
 
 def replaced_by(name: str) -> str:
-    """Which name a file of replace_file would have taken, if a kill left it under this one; "" for any other."""
+    """Return the final name of a temporary file that a killed replace_file left behind; "" for any other name."""
     found = _PARTIAL.fullmatch(name)
     return found[1] if found else ""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the block that name no file, such as a full disk's, name `path`."""
+    """Add `path` to OSErrors of the block that name no file, such as "disk full"."""
     try:
         yield
     except OSError as error:
@@ -69,7 +69,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def make_durable_folder(folder: Path) -> None:
-    """Make a folder, and those above it, if absent; their names are then on disk."""
+    """Create a folder and its missing parents, and make their names durable."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in made:
@@ -77,28 +77,25 @@ def make_durable_folder(folder: Path) -> None:
 
 
 def put_in_place(temporary: Path, *, final: Path) -> Path | None:
-    """Rename the folder `temporary`, whose content is on the disk, to `final`, durable; returns where a folder that was
-    there is now, to be removed.
+    """Rename the folder `temporary`, whose content is durable, to `final`. Return where the replaced folder is now, for
+    the caller to remove, or None if there was none.
 
-    At every moment `final` is whole, or after a kill in between, where the system knows no exchange, ASIDE + its name.
+    `final` is whole at every moment. Only if the system cannot exchange two folders, a kill in between leaves the
+    replaced one under ASIDE + its name instead.
     """
-    replaced = _put_in_place(temporary, final=final)
-    sync(final.parent)
-    return replaced
-
-
-def _put_in_place(temporary: Path, *, final: Path) -> Path | None:
+    replaced = None
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if not final.exists():
         temporary.rename(final)
-        return None
-    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if exchange is not None and exchange(_HERE, bytes(temporary), _HERE, bytes(final), _EXCHANGE) == 0:
-        return temporary
-    aside = final.with_name(f"{ASIDE}{final.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    final.rename(aside)
-    temporary.rename(final)
-    return aside
+    elif exchange is not None and exchange(_HERE, bytes(temporary), _HERE, bytes(final), _EXCHANGE) == 0:
+        replaced = temporary
+    else:
+        replaced = final.with_name(f"{ASIDE}{final.name}")
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+        temporary.rename(final)
+    sync(final.parent)
+    return replaced
 
 
 def sync(path: str | Path) -> None:
@@ -107,23 +104,23 @@ def sync(path: str | Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a network file system that cannot do it with folders
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync folders
             raise
     finally:
         os.close(descriptor)
 
 
 def sync_below(path: str | Path) -> None:
-    """Make a file, or a folder with all that is below it, durable."""
+    """Make a file, or a folder and everything below it, durable."""
     for found in [*Path(path).rglob("*"), path]:
         sync(found)
 
 
 def find_existing(path: Path) -> Path:
-    """The path, or the nearest above it that exists."""
+    """Return the path, or its nearest parent that exists."""
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that may be written where `path` is, or will be."""
+    """Return the free bytes of the disk where `path` is, or will be."""
     return shutil.disk_usage(find_existing(path)).free

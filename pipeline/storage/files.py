@@ -1,7 +1,7 @@
 """Files by path or URL: the same functions for local paths (and file://), s3:// and gs://, over pyarrow.fs.
 
-A store has no rename. A file appears there whole, under the name that it keeps, or not at all: content is uploaded in
-one uninterrupted call, for which `open_output` gathers it in a local temporary file first (disk: the file's size).
+A store has no rename. A file appears there whole under its final name, or not at all: it is uploaded in one
+uninterrupted call, so `open_output` first collects it in a local temporary file (disk: the file's size).
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from pipeline.storage.clients import (
 from pipeline.storage.durable import replace_file
 
 READ_AHEAD_BYTES = 1 << 20
-"""Least bytes of a request while a file is read through `open_input`."""
+"""Fewest bytes that `open_input` requests at a time."""
 
 MAP_THREADS = 32
-"""Files on a store that `map_paths` looks at together."""
+"""Files on a store that `map_paths` handles at the same time."""
 
 Result = TypeVar("Result")
 
 Location: TypeAlias = Path | str
-"""A local Path, or the URL of an object store (s3://bucket/runs/x) as a string, never a local path."""
+"""A Path is local; a string is always the URL of an object store (s3://bucket/runs/x)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file below a folder: `name` is relative to that, with forward slashes; `modified` in seconds since 1970."""
+    """A file below a folder: `name` relative to the folder, with forward slashes; `modified` in seconds since 1970."""
 
     name: str
     size: int
@@ -56,47 +56,44 @@ class StoredFile:
 
 
 def join(root: StrPath, *parts: str) -> str:
-    """A path below `root`, itself a path or a URL."""
-    return (
-        "/".join([os.fspath(root).rstrip("/") or "/", *parts])
-        if is_url(root)
-        else str(local_path(root).joinpath(*parts))
-    )
+    """Join `parts` to `root`, a path or URL."""
+    if is_url(root):
+        return "/".join([os.fspath(root).rstrip("/") or "/", *parts])
+    return str(local_path(root).joinpath(*parts))
 
 
 def locate(path: StrPath, *names: str) -> Location:
-    """`path`, a local path, file:// or store's URL, or what is called so below it."""
+    """Return the Location of `path` (local, file:// or URL of a store), or of `names` below it."""
     if is_url(path):
         return join(path, *names).rstrip("/")
     return local_path(path).joinpath(*names)
 
 
 def base_name(path: StrPath) -> str:
-    """The last part of a path or URL."""
+    """Return the last part of a path or URL."""
     return os.fspath(path).rstrip("/").rpartition("/")[2]
 
 
 def parent_of(path: StrPath) -> str:
-    """A path or URL without its last part."""
+    """Return a path or URL without its last part."""
     return os.fspath(path).rstrip("/").rpartition("/")[0] if is_url(path) else str(local_path(path).parent)
 
 
 def read_bytes(path: StrPath) -> bytes:
-    """All of a file."""
+    """Read a whole file."""
     with open_input(path) as stream:
         return stream.read()
 
 
 def open_input(path: StrPath, *, read_ahead: int = READ_AHEAD_BYTES) -> IO[bytes]:
-    """A file to read, seekable. On a store each request asks for at least `read_ahead` bytes."""
+    """Open a file for seekable reading. On a store each request asks for at least `read_ahead` bytes."""
     if not is_url(path):
         return open(local_path(path), "rb")
     return io.BufferedReader(_StoreReader(os.fspath(path)), max(read_ahead, 1))
 
 
 def open_native(path: StrPath) -> Any:
-    """A file for pyarrow's own readers (pa.NativeFile), which ask for the ranges that they want. Enclose in name_errors
-    what reads from it."""
+    """Open a pa.NativeFile, of which pyarrow's readers request only ranges. Wrap the reading in name_errors."""
     system, place = open_filesystem(path)
     with name_errors(path):
         return system.open_input_file(place)
@@ -104,8 +101,7 @@ def open_native(path: StrPath) -> Any:
 
 @contextmanager
 def open_parquet(path: StrPath) -> Iterator[Any]:
-    """A pq.ParquetFile whose pages are checked against their checksums. From a store the columns that are asked for
-    come in few requests, joined where they lie near each other."""
+    """Open a pq.ParquetFile that verifies page checksums; on a store, one request reads neighbouring columns."""
     if not is_url(path):
         with pq.ParquetFile(local_path(path), page_checksum_verification=True) as file:
             yield file
@@ -119,15 +115,15 @@ def open_parquet(path: StrPath) -> Iterator[Any]:
 
 
 def make_folder(path: StrPath) -> None:
-    """Make a local folder, and those above it, where it is absent; a store has none to make."""
+    """Create a local folder and its missing parents; stores need no folders."""
     if not is_url(path):
         local_path(path).mkdir(parents=True, exist_ok=True)
 
 
 def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, make_folders: bool = True) -> None:
-    """Write a whole file (bytes, or anything with the buffer protocol). Nobody sees a part of it.
+    """Write a whole file (bytes, or anything with the buffer protocol) that appears at once.
 
-    Without `make_folders` a local folder that is absent is an OSError: it was removed, and shall not come back.
+    Without `make_folders` a missing local folder raises OSError: it was removed on purpose.
     """
     if not is_url(path):
         with replace_file(local_path(path), make_folders=make_folders) as stream:
@@ -135,12 +131,12 @@ def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, ma
         return
     system, place = open_filesystem(path)
     with name_errors(path), system.open_output_stream(place, compression=None) as stream:
-        # Not compressed (pyarrow goes by the name else), and in one call, before whose end nothing of ours can fail.
+        # Without compression=None pyarrow compresses by suffix. One call: nothing of ours can fail in the middle.
         stream.write(data)
 
 
 def store_file(source: StrPath, path: StrPath) -> None:
-    """Upload a local file. Nobody sees a part of it; memory is flat."""
+    """Upload a local file, which appears at once; memory is flat."""
     if not is_url(path):
         with open(source, "rb") as file, replace_file(local_path(path)) as stream:
             shutil.copyfileobj(file, stream, READ_AHEAD_BYTES)
@@ -153,17 +149,17 @@ def store_file(source: StrPath, path: StrPath) -> None:
 
 
 def fetch_file(path: StrPath, target: StrPath) -> None:
-    """Copy a file to a local one, which appears whole; folders are made."""
+    """Copy a file to the local `target`, which appears at once; missing folders are created."""
     with open_input(path, read_ahead=8 * READ_AHEAD_BYTES) as stream, replace_file(Path(target)) as file:
         shutil.copyfileobj(stream, file, 8 * READ_AHEAD_BYTES)
 
 
 @contextmanager
 def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]:
-    """A file to write, seekable, that appears under its name once the block has ended without an error.
+    """Yield a seekable file to write, which appears under its name if the block ends without an error.
 
-    On a store it is gathered in a temporary file (TMPDIR) and then uploaded. `in_place`: a local one is written under
-    its own name at once and removed on an error, which is enough where nobody looks for the name before.
+    For a store the content goes to a temporary file (TMPDIR), which is then uploaded. `in_place`: write a local file
+    directly under its name and remove it on an error, which is enough if nobody reads it earlier.
     """
     if not is_url(path):
         with (_write_in_place if in_place else replace_file)(local_path(path)) as stream:
@@ -177,9 +173,9 @@ def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]
 
 @contextmanager
 def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
-    """A file to write from front to back, in pieces, without a local copy (memory on a store: what is under way).
+    """Yield a file to write sequentially without a local copy (memory for a store: the data in transfer).
 
-    Where the block fails a part of the file may stand there: for files that count only once a later one names them.
+    If the block fails, part of the file may remain: use it for files that count only when a later file names them.
     """
     if not is_url(path):
         local_path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -192,9 +188,9 @@ def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
 
 
 def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
-    """Every file in a folder (and `below` it), sorted by name; none where there is no such folder.
+    """List the files in a folder (with `below` also in its subfolders), sorted by name; [] if the folder is missing.
 
-    On a store 1,000 names a request. StorageError where the bucket is absent or denied.
+    A request to a store returns 1,000 names. Raises StorageError if the bucket is missing or access is denied.
     """
     if not is_url(folder):
         return _list_local(local_path(folder), below=below)
@@ -211,18 +207,18 @@ def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
 
 
 def list_names(folder: StrPath) -> set[str]:
-    """Names of the files and folders directly in a folder; none where there is no such folder."""
+    """Return the names of the files and folders directly in a folder; empty if the folder is missing."""
     if not is_url(folder):
         return {path.name for path in local_path(folder).glob("*")}
     system, place = open_filesystem(folder)
-    below = system.type_name == "gcs"  # where a folder of which nothing but files is stored is not listed
+    below = system.type_name == "gcs"  # which does not list folders that exist only as prefixes of files
     with name_errors(folder):
         found = system.get_file_info(fs.FileSelector(place, recursive=below, allow_not_found=True))
     return {info.path[len(place) + 1 :].partition("/")[0] for info in found}
 
 
 def read_range(path: StrPath, *, offset: int, length: int) -> bytes:
-    """Bytes of a file from `offset`, fewer where it ends before."""
+    """Read `length` bytes of a file from `offset`, fewer if it ends earlier."""
     if not is_url(path):
         with open(local_path(path), "rb") as stream:
             stream.seek(offset)
@@ -233,7 +229,7 @@ def read_range(path: StrPath, *, offset: int, length: int) -> bytes:
 
 
 def find_file(path: StrPath) -> StoredFile | None:
-    """Size and time of one file, under its last name; None where there is none (a folder is none)."""
+    """Return base name, size and time of a file; None if it is missing or a folder."""
     if not is_url(path):
         try:
             status = local_path(path).stat()
@@ -247,18 +243,17 @@ def find_file(path: StrPath) -> StoredFile | None:
 
 
 def size_of(path: StrPath) -> int:
-    """Bytes of a file; FileNotFoundError where there is none."""
+    """Return the size of a file in bytes; FileNotFoundError if it is missing."""
     if not is_url(path):
         return local_path(path).stat().st_size
     found = find_file(path)
     if found is None:
-        raise AbsentError(f"{os.fspath(path)}: there is no such object; correct the URL, or put it there")
+        raise AbsentError(f"{os.fspath(path)}: there is no such object; correct the URL, or upload it")
     return found.size
 
 
 def map_paths(function: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
-    """`function` of every path, in order: of those on stores MAP_THREADS at a time, since what they wait for is the
-    answer of a server."""
+    """Return `function` of every path, in order; MAP_THREADS at a time if any is on a store, to hide latency."""
     if not any(map(is_url, paths)):
         return [function(path) for path in paths]
     with ThreadPoolExecutor(max_workers=MAP_THREADS, thread_name_prefix="storage") as pool:
@@ -266,7 +261,7 @@ def map_paths(function: Callable[[str], Result], paths: Sequence[str]) -> list[R
 
 
 def exists(path: StrPath) -> bool:
-    """Whether there is such a file, or a folder (on a store: anything below that name)."""
+    """Return whether the file or folder exists (on a store: anything below that name)."""
     if not is_url(path):
         return local_path(path).exists()
     system, place = open_filesystem(path)
@@ -275,7 +270,7 @@ def exists(path: StrPath) -> bool:
 
 
 def file_version(path: StrPath) -> str:
-    """What changes when the file is written again: its entity tag on a store that has one, else size and time."""
+    """Return a text that changes when the file is rewritten: size, and entity tag of the store or else time."""
     if is_url(path):
         with open_native(path) as stream, name_errors(path):
             size = stream.size()
@@ -290,7 +285,7 @@ def file_version(path: StrPath) -> str:
 
 
 def delete(path: StrPath) -> None:
-    """Remove one file; it is no error that there is none."""
+    """Delete a file; a missing one is no error."""
     if not is_url(path):
         local_path(path).unlink(missing_ok=True)
         return
@@ -300,21 +295,20 @@ def delete(path: StrPath) -> None:
 
 
 def delete_tree(folder: StrPath) -> None:
-    """Remove a folder with all that is below it; it is no error that there is none. On a store 1,000 names a
-    request."""
+    """Delete a folder with everything below it; a missing one is no error. A request to a store deletes 1,000 names."""
     if not is_url(folder):
         with suppress(FileNotFoundError):
             shutil.rmtree(local_path(folder))
         return
     system, place = open_filesystem(folder)
     if "/" not in place:
-        raise ValueError(f"{os.fspath(folder)}: a bucket is not emptied; name a folder in it")
+        raise ValueError(f"{os.fspath(folder)}: refusing to delete a whole bucket; name a folder in it")
     with suppress(AbsentError), name_errors(folder):
         system.delete_dir(place)
 
 
 class _StoreReader(io.RawIOBase):
-    """An object as a raw file: every read is one request for a range. Its errors name the URL."""
+    """An object as a raw file: each read is one range request, and errors name the URL."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -325,24 +319,19 @@ class _StoreReader(io.RawIOBase):
         self._place = 0
 
     def readable(self) -> bool:
-        """Yes."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """As any file."""
         self._place = max(0, offset + (0, self._place, self._size)[whence])
         return self._place
 
     def tell(self) -> int:
-        """As any file."""
         return self._place
 
     def readinto(self, buffer: Any, /) -> int:
-        """As any file."""
         wanted = min(len(buffer), self._size - self._place)
         if wanted <= 0:
             return 0
@@ -353,12 +342,10 @@ class _StoreReader(io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        """As any file, in one request."""
         rest = bytearray(max(0, self._size - self._place))
         return bytes(memoryview(rest)[: self.readinto(rest)])
 
     def close(self) -> None:
-        """As any file."""
         if not self.closed:
             self._file.close()
         super().close()
@@ -366,14 +353,12 @@ class _StoreReader(io.RawIOBase):
 
 @contextmanager
 def _write_in_place(path: Path) -> Iterator[IO[bytes]]:
-    complete = False
     try:
         with open(path, "wb") as stream:
             yield stream
-        complete = True
-    finally:
-        if not complete:
-            path.unlink(missing_ok=True)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _list_local(folder: Path, *, below: bool) -> list[StoredFile]:
@@ -381,9 +366,8 @@ def _list_local(folder: Path, *, below: bool) -> list[StoredFile]:
     for path in sorted(folder.rglob("*") if below else folder.glob("*")):
         with suppress(FileNotFoundError):  # renamed or removed meanwhile
             status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            found.append(StoredFile(path.relative_to(folder).as_posix(), status.st_size, status.st_mtime))
+            if stat.S_ISREG(status.st_mode):
+                found.append(StoredFile(path.relative_to(folder).as_posix(), status.st_size, status.st_mtime))
     return sorted(found, key=lambda file: file.name)
 
 

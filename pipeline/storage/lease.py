@@ -1,21 +1,21 @@
 """The lease on an output: one command at a time builds a data set, or trains, in a folder or on a store.
 
-FOLDER/lease/NUMBER-TOKEN.json is a command's claim, which it alone writes: first as a candidate, then as the holder,
-renewed with every heartbeat. A candidate becomes the holder if a listing after its own write shows no other claim that
-may live: who writes sees all that was written before, so of two at once one at least sees the other. Numbers rise from
-holder to holder; a holder's claim fences all of lesser number.
+FOLDER/lease/NUMBER-TOKEN.json is a command's claim. Only that command writes it: first as a candidate, then as the
+holder, renewed with every heartbeat. A candidate becomes the holder if a listing after its own write shows no other
+claim that may be alive: a listing shows every earlier write, so at least one of two concurrent candidates sees the
+other. Numbers increase from holder to holder; a holder's claim fences all smaller numbers.
 
-Invariant: at most one command has the lease and may commit. A holder whose process is gone from this machine is
-succeeded at once, one elsewhere (or in another container) after a silence of its time-out on the waiting command's own
-clock: no clock of another machine, and no time of a store, is trusted. Who lost the lease notices at its next heartbeat
-and is refused by `held`. The protocol needs no locks, renames or conditional writes of the storage. In a folder a lock
-file (flock) goes around each of its steps: then nobody takes over inside `held`. On a store, and on a file system
-without locks, `held` asks right before its block alone, and who freezes in between can still write once.
+Invariant: at most one command has the lease and may commit. If the holder's process is gone from this machine, the next
+command takes over at once; if it runs elsewhere (or in another container), after a silence of its time-out, measured on
+the waiting command's own clock: clocks of other machines and times of a store are never trusted. A command that lost
+the lease notices at its next heartbeat, and `held` refuses it. The protocol needs no locks, renames or conditional
+writes. In a folder a lock file (flock) guards each step, so nobody can take over inside `held`. On a store, or a file
+system without locks, `held` checks only right before its block: a command that freezes in between can write once more.
 
-Cost: a heartbeat is a change of a file's time in a folder (it needs no space), three small requests on a store, 43,000
-a day at a time-out of 60 s. Earlier releases held a run's folder by RUN/lease.json and a build's by a lock on it, or on
-a store by OUT/_tmp/holders. None of these is looked at: end such a command before this release works on its output.
-What they left is removed with OUT/_tmp, or stays in RUN and does no harm.
+Cost: in a folder a heartbeat changes a file's time (no space needed); on a store it is three small requests, 43,000 a
+day at a time-out of 60 s. Earlier releases used RUN/lease.json, a lock on a build's folder, or OUT/_tmp/holders on a
+store. These are ignored: end such a command before this release works on its output. Their files are removed with
+OUT/_tmp, or stay in RUN and do no harm.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from pipeline.storage.files import Location, locate
 
 LEASE_FOLDER = "lease"
 BEATS = 10
-"""Heartbeats in a time-out."""
+"""Heartbeats per time-out."""
 CONTEST_S = 0.2
-"""Seconds between looks at candidates that write at the same time."""
+"""Seconds between two checks while candidates compete."""
 CLAIM_BYTES = 1024
-"""Every claim is as long: who reads one while it is written anew gets one or the other, never an end cut off."""
+"""Size of every claim: a reader during a rewrite gets the old or the new one, never a truncated one."""
 _LOCK = ".lock"
 
 
 class LeaseError(PassingError):
-    """Another command has the output."""
+    """Another command uses the output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder(Process):
-    """Who has a lease, or wants it."""
+    """A process that has the lease, or wants it."""
 
     token: str
     since: str
-    """When it asked for the lease; for people."""
+    """When it asked for the lease, for messages."""
     timeout_s: int
-    """Silence after which others take over."""
+    """Silence after which others may take over."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -71,19 +71,19 @@ class Holder(Process):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one command has written."""
+    """The content of one command's file."""
 
     number: int
-    """One more than the greatest that its command saw."""
+    """One more than the greatest number that its command saw."""
     beat: int
-    """Heartbeats so far, in a folder the time of the last: who watches sees life if this changes."""
+    """Heartbeats so far (in a folder: the time of the last one). A change is a sign of life."""
     holds: bool
-    """It has the lease, or had it; otherwise it is a candidate."""
+    """Whether its command has or had the lease; otherwise it is a candidate."""
     holder: Holder
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """Name of the claim's file."""
         return f"{self.number:08d}-{self.holder.token}.json"
 
 
@@ -97,11 +97,11 @@ def hold(
     note_loss: Callable[[], object] = lambda: None,
     name: str = "",
 ) -> Iterator[str]:
-    """Take the lease, keep it alive inside the block, give it back; yields its token. Makes the folder.
+    """Take the lease, keep it alive inside the block and give it back; yields its token. Creates the folder.
 
-    Waits, and says so, for a sign of life from a holder elsewhere; LeaseError if another command lives. `name`: of the
-    output in messages (default: output=FOLDER). A lease that is lost on the way is said, calls `note_loss` in a thread
-    of its own, and turns into a request to stop.
+    Waits, with a message, for a sign of life from a holder elsewhere; raises LeaseError if another command is alive.
+    `name`: the output in messages (default: output=FOLDER). If the lease is lost inside the block, a separate thread
+    reports it, sets `stop` and calls `note_loss`.
     """
     folder, name = locate(folder), _name(folder, name)
     holder = take(folder, timeout_s=timeout_s, say=say, stop=stop, name=name)
@@ -112,13 +112,13 @@ def hold(
             try:
                 if beat_once(folder, token=holder.token):
                     continue
-                say(f"{name}: another command took the lease over; this one stops")
+                say(f"{name}: another command took over the lease; this one stops")
                 if stop is not None:
                     stop.signal_number = stop.signal_number or signal.SIGTERM
                 note_loss()
                 return
             except OSError as error:
-                say(f"{name}: no heartbeat of the lease ({error}); another command may take it over")
+                say(f"{name}: cannot renew the lease ({error}); another command may take it over")
 
     thread = threading.Thread(target=beat, name="lease", daemon=True)
     thread.start()
@@ -132,10 +132,10 @@ def hold(
 
 @contextmanager
 def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None]:
-    """Nobody takes the lease over inside the block (on a store: right before it). LeaseError if `token` is not, or no
-    longer, that of the lease.
+    """Guarantee that nobody takes over the lease inside the block (on a store: only check right before it). Raises
+    LeaseError if `token` does not hold the lease.
 
-    Without a token nothing is asked: for those who work in a folder of their own.
+    Without a token nothing is checked: for callers with a private folder.
     """
     if token is None:
         yield
@@ -147,14 +147,14 @@ def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None
             others = [claim for claim in claims if claim.holder.token != token]
             whose = f"is held by {others[-1].holder}" if others else "was given up"
             raise LeaseError(
-                f"{name}: this command lost its lease while it stood still or was cut off; it {whose}; wait for the "
-                "end of that command, then run this one again"
+                f"{name}: this command lost its lease while it was frozen or disconnected; it {whose}; wait "
+                "until no other command works there, then run this one again"
             )
         yield
 
 
 def refuse_if_alive(folder: StrPath) -> None:
-    """LeaseError if a process of this machine has the lease; writes nothing, waits for nothing."""
+    """Raise LeaseError if a live process of this machine has the lease; neither writes nor waits."""
     folder = locate(folder)
     for claim in _reigning(_look(folder)):
         if claim.holds and claim.holder.is_gone() is False:
@@ -171,7 +171,7 @@ def take(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Holder:
-    """Take the lease; what `hold` does first. KeyboardInterrupt if a signal comes while it waits."""
+    """Take the lease, as the first step of `hold`. Raises KeyboardInterrupt if a signal comes while it waits."""
     folder, name = locate(folder), _name(folder, name)
     mine = identify(timeout_s=timeout_s)
     silent: set[Claim] = set()
@@ -192,7 +192,7 @@ def take(
 
 
 def beat_once(folder: StrPath, *, token: str) -> bool:
-    """Give a sign of life; False if the lease is another's."""
+    """Renew the claim of `token`; return False if another command has taken over."""
     folder = locate(folder)
     with _locked(folder):
         mine = next((claim for claim in _reigning(_look(folder)) if claim.holder.token == token), None)
@@ -206,7 +206,7 @@ def beat_once(folder: StrPath, *, token: str) -> bool:
 
 
 def release(folder: StrPath, *, token: str) -> None:
-    """Give the lease back, if it is still ours, and leave nothing of it in a folder that nobody else asks for."""
+    """Delete the claim of `token`; in a folder that nobody else claims, remove the lease's folder too."""
     folder = locate(folder)
     with suppress(OSError), _locked(folder):
         claims = _look(folder)
@@ -219,7 +219,7 @@ def release(folder: StrPath, *, token: str) -> None:
 
 
 def identify(*, timeout_s: int) -> Holder:
-    """This process, with a new token."""
+    """Return this process as a Holder with a new token."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     return Holder(**asdict(identify_process()), token=secrets.token_hex(16), since=since, timeout_s=timeout_s)
 
@@ -229,9 +229,8 @@ def _name(folder: Location, name: str) -> str:
 
 
 def _refusal(name: str, holder: Holder) -> LeaseError:
-    """The error for a command that comes second."""
     return LeaseError(
-        f"{name}: another command works there ({holder}); wait for its end, stop it, or give another output"
+        f"{name}: another command works there ({holder}); wait until it ends, stop it, or give another output"
     )
 
 
@@ -246,8 +245,8 @@ def _watch(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> set[Claim]:
-    """Wait until the claims change, or for their time-out: then they are returned as silent. LeaseError if one holds
-    the lease and lives."""
+    """Wait until the claims change (return an empty set) or their time-out passes (return them as silent). Raises
+    LeaseError if the holder proves to be alive."""
     holding = next((claim for claim in living if claim.holds), None)
     if holding is not None and holding.holder.is_gone() is False:
         raise _refusal(name, holding.holder)
@@ -269,14 +268,9 @@ def _watch(
 
 
 def _contend(
-    folder: Location,
-    claim: Claim,
-    *,
-    silent: set[Claim],
-    clock: Callable[[], float],
-    sleep: Callable[[float], None],
+    folder: Location, claim: Claim, *, silent: set[Claim], clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> bool:
-    """Write the claim and hold the lease, or withdraw: before a holder, and before a candidate of smaller token."""
+    """Write the claim and take the lease; withdraw and return False if there is a holder or a smaller token."""
     taken = False
     try:
         _write(folder, claim)
@@ -299,29 +293,29 @@ def _contend(
 
 
 def _living(claims: Iterable[Claim], *, silent: set[Claim]) -> list[Claim]:
-    """Those that may be of a command that lives."""
+    """Return the claims whose commands may be alive."""
     return [claim for claim in _reigning(claims) if claim not in silent and not claim.holder.is_gone()]
 
 
 def _reigning(claims: Iterable[Claim]) -> list[Claim]:
-    """Without those that a holder of greater number fences."""
+    """Return the claims that no holder with a greater number fences."""
     claims = list(claims)
     reign = max((claim.number for claim in claims if claim.holds), default=0)
     return [claim for claim in claims if claim.number >= reign]
 
 
 def _look(folder: Location) -> list[Claim]:
-    """All claims, by number."""
+    """Read all claims, sorted by number."""
     claims = []
     for file in files.list_files(locate(folder, LEASE_FOLDER), below=False):
-        with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # withdrawn meanwhile, or no claim
+        with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # withdrawn meanwhile, or not a claim
             claims.append(_read(locate(folder, LEASE_FOLDER, file.name)))
     return sorted(claims, key=lambda claim: (claim.number, claim.holder.token))
 
 
 def _read(path: Location) -> Claim:
     if isinstance(path, Path):
-        with open(path, "rb") as stream:  # opening asks a network file system anew
+        with open(path, "rb") as stream:  # opening refreshes the cache of a network file system
             tree = {**json.load(stream), "beat": os.fstat(stream.fileno()).st_mtime_ns}
     else:
         tree = json.loads(files.read_bytes(path))
@@ -340,9 +334,9 @@ def _path(folder: Location, claim: Claim) -> Location:
 
 @contextmanager
 def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
-    """One process at a time in the steps of the protocol; nothing on a store, or if a file system has no locks.
+    """Let one process at a time do a step of the protocol; no effect on a store or a file system without locks.
 
-    `make`: the lock file, if absent; else who finds none has no lease, and nothing to lock.
+    `make`: create the lock file if it is missing; otherwise a missing file means that there is no lease to lock.
     """
     if not isinstance(folder, Path):
         yield
@@ -355,7 +349,7 @@ def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
             stream = open(path, "ab" if make else "r+b")  # noqa: SIM115 (closed below)
         except FileNotFoundError:
             if make:
-                continue  # removed right now by who gave the lease back
+                continue  # the previous holder has just removed it
             yield
             return
         with stream:
@@ -367,7 +361,7 @@ def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
 
 
 def _stands(path: Path, *, as_descriptor: int) -> bool:
-    """Whether the file that is open is still the one of that name: who gives the lease back removes it."""
+    """Return whether `path` still names the open file: a holder removes it when it gives the lease back."""
     try:
         return os.path.samestat(path.stat(), os.fstat(as_descriptor))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Paths and URLs that users write into settings."""
+"""Paths and URLs in a user's settings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pipeline.storage.clients import check_url, is_url, local_path
 
 
 def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
-    """A path setting with ~ expanded, or an s3:// or gs:// URL as it is; file:// becomes a path.
+    """Expand ~ in a path setting and turn file:// into a path; s3:// and gs:// URLs lose only trailing slashes.
 
-    ConfigError naming `key` where it is empty, holds a NUL, is a URL that is no address of a store, or with
-    `local_only` is a URL at all.
+    Raises ConfigError naming `key` if the value is empty, contains a NUL, is an invalid URL, or with `local_only` any
+    URL of a store.
     """
     if not value or "\0" in value:
         raise ConfigError(f"{key}={value!r}: not a path; give the name of a file or folder")
@@ -30,19 +30,13 @@ def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
     return os.path.expanduser(value)
 
 
-def job_working_folder() -> str | None:
-    """The uploaded folder (`--working-dir`) of the submitted Ray job that this process is, if it is one."""
-    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
-    folder = (job.get("runtime_env") or {}).get("working_dir")
-    return None if folder is None else str(folder)
-
-
 def refuse_lost_path(value: str, *, key: str) -> None:
-    """ConfigError for a relative path in a submitted job whose folder was uploaded."""
-    uploaded = job_working_folder()
+    """Raise ConfigError for a relative path in a submitted Ray job whose folder (`--working-dir`) was uploaded."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    uploaded = (job.get("runtime_env") or {}).get("working_dir")
     if uploaded is not None and not os.path.isabs(value):
         raise ConfigError(
-            f"{key}={value}: this job runs in an uploaded copy of its folder ({uploaded}), where ignored files "
-            f"such as data are missing and what is written is lost; give an absolute path that all nodes see, "
+            f"{key}={value}: this job runs in an uploaded copy of its folder ({uploaded}): ignored files such as "
+            f"data are missing there, and written files are lost; give an absolute path that all nodes see, "
             f"as in {key}=$PWD/{value}"
         )

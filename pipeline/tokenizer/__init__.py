@@ -1,4 +1,4 @@
-"""Text to token ids: WordPiece and BPE as `tokenizers` does it, and the files of a tokenizer."""
+"""Text to token ids, by WordPiece or BPE exactly as in `tokenizers`, and the files of a tokenizer."""
 
 from pipeline.tokenizer.files import (
     BERT_SPECIAL,

@@ -1,6 +1,6 @@
-"""Tokenizer files: BERT's vocab.txt, tokenizer.json, and what transformers wants beside them.
+"""Tokenizer files: BERT's vocab.txt, tokenizer.json, and the configuration that transformers needs beside them.
 
-Reading checks what later stages rely on; writing gives the same bytes for the same vocabulary.
+Reading checks what later stages rely on; writing the same vocabulary gives the same bytes.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from pipeline.config import VocabularyConfig
 BERT_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PIECE_PREFIX = "##"
 MAX_WORD_CHARACTERS = 100
-"""Longer words are [UNK], as in the `tokenizers` library (the first BERT code had 200)."""
+"""Longer words become [UNK], as in the `tokenizers` library (the original BERT code had 200)."""
 
 
 def read_vocabulary(path: str | Path) -> list[str]:
-    """Tokens of a vocab.txt in the order of their ids. ValueError: no file, not UTF-8, a token twice, none at all."""
+    """Read the tokens of a vocab.txt in the order of their ids; ValueError for a missing, damaged or empty file."""
     if storage.find_file(path) is None:
         raise ValueError(f"{path}: no such vocabulary file; give a vocab.txt or tokenizer.json, or train one")
     try:
         text = storage.read_bytes(path).decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is not UTF-8; a vocab.txt is UTF-8, one token a line") from error
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8; a vocab.txt has a UTF-8 token per line") from error
     lines = [line.removesuffix("\r") for line in text.split("\n" if "\n" in text else "\r")]
     if lines[-1] == "":
         lines.pop()
     seen: dict[str, int] = {}
     for number, token in enumerate(lines, start=1):
         if token in seen:
-            raise ValueError(f"{path}, line {number}: token {token!r} stands in line {seen[token]} too; remove one")
+            raise ValueError(f"{path}, line {number}: token {token!r} is also in line {seen[token]}; remove one")
         if not token:
-            raise ValueError(f"{path}, line {number}: empty; a token a line is expected, remove it")
+            raise ValueError(f"{path}, line {number}: empty; one token per line is expected, remove it")
         seen[token] = number
     if not lines:
-        raise ValueError(f"{path}: the vocabulary is empty; one token a line is expected")
+        raise ValueError(f"{path}: the vocabulary is empty; one token per line is expected")
     return lines
 
 
 def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bool | None, origin: str) -> Tokenizer:
-    """BERT's own pipeline around a list of tokens; ValueError names `origin` and the special tokens that are missing.
+    """Build BERT's tokenizer for a list of tokens; ValueError names `origin` and missing special tokens.
 
-    Accents are stripped by canonical decomposition, which takes Hangul syllables apart too. Where the vocabulary holds
-    composed characters the text is composed again (NFC) afterwards; vocabularies without any, such as Google's
-    uncased ones, get the jamo that they were trained on.
+    Accents are stripped by canonical decomposition, which also decomposes Hangul syllables. If the vocabulary has
+    composed characters, the text is then composed again (NFC); vocabularies without any, such as Google's uncased ones,
+    get the jamo that they were trained on.
     """
     missing = [token for token in BERT_SPECIAL if token not in set(tokens)]
     if missing:
@@ -68,7 +68,7 @@ def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bo
 
 
 def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: bool) -> Any:
-    """BertNormalizer (control characters out, Chinese characters apart), then NFC where `recompose` and stripping."""
+    """Return BertNormalizer (no control characters, Chinese ones apart), then NFC if it strips and `recompose`."""
     bert = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
     )
@@ -77,10 +77,10 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: b
 
 
 def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
-    """Normalizer and pre-tokenizer of a vocabulary in training.
+    """Return normalizer and pre-tokenizer for training a vocabulary.
 
-    Stripping accents takes composed characters apart (Hangul syllables into jamo, too); what is left is composed again,
-    unless jamo were asked for.
+    Stripping accents decomposes characters (also Hangul syllables into jamo); the rest is composed again unless the
+    settings ask for jamo.
     """
     if settings.algorithm != "byte_level_bpe":
         normalizer = bert_normalizer(
@@ -96,8 +96,7 @@ def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
 
 
 def describe_text(backend: Tokenizer) -> dict[str, str]:
-    """What the tokenizer's normalisation does to case (lowered, kept), accents (removed, kept) and Hangul (syllables,
-    jamo), found by trying."""
+    """Try how the tokenizer treats case (lowered, kept), accents (removed, kept) and hangul (syllables, jamo)."""
 
     def normalize(text: str) -> str:
         return text if backend.normalizer is None else str(backend.normalizer.normalize_str(text))
@@ -111,7 +110,7 @@ def describe_text(backend: Tokenizer) -> dict[str, str]:
 
 
 def is_composed(text: str) -> bool:
-    """Whether canonical decomposition (NFD) changes the text, as it does with Hangul syllables and accented letters."""
+    """Return whether canonical decomposition (NFD) changes the text, such as Hangul syllables and accented letters."""
     return not unicodedata.is_normalized("NFD", text)
 
 
@@ -127,21 +126,21 @@ def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer.json, without its truncation and padding. ValueError: no file, or one the library refuses."""
+    """Read a tokenizer.json without its truncation and padding. Raises ValueError if it is missing or invalid."""
     if storage.find_file(path) is None:
         raise ValueError(f"{path}: no such tokenizer file; give a vocab.txt or tokenizer.json, or train one")
     data = storage.read_bytes(path)
     try:
         backend = Tokenizer.from_str(data.decode("utf-8"))
     except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{path}: not a tokenizer.json that the tokenizers library reads: {error}") from error
+        raise ValueError(f"{path}: not a tokenizer.json that the tokenizers library can read: {error}") from error
     backend.no_truncation()
     backend.no_padding()
     return backend
 
 
 def vocabulary_hash(backend: Tokenizer, *, tokens: Sequence[str]) -> str:
-    """sha256 (hex) over the tokens in the order of their ids, merges, normalisation and word splitting."""
+    """Return the sha256 (hex) of the tokens in the order of their ids, merges, normalisation and word splitting."""
     layout = json.loads(backend.to_str())
     model = layout["model"]
     facts = {
@@ -154,16 +153,11 @@ def vocabulary_hash(backend: Tokenizer, *, tokens: Sequence[str]) -> str:
 
 
 def save_tokenizer(
-    backend: Tokenizer,
-    folder: Path,
-    *,
-    tokens: Sequence[str],
-    special: Mapping[str, str],
-    longest: int | None = None,
+    backend: Tokenizer, folder: Path, *, tokens: Sequence[str], special: Mapping[str, str], longest: int | None = None
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt into `folder` (made if absent).
+    """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt into `folder`, created if missing.
 
-    `longest`: model_max_length, without which transformers takes text of any length.
+    `longest`: model_max_length; without it transformers accepts text of any length.
     """
     folder.mkdir(parents=True, exist_ok=True)
     layout = json.loads(backend.to_str())

@@ -1,7 +1,7 @@
-"""Text to token ids and word starts, exactly as the `tokenizers` library does it, several times as fast.
+"""Text to token ids and word starts, exactly as by the `tokenizers` library, but several times as fast.
 
-In front of the library stand two caches: of texts between spaces and of single words. What they hold came
-from the library's own steps, so they change the speed and nothing else.
+Two caches in front of the library hold texts between spaces and single words. Their content comes from the library's
+own steps, so they change nothing but the speed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 RARE_LETTERS = "\u16a0\u2d4d\u13a0\ua999"
-"""Of four scripts; few vocabularies have them, and no normalizer takes them away."""
+"""Letters of four scripts that few vocabularies have and no normalizer removes."""
 _MAX_CHUNKS = 400_000
 _MAX_CHARACTERS = 16_000_000
 _MAX_WORDS = 250_000
@@ -45,7 +45,7 @@ _BLOCK_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """Ids of the five tokens that are not text."""
+    """Ids of the five special tokens."""
 
     pad: int
     unk: int
@@ -56,10 +56,10 @@ class SpecialIds:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedDocument:
-    """A document as ids; sentences without tokens are left out.
+    """A document as ids, without sentences that have no tokens.
 
-    ids: uint16, or int32 where the vocabulary has more than 65,536 entries. word_starts: bool, true on the first
-    token of each word of the pre-tokenizer. sentence_lengths: int32, all positive. source: index into
+    ids: uint16, or int32 if the vocabulary has more than 65,536 entries. word_starts: bool, true for the first token of
+    each word of the pre-tokenizer. sentence_lengths: int32, all positive. source: index into
     PipelineConfig.source_names.
     Invariant: ids.size == word_starts.size == sentence_lengths.sum().
     """
@@ -72,16 +72,16 @@ class TokenizedDocument:
 
 
 class WordTokenizer:
-    """A vocabulary with its normalisation. Texts like "[MASK]" in a document are text, never special tokens."""
+    """A vocabulary with its normalisation. "[MASK]" in a document is text, never a special token."""
 
     def __init__(self, backend: Tokenizer, *, origin: str) -> None:
-        """Wrap a `tokenizers` pipeline; ValueError names `origin` and what it lacks."""
+        """Wrap a `tokenizers` pipeline; ValueError names `origin` and what the pipeline lacks."""
         self.backend = backend
-        """The library's own tokenizer, as it is saved beside the data."""
+        """The library's tokenizer, which is saved beside the data."""
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = len(vocabulary)
         self.tokens: list[str] = sorted(vocabulary, key=vocabulary.__getitem__)
-        """Every token, in the order of the ids."""
+        """Every token in the order of the ids."""
         if vocabulary[self.tokens[-1]] != self.vocab_size - 1:
             raise ValueError(
                 f"{origin}: {self.vocab_size} tokens, but the greatest id is {vocabulary[self.tokens[-1]]}; "
@@ -94,9 +94,9 @@ class WordTokenizer:
         unused = {index for index, token in enumerate(self.tokens) if _UNUSED.fullmatch(token)}
         kept = [index for index in range(self.vocab_size) if index not in special and index not in unused]
         if not kept:
-            raise ValueError(f"{origin}: the vocabulary holds special and unused tokens only; train one on real text")
+            raise ValueError(f"{origin}: the vocabulary has only special and unused tokens; train one on real text")
         self.special_ids: npt.NDArray[np.int64] = np.array(sorted(special), dtype=np.int64)
-        """Ids that stand for no text: never a target, never a replacement."""
+        """Ids of no text: never a target, never a replacement."""
         self.unused_ids: npt.NDArray[np.int64] = np.array(sorted(unused), dtype=np.int64)
         self.replaceable_ids: npt.NDArray[np.int64] = np.array(kept, dtype=np.int64)
         """Ids allowed as random replacement: neither special nor unused."""
@@ -106,10 +106,10 @@ class WordTokenizer:
 
     @classmethod
     def from_path(cls, path: str | Path, *, lowercase: bool, strip_accents: bool | None = None) -> WordTokenizer:
-        """Read a BERT vocab.txt (one token a line) or a tokenizer.json.
+        """Read a BERT vocab.txt (one token per line) or a tokenizer.json.
 
-        `lowercase` and `strip_accents` say how a vocab.txt was made; a tokenizer.json says so itself and they are not
-        looked at. ValueError names the file and what is wrong with it.
+        `lowercase` and `strip_accents` tell how a vocab.txt was trained; they are ignored for a tokenizer.json, which
+        contains them. Raises ValueError naming the file and what is wrong with it.
         """
         origin = str(path)
         if origin.endswith(".json"):
@@ -119,15 +119,15 @@ class WordTokenizer:
         return cls(backend, origin=origin)
 
     def tokenize(self, document: Document) -> TokenizedDocument:
-        """Ids of a document: what `tokenizers` gives for each sentence with encode_special_tokens set."""
+        """Return a document's ids, equal to those of `tokenizers` for each sentence with encode_special_tokens set."""
         ids, word_starts, lengths = self._chunks.tokenize(document.sentences)
         return TokenizedDocument(document.id, ids, word_starts, lengths)
 
     def save(self, folder: str | Path, *, longest: int | None = None) -> None:
-        """Write tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt, as AutoTokenizer loads them.
+        """Write tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt for AutoTokenizer.
 
-        `longest`: tokens of the longest row that they are for. The bytes depend on it, the vocabulary and its
-        normalisation alone.
+        `longest`: number of tokens of the longest row. The bytes depend only on it, the vocabulary and its
+        normalisation.
         """
         names = {name: self.tokens[getattr(self.special, name)] for name in _NAMES}
         save_tokenizer(self.backend, Path(folder), tokens=self.tokens, special=names, longest=longest)
@@ -164,10 +164,10 @@ class _Column:
 
 
 class _ChunkTable:
-    """Ids of texts between spaces, in growing flat arrays that a whole document is gathered from.
+    """Ids of texts between spaces (chunks), in growing flat arrays from which a whole document is gathered.
 
-    A space always ends a word for BERT's normalisation and word splitting, and nothing crosses it, so a sentence's ids
-    are those of its parts. Other tokenizers get whole sentences as parts, and no memory of them.
+    For BERT's normalisation and word splitting a space always ends a word, so a sentence's ids are those of its chunks.
+    For other tokenizers a chunk is a whole sentence, and nothing is kept between documents.
     """
 
     def __init__(self, backend: Tokenizer, *, id_dtype: np.dtype[Any]) -> None:
@@ -187,7 +187,7 @@ class _ChunkTable:
         self._forget()
 
     def tokenize(self, sentences: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
-        """Flat ids, word starts and tokens per sentence that has any."""
+        """Return flat ids, word starts, and the number of tokens of each sentence that has any."""
         blocks = [self._tokenize(block) for block in _cut_blocks(sentences)]
         if len(blocks) == 1:
             return blocks[0]
@@ -225,7 +225,7 @@ class _ChunkTable:
         self._lengths = _Column(np.dtype(np.int64))
 
     def _learn(self) -> None:
-        """Append what the new chunks give; the cost is that of the new chunks."""
+        """Tokenize and append the new chunks."""
         ids: list[int] = []
         starts = bytearray()
         lengths: list[int] = []
@@ -243,7 +243,7 @@ class _ChunkTable:
         self._word_starts.append(np.frombuffer(bytes(starts), np.bool_))
 
     def _split_chunk(self, chunk: str, ids: list[int], starts: bytearray) -> None:
-        """BERT's word splitting of text without spaces; plain ASCII needs no more than a pattern."""
+        """Tokenize text without spaces by BERT's rules; a pattern suffices to split plain ASCII into words."""
         if _PRINTABLE.fullmatch(chunk):
             words: list[str] = _ASCII_WORDS.findall(chunk.lower() if self._lowercase else chunk)
         else:
@@ -266,8 +266,8 @@ class _ChunkTable:
 
 
 def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
-    """The sentences in runs of about _BLOCK_CHARACTERS: a text between spaces costs 150 bytes while a run is worked on,
-    so a great document is not taken at once. At least one run."""
+    """Cut sentences into runs (at least one) of about _BLOCK_CHARACTERS, to limit the memory for a large document: each
+    chunk takes 150 bytes while its run is tokenized."""
     stops = np.cumsum(np.fromiter(map(len, sentences), np.int64, len(sentences)))
     if not stops.size or stops[-1] <= _BLOCK_CHARACTERS:
         return [sentences]
@@ -277,13 +277,13 @@ def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _check_unknown(backend: Tokenizer, *, origin: str) -> None:
-    """ValueError where text that the vocabulary lacks cannot be tokenized: WordLevel and Unigram without [UNK]."""
+    """Raise ValueError if the tokenizer fails on unknown text, as WordLevel and Unigram do without [UNK]."""
     try:
         backend.encode(RARE_LETTERS, add_special_tokens=False)
     except Exception as error:  # the library raises plain Exception
         raise ValueError(
-            f"{origin}: text that is not in the vocabulary cannot be tokenized: {error}; set the model's unk_token "
-            f"to one that the vocabulary has"
+            f"{origin}: text outside the vocabulary cannot be tokenized: {error}; set the model's unk_token to a token "
+            f"of the vocabulary"
         ) from error
 
 

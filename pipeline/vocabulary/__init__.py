@@ -1,4 +1,4 @@
-"""Training of a vocabulary: words counted over the sources, subwords trained, the file written."""
+"""Trains a vocabulary: counts words over the sources, trains subwords, writes the file."""
 
 from pipeline.vocabulary.train import (
     check_name,

@@ -1,4 +1,4 @@
-"""`python -m pipeline.vocabulary --config FILE key.sub=value`: trains the vocabulary that a config names."""
+"""`python -m pipeline.vocabulary --config FILE key.sub=value`: trains the vocabulary of a config."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from pipeline.vocabulary.train import train_vocabulary
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train the config's vocabulary where it is not there yet; exit status 2 for bad input, 130 or 143 where stopped.
+    """Train the config's vocabulary, unless its file exists; exit status 2 for bad input, 130 or 143 if stopped.
 
-    What stands after -- goes to Apache Beam as it is.
+    Arguments after -- are passed to Apache Beam unchanged.
     """
-
     program = "python -m pipeline.vocabulary"
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=program, keys=KEYS)
@@ -32,14 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{usage}\n\n{main.__doc__}\n\n{describe(PipelineConfig)}")
         return 0
     if words.rest and not words.rest[0].startswith("-"):
-        raise ConfigError(f"{program}: nothing may follow '--' but options of Beam, found {' '.join(words.rest)}")
+        raise ConfigError(f"{program}: only options of Beam may follow '--', found {' '.join(words.rest)}")
     config = read_config(words)
     check_engine(config, beam_options=words.rest)
     if config.vocabulary.path is None:
         raise ConfigError("vocabulary.path is not set; name the file to train into, such as data/vocab.txt")
     path = config.vocabulary.path
     if storage.exists(path):
-        print(f"{path} is there already; remove it to train it anew")
+        print(f"{path} already exists; remove it to train it again")
         return 0
     if words.rest:
         from pipeline.engines import local

@@ -1,9 +1,9 @@
-"""The Beam graph that counts words: splits become run files, each part of their words is merged, the commonest stay.
+"""The Beam graph that counts words: counts splits into run files, merges each part, keeps the most frequent words.
 
-An element is a group of splits, since a thousand small files counted one by one cost twice the time.
+An element is a group of splits: counting a thousand small files one by one takes twice the time.
 
-Only names and places of files cross the shuffle, and memory is that of WordCounter and of the words that stay. Counts
-are exact, so that any engine, number of workers and attempt gives the same.
+Only names and places of files cross the shuffle; memory is WordCounter's plus the words kept. Counts are exact, so the
+result is the same for any engine, number of workers and attempt.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ GROUP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WordContext:
-    """What every worker needs to know."""
+    """Settings and folders for every worker."""
 
     config: PipelineConfig
     folder: str
-    """For everything that is written; must be visible to all workers."""
+    """For all files written; must be visible to all workers."""
     limit: int
-    """So many different words, the most frequent, stay."""
+    """Number of different words kept, the most frequent ones."""
     notes: str = ""
-    """Where counts and failures are left, if not in `folder`."""
+    """Folder for progress counts and failures, if not `folder`."""
 
     @property
     def exchange(self) -> str:
-        """Folder of counts and failures."""
+        """Folder for progress counts and failures."""
         return self.notes or self.folder
 
 
 def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
-    """Neighbours together until they hold GROUP_BYTES of text."""
+    """Group neighbouring splits until each group has GROUP_BYTES of text."""
     groups: list[tuple[Split, ...]] = []
     held: list[Split] = []
     for split in splits:
@@ -59,7 +59,7 @@ def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
 
 
 def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], context: WordContext) -> None:
-    """Lay out the counting on `pipeline`; its result is left as WORDS_NAME in its folder."""
+    """Add the counting to `pipeline`; it writes its result to WORDS_NAME in the context's folder."""
     _ = (
         pipeline
         | "List groups" >> beam.Create(groups, reshuffle=False)
@@ -78,7 +78,7 @@ class _Step(beam.DoFn):
 
 
 class CountSplits(_Step):
-    """Group of splits -> (part, run) of its words."""
+    """Group of splits -> (part, run) for each part of its words."""
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
         with report_failure(self.context.exchange):
@@ -96,7 +96,7 @@ class MergeRuns(_Step):
 
 
 class LeaveWords(_Step):
-    """Paths of all parts -> WORDS_NAME: engines cannot return values."""
+    """Paths of all parts -> the file WORDS_NAME, since engines cannot return values."""
 
     def process(self, paths: list[str]) -> None:
         with report_failure(self.context.exchange):
@@ -105,7 +105,7 @@ class LeaveWords(_Step):
 
 
 def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
-    """Count the words of the documents that a build with the same settings would keep, but for duplicates."""
+    """Count the words of the documents that a build with the same settings would keep, duplicates included."""
     normalizer, splitter = word_rules(context.config.vocabulary)
     name = Path(splits[0].path).name[:40]
     with (

@@ -1,8 +1,8 @@
-"""Greedy merging of adjacent symbols in counted words: the loop under WordPiece and BPE training.
+"""Greedy merging of adjacent symbols in counted words: the inner loop of WordPiece and BPE training.
 
-All words lie in flat arrays (a linked list of symbols), and a merge updates the counts of only those pairs that it
-touches, so that a step costs about 0.3 ms and not a pass over the words. Deterministic: ties go to the pair that is
-more frequent, then to the first in code point order.
+All words lie in flat arrays (a linked list of symbols). A merge updates only the pairs that it touches, so a step
+costs about 0.3 ms instead of a pass over the words. Deterministic: ties go to the more frequent pair, then to the first
+in code point order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SHIFT = 32
 
 
 class MergeTable:
-    """Words as sequences of symbols, and every adjacent pair with its count.
+    """Words as sequences of symbols, and the count of every adjacent pair.
 
-    symbols: one string for each symbol id. words: arrays of ids joined end to end, `lengths` of them each, all at
-    least 1, with `counts` per word.
+    symbols: one string per symbol id. words: the symbol ids of all words end to end; word i has `lengths[i]` (at least
+    1) of them and occurs `counts[i]` times. prefix: dropped from the second symbol of a merge ("##" for WordPiece).
     """
 
     def __init__(self, symbols: Sequence[str], *, words: Int32s, lengths: Int64s, counts: Int64s, prefix: str) -> None:
@@ -55,11 +55,11 @@ class MergeTable:
 
     @property
     def greatest_count(self) -> int:
-        """Count of the most frequent pair; 0 where there is none."""
+        """Count of the most frequent pair; 0 if there is no pair."""
         return int(self._count[: len(self._pairs)].max(initial=0))
 
     def best(self, *, criterion: Criterion, min_count: int) -> int | None:
-        """The pair to merge next, of those that stand at least `min_count` times; None where there is none."""
+        """Return the next pair to merge among those that occur at least `min_count` times, or None."""
         candidates = self._candidates(min_count)
         if not candidates.size:
             return None
@@ -78,15 +78,15 @@ class MergeTable:
         return min(pairs, key=self.names)
 
     def names(self, pair: int) -> tuple[str, str]:
-        """The two symbols of a pair."""
+        """Return the two symbols of a pair."""
         return self.symbols[self._left[pair]], self.symbols[self._right[pair]]
 
     def count(self, pair: int) -> int:
-        """How often the pair stands in the words, by their counts."""
+        """Return how often a pair occurs in the text."""
         return int(self._count[pair])
 
     def merge(self, pair: int) -> str:
-        """Join the pair wherever it stands, from left to right; returns the symbol made."""
+        """Merge every occurrence of a pair, from left to right; return the new symbol."""
         left, right = int(self._left[pair]), int(self._right[pair])
         first, second = self.names(pair)
         symbol = self._symbol_number(first + second.removeprefix(self._prefix))
@@ -122,7 +122,7 @@ class MergeTable:
         return number
 
     def _without_overlap(self, place: Int64s) -> Int64s:
-        """Of places that follow each other (a a a) the first, the third ..."""
+        """Keep the first, third, ... of places that follow each other (a a a)."""
         if not place.size:
             return place
         heads = np.flatnonzero(np.concatenate([[True], self._next[place[:-1]] != place[1:]]))
@@ -160,9 +160,9 @@ class MergeTable:
             self._places[number].append(where)
 
     def _candidates(self, min_count: int) -> Int64s:
-        """Pairs of at least `min_count`: from a list that is made anew now and then, and what came since.
+        """Return pairs with at least `min_count`, from a list refreshed every _REFRESH_EVERY steps and the newer pairs.
 
-        A pair's count only falls after the merge that made it, so none is missed.
+        A pair's count only falls after the merge that created it, so none is missed.
         """
         size = len(self._pairs)
         if min_count != self._threshold or self._steps % _REFRESH_EVERY == 0:

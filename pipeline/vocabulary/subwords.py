@@ -1,7 +1,7 @@
-"""Training of subword units from counted words: WordPiece, BPE, byte-level BPE.
+"""Trains subword units from counted words: WordPiece, BPE, byte-level BPE.
 
-Pure and deterministic: the same counts give the same units, in the same order, on any machine. 8,192 units from
-2.7 M running words take 4 s of one core.
+Pure and deterministic: the same counts give the same units in the same order on any machine. 8,192 units from 2.7 M
+running words take 4 s on one core.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.tokenizer import END_OF_WORD, PIECE_PREFIX
 from pipeline.vocabulary.merges import Criterion, MergeTable
 
 LAYOUT = ("[PAD]", *(f"[unused{number}]" for number in range(1, 100)), "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""The first 104 entries of every vocabulary: BERT's places."""
+"""The first 104 entries of every vocabulary, as in BERT's."""
 _DROPPED_SHARE, _DROPPED_SHARE_AT_MOST = 1e-5, 1e-4
 _FALL = 0.8
 
@@ -27,29 +27,25 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Subwords:
-    """tokens: the vocabulary in the order of ids, LAYOUT first. merges: pairs joined, in order."""
+    """tokens: the vocabulary in the order of ids, LAYOUT first. merges: the merged pairs, in order."""
 
     tokens: list[str]
     merges: list[tuple[str, str]]
 
 
 def train_wordpiece(
-    word_counts: Mapping[str, int],
-    *,
-    size: int,
-    criterion: Criterion = "likelihood",
-    min_pair_count: int | None = None,
+    word_counts: Mapping[str, int], *, size: int, criterion: Criterion = "likelihood", min_pair_count: int | None = None
 ) -> list[str]:
-    """A WordPiece vocabulary of `size` entries: LAYOUT, characters, then pieces in the order they were made.
+    """Train a WordPiece vocabulary of `size` entries: LAYOUT, characters, then pieces in the order of their merges.
 
-    likelihood (Schuster and Nakajima 2012): joins the pair that raises the likelihood of the text most for each time it
-    stands there, count(st) / (count(s) count(t)); of pairs that stand at least min_pair_count times, because rare pairs
-    score highest. With min_pair_count None the bound starts at the count of the most frequent pair and falls by a
-    fifth whenever no pair reaches it, down to 2: frequent words come first, as the share of text asks for, and the
-    criterion chooses among pairs of like frequency. (Measured: docs/LOG.md.)
-    frequency: joins the most frequent pair.
+    likelihood (Schuster and Nakajima 2012): merges the pair that raises the likelihood of the text most per occurrence,
+    count(st) / (count(s) count(t)), among pairs that occur at least min_pair_count times, because rare pairs score
+    highest. With min_pair_count None the bound starts at the count of the most frequent pair and falls by a fifth
+    whenever no pair reaches it, down to 2: frequent words come first, and the criterion chooses among pairs of similar
+    frequency. (Measured: docs/LOG.md.)
+    frequency: merges the most frequent pair.
 
-    Raises ValueError where `size` has no room for the characters; warns where it cannot be reached.
+    Raises ValueError if `size` is too small for the characters; warns if it cannot be reached.
     """
     return _train(word_counts, size=size, criterion=criterion, min_pair_count=min_pair_count, kind="wordpiece").tokens
 
@@ -57,10 +53,11 @@ def train_wordpiece(
 def train_bpe(
     word_counts: Mapping[str, int], *, size: int, byte_level: bool = False, min_pair_count: int | None = None
 ) -> Subwords:
-    """Byte-pair encoding (Sennrich et al. 2016): joins the most frequent pair, min_pair_count (2) times at least.
+    """Train byte-pair encoding (Sennrich et al. 2016): merges the most frequent pair while it occurs at least
+    min_pair_count (2) times.
 
-    Units that end a word end in END_OF_WORD. byte_level: words are those of the ByteLevel pre-tokenizer, the alphabet
-    is the 256 bytes and nothing is ever unknown. Raises and warns as train_wordpiece.
+    Units that end a word end in END_OF_WORD. byte_level: words come from the ByteLevel pre-tokenizer, and the alphabet
+    is the 256 bytes, so nothing is unknown. Raises and warns like train_wordpiece.
     """
     kind = "byte_level_bpe" if byte_level else "bpe"
     return _train(word_counts, size=size, criterion="frequency", min_pair_count=min_pair_count or 2, kind=kind)
@@ -73,7 +70,7 @@ def _train(
     tokens = dict.fromkeys([*LAYOUT, *alphabet])
     if len(tokens) > size:
         raise ValueError(
-            f"a vocabulary of {size} entries has no room: {len(LAYOUT)} are special or unused and {len(alphabet)} are "
+            f"a vocabulary of {size} entries is too small: {len(LAYOUT)} are special or unused and {len(alphabet)} are "
             f"characters; set vocabulary.size to at least {len(tokens)}"
         )
     merges: list[tuple[str, str]] = []
@@ -83,13 +80,9 @@ def _train(
         pair = table.best(criterion=criterion, min_count=max(floor, int(bound)))
         if pair is None and bound <= floor:
             _logger.warning(
-                "the vocabulary has %d entries, not %d: no pair of units stands %d times or more in %d different "
+                "the vocabulary has %d entries, not %d: no pair of units occurs %d times or more in %d different "
                 "words; give more text, lower vocabulary.min_pair_count, or set vocabulary.size=%d",
-                len(tokens),
-                size,
-                floor,
-                len(word_counts),
-                len(tokens),
+                *(len(tokens), size, floor, len(word_counts), len(tokens)),
             )
             break
         if pair is None:
@@ -101,10 +94,10 @@ def _train(
 
 
 def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[list[str], MergeTable]:
-    """The alphabet and the words spelled in it.
+    """Return the alphabet and the words spelled in it.
 
-    The rarest characters are left out, and the words that have them: up to 1 in 100,000 running characters, or 1 in
-    10,000 where the alphabet would take more than `most` entries. Every byte is in the byte-level alphabet.
+    Leaves out the rarest characters and the words with them: up to 1 in 100,000 running characters, or 1 in 10,000 if
+    the alphabet would otherwise exceed `most` entries. The byte-level alphabet always has every byte.
     """
     words = sorted(word for word, count in word_counts.items() if word and count > 0)
     counts = np.array([word_counts[word] for word in words], np.int64)
@@ -132,9 +125,7 @@ def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[lis
     if not whole.all():
         _logger.info(
             "%d of %d characters are left out; words with them, %.4f%% of the text, are [UNK]",
-            int((~kept).sum()),
-            codes.size,
-            100 * counts[~whole].sum() / counts.sum(),
+            *(int((~kept).sum()), codes.size, 100 * counts[~whole].sum() / counts.sum()),
         )
     table = MergeTable(
         symbols,
@@ -155,7 +146,7 @@ def _symbol(character: str, *, marked: bool, kind: str) -> str:
 def _keep_frequent(
     codes: npt.NDArray[np.int64], counts: npt.NDArray[np.float64], *, most: int
 ) -> npt.NDArray[np.bool_]:
-    """Which symbols stay: by count of the character, in both its forms, then by code point."""
+    """Return a mask of the `codes` to keep, by count of the character in both its forms, then by code point."""
     characters, of = np.unique(codes >> 1, return_inverse=True)
     totals = np.bincount(of, weights=counts)
     order = np.lexsort((characters, -totals))

@@ -1,7 +1,7 @@
-"""A vocabulary from the config's sources: count words, train subwords, write the file.
+"""Trains a vocabulary from the config's sources: counts words, trains subwords, writes the file.
 
-`python -m pipeline.vocabulary --config FILE` trains into vocabulary.path where nothing is there yet. Words are counted
-by Beam, in parallel and in bounded memory; the file depends on the text and the settings alone.
+`python -m pipeline.vocabulary --config FILE` writes vocabulary.path if it does not exist. Beam counts the words in
+parallel and in bounded memory; the file depends only on the text and the settings.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from pipeline.vocabulary.subwords import train_bpe, train_wordpiece
 from pipeline.vocabulary.word_counts import WordCounter, most_common, read_words
 
 MAX_WORDS = 500_000
-"""So many different words, the most frequent, are trained on."""
+"""Number of different words to train on, the most frequent ones."""
 _BYTES_WORTH_A_WORKER = 4 << 20
-"""Text for which one more process, which takes seconds to start, pays."""
+"""Text that makes one more process worthwhile, which takes seconds to start."""
 
 _logger = logging.getLogger(__name__)
 
 
 def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict[str, int]:
-    """Words of these sentences as the vocabulary's tokenizer will see them, most frequent first."""
+    """Count the words of sentences as the vocabulary's tokenizer will see them; most frequent first."""
     normalizer, splitter = word_rules(settings)
     with tempfile.TemporaryDirectory() as folder:
         counter = WordCounter(normalizer=normalizer, splitter=splitter, folder=Path(folder), name="words")
@@ -47,7 +47,7 @@ def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict
 def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfig) -> Tokenizer:
     """Train subword units of the configured kind and wrap them in a tokenizer.
 
-    Raises ValueError where the size has no room for the alphabet, and logs a warning where it cannot be reached.
+    Raises ValueError if the size is too small for the alphabet; logs a warning if it cannot be reached.
     """
     if settings.algorithm == "wordpiece":
         tokens = train_wordpiece(
@@ -81,11 +81,11 @@ def train_vocabulary(
     beam_options: Sequence[str] = (),
     cluster: DaskCluster | None = None,
 ) -> None:
-    """Train the config's vocabulary from `splits` into `path` (.txt or .json), which appears whole; on the Dask
-    `cluster`, if one is given.
+    """Train the config's vocabulary from `splits`, on the Dask `cluster` if given, and write `path` (.txt or .json),
+    which appears at once.
 
     The folder of `path`, which may be on a store, must be visible to all workers.
-    Raises ValueError for a file name that does not go with the algorithm, and for sources without a word.
+    Raises ConfigError for a file name that does not fit the algorithm, ValueError for sources without words.
     """
     settings = config.vocabulary
     check_name(Path(path), settings=settings)
@@ -96,7 +96,7 @@ def train_vocabulary(
         counts = count_sources(config, splits=splits, folder=folder, beam_options=beam_options, cluster=cluster)
     words = sum(counts.values())
     if not words:
-        raise ValueError("the sources have no words to train a vocabulary on; check sources.*.path and kind")
+        raise ValueError("the sources contain no words to train a vocabulary on; check sources.*.path and kind")
     counted = time.monotonic()
     backend = train_tokenizer(counts, settings=settings)
     vocabulary = backend.get_vocab()
@@ -114,14 +114,8 @@ def train_vocabulary(
     _logger.info(
         "%s: %d entries from %d words (%d different), %.3f tokens a word, %.4f%% [UNK]; counted in %.1f s, "
         "trained in %.1f s",
-        path,
-        len(vocabulary),
-        words,
-        len(counts),
-        pieces,
-        100 * unknown,
-        counted - started,
-        time.monotonic() - counted,
+        *(path, len(vocabulary), words, len(counts), pieces, 100 * unknown),
+        *(counted - started, time.monotonic() - counted),
     )
 
 
@@ -133,9 +127,9 @@ def count_sources(
     beam_options: Sequence[str] = (),
     cluster: DaskCluster | None = None,
 ) -> dict[str, int]:
-    """The most frequent words of `splits`, counted by Beam; its files are left in `folder`.
+    """Count the most frequent words of `splits` with Beam, whose files stay in `folder`.
 
-    Raises what the engine does (engines.run_on_engine).
+    Raises the engine's errors (engines.run_on_engine).
     """
     from pipeline.engines import local  # Beam takes 2 s to import
     from pipeline.vocabulary.graph import WORDS_NAME, WordContext, build_word_graph, group_splits
@@ -145,12 +139,10 @@ def count_sources(
     workers = min(len(groups), config.workers or len(os.sched_getaffinity(0)), max(1, worth))
     with local_notes(folder, shared=cluster is not None or names_runner(beam_options)) as notes:
         context = WordContext(config=config, folder=folder, limit=MAX_WORDS, notes=notes)
-        with ProgressPrinter(
-            context.exchange, num_splits=len(groups), num_bytes=sum(split.num_bytes for split in splits)
-        ):
-            lay_out = partial(build_word_graph, groups=groups, context=context)
+        num_bytes = sum(split.num_bytes for split in splits)
+        with ProgressPrinter(context.exchange, num_splits=len(groups), num_bytes=num_bytes):
             local.run_on_engine(
-                lay_out,
+                partial(build_word_graph, groups=groups, context=context),
                 exchange=context.exchange,
                 temporary=temporary_below(notes),
                 workers=workers,
@@ -161,7 +153,7 @@ def count_sources(
 
 
 def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, float]:
-    """Tokens per word, and the share of words with an [UNK], over counted (already normalised) words."""
+    """Return tokens per word and the share of words with an [UNK], for counted (already normalised) words."""
     total = pieces = unknown = 0
     unk = backend.token_to_id("[UNK]")
     for word, count in word_counts.items():
@@ -173,7 +165,7 @@ def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, 
 
 
 def check_name(path: Path, *, settings: VocabularyConfig) -> None:
-    """ConfigError where a vocabulary of this algorithm cannot be written to `path`."""
+    """Raise ConfigError if a vocabulary of this algorithm cannot be written to `path`."""
     if path.suffix not in (".txt", ".json"):
         raise ConfigError(f"vocabulary.path={path}: must end in .txt (WordPiece) or .json (tokenizer.json)")
     if settings.algorithm != "wordpiece" and path.suffix != ".json":
@@ -184,7 +176,7 @@ def check_name(path: Path, *, settings: VocabularyConfig) -> None:
 
 
 def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
-    """The vocabulary of vocabulary.path; None where one is to be trained."""
+    """Read the vocabulary of vocabulary.path; None if one must be trained."""
     settings = config.vocabulary
     if settings.path is None or (settings.train and not storage.exists(settings.path)):
         return None
@@ -200,7 +192,7 @@ def trained_vocabulary(
     beam_options: Sequence[str] = (),
     cluster: DaskCluster | None = None,
 ) -> WordTokenizer:
-    """Train a vocabulary into vocabulary.path, where later builds find it, or for this build alone."""
+    """Train a vocabulary into vocabulary.path for later builds, or into `scratch` for this build only."""
     settings = config.vocabulary
     path = settings.path if settings.path is not None else storage.join(scratch, vocabulary_name(config))
     say(f"training a vocabulary of {settings.size:,} entries into {path}")
@@ -209,5 +201,5 @@ def trained_vocabulary(
 
 
 def vocabulary_name(config: PipelineConfig) -> str:
-    """Name of the file of a vocabulary that is trained for one build alone."""
+    """Return the file name of a vocabulary that is trained for one build only."""
     return "vocab.txt" if config.vocabulary.algorithm == "wordpiece" else "tokenizer.json"

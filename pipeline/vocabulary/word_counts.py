@@ -1,8 +1,8 @@
-"""How often each word stands in the corpus: exact counts in bounded memory.
+"""Exact word counts of the corpus in bounded memory.
 
-Words are counted in a dict of bounded size; when it is full it becomes a sorted file, in parts by the hash of the word.
-The runs of a part are summed by merging, apart from other parts. So the counts are the same for any number of workers,
-any order of documents and any bound.
+Words are counted in a dict of bounded size. When it is full, it is written as a sorted file, in parts by the word's
+hash. The runs of a part are summed by merging, separately from other parts. So the counts are the same for any number
+of workers, order of documents and bound.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from contextlib import suppress
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from pipeline import storage
 
 MAX_WORD_CHARACTERS = 100
-"""Longer words are no words (and [UNK] to WordPiece); they are left out."""
+"""Longer words are not counted; WordPiece maps them to [UNK]."""
 NUM_PARTS = 32
 _MAX_ENTRIES = 500_000
 _MAX_OPEN_RUNS = 64
 
 Entry = tuple[bytes, int]
-"""A word in UTF-8 and its count; bytes are ordered as code points are."""
+"""A word in UTF-8 and its count; bytes sort like code points."""
 
 
 class Run(NamedTuple):
-    """Counts of a part's words: the lines (word, tab, count; sorted by code points) of a file from byte `start`."""
+    """Counts of a part's words: the lines (word, tab, count; sorted by word) at bytes [start, stop) of a file."""
 
     path: str
     start: int
@@ -41,10 +40,10 @@ class Run(NamedTuple):
 
 
 class WordCounter:
-    """Counts the words of sentences as a tokenizer's normalizer and pre-tokenizer make them.
+    """Counts words of sentences after a tokenizer's normalizer and pre-tokenizer.
 
-    Runs go to files of its own in `folder`; on an error they are removed. `name` only helps people; a random part keeps
-    a second attempt apart.
+    Writes runs to new files in `folder`, removed on an error. `name` starts the files' names, for people; a random part
+    separates attempts.
     """
 
     def __init__(
@@ -60,21 +59,19 @@ class WordCounter:
     def __enter__(self) -> WordCounter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             remove_files(self._files)
 
     def add(self, sentences: Iterable[str]) -> None:
-        """Count the words of these sentences. Words end at spaces, whatever the pre-tokenizer."""
+        """Count the words of sentences. A space always ends a word, whatever the pre-tokenizer."""
         for sentence in sentences:
             self._chunks.update(sentence.split(" "))
         if len(self._chunks) > self._max_entries:
             self._split_chunks()
 
     def finish(self) -> list[Run]:
-        """Write what is left and return every run."""
+        """Write the remaining counts and return every run."""
         self._split_chunks()
         if self._words:
             self._write_runs()
@@ -107,31 +104,31 @@ class WordCounter:
 
 
 def most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> dict[str, int]:
-    """The `limit` most frequent words of all runs with their counts; equal counts in code point order.
+    """Return the `limit` most frequent words of all runs with their counts; equal counts in code point order.
 
-    Merges at most 64 runs at a time, over new ones in `folder`. Memory: the words returned.
+    Merges at most 64 runs at a time, by way of new ones in `folder`. Memory: the words returned.
     """
     return {word.decode("utf-8"): count for word, count in _most_common(runs, folder=folder, limit=limit)}
 
 
 def write_most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> str:
-    """The same as a file in `folder`, most frequent first. On an error it is removed."""
+    """Write the result of most_common to a file in `folder`, removed on an error, and return its path."""
     return _write_new(folder, _most_common(runs, folder=folder, limit=limit), name="common")
 
 
 def join_most_common(paths: Iterable[str], *, folder: str | Path, limit: int) -> str:
-    """One such file of several that have no word in common."""
+    """Join files of write_most_common that have no word in common into one, and return its path."""
     ranked = heapq.merge(*(_read(_whole(path)) for path in paths), key=_rank)
     return _write_new(folder, islice(ranked, limit), name="words")
 
 
 def read_words(path: str | Path) -> dict[str, int]:
-    """The words of such a file, in its order."""
+    """Read the words of a file of write_most_common or join_most_common, in its order."""
     return {word.decode("utf-8"): count for word, count in _read(_whole(path))}
 
 
 def remove_files(paths: Iterable[str]) -> None:
-    """Remove the files that are there and can be removed."""
+    """Remove files; missing ones and failures are ignored."""
     for path in paths:
         with suppress(OSError):
             storage.delete(path)
@@ -173,7 +170,7 @@ def _read(run: Run) -> Iterator[Entry]:
         while left > 0:
             line = file.readline()
             if not line.endswith(b"\n"):
-                raise ValueError(f"{run.path}: ends before byte {run.stop}; run this again")
+                raise ValueError(f"{run.path}: the file ends before byte {run.stop}; run the command again")
             left -= len(line)
             word, _, count = line.rpartition(b"\t")
             yield word, int(count)

@@ -1,6 +1,6 @@
-"""Templates of countries that are called by a code, {{ROU}}: a flag and the name, of which the name is text. Pure.
+"""Country templates named by a code, {{ROU}}, which show a flag and the name; only the name is text. Pure.
 
-Names are in countries.tsv, by language of the wiki; a code that is not there is no template of ours.
+countries.tsv has the names by language of the wiki; other codes are not treated as country templates.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pipeline.wikitext.quantities import Arguments
 
 
 def country_name(code: str, *, language: str) -> str | None:
-    """The name that a wiki shows for a code in capitals; None where it is not known for certain."""
+    """Return the name that a wiki shows for a code in capitals, or None if it is not known for certain."""
     return _names().get((language, code))
 
 
 def render_country(name: str, arguments: Arguments) -> str | None:
-    """The text of {{CODE}}; a flag of another time, {{USA|1912}}, leaves the name. None for any other argument."""
+    """Return the text of {{CODE}} or, with the flag of another time, {{USA|1912}}; None for other arguments."""
     if not all(value.isdecimal() for value in arguments.filled()) or set(arguments.named) - {"size", "name", "variant"}:
         return None
     return arguments.named.get("name") or name

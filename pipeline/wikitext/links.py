@@ -1,4 +1,4 @@
-"""Links of wikitext: what a reader sees of [[...]] and [http://...]. Pure."""
+"""Visible text of the links [[...]] and [http://...]. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXTERNAL = re.compile(
 
 
 def resolve_link(content: str, *, names: WikiNames) -> str:
-    """The visible text of `[[content]]`: the label, the target, or nothing (files, categories, other languages)."""
+    """Return the visible text of `[[content]]`: label, target, or "" (files, categories, other languages)."""
     target, bar, label = content.partition("|")
     visible_prefix = target.lstrip().startswith(":")
     name = target.strip().lstrip(":").strip()
@@ -41,5 +41,5 @@ def resolve_link(content: str, *, names: WikiNames) -> str:
 
 
 def resolve_external_links(text: str) -> str:
-    """[http://x label] reads "label"; [http://x] reads nothing; a bare address stays."""
+    """Replace [http://x label] by "label" and [http://x] by nothing; a bare address stays."""
     return _EXTERNAL.sub(r"\1", text) if "[" in text else text

@@ -1,8 +1,8 @@
-"""The names that a Wikipedia's markup goes by: namespaces and redirect words of every language, and interwiki prefixes.
+"""Names in a Wikipedia's markup: namespaces and redirect words of every language, and interwiki prefixes.
 
-names.tsv holds the known names (language, namespace number or `redirect`, names joined by `|`; case-folded;
-from MediaWiki's siteinfo of all Wikipedias, as tabulated by DBpedia in March 2026). What a dump's own siteinfo says is
-united with them, since some dumps carry the siteinfo of another wiki.
+names.tsv has the known names (language, namespace number or `redirect`, names joined by `|`; case-folded; from
+MediaWiki's siteinfo of all Wikipedias, as tabulated by DBpedia in March 2026). They are united with those in a dump's
+own siteinfo, since some dumps carry the siteinfo of another wiki.
 """
 
 from __future__ import annotations
@@ -15,38 +15,20 @@ from pathlib import Path
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text, as a set."""
+    """Return the set of words in a text."""
     return frozenset(text.split())
 
 
 _INVISIBLE = (-2, 6, 14)  # media, file, category: a link to one shows no text
 
-_CANONICAL: Mapping[int, tuple[str, ...]] = {
-    -2: ("media",),
-    -1: ("special",),
-    1: ("talk",),
-    2: ("user",),
-    3: ("user talk",),
-    4: ("project", "wikipedia"),
-    5: ("project talk", "wikipedia talk"),
-    6: ("file", "image"),
-    7: ("file talk", "image talk"),
-    8: ("mediawiki",),
-    9: ("mediawiki talk",),
-    10: ("template",),
-    11: ("template talk",),
-    12: ("help",),
-    13: ("help talk",),
-    14: ("category",),
-    15: ("category talk",),
-    100: ("portal",),
-    101: ("portal talk",),
-    118: ("draft",),
-    119: ("draft talk",),
-    710: ("timedtext",),
-    711: ("timedtext talk",),
-    828: ("module",),
-    829: ("module talk",),
+_WITH_TALK = {
+    **{"user": 2, "project": 4, "wikipedia": 4, "file": 6, "image": 6, "mediawiki": 8, "template": 10, "help": 12},
+    **{"category": 14, "portal": 100, "draft": 118, "timedtext": 710, "module": 828},
+}
+_CANONICAL: Mapping[str, int] = {
+    **{"media": -2, "special": -1, "talk": 1},
+    **_WITH_TALK,
+    **{f"{name} talk": number + 1 for name, number in _WITH_TALK.items()},
 }
 _OLD_CODES = words(
     "be-x-old be-tarask zh-classical lzh fiu-vro vro map-bms nds-nl roa-rup rup roa-tara cbk-zam sgs nan yue gsw nb "
@@ -62,10 +44,10 @@ PROJECT_PREFIXES = words(
 
 @dataclass(frozen=True)
 class WikiNames:
-    """Names in use on one wiki, all by `fold_name`: of namespaces other than 0, of redirects, of other languages.
+    """Names of one wiki, all by `fold_name`: namespaces other than 0, redirect words, codes of other languages.
 
     `invisible`: prefixes of links that show no text, in this wiki's language and (longer names) in any other, since
-    pages are translated from other wikis with their files.
+    translated pages keep the links to files of the original.
     """
 
     namespaces: Mapping[str, int]
@@ -81,27 +63,27 @@ class WikiNames:
         object.__setattr__(self, "redirect_pattern", re.compile(rf"\s*[#\uff03]\s*(?:{words})\s*:?\s*\[\[", re.I))
 
     def namespace_of(self, title: str) -> int:
-        """The namespace number that the title's prefix says; 0 where it has none."""
+        """Return the namespace number of the title's prefix; 0 if it has none."""
         prefix, colon, _ = title.partition(":")
         return self.namespaces.get(fold_name(prefix), 0) if colon else 0
 
     def is_redirect(self, markup: str) -> bool:
-        """Whether the page begins with #REDIRECT [[...]] in one of the known forms."""
+        """Return whether the page begins with #REDIRECT [[...]] in one of the known forms."""
         return self.redirect_pattern.match(markup) is not None
 
 
 def fold_name(name: str) -> str:
-    """A namespace or template name in the form it is compared in: underscores are spaces, case does not count."""
+    """Normalize a namespace or template name for comparison: underscores become spaces, case is folded."""
     return " ".join(name.replace("_", " ").split()).casefold()
 
 
 def wiki_names(languages: Iterable[str], *, siteinfo: Mapping[str, int] | None = None) -> WikiNames:
-    """Names of the given languages (unknown ones add nothing) and of a siteinfo ({name: number}), united.
+    """Unite the names of the given languages (unknown ones add nothing) and of a siteinfo ({name: number}).
 
-    Where the siteinfo and the known names disagree on a number, the siteinfo counts.
+    If they disagree on a number, the siteinfo counts.
     """
     table = _known_names()
-    namespaces = {name: number for number, names in _CANONICAL.items() for name in names}
+    namespaces = dict(_CANONICAL)
     words = {"redirect"}
     for language in languages:
         for kind, names in table.get(language, {}).items():
@@ -139,5 +121,5 @@ def _all_invisible() -> frozenset[str]:
 
 @cache
 def language_codes() -> frozenset[str]:
-    """The codes of all Wikipedias, old ones included."""
+    """Return the codes of all Wikipedias, including old ones."""
     return frozenset(_known_names()) - {"commons"} | _OLD_CODES

@@ -1,6 +1,6 @@
-"""Numbers, measures, money and dates of inline templates as text, with the separators of the wiki's language. Pure.
+"""Renders numbers, measures, money and dates of inline templates, with the separators of the wiki's language. Pure.
 
-Measures are spelled as given, not converted: {{convert|1300|mi|km}} reads "1,300 mi".
+Measures are not converted: {{convert|1300|mi|km}} reads "1,300 mi".
 """
 
 from __future__ import annotations
@@ -13,62 +13,38 @@ from pipeline.wikitext.tags import raise_digits
 
 
 class Arguments(NamedTuple):
-    """Arguments of one template: positional, named (case-folded names), and the language of the wiki."""
+    """Arguments of a template: positional, named (by case-folded name), and the language of the wiki."""
 
     positional: list[str]
     named: dict[str, str]
     language: str
 
     def at(self, position: int) -> str:
-        """The positional argument counted from 1; "" where it is absent."""
+        """Return a positional argument, counted from 1; "" if it is missing."""
         return self.positional[position - 1] if len(self.positional) >= position else ""
 
     def filled(self) -> list[str]:
-        """The positional arguments that are not empty."""
+        """Return the positional arguments that are not empty."""
         return [value for value in self.positional if value]
 
 
 # ---- numbers, units, money ----
 
 _PLAIN_NUMBER = re.compile(r"([-+\u2212]?)(\d+)(\.\d+)?")
-_GROUPS = {
-    "en": (",", "."),
-    "ja": (",", "."),
-    "zh": (",", "."),
-    "ko": (",", "."),
-    "simple": (",", "."),
-    "he": (",", "."),
-    "de": (".", ","),
-    "es": ("\u00a0", ","),
-    "it": (".", ","),
-    "nl": (".", ","),
-    "pt": (".", ","),
-    "da": (".", ","),
-    "id": (".", ","),
-    "tr": (".", ","),
-    "el": (".", ","),
-    "ca": (".", ","),
-    "ro": (".", ","),
-    "hr": (".", ","),
+# Separators of thousands and of decimals; in every other language "," and ".".
+_SEPARATORS = {
+    **dict.fromkeys(("de", "it", "nl", "pt", "da", "id", "tr", "el", "ca", "ro", "hr"), (".", ",")),
+    **dict.fromkeys(("es", "ru", "uk", "pl", "cs", "sv", "fi", "no", "hu", "bg"), ("\u00a0", ",")),
     "fr": ("\u202f", ","),
-    "ru": ("\u00a0", ","),
-    "uk": ("\u00a0", ","),
-    "pl": ("\u00a0", ","),
-    "cs": ("\u00a0", ","),
-    "sv": ("\u00a0", ","),
-    "fi": ("\u00a0", ","),
-    "no": ("\u00a0", ","),
-    "hu": ("\u00a0", ","),
-    "bg": ("\u00a0", ","),
 }
 
 
 def format_number(text: str, *, language: str) -> str:
-    """A plain number with the separators of the language; anything else unchanged."""
+    """Format a plain number with the separators of the language; return anything else unchanged."""
     found = _PLAIN_NUMBER.fullmatch(text.replace(",", "") if language in ("en", "simple") else text)
     if found is None:
         return text
-    group, point = _GROUPS.get(language, (",", "."))
+    group, point = _SEPARATORS.get(language, (",", "."))
     sign, whole, fraction = found.groups()
     if len(whole) > 4 or (len(whole) == 4 and group != "\u00a0"):
         whole = f"{int(whole):,}".replace(",", group)
@@ -76,30 +52,20 @@ def format_number(text: str, *, language: str) -> str:
 
 
 _RANGE_WORDS = {
-    "-": "\u2013",
-    "\u2013": "\u2013",
-    "to": " to ",
-    "and": " and ",
-    "or": " or ",
+    **{word: f" {word} " for word in ("to", "and", "or", "by", "+", "to about", "through")},
+    **dict.fromkeys(("-", "\u2013"), "\u2013"),
+    **dict.fromkeys(("xx", "*", "\u00d7"), " \u00d7 "),
+    **dict.fromkeys(("+/-", "\u00b1"), " \u00b1 "),
     "x": " by ",
-    "by": " by ",
-    "xx": " \u00d7 ",
-    "*": " \u00d7 ",
-    "\u00d7": " \u00d7 ",
-    "+/-": " \u00b1 ",
-    "\u00b1": " \u00b1 ",
     "to(-)": " to ",
     "and(-)": " and ",
     ",": ", ",
-    "+": " + ",
     "/": "/",
-    "to about": " to about ",
-    "through": " through ",
 }
+# Units that are not written like their code.
 _UNIT_SIGNS = {
     "C": "\u00b0C",
     "F": "\u00b0F",
-    "K": "K",
     "sqmi": "sq mi",
     "sqkm": "km\u00b2",
     "km2": "km\u00b2",
@@ -114,20 +80,13 @@ _UNIT_SIGNS = {
     "cuin": "cu in",
     "sqin": "sq in",
     "kph": "km/h",
-    "km/h": "km/h",
-    "nmi": "nmi",
-    "ft": "ft",
-    "in": "in",
     "foot": "ft",
     "mile": "mi",
     "inch": "in",
     "cuyd": "cu yd",
-    "oz": "oz",
     "usgal": "US gal",
     "impgal": "imp gal",
-    "lb": "lb",
     "lbs": "lb",
-    "mph": "mph",
     "PD/sqmi": "/sq mi",
     "PD/km2": "/km\u00b2",
     "ftin": "ft",
@@ -136,7 +95,7 @@ _UNIT_SIGNS = {
 
 
 def convert(arguments: Arguments) -> str | None:
-    """A measure as given, with its unit spelled as a sign: 1,300 mi; 5 to 7 km; 6 ft 2 in."""
+    """Render a measure as given, with the symbol of its unit: 1,300 mi; 5 to 7 km; 6 ft 2 in."""
     values = arguments.positional
     text, position = "", 0
     while position + 1 < len(values):
@@ -154,7 +113,7 @@ def convert(arguments: Arguments) -> str | None:
 
 
 def value(arguments: Arguments) -> str | None:
-    """A number with its uncertainty, power of ten and unit."""
+    """Render a number with its uncertainty, power of ten and unit."""
     number = arguments.at(1)
     if not number:
         return None
@@ -168,7 +127,7 @@ def value(arguments: Arguments) -> str | None:
 
 
 def unit_fr(arguments: Arguments) -> str | None:
-    """French: a number and its unit, of which exponents are arguments."""
+    """Render a number and its unit, whose exponents are separate arguments (French)."""
     filled = arguments.filled()
     if not filled:
         return None
@@ -177,7 +136,7 @@ def unit_fr(arguments: Arguments) -> str | None:
 
 
 def fraction(arguments: Arguments) -> str | None:
-    """1/2, 3 1/2."""
+    """Render a fraction: 1/2, 3 1/2."""
     filled = arguments.filled()
     if len(filled) == 1:
         return f"1/{filled[0]}"
@@ -187,7 +146,7 @@ def fraction(arguments: Arguments) -> str | None:
 
 
 def money(sign: str) -> Callable[[Arguments], str]:
-    """A sum with the sign of its currency."""
+    """Return a renderer of a sum after the `sign` of its currency."""
     return lambda arguments: sign + format_number(arguments.at(1), language=arguments.language)
 
 
@@ -195,7 +154,7 @@ _GAUGE = re.compile(r"([\d.,]+)\s*(mm|cm|m|ft|in)")
 
 
 def track_gauge(arguments: Arguments) -> str | None:
-    """A railway's gauge as given, {{RailGauge|1435mm}}: 1,435 mm."""
+    """Render a railway's gauge, {{RailGauge|1435mm}}: 1,435 mm."""
     found = _GAUGE.fullmatch(arguments.at(1))
     return f"{format_number(found.group(1), language=arguments.language)} {found.group(2)}" if found else None
 
@@ -204,7 +163,7 @@ _DEGREES = ("\u00b0", "\u2032", "\u2033")
 
 
 def coordinates(arguments: Arguments) -> str | None:
-    """A place in a sentence, {{coord|13|19|N|169|9|W}}; "" where it (also) stands by the title."""
+    """Render coordinates in a sentence, {{coord|13|19|N|169|9|W}}; "" if they are shown by the title."""
     if "title" in arguments.named.get("display", "inline") or arguments.named.get("display") == "t":
         return ""
     values = arguments.positional
@@ -226,18 +185,10 @@ _MONTHS = (
 )
 
 
-def _month(text: str) -> str | None:
-    if text.isdecimal():
-        return _MONTHS[int(text) - 1] if 1 <= int(text) <= 12 else None
-    return text
-
-
 def _date_text(year: str, month: str, day: str, *, day_first: bool) -> str | None:
-    if not year:
+    if not year or (month.isdecimal() and not 1 <= int(month) <= 12):
         return None
-    name = _month(month) if month else ""
-    if name is None:
-        return None
+    name = _MONTHS[int(month) - 1] if month.isdecimal() else month
     if not name:
         return year
     if not day:
@@ -247,7 +198,7 @@ def _date_text(year: str, month: str, day: str, *, day_first: bool) -> str | Non
 
 
 def english_date(arguments: Arguments) -> str | None:
-    """A date from year, month and day; only on wikis in English."""
+    """Render a date from year, month and day; None on wikis that are not in English."""
     if arguments.language not in ("en", "simple"):
         return None
     day_first = arguments.named.get("df", "").casefold() in ("y", "yes", "true", "1")
@@ -255,7 +206,7 @@ def english_date(arguments: Arguments) -> str | None:
 
 
 def as_of(arguments: Arguments) -> str | None:
-    """ "As of" and a date."""
+    """Render "As of" and a date."""
     day_first = arguments.named.get("df", "").casefold() != "us"
     date = _date_text(arguments.at(1), arguments.at(2), arguments.at(3), day_first=day_first)
     if date is None:
@@ -266,7 +217,7 @@ def as_of(arguments: Arguments) -> str | None:
 
 
 def words_of_date(arguments: Arguments) -> str | None:
-    """French and related forms, {{date|1|janvier|1900|...}}: day, month in words, year."""
+    """Render day, month in words and year, in French and related forms: {{date|1|janvier|1900|...}}."""
     filled = arguments.filled()
     if len(filled) == 1:
         return filled[0]
@@ -276,9 +227,9 @@ def words_of_date(arguments: Arguments) -> str | None:
 
 
 def age(arguments: Arguments) -> str | None:
-    """Years between two dates; None for an age today, which is not in the dump."""
+    """Return the years between two dates; None for an age today, which the dump does not have."""
     values = arguments.positional[:6]
     if len(values) < 6 or not all(value.isdecimal() for value in values):
-        return None  # an age today is not in the dump
+        return None
     first, last = list(map(int, values[:3])), list(map(int, values[3:]))
     return str(last[0] - first[0] - (last[1:] < first[1:]))

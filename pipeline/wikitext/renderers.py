@@ -1,7 +1,7 @@
-"""Renderers of common inline templates: what each makes of its arguments. Pure. Names are in templates.tsv.
+"""Renderers of common inline templates. Pure. templates.tsv maps the names of templates to renderers.
 
-A renderer returns text, "" for nothing, or None where its arguments are not understood (the sentence is then dropped).
-Units are spelled as given, not converted: {{convert|1300|mi|km}} reads "1,300 mi".
+A renderer turns arguments into text, "" for nothing, or None if it does not understand them (the sentence is then
+dropped).
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def _interlanguage(arguments: Arguments) -> str | None:
 
 
 def _linked_label(position: int) -> Renderer:
-    """A link to another wiki with its label at `position`, the target before it."""
+    """Return a renderer of a link to another wiki: the label at `position`, or else the target."""
     return lambda arguments: arguments.at(position) or arguments.at(1) or None
 
 
 def _language_text(arguments: Arguments) -> str | None:
     if len(arguments.positional) == 1 and not arguments.named:
-        return ""  # the mark of a source's language
+        return ""  # marks a source's language
     return arguments.at(2) or arguments.named.get("text") or arguments.named.get("texte") or None
 
 
@@ -98,13 +98,11 @@ def _ship(prefix: str) -> Renderer:
         if not name:
             return None
         full = f"{first} {name}".strip()
-        if form in ("2", "6"):
-            return full if form == "6" else f"{full}" if not hull else full
         if form == "3":
             return hull or None
         if form == "5":
             return name
-        return f"{full} ({hull})" if hull and form != "4" else full
+        return f"{full} ({hull})" if hull and form not in ("2", "4", "6") else full
 
     return render
 
@@ -142,10 +140,6 @@ def _power_of_ten(arguments: Arguments) -> str | None:
     return "\u00d710" + raise_digits(arguments.at(1).replace("-", "\u2212")) if arguments.at(1) else None
 
 
-def _century(after: str, before: str = "") -> Renderer:
-    return lambda arguments: f"{before}{arguments.at(1)}{after}" if arguments.at(1) else None
-
-
 def _spaces(arguments: Arguments) -> str | None:
     return "\u00a0".join(arguments.filled()) or " "
 
@@ -181,7 +175,7 @@ def _flag_country(arguments: Arguments) -> str | None:
 
 
 def _italian_flag(arguments: Arguments) -> str | None:
-    """{{Bandiera|ITA|nome}} shows the name beside the flag, {{Bandiera|ITA}} the flag alone."""
+    """Render {{Bandiera|ITA|nome}}, which shows flag and name; {{Bandiera|ITA}} shows only the flag."""
     if arguments.language != "it":
         return arguments.at(1) or None
     if arguments.at(2) != "nome":
@@ -198,7 +192,7 @@ def _citation(arguments: Arguments) -> str | None:
     return arguments.at(1) if arguments.language == "fr" else ""
 
 
-# ---- which template is rendered how ----
+# ---- renderers by template ----
 
 _PLAIN: dict[str, Renderer] = {
     renderer.__name__.removeprefix("_"): renderer
@@ -212,7 +206,7 @@ _PLAIN: dict[str, Renderer] = {
 _MADE: dict[str, Callable[..., Renderer]] = {
     "argument": _argument,
     "around": _around,
-    "century": _century,
+    "century": lambda after, before="": _around(before, after),
     "joined": _joined,
     "label": _linked_label,
     "money": money,
@@ -223,7 +217,7 @@ _MADE: dict[str, Callable[..., Renderer]] = {
 
 @cache
 def renderers() -> dict[str, Renderer]:
-    """Every renderer by the name of its template (as by fold_name), from templates.tsv."""
+    """Return every renderer by the name of its template (folded by fold_name), from templates.tsv."""
     table: dict[str, Renderer] = {}
     for line in Path(__file__).with_name("templates.tsv").read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):

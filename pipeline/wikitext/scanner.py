@@ -1,8 +1,8 @@
-"""Wikitext to plain text: paragraphs of prose, a line each, nothing of the markup left. Pure.
+"""Turns wikitext into plain text: one paragraph of prose per line, without any markup. Pure.
 
-A scanner of our own, because a full parse costs 2.5 MB/s and unbounded memory on hostile pages: every stage goes once
-from left to right, so that time and memory are linear in the page whatever stands in it. Templates that cannot be
-rendered leave a hole, and the sentence around it is to be dropped (`split_at_holes`).
+A full parser handles only 2.5 MB/s and needs unbounded memory on hostile pages. Here every stage goes once from left to
+right, so time and memory are linear in any page. Templates that cannot be rendered leave a hole; the caller drops the
+sentence around it (`PlainText.hole_in`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.wikitext.templates import TemplatePage, render_template
 
 @dataclass(frozen=True)
 class PageBudget:
-    """What a page may hold before it is skipped; counted, so that the same pages are skipped on every machine.
+    """Limits above which a page is skipped; counts, not times, so every machine skips the same pages.
 
     MediaWiki itself limits a page to 2 MiB and its templates to a depth of 100.
     """
@@ -35,12 +35,11 @@ _OPENINGS = ("{{", "[[", "{|", "<")
 
 
 class PageOverBudgetError(ValueError):
-    """A page holds more of something than its budget; the message says of what, with both numbers."""
+    """A page exceeds its budget; the message says what is exceeded, with both numbers."""
 
 
 def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
-    """Raise PageOverBudgetError for a page with too many bytes or openings (depth is counted while the page is
-    read)."""
+    """Raise PageOverBudgetError if a page has too many bytes or openings (its depth is checked during the scan)."""
     size = len(markup) if markup.isascii() else len(markup.encode("utf-8", "surrogatepass"))
     if size > budget.num_bytes:
         raise PageOverBudgetError(f"{size} bytes of markup, more than {budget.num_bytes}")
@@ -52,7 +51,7 @@ def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
 def wikitext_to_text(
     markup: str, *, names: WikiNames, language: str = "en", title: str = "", budget: PageBudget = DEFAULT_BUDGET
 ) -> PlainText:
-    """The page's prose: a paragraph or list item a line, headings, tables, references, files and the rest left out.
+    """Return the page's prose, one paragraph or list item per line, without headings, tables, references or files.
 
     Raises PageOverBudgetError.
     """
@@ -70,26 +69,21 @@ def wikitext_to_text(
 
 @dataclass(frozen=True)
 class PlainText:
-    """Text with a paragraph a line; where a template could not be rendered stands a mark that names it in `holes`."""
+    """Text with one paragraph per line. A mark replaces each template that could not be rendered; `holes` names it."""
 
     text: str
     holes: tuple[str, ...]
 
     def hole_in(self, sentence: str) -> str | None:
-        """The name of the first template that is missing in a sentence of this text; None where it is whole."""
-        if HOLE not in sentence:
-            return None
+        """Return the name of the first missing template in a sentence of this text, or None if it is complete."""
         found = _HOLE.search(sentence)
-        return self.holes[_hole_number(found.group())] if found is not None else "?"
+        if found is None:
+            return None
+        return self.holes[int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in found.group()[1:]), 16)]
 
 
-# A hole is HOLE and its number in hexadecimal, in noncharacters too, so that no splitter sees anything in it.
+# A hole is HOLE and its number in hexadecimal digits that are noncharacters too, so that no splitter cuts it.
 _HOLE = re.compile(f"{HOLE}[\ufde0-\ufdef]*")
-_DIGITS = str.maketrans("0123456789abcdef", "".join(map(chr, range(0xFDE0, 0xFDF0))))
-
-
-def _hole_number(mark: str) -> int:
-    return int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in mark[1:]), 16)
 
 
 # ---- brackets: templates, links, tables ----
@@ -101,7 +95,7 @@ _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 
 class _Frame:
-    """An open bracket: its kind, where its content starts in the page, and the resolved parts of its content."""
+    """An open bracket: its kind, the start of its content in the page, and the resolved parts of its content."""
 
     __slots__ = ("kind", "parts", "start")
 
@@ -117,13 +111,9 @@ class _Frame:
         return True
 
 
-def _simple_link(found: re.Match[str]) -> str:
-    return found.group(2) or found.group(1)
-
-
 def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_open: int) -> str:
     if "[[" in text:
-        text = _SIMPLE_LINK.sub(_simple_link, text)
+        text = _SIMPLE_LINK.sub(lambda found: found.group(2) or found.group(1), text)
     if "{{{" in text:
         text = _PARAMETER.sub(lambda found: found.group(1) or "", text)
     frames = [_Frame("", 0)]
@@ -163,7 +153,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
 
 
 def _give_up(frames: list[_Frame], open_of: dict[str, int]) -> None:
-    """An opening that nothing closes: its content is text of what is around it."""
+    """Treat the innermost bracket as unclosed: its content becomes text of the bracket around it."""
     frame = frames.pop()
     open_of[frame.kind] -= 1
     if frame.kind == _TABLE or (frame.kind == _TEMPLATE and frame.parts and "\n" in frame.parts[0]):
@@ -172,7 +162,7 @@ def _give_up(frames: list[_Frame], open_of: dict[str, int]) -> None:
 
 
 def _protect(rendered: str) -> str:
-    """Bars and equals signs of what is resolved separate no arguments of a template around it."""
+    """Replace | and = in resolved text by marks, so that they do not separate arguments of an enclosing template."""
     if "|" in rendered:
         rendered = rendered.replace("|", PIPE)
     return rendered.replace("=", EQUALS) if "=" in rendered else rendered
@@ -192,7 +182,7 @@ def _close_template(closed: _Frame, outer: _Frame, text: str, token: re.Match[st
         and starts_line
         and (ends_line or "\n" in text[closed.start : end] or following.startswith(("{{", "[[", "'''", BREAK)))
     ):
-        return "\n"  # a box, a notice, an infobox: no sentence stands around it
+        return "\n"  # a box, a notice, an infobox: not inside a sentence
     return page.hole(content.partition("|")[0])
 
 
@@ -203,7 +193,7 @@ _VARIANT_RULE = re.compile(r"\s*([a-z-]+)\s*:\s*([^;]*)")
 
 
 def _resolve_variants(text: str, *, language: str) -> str:
-    """-{zh-hans:x;zh-hant:y}- reads x; -{T|...}- and the other flags read nothing; -{x}- reads x."""
+    """Replace -{zh-hans:x;zh-hant:y}- by x, -{x}- by x, and -{T|...}- (also H, D, N, -; not with A) by nothing."""
     if "-{" not in text:
         return text
 
@@ -226,7 +216,7 @@ def _resolve_variants(text: str, *, language: str) -> str:
 # ---- lines ----
 
 _HEADING = re.compile(r"(={1,6}).+=\s*$")
-# A heading inside a line, where a page has lost its line breaks.
+# A heading inside a line, in a page that has lost its line breaks.
 _INNER_HEADING = re.compile(
     r"(?<=[^=\n])(={2,6})(?!=)([^=\n]{1,100})\1(?!=)|(?<=\n)(={2,6})(?!=)([^=\n]{1,100})\3(?!=)(?=[^\s=])"
 )
@@ -236,7 +226,7 @@ _MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__")
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Paragraphs, list items and preformatted lines; lines of one paragraph are joined by a space."""
+    """Yield paragraphs, list items and preformatted lines; the lines of a paragraph are joined by spaces."""
     if "__" in text:
         text = _MAGIC_WORD.sub(lambda found: found.group() if found.group(1) != found.group(1).upper() else "", text)
     if "==" in text:
@@ -277,7 +267,7 @@ _AROUND_FOOTNOTE = re.compile(
     rf"(?<=[^\s(\[\u201c\u2018\u00ab{HOLE}\ufde0-\ufdef\-])(?:{HOLE}[\ufde0-\ufdef]*)+(?=[\s.,;:!?)\]]|$)"
 )
 _IN_PARENTHESES = re.compile(rf"\s?[(\uff08][^()\uff08\uff09{HOLE}]{{0,300}}{HOLE}[^()\uff08\uff09]{{0,300}}[)\uff09]")
-_NO_WORD = re.compile(r"\W*")  # holes are no word characters
+_NO_WORD = re.compile(r"\W*")  # holes are not word characters
 _HOLES_BEFORE = re.compile(rf"^(?:{HOLE}[\ufde0-\ufdef]*\s*)+(?='')")
 _EMPTY_PARENTHESES = re.compile(r"\s?[(\uff08][\s,;:\u060c\u061b\u3001\u2013/-]*[)\uff09]")
 _PARENTHESIS_START = re.compile(r"([(\uff08])\s*(?:[,;:\u060c\u061b\u3001]\s*)+")
@@ -324,7 +314,7 @@ def _decode_entity(found: re.Match[str]) -> str:
 
 
 def _remove_quotes(line: str) -> str:
-    """Bold and italic marks of one line, an odd one read as MediaWiki does: an apostrophe and an italic mark."""
+    """Remove a line's bold and italic marks; like MediaWiki, read an odd bold mark as apostrophe and italic mark."""
     runs = [len(run) for run in _QUOTES.findall(line)]
     bold = sum(1 for run in runs if run in (3, 4) or run >= 5)
     italic = sum(1 for run in runs if run == 2 or run >= 5)
@@ -341,7 +331,7 @@ def _remove_quotes(line: str) -> str:
 
 
 def _odd_mark(line: str) -> int:
-    """Start of the ''' that is an apostrophe and '': after a one-letter word, else after a longer one, else any."""
+    """Return the start of the ''' to read as ' and '': preferably after a one-letter word, else after a longer one."""
     best, best_rank = -1, 9
     for found in _QUOTES.finditer(line):
         if len(found.group()) != 3:

@@ -1,7 +1,7 @@
-"""Templates that stand inside sentences, rendered as a reader sees them. Pure.
+"""Renders templates inside sentences as a reader sees them. Pure.
 
-`render_template` returns the text, "" for what leaves no gap (footnotes, coordinates, notices), None for a template
-that it does not know. Renderers by name are in renderers.py; arguments arrive already resolved.
+`render_template` returns the text, "" for a template that leaves no gap (footnotes, coordinates, notices), or None for
+an unknown template. renderers.py has the renderers by name; arguments are already resolved.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _CENTURY = re.compile(r"[IVXL]+(?:e si\u00e8cle|er si\u00e8cle|vet)")
 
 @dataclass
 class TemplatePage:
-    """What rendering needs to know of the page, and the names of the templates that it could not render."""
+    """Title and language of the page, and the names of its templates that could not be rendered (`holes`)."""
 
     title: str
     language: str
     holes: list[str]
 
     def hole(self, name: str) -> str:
-        """The mark that stands for a missing template: HOLE and the index of its name in `holes`."""
+        """Return the mark for a missing template: HOLE and the index of its name in `holes`."""
         self.holes.append(" ".join(name.split())[:80])
         return HOLE + f"{len(self.holes) - 1:x}".translate(_DIGITS)
 
 
 def render_template(content: str, *, page: TemplatePage) -> str | None:
-    """The text of `{{content}}`; "" where nothing is to be seen, None where it is unknown."""
+    """Return the text of `{{content}}`; "" if it shows nothing, None if the template is unknown."""
     head, bar, rest = content.partition("|")
     name = fold_name(head)
     if name.startswith(("subst:", "safesubst:", "template:", "msgnw:")):
@@ -52,7 +52,7 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
         if name in _TITLES:
             return page.title
         if head == name and name in language_codes():
-            return ""  # the mark of a source's language
+            return ""  # marks a source's language
         if _CENTURY.fullmatch(head.strip()):
             return head.strip()
     country = country_name(head.strip(), language=page.language)
@@ -69,7 +69,7 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
 
 
 def _arguments(rest: str | None, *, language: str) -> Arguments:
-    """Positional arguments in order (as `1=` and so on where named by number) and named ones, all trimmed."""
+    """Parse positional arguments (also those named by number, `1=`) in order and named ones, all trimmed."""
     positional: list[str] = []
     named: dict[str, str] = {}
     for argument in rest.split("|") if rest is not None else ():
@@ -88,8 +88,8 @@ def _arguments(rest: str | None, *, language: str) -> Arguments:
 
 
 def _render_function(name: str, head: str, rest: str, *, page: TemplatePage) -> str | None:
-    """Parser functions and variables with an argument: {{formatnum:1234}}, {{lc:X}}, {{DEFAULTSORT:x}}."""
-    function, _, _ = name.partition(":")
+    """Render parser functions and variables with an argument: {{formatnum:1234}}, {{lc:X}}, {{DEFAULTSORT:x}}."""
+    function = name.partition(":")[0]
     value = head.partition(":")[2].strip()
     if function in _CASES:
         return _CASES[function](value)
@@ -101,11 +101,13 @@ def _render_function(name: str, head: str, rest: str, *, page: TemplatePage) -> 
         return value if rest.strip().casefold() == "r" else format_number(value, language=page.language)
     if function in _TITLES:
         return value or page.title
-    if function in ("urlencode", "anchorencode", "ns", "plural", "grammar"):
-        return value if function in ("urlencode", "anchorencode") else None
+    if function in ("urlencode", "anchorencode"):
+        return value
+    if function in ("ns", "plural", "grammar"):
+        return None
     if function == "#tag" and value.casefold() in ("ref", "references"):
         return ""
-    # DEFAULTSORT, DISPLAYTITLE and their translations are capitals; they set something and show nothing.
+    # DEFAULTSORT, DISPLAYTITLE and their translations, in capitals, set something and show nothing.
     word = head.partition(":")[0].strip()
     if word.isupper() or function in ("defaultsort", "displaytitle"):
         return ""

@@ -1,7 +1,6 @@
-"""Templates that leave no gap in a sentence: footnotes, marks of doubt, coordinates, pronunciation, notices, icons.
+"""Templates without visible text: footnotes, marks of doubt, coordinates, pronunciation, notices, icons.
 
-Their names are in vanishing.txt; whole families (cite ..., infobox ..., ... needed) are told by the patterns
-here.
+vanishing.txt has their names; the patterns here match whole families (cite ..., infobox ..., ... needed).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _FAMILIES = re.compile(rf"(?:{_BEGINNINGS}).*|.*(?:{_ENDINGS})", re.DOTALL)
 
 
 def vanishes(name: str) -> bool:
-    """Whether a template (name by fold_name) shows nothing that a sentence would miss."""
+    """Return whether a sentence is complete without a template (name by fold_name)."""
     return name in _names() or _FAMILIES.fullmatch(name) is not None
 
 

@@ -126,7 +126,7 @@ def test_listing_by_url_is_that_of_folders_and_globs(
         assert listed(url, pattern) == listed(str(corpus), pattern), pattern
     assert listed(url, "*.xml.bz2", "wikipedia") == ["/m.xml.bz2", "/one.xml.bz2"]
     assert listed(url, "", "books") == listed(str(corpus), "", "books")
-    assert "not of kind text and not read: notes.md" in caplog.text
+    assert "not of kind text: notes.md" in caplog.text
     for path, fault in {
         "*.md": rf"sources\.0: the glob {bucket}/in/\*\.md matches no file; check the URL",
         "nothing": rf"no such file or folder: {bucket}/in/nothing; check the URL",
@@ -286,12 +286,12 @@ def test_a_refused_build_leaves_nothing_and_says_why(small: str, capsys: pytest.
         assert storage.list_files(bucket) == before
         return capsys.readouterr().err.splitlines()[-1]
 
-    absent = "there is no bucket s3://no-such-bucket-2; correct the name, or make the bucket"
+    absent = "there is no bucket s3://no-such-bucket-2; correct the name, or create the bucket"
     assert absent in refused("output=s3://no-such-bucket-2/out")
     assert absent in refused("sources.0.path=s3://no-such-bucket-2/text")
     absent = "s3://no-such-bucket-2/vocab.txt: no such vocabulary file; give a vocab.txt"
     assert absent in refused("vocabulary.path=s3://no-such-bucket-2/vocab.txt")
-    assert "stores of this kind are not known; give s3://, gs://" in refused("output=hdfs://host/out")
+    assert "this kind of store is not supported; give s3://, gs://" in refused("output=hdfs://host/out")
     storage.write_bytes(f"{bucket}/bad.txt", b"\xff\n")
     assert f"{bucket}/bad.txt, line 1" in refused(f"sources.0.path={bucket}/bad.txt")
     assert f"{bucket}/bad.txt, line 1" in refused(f"sources.0.path={bucket}/bad.txt", "--", "--runner=FnApiRunner")

@@ -79,7 +79,7 @@ def test_empty_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"empty\.txt is empty"):
         list_splits([SourceConfig(kind="text", path=str(tmp_path / "empty.txt"))])
     (tmp_path / "dump.xml.7z").write_bytes(b"7z")
-    with pytest.raises(ValueError, match=r"7-Zip archives are not read; unpack it first"):
+    with pytest.raises(ValueError, match=r"7-Zip archives are not supported; unpack it first"):
         list_splits([SourceConfig(kind="wikipedia", path=str(tmp_path / "dump.xml.7z"))])
 
 
@@ -96,7 +96,7 @@ def test_files_of_another_kind_in_a_folder_are_named_in_a_warning(
     for name in ("a.txt", "cover.jpg", ".hidden.txt"):
         (tmp_path / name).write_text("x")
     assert len(list_splits([SourceConfig(kind="books", path=str(tmp_path))])) == 1
-    assert "1 files are not of kind books and not read: cover.jpg" in caplog.text
+    assert "skipping 1 file not of kind books: cover.jpg" in caplog.text
 
 
 def test_links_below_a_folder_are_followed(tmp_path: Path) -> None:
@@ -113,9 +113,7 @@ def test_links_below_a_folder_are_followed(tmp_path: Path) -> None:
     assert found == [str(folder / "a.txt"), str(folder / "linked/deep/a.txt")]
     (folder / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
     for path in (str(folder), str(folder / "*.txt")):
-        with pytest.raises(
-            ValueError, match=r"gone\.txt is a link to .*nowhere\.txt, where nothing is; mend or remove"
-        ):
+        with pytest.raises(ValueError, match=r"gone\.txt is a broken link to .*nowhere\.txt; repair or remove"):
             list_splits([SourceConfig(kind="books", path=path)])
 
 
@@ -149,7 +147,7 @@ def test_what_a_build_writes_is_no_source(kind: str, path: str, settings: dict[s
         refuse_own_files(config)
         return
     with pytest.raises(
-        ValueError, match=rf"{re.escape(key)}: sources\.0 \({kind}\) reads {re.escape(path)}, .*another place"
+        ValueError, match=rf"{re.escape(key)}: sources\.0 \({kind}\) reads {re.escape(path)}, .*another path"
     ):
         refuse_own_files(config)
 
@@ -173,7 +171,9 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch: py
 def test_a_source_without_documents_is_an_error_that_says_what_was_dropped() -> None:
     source = SourceConfig(kind="wikipedia", path="x.xml")
     refuse_empty_source(source, num_documents=1, drops={})
-    with pytest.raises(ValueError, match=r"x\.xml: not one article .*dropped: 7 redirect, 2 empty.*language=en"):
+    with pytest.raises(
+        ValueError, match=r"x\.xml: no article in this source .*dropped: 7 redirect, 2 empty.*language=en"
+    ):
         refuse_empty_source(source, num_documents=0, drops={"empty": 2, "redirect": 7})
 
 

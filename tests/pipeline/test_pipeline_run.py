@@ -168,7 +168,7 @@ def test_bad_input_is_refused(
 def test_urls_are_not_taken_for_local_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for setting in ("output", "sources.0.path", "vocabulary.path"):
         error = refused(folder, f"{setting}=hdfs://host/x", capsys=capsys)
-        assert f"{setting}: hdfs://...: stores of this kind are not known" in error
+        assert f"{setting}: hdfs://...: this kind of store is not supported" in error
 
 
 def test_a_dump_without_articles_is_refused(

@@ -240,9 +240,9 @@ def test_paths_may_be_urls_of_stores() -> None:
     assert expand_path("file:///a%20b/set", key="data") == "/a b/set"
     with pytest.raises(ConfigError, match=r"^output=s3://b/run: object stores are not supported here; give a local"):
         expand_path("s3://b/run", key="output", local_only=True)
-    with pytest.raises(ConfigError, match=r"^data: hdfs://\.\.\.: stores of this kind are not known"):
+    with pytest.raises(ConfigError, match=r"^data: hdfs://\.\.\.: this kind of store is not supported"):
         expand_path("hdfs://host/set", key="data")
-    with pytest.raises(ConfigError, match=r"^data: s3://\.\.\.: no bucket name") as caught:
+    with pytest.raises(ConfigError, match=r"^data: s3://\.\.\.: no valid bucket name") as caught:
         expand_path("s3://key:secret@b/set", key="data")
     assert "secret" not in str(caught.value)
 

@@ -23,7 +23,7 @@ LARGER = {
     "json-wikipedia/en-International_Military_Tribunal_for_the_Far_East": NO_XML % ("Far_East", r"\{\{Redirect"),
     "json-wikipedia/en-Phantom_kangaroo": NO_XML % ("en-Phantom_kangaroo", "==France=="),
     "json-wikipedia/en-mercedes.xml": TOO_FEW,
-    "json-wikipedia/it-categories.xml.gz": r"it-categories.*: not one article .*34738 not_main_namespace",
+    "json-wikipedia/it-categories.xml.gz": r"it-categories.*: no article in this source .*34738 not_main_namespace",
     "json-wikipedia/it-small-dump.xml.gz": 556,
     "json-wikipedia/misc-wikipedia-small-test.xml.bz2": 3,
     "multistream-repacked/enwiki-gensim206-pages-articles-multistream-index.txt.bz2": NO_XML % ("index.*", "638:10:"),
@@ -57,7 +57,7 @@ def test_all_mini_dumps_build_together(shared_data: Path, tmp_path: Path) -> Non
     manifest = build_dumps(tmp_path, paths, said=said)
     by_language = {source["language"]: source["documents"] for source in manifest.statistics["sources"]}
     assert {language for language, documents in by_language.items() if not documents} == {"wikidata"}
-    assert [line for line in said if "wikidatawiki.xml.bz2: no article in it is wikitext" in line]
+    assert [line for line in said if "wikidatawiki.xml.bz2: none of its articles is wikitext" in line]
     assert manifest.num_rows("train") > 2_000
 
 

@@ -102,7 +102,7 @@ def test_any_number_of_workers_and_any_order_give_the_same_set(tmp_path: Path) -
 
 
 def test_a_source_that_its_weight_empties_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"not one document in this source .*dropped: 45 weight"):
+    with pytest.raises(ValueError, match=r"no document in this source .*dropped: 45 weight"):
         build_mixture(tmp_path, a=1.0, b=1e-9)
 
 

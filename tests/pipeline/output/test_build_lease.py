@@ -23,7 +23,7 @@ from pipeline.storage import lease
 from pipeline.vocabulary import train
 
 __all__ = ["bucket", "s3_server"]
-TAKEN_OVER = "this command lost its lease while it stood still or was cut off; it is held by process 1 on elsewhere"
+TAKEN_OVER = "this command lost its lease while it was frozen or disconnected; it is held by process 1 on elsewhere"
 STORE = pytest.mark.parametrize("output", ["store"], indirect=True)
 
 

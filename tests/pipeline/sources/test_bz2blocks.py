@@ -77,7 +77,7 @@ def test_no_block_is_no_content() -> None:
         (lambda data: data[: len(data) // 2], r"inside the bz2 block that starts at byte \d+: it is truncated"),
         (lambda data: data[:500] + b"\xff" + data[501:], r"corrupt data in the bz2 block that starts at byte 4;"),
         (lambda data: data + b"more", r"corrupt data after the bz2 stream that ends at byte \d+"),
-        (lambda data: b"x" * 1_000, "not bzip2 data, no block in it"),
+        (lambda data: b"x" * 1_000, "not bzip2 data, it has no block"),
     ],
 )
 def test_damage_is_named_with_its_byte(tmp_path: Path, change: object, message: str) -> None:
@@ -91,5 +91,5 @@ def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("pipeline.sources.bytestreams._EXPANSION_FREE_BYTES", 1 << 20)
     path = tmp_path / "x.bz2"
     path.write_bytes(bz2.compress(b" " * 60_000_000))
-    with pytest.raises(ValueError, match=r"x\.bz2: \d+ bytes .*expand to .*this is no text"):
+    with pytest.raises(ValueError, match=r"x\.bz2: \d+ bytes .*expand to .*this cannot be text"):
         list(read_blocks(path))

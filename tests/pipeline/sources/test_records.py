@@ -68,7 +68,7 @@ def test_lines_of_json_end_at_any_line_break(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "One."}\r{"text": "Two\\rhere."}\r\n{"text": "Three."}\n')
     assert sentences(read_source(source_of(tmp_path / "a.jsonl"))) == [("One.",), ("Two", "here."), ("Three.",)]
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "One."}\n{"text":\r"Two."}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: not JSON: .*one object a line"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: not JSON: .*one object per line"):
         read_source(source_of(tmp_path / "a.jsonl"))
 
 
@@ -141,9 +141,9 @@ def test_documents_of_several_rows_are_never_split(path: Path) -> None:
     ("line", "message"),
     [
         ("{bad", r"a\.jsonl, line 2: not JSON: "),
-        ("[1]", r"a\.jsonl, line 2: holds list, not an object with 'text'"),
+        ("[1]", r"a\.jsonl, line 2: contains list, not an object with 'text'"),
         ('{"id": 1, "body": "x"}', r"a\.jsonl, line 2: has no field 'text' \(it has id, body\); set text_column"),
-        ('{"text": 7}', r"a\.jsonl, line 2: 'text' holds 7, not text"),
+        ('{"text": 7}', r"a\.jsonl, line 2: 'text' contains 7, not text"),
         ("[" * 100_000, r"a\.jsonl, line 2: not JSON"),
         ('{"text": "x", "n": ' + "9" * 5_000 + "}", r"a\.jsonl, line 2: not JSON: Exceeds the limit"),
     ],
@@ -163,7 +163,7 @@ def test_a_missing_document_column_is_named(path: Path) -> None:
 def test_bad_parquet_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 not really")
-    with pytest.raises(ValueError, match=r"a\.parquet: not a whole Parquet file"):
+    with pytest.raises(ValueError, match=r"a\.parquet: not a complete Parquet file"):
         read_source(source_of(path))
     write(path, [{"text": 1}])
     with pytest.raises(ValueError, match=r"column 'text' is int64, not text"):
@@ -174,7 +174,9 @@ def test_bad_parquet_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.parquet: has 2 columns 'text'; rename all but one"):
         read_source(source_of(path))
     pq.write_table(pa.table({"text": ["x"], "at": pa.array([0], pa.timestamp("us", tz="Mars/Phobos"))}), path)
-    with pytest.raises(ValueError, match=r"a\.parquet: column 'at' holds what Python cannot, near row 0: .*; cast it"):
+    with pytest.raises(
+        ValueError, match=r"a\.parquet: column 'at' has a value that Python cannot represent, near row 0: .*; cast it"
+    ):
         read_source(source_of(path, row="sentence", document_column="at"))
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
     with pytest.raises(ValueError, match=r"a\.parquet: has no rows"):

@@ -116,7 +116,7 @@ def test_lines_without_blank_ones_are_cut_by_number(tmp_path: Path) -> None:
 def test_a_document_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.sources.text.MOST_CHARACTERS", 100)
     (tmp_path / "a.txt").write_text("short\n\n" + "one more line\n" * 9)
-    with pytest.raises(ValueError, match=r"a\.txt, line 3: no blank line .* 100 characters; .* rows_per_document"):
+    with pytest.raises(ValueError, match=r"a\.txt, line 3: the document .* 100 characters; .* rows_per_document"):
         read_source(source_of(tmp_path / "a.txt"))
 
 

@@ -174,11 +174,11 @@ def test_fragments_without_a_root_are_read(tmp_path: Path) -> None:
         ),
         (
             '<?xml version="1.0" encoding="x-none"?><mediawiki/>',
-            "declaration names the encoding x-none, which is not read",
+            "declaration names the encoding x-none, which is not supported",
         ),
         (
             '<?xml version="1.0" encoding="gb2312"?><mediawiki/>',
-            "declaration names the encoding gb2312, which is not read",
+            "declaration names the encoding gb2312, which is not supported",
         ),
         (head() + page("A", "One."), "truncated: the </mediawiki> at the end is missing, after 1 pages"),
         (head() + page("A", "One.")[:-30], "truncated: it ends inside <mediawiki/page/revision"),
@@ -197,7 +197,7 @@ def test_zero_articles_is_an_error_for_the_build(shared_data: Path) -> None:
     assert drops == {"not_main_namespace": 34_738}
     source = SourceConfig(kind="wikipedia", path=str(path), language="it")
     for others in (0, 7):
-        with pytest.raises(ValueError, match=r"not one article .*34738 not_main_namespace"):
+        with pytest.raises(ValueError, match=r"no article in this source .*34738 not_main_namespace"):
             refuse_empty_source(source, num_documents=0, drops=drops, others=others)
 
 
@@ -205,9 +205,9 @@ def test_a_source_of_another_content_model_alone_is_left_out_beside_others() -> 
     source = SourceConfig(kind="wikipedia", path="wikidatawiki.xml")
     drops = {"not_main_namespace": 5, "not_wikitext": 2}
     refuse_empty_source(source, num_documents=0, drops=drops, others=7)
-    with pytest.raises(ValueError, match=r"not one article .*5 not_main_namespace, 2 not_wikitext"):
+    with pytest.raises(ValueError, match=r"no article in this source .*5 not_main_namespace, 2 not_wikitext"):
         refuse_empty_source(source, num_documents=0, drops=drops, others=0)
-    with pytest.raises(ValueError, match=r"not one article"):
+    with pytest.raises(ValueError, match=r"no article in this source"):
         refuse_empty_source(source, num_documents=0, drops={**drops, "empty": 1}, others=7)
 
 

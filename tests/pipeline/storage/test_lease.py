@@ -109,7 +109,7 @@ def wait_until(look: Callable[[], object]) -> None:
 def test_a_second_command_is_refused_while_the_first_lives(run: str) -> None:
     """kuberay#1023, #3860, #5211: retries overlap; a second run on the same output is refused."""
     token = acquire(run)
-    message = rf"output={run}: another command works there \(process {os.getpid()} on .*, since .*\); wait for its end"
+    message = rf"output={run}: another command works there \(process {os.getpid()} on .*, since .*\); wait until"
     for attempt in (acquire, refuse_if_alive):
         with pytest.raises(LeaseError, match=message):
             attempt(run)
@@ -357,7 +357,7 @@ def test_a_lost_lease_asks_to_stop_and_is_not_given_back(run: str) -> None:
         wait_until(lost.is_set)
         assert token in name
     assert stop.signal_number == signal.SIGTERM
-    assert said == [f"output={run}: another command took the lease over; this one stops"]
+    assert said == [f"output={run}: another command took over the lease; this one stops"]
     assert claims(run) == ["00000002-another.json"]
 
 
@@ -371,7 +371,7 @@ def test_heartbeats_that_fail_are_said(run: str, monkeypatch: pytest.MonkeyPatch
         with monkeypatch.context() as patch:
             patch.setattr(*((files, "write_bytes") if storage.is_url(run) else (os, "utime")), fail)
             wait_until(lambda: said)
-        assert f"output={run}: no heartbeat of the lease (the store was too busy)" in said[0]
+        assert f"output={run}: cannot renew the lease (the store was too busy)" in said[0]
     assert claims(run) == []
 
 

@@ -186,10 +186,10 @@ def test_korean_survives_uncased_training(tmp_path):
         (None, "no such vocabulary file"),
         (b"", "is empty"),
         (b"[PAD]\nb\xff\n", "byte 7 is not UTF-8"),
-        (b"a\nb\na\n", "line 3: token 'a' stands in line 1"),
-        (b"[PAD]\n\na\n", "line 2: empty; a token a line is expected"),
+        (b"a\nb\na\n", "line 3: token 'a' is also in line 1"),
+        (b"[PAD]\n\na\n", "line 2: empty; one token per line is expected"),
         (b"[PAD]\n[UNK]\n[CLS]\na\n", r"lacks \[SEP\], \[MASK\]"),
-        ("".join(f"{token}\n" for token in SPECIAL_TOKENS).encode(), "special and unused tokens only"),
+        ("".join(f"{token}\n" for token in SPECIAL_TOKENS).encode(), "only special and unused tokens"),
     ],
 )
 def test_bad_vocabularies_are_refused(tmp_path, content, message):
@@ -220,7 +220,7 @@ def test_bad_tokenizer_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="has none of"):
         WordTokenizer.from_path(path, lowercase=True)
     Tokenizer(models.WordLevel({"a": 0, "b": 1})).save(str(path))
-    with pytest.raises(ValueError, match=r"tokenizer\.json: text that is not in the vocabulary cannot be .*unk_token"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: text outside the vocabulary cannot be .*unk_token"):
         WordTokenizer.from_path(path, lowercase=True)
     Tokenizer(models.WordLevel({"a": 0, "b": 7}, unk_token="a")).save(str(path))
     with pytest.raises(ValueError, match="greatest id is 7"):

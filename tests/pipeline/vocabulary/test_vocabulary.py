@@ -358,12 +358,12 @@ def test_command_line(corpus, tmp_path, capsys):
     assert main([*run, f"vocabulary.path={path}"]) == 0
     assert path.read_text(encoding="utf-8").count("\n") == 200
     assert main([*run, f"vocabulary.path={path}"]) == 0
-    assert "is there already" in capsys.readouterr().out
+    assert "already exists" in capsys.readouterr().out
     for extra, message in (
         ([], "vocabulary.path is not set"),
         (["vocabulary.path=x.bin"], "must end in .txt"),
         (["vocabulary.path=x.txt", "vocabulary.algorithm=bpe"], "cannot hold the merges of bpe"),
-        (["vocabulary.path=x.txt", "--", "y"], "nothing may follow"),
+        (["vocabulary.path=x.txt", "--", "y"], "only options of Beam may follow"),
         (["--frobnicate"], "unknown option"),
     ):
         assert main([*run, *extra]) == 2

@@ -180,7 +180,7 @@ def test_a_failed_merge_leaves_no_file(tmp_path: Path, runs: list[Run], monkeypa
     """Nor does one that ends after files of its own."""
     kept = set((tmp_path / "runs").iterdir())
     broken = runs[0]._replace(stop=10**6)
-    with pytest.raises(ValueError, match=rf"{broken.path}: ends before byte 1000000; run this again"):
+    with pytest.raises(ValueError, match=rf"{broken.path}: the file ends before byte 1000000; run the command again"):
         join_most_common(
             [str(write_most_common([broken], folder=tmp_path / "runs", limit=9))], folder=tmp_path, limit=9
         )

@@ -196,7 +196,7 @@ def test_a_build_is_planned_and_not_begun(
         (["--price=3"], "--price goes with --dry-run"),
         (["--dry-run", "sources.0.path=nowhere.txt"], "nowhere.txt"),
         (["--dry-run", "cleaning.keep_rejects=c.yaml"], "c.yaml is a file; give a folder"),
-        (["--dry-run", "vocabulary.path=corpus.txt"], "corpus.txt, so that a build would read it as text"),
+        (["--dry-run", "vocabulary.path=corpus.txt"], "corpus.txt, so a build would read it as text"),
         (["--dry-run", "vocabulary.path=new.bin", "vocabulary.train=true"], "must end in .txt"),
         (
             ["--dry-run", "vocabulary={path: new.txt, train: true, algorithm: bpe}"],
