@@ -1,6 +1,6 @@
-# Every target documents itself: `make help`.
+# `make help` lists the targets.
 # Variables: CONFIG=file.yaml (download, estimate, preprocess, vocabulary, train, submit), ARGS="key.sub=value ..." (passed on), PYTHON.
-# What a target does not take is refused: with `make preprocess CONFG=my.yaml` it would build the sample.
+# A variable that the target does not take is refused; otherwise `make preprocess CONFG=my.yaml` would build the sample.
 
 PYTHON ?= python3
 VENV := .venv
@@ -33,7 +33,7 @@ IGNORED := $(strip $(foreach name,$(GIVEN),$(if $(filter $(TAKES_$(name)),$(MAKE
 TAKEN := $(patsubst TAKES_%,%=,$(foreach list,$(filter TAKES_%,$(.VARIABLES)),$(if $(filter $($(list)),$(MAKECMDGOALS)),$(list))))
 ifneq ($(IGNORED),)
 $(error make $(MAKECMDGOALS) does not take $(IGNORED)$(if $(TAKEN),; it takes $(sort $(TAKEN)))$(if $(filter ARGS=,$(TAKEN)),; \
-give settings as ARGS="$(IGNORED)"); variables of the environment stand before make)
+give settings as ARGS="$(IGNORED)"); put environment variables before make)
 endif
 
 quote = '$(subst ','\'',$1)'
@@ -50,7 +50,7 @@ export TOKENIZERS_PARALLELISM ?= false
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.ready  ## Make .venv with everything, exact versions of constraints.txt
+setup: $(VENV)/.ready  ## Make .venv with all packages, in the versions of constraints.txt
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, this is {v[0]}.{v[1]}; name another with make PYTHON=python3.11")'
@@ -62,16 +62,16 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 sample: setup  ## Fetch the sample corpus (real Wikipedia pages and public-domain books) into data/sample
 	$(BIN)/python -m pipeline.download sample data/sample
 
-download: setup  ## Fetch the dumps that CONFIG names; says what it cannot fetch and you must bring
+download: setup  ## Fetch the dumps that CONFIG names; list the files that you must bring yourself
 	$(BIN)/python -m pipeline.download config $(OUTSIDE_CONFIG) $(ARGS)
 
-vocabulary: $(if $(CONFIG),download,sample)  ## Train the config's vocabulary where it is not there yet
+vocabulary: $(if $(CONFIG),download,sample)  ## Train the config's vocabulary if it does not exist yet
 	$(BIN)/python -m pipeline.vocabulary $(OUTSIDE_CONFIG) $(ARGS)
 
-preprocess: $(if $(CONFIG),download,sample)  ## Text to sentence-pair Parquet (CONFIG=my.yaml for your own text)
+preprocess: $(if $(CONFIG),download,sample)  ## Turn text into a data set (CONFIG=my.yaml for your own text)
 	$(BIN)/python pipeline/run.py $(OUTSIDE_CONFIG) $(ARGS)
 
-estimate: $(if $(CONFIG),setup,sample)  ## What `preprocess` will cost: rows, bytes, time, memory, from a sample of the text
+estimate: $(if $(CONFIG),setup,sample)  ## Estimate rows, bytes, time and memory of `preprocess` from a sample of the text
 	$(BIN)/python -m pipeline.estimate $(OUTSIDE_CONFIG) $(ARGS)
 
 train: setup  ## Pretrain BERT on a data set (CONFIG=my.yaml, ARGS="workers=8 ...")
@@ -80,7 +80,7 @@ train: setup  ## Pretrain BERT on a data set (CONFIG=my.yaml, ARGS="workers=8 ..
 export: setup  ## Write RUN's newest checkpoint as a transformers model into OUT
 	$(BIN)/python -m trainer.export $(call quote,$(RUN)) $(call quote,$(OUT)) $(ARGS)
 
-pretrain: of-the-sample sample  ## The main job on the sample: fetch, preprocess, train, evaluate, export, show
+pretrain: of-the-sample sample  ## Do everything on the sample: fetch, preprocess, train, evaluate, export, show
 	$(BIN)/python pipeline/run.py
 	$(BIN)/python trainer/run.py
 	$(BIN)/python -m trainer.export runs/sample runs/sample/export
@@ -89,63 +89,63 @@ pretrain: of-the-sample sample  ## The main job on the sample: fetch, preprocess
 of-the-sample:
 	@[ -z $(call quote,$(CONFIG)$(ARGS)) ] || { echo 'make pretrain takes no CONFIG and no ARGS, it is the sample; use make preprocess CONFIG=... and make train CONFIG=...' >&2; exit 2; }
 
-test: setup  ## Run the tests (no GPU, no network beyond the package registries)
+test: setup  ## Run the tests (no GPU, no network except the package registries)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu:  ## Run the tests that need a GPU, with the python on the path
 	python -m pytest -m gpu $$(grep -rl --include="test_*.py" "mark.gpu" tests) $(ARGS)
 
-chaos: setup  ## Kill, freeze, fill and damage real runs; all must be as uninterrupted (docs/RELIABILITY.md)
+chaos: setup  ## Kill, freeze and damage real runs; each must end like an undisturbed one (docs/RELIABILITY.md)
 	PYTHONPATH=$(call quote,$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/support) $(BIN)/python -m chaos $(ARGS)
 
-check: setup  ## Format, lint, types and import contracts; never changes a file
+check: setup  ## Check format, lint, types and import layers; change no file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-fix: setup  ## Format the code and mend what the linter can
+fix: setup  ## Format the code and repair what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup  ## Run the benchmarks; tables go to bench/
+bench: setup  ## Run the benchmarks; write their tables into bench/
 	$(BIN)/python -m bench.run $(ARGS)
 
-bench-pipeline: setup  ## Stages, whole builds, storage, plan; table in bench/pipeline.md (ARGS="--memory-mb 100 1000", LDDL_PYTHON=...)
+bench-pipeline: setup  ## Measure stages, whole builds, storage and plan; write bench/pipeline.md (ARGS="--memory-mb 100 1000", LDDL_PYTHON=...)
 	LDDL_PYTHON=$(call quote,$(LDDL_PYTHON)) $(BIN)/python -m bench.pipeline $(ARGS)
 
-bench-trainer:  ## On a GPU host: speed and loss of transformers, our engine and product on the rows of DATA; ARGS="--render FILE..." writes bench/trainer.md
+bench-trainer:  ## On a GPU host: measure speed and loss of transformers, our engine and product on the rows of DATA; ARGS="--render FILE..." writes bench/trainer.md
 	python -m bench.trainer $(if $(DATA),$(call quote,$(DATA))) $(ARGS)
 
-bench-learning:  ## On a GPU host: does the product learn as transformers does, on the rows of DATA; ARGS="--render FOLDER" writes docs/LEARNING.md
+bench-learning:  ## On a GPU host: compare learning with transformers on the rows of DATA; ARGS="--render FOLDER" writes docs/LEARNING.md
 	python -m bench.learning $(if $(DATA),$(call quote,$(DATA))) $(ARGS)
 
 cluster: setup  ## Write cluster/*/ from cluster/values/*.yaml, which you fill in (cluster/README.md)
 	$(BIN)/python -m cluster.render $(ARGS)
 
-check-cluster: setup  ## Check cluster/values/*.yaml, that the files made from them are up to date, and that none holds a secret
+check-cluster: setup  ## Check cluster/values/*.yaml and the files made from them: valid, up to date, without secrets
 	$(BIN)/python -m cluster.check $(ARGS)
 
 images: check-cluster  ## Build both container images (REGISTRY=host/name VERSION=0.1.0)
 	docker build -f cluster/images/preprocessing.Dockerfile -t $(call quote,$(REGISTRY)cloze-preprocessing:$(VERSION)) .
 	docker build -f cluster/images/training.Dockerfile -t $(call quote,$(REGISTRY)cloze-training:$(VERSION)) .
 
-test-images: setup  ## Install what each image installs into a clean environment, and try it (minutes, gigabytes)
+test-images: setup  ## Install each image's packages into a clean environment and try them (minutes, gigabytes)
 	$(BIN)/python -m cluster.try_images $(ARGS)
 
 submit: setup  ## Run a job on a Ray cluster (CONFIG=my.yaml, KIND=train or preprocess, RAY_ADDRESS=http://head:8265)
 	$(BIN)/python -m cluster.submit $(if $(JOB),--id $(call quote,$(JOB)),) $(call quote,$(KIND)) $(OUTSIDE_CONFIG) $(ARGS)
 
-status: setup  ## What the submitted job JOB is at (without: all jobs)
+status: setup  ## Show the state of the submitted job JOB (without JOB: all jobs)
 	$(BIN)/python -m cluster.submit $(if $(JOB),status $(call quote,$(JOB)),list)
 
-stop: setup  ## End the submitted job JOB with a checkpoint
+stop: setup  ## Stop the submitted job JOB; it writes a checkpoint first
 	$(BIN)/python -m cluster.submit stop $(if $(JOB),$(call quote,$(JOB)))
 
-local-cluster: setup  ## Start a Ray head and two nodes on this machine, for trying `make submit`
+local-cluster: setup  ## Start a Ray head and two nodes on this machine, to try `make submit`
 	$(BIN)/python -m cluster.local start
 
-local-cluster-stop:  ## End exactly the processes that `make local-cluster` started
+local-cluster-stop:  ## End the processes that `make local-cluster` started, and no others
 	$(BIN)/python -m cluster.local stop
 
 clean:  ## Remove caches and the sample's products; your own data/ and runs/ stay

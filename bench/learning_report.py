@@ -1,6 +1,6 @@
-"""Verdicts and tables of bench/learning.py's curves: docs/LEARNING.md.
+"""Judges the curves of bench/learning.py and renders docs/LEARNING.md.
 
-A verdict is given only where all its runs are there, of one data set and with the same settings.
+A verdict is given only if all its runs exist, on one data set and with the same settings.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ SAME = {
     "settings": "the settings",
     "seconds": "the minutes",
 }
-"""What the runs of one comparison share, and its words."""
+"""Key that the runs of one comparison must share -> its name in the page."""
 NOISE = (
-    "Next-sentence loss falls late and steeply, and two runs of ours with the same seed differed by up to 0.13 nats in "
-    "the last fifth, since kernels add in another order: that loss is noisy at these steps and its verdict weak."
+    "Next-sentence loss falls late and steeply. Two of our runs with the same seed differed by up to 0.13 nats in the "
+    "last fifth, because kernels add in another order. So that loss is noisy at these steps and its verdict weak."
 )
 
 
 @dataclass(slots=True)
 class Report:
-    """The page, and what of it does not hold."""
+    """The page, the verdicts that do not hold, and those that could not be given."""
 
     text: str = ""
     failed: list[str] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
-    """What cannot be judged, since runs of it are missing or differ."""
+    """Comparisons whose runs are missing or differ in their settings."""
 
 
 class Verdict(NamedTuple):
-    """holds: None where it cannot be judged."""
+    """One verdict. holds: None if it cannot be judged."""
 
     holds: bool | None
     text: str
@@ -85,7 +85,7 @@ def make_report(curves: Mapping[str, Curve]) -> Report:
 
 
 def write_report(report: Report, *, curves: Mapping[str, Curve], docs: Path) -> None:
-    """LEARNING.md and the pictures of what is there."""
+    """Write LEARNING.md, and the picture of each part that has curves."""
     docs.mkdir(parents=True, exist_ok=True)
     for part, draw in PICTURES.items():
         if any(curve["part"] == part for curve in curves.values()):
@@ -94,12 +94,12 @@ def write_report(report: Report, *, curves: Mapping[str, Curve], docs: Path) -> 
 
 
 def mark(holds: bool | None) -> str:
-    """What stands before a verdict."""
+    """Return the word before a verdict."""
     return {True: "Holds:", False: "FAILED:", None: "NOT JUDGED:"}[holds]
 
 
 def find_obstacle(curves: Mapping[str, Curve], names: Sequence[str]) -> str | None:
-    """Why these runs cannot be compared; None where they can."""
+    """Return why these runs cannot be compared, or None if they can."""
     missing = [name for name in names if name not in curves]
     if missing:
         return f"{', '.join(missing)} did not run"
@@ -119,7 +119,7 @@ def _comparable(value: Any) -> Any:
 
 
 def judge_steps(curves: Mapping[str, Curve]) -> Section:
-    """Of each loss: ours' mean over the seeds is within [min, max] of transformers', or below."""
+    """For each loss: the mean of our seeds must not exceed the greatest of transformers'."""
     names = {who: [f"steps-{who}-{seed}" for seed in SEEDS] for who in ("ours", "transformers")}
     everyone = (*names["ours"], *names["transformers"])
     there = [name for name in everyone if name in curves]
@@ -130,12 +130,12 @@ def judge_steps(curves: Mapping[str, Curve]) -> Section:
     for who, own in names.items():
         if all(name in curves for name in own):
             spreads = [spread([last_mean(curves[name][loss]) for name in own]) for loss in LOSSES]
-            lines.append(f"| {who}, mean (least to most) | {' | '.join(spreads)} | |")
+            lines.append(f"| {who}, mean (lowest to highest) | {' | '.join(spreads)} | |")
     lines += [
         "",
-        "Means over the last fifth of the steps, nats. Runs shared a card with others: their seconds compare ",
+        "Means over the last fifth of the steps, in nats. Runs shared a card, so their seconds do not compare speed.",
     ]
-    lines[-1] += f"no speed.\n\n{NOISE}\n\n![Both losses by step](learning-steps.png)"
+    lines[-1] += f"\n\n{NOISE}\n\n![Both losses by step](learning-steps.png)"
     verdicts = []
     obstacle = find_obstacle(curves, everyone)
     for loss, words in LOSSES.items():
@@ -145,14 +145,14 @@ def judge_steps(curves: Mapping[str, Curve]) -> Section:
         ours, theirs = ([last_mean(curves[name][loss]) for name in names[who]] for who in names)
         mean = sum(ours) / len(ours)
         holds = mean <= max(theirs)
-        place = f"{mean:.4f}, transformers' are {min(theirs):.4f} to {max(theirs):.4f}"
-        relation = "is within transformers' spread or below it" if holds else "is above transformers' spread"
-        verdicts.append(Verdict(holds, f"{words} loss: ours, the mean of {len(SEEDS)} seeds, {relation}: {place}."))
+        place = f"{mean:.4f}; transformers: {min(theirs):.4f} to {max(theirs):.4f}"
+        relation = "is within transformers' range or below it" if holds else "is above transformers' range"
+        verdicts.append(Verdict(holds, f"{words} loss: our mean over {len(SEEDS)} seeds {relation}: {place}."))
     return Section(f"Equal steps{_size(curves, there)}", everyone, lines, verdicts)
 
 
 def last_mean(losses: Sequence[float | None]) -> float:
-    """Mean of the last fifth; NaN where one of them is not finite."""
+    """Return the mean of the last fifth; NaN if one of them is not finite."""
     few = losses[-max(1, round(LAST * len(losses))) :]
     return sum(math.nan if loss is None else loss for loss in few) / len(few)
 
@@ -166,7 +166,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def judge_resume(curves: Mapping[str, Curve]) -> Section:
-    """With deterministic kernels the resumed run has the losses of the uninterrupted one, to the last bit."""
+    """With deterministic kernels, all losses of the resumed and the uninterrupted run must be equal to the last bit."""
     resumed, whole = names = (f"resume-ours-{SEEDS[0]}", f"whole-ours-{SEEDS[0]}")
     title = f"A resumed run{_size(curves, [resumed])}"
     obstacle = find_obstacle(curves, names)
@@ -174,7 +174,7 @@ def judge_resume(curves: Mapping[str, Curve]) -> Section:
         return Section(title, names, [], [Verdict(None, f"{obstacle}.")])
     stops = curves[resumed].get("stops", [])
     if len(stops) != 1 or not 0 < stops[0] < len(curves[resumed]["mlm"]):
-        return Section(title, names, [], [Verdict(None, f"{resumed} was not stopped on its way (stops: {stops}).")])
+        return Section(title, names, [], [Verdict(None, f"{resumed} was not stopped midway (stops: {stops}).")])
     windows = list(cut_windows(len(curves[whole]["mlm"])))
     lines = ["| steps | loss | resumed | uninterrupted |", "|---|---|---|---|"]
     verdicts = []
@@ -184,16 +184,16 @@ def judge_resume(curves: Mapping[str, Curve]) -> Section:
             lines.append(f"| {first + 1} to {stop} | {words} | {a:.4f} | {b:.4f} |")
         pairs = list(zip(*(curves[name][loss] for name in names), strict=True))
         same = sum(a is not None and a == b for a, b in pairs)
-        text = f"{words} loss: the same to the last bit in {same:,} of {len(pairs):,} steps."
+        text = f"{words} loss: equal to the last bit in {same:,} of {len(pairs):,} steps."
         verdicts.append(Verdict(same == len(pairs), text))
-    lines += ["", f"Stopped by SIGTERM, with a checkpoint at step {stops[0]:,}, and started again by the same command."]
-    lines += ["Both with `deterministic: true`. Means over windows of steps, nats."]
+    lines += ["", f"Stopped by SIGTERM with a checkpoint at step {stops[0]:,}, then started again by the same command."]
+    lines += ["Both runs with `deterministic: true`. Means over windows of steps, in nats."]
     lines += ["", "![The resumed run](learning-resume.png)"]
     return Section(title, names, lines, verdicts)
 
 
 def cut_windows(steps: int) -> Iterator[tuple[int, int]]:
-    """(first, stop) of tenths of the steps."""
+    """Yield (first, stop) of each tenth of the steps."""
     return ((a, b) for a, b in pairwise(round(steps * tenth / TENTHS) for tenth in range(TENTHS + 1)) if a < b)
 
 
@@ -205,7 +205,7 @@ def _mean(losses: Sequence[float | None]) -> float:
 
 
 def judge_times(curves: Mapping[str, Curve]) -> list[Section]:
-    """A section for each size, in the order base, large, others."""
+    """Return a section for each size, in the order base, large, others."""
     sizes = {name.split("-")[1] for name in curves if name.startswith("time-")} | {"base", "large"}
     return [
         judge_time(curves, size=size) for size in sorted(sizes, key=lambda size: (size not in ("base", "large"), size))
@@ -213,7 +213,7 @@ def judge_times(curves: Mapping[str, Curve]) -> list[Section]:
 
 
 def judge_time(curves: Mapping[str, Curve], *, size: str) -> Section:
-    """At each evaluation of transformers, ours at the same time or earlier is lower."""
+    """At each evaluation of transformers, our last evaluation up to that time must be lower."""
     ours_name, their_name = names = (f"time-{size}-ours", f"time-{size}-transformers")
     title = f"Equal time, BERT {size}"
     obstacle = find_obstacle(curves, names)
@@ -222,7 +222,7 @@ def judge_time(curves: Mapping[str, Curve], *, size: str) -> Section:
     ours, theirs = curves[ours_name], curves[their_name]
     counts = {(each["pairs"], each["masked"]) for curve in (ours, theirs) for each in curve["evaluations"]}
     if len(counts) != 1:
-        text = f"not the same held-out rows were evaluated: (pairs, masked) {sorted(counts)}."
+        text = f"the evaluations used different held-out rows: (pairs, masked) {sorted(counts)}."
         return Section(title, names, [], [Verdict(None, text)])
     lines = [
         "| time, s | transformers | step | ours | at, s | step | difference |",
@@ -241,21 +241,22 @@ def judge_time(curves: Mapping[str, Curve], *, size: str) -> Section:
         lines.append(f"{left} {right}")
     lower = sum(difference < 0 for difference in differences)
     pairs, masked = counts.pop()
-    text = f"ours is lower at {lower} of {len(differences)} points of time."
+    text = f"our loss is lower at {lower} of {len(differences)} times."
     lines += [
         "",
-        f"Masked-LM loss in nats over the same {masked:,} masked tokens of {pairs:,} held-out pairs; ours is the last "
-        "evaluation that is not later. The clock runs from the end of the first step, without evaluations. Start-up "
-        f"and first step, compilation among them, took {ours['start_up_s']:.0f} + {ours['first_step_s']:.0f} s of "
-        f"ours and {theirs['start_up_s']:.0f} + {theirs['first_step_s']:.0f} s of transformers. A step is "
-        f"{ours['settings']['batch']['tokens']:,} tokens of ours, {theirs['pairs']} pairs of transformers.\n\n"
+        f"Masked-LM loss in nats over the same {masked:,} masked tokens of {pairs:,} held-out pairs; ours is our last "
+        "evaluation up to that time. The clock starts at the end of the first step and leaves out evaluations. "
+        "Start-up and first step, compilation included, took "
+        f"{ours['start_up_s']:.0f} + {ours['first_step_s']:.0f} s for us and "
+        f"{theirs['start_up_s']:.0f} + {theirs['first_step_s']:.0f} s for transformers. A step is "
+        f"{ours['settings']['batch']['tokens']:,} tokens for us, {theirs['pairs']} pairs for transformers.\n\n"
         "![Held-out loss by time](learning-time.png)",
     ]
     return Section(title, names, lines, [Verdict(bool(differences) and lower == len(differences), text)])
 
 
 def find_before(evaluations: Sequence[Mapping[str, Any]], *, time_s: float) -> Mapping[str, Any] | None:
-    """The last that is not later."""
+    """Return the last evaluation up to time_s, or None."""
     earlier = [each for each in evaluations if each["time_s"] <= time_s]
     return earlier[-1] if earlier else None
 
@@ -278,17 +279,17 @@ def _size(curves: Mapping[str, Curve], names: Sequence[str]) -> str:
 INTRODUCTION = [
     "# Does it learn as transformers does?",
     "",
-    "The whole product (`trainer/run.py`: pair stream, kernels, hashed dropout, ZeRO engine, bf16 with fp32 masters, "
-    "compiled) beside transformers' `BertForPreTraining` (bf16 autocast, sdpa), from the same initial weights and with "
-    "the same AdamW.",
-    "In equal steps both read the same rows in the same order, and transformers runs eagerly, each step in four parts "
-    "by length. In equal time transformers is compiled and reads the same rows padded to 512.",
+    "This page compares the whole product (`trainer/run.py`: pair stream, kernels, hashed dropout, ZeRO engine, bf16 "
+    "with fp32 masters, compiled) with transformers' `BertForPreTraining` (bf16 autocast, sdpa). Both start from the "
+    "same initial weights and use the same AdamW.",
+    "Equal steps: both read the same rows in the same order; transformers runs eagerly, each step in four parts by "
+    "length. Equal time: transformers is compiled and reads the same rows padded to 512.",
     "",
 ]
 
 
 def describe_runs(curves: Mapping[str, Curve]) -> list[str]:
-    """Commands, seeds, cards, days, data and settings."""
+    """Return the section that lists commands, seeds, cards, days, data and settings."""
     lines = ["## What ran", "", "| run | seed | card | torch | transformers | day | steps |", f"{'|---' * 7}|"]
     for name, curve in curves.items():
         steps = len(curve.get("mlm") or curve["loss"])

@@ -1,6 +1,6 @@
-"""bench/trainer.md out of the result files of bench/trainer.py.
+"""Renders bench/trainer.md from the result files of bench/trainer.py.
 
-A row that trains counts only if its loss fell by FALL: otherwise it is an error, whatever its rate.
+A row that trains counts only if its loss fell by FALL; otherwise it is an error, whatever its rate.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from bench import attention
 Result: TypeAlias = dict[str, Any]
 
 FALL = 1.0
-"""Nats by which the masked-LM loss of a row must fall. It begins at ln(vocabulary), 10.3 for 30,522 entries; BERT small
-comes from 10.26 to 7.40 in the 48 steps of a part, with 2,048 tokens each on a CPU."""
+"""Nats by which the masked-LM loss of a row must fall. It begins at ln(vocabulary), 10.3 for 30,522 entries. In the 48
+steps of a part, BERT small falls from 10.26 to 7.40 with 2,048 tokens per step on a CPU."""
 NAMES = {
     "transformers": "transformers, sdpa, padded, eager",
     "transformers-compiled": "transformers, sdpa, padded, compiled",
@@ -26,18 +26,18 @@ NAMES = {
     "zero-2": "ours, engine, ZeRO-2",
     "zero-3": "ours, engine, ZeRO-3",
 }
-ONE_CARD = "Not run: two cards. No rate of theirs is known for a step that is seen to learn."
+ONE_CARD = "Not run: two cards. No rate is known for two cards that are seen to learn."
 NOT_ROWS = ("peak", "parts", "attention")
-"""Parts that train nothing that is a row."""
+"""Parts that train nothing and have no row."""
 COLUMNS = (
     "what",
     "masked-LM loss",
     "real tokens/s",
-    "to transformers, eager",
+    "relative to transformers, eager",
     "places/s",
     "TFLOP/s",
     "of the peak",
-    "ms a step",
+    "ms per step",
     "memory, GB",
     "first step, s",
     "resumed, s",
@@ -46,7 +46,7 @@ COLUMNS = (
 
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
-    """All results; of a part that was measured twice alike, what comes last. ValueError names a file without any."""
+    """Return all results, the last of each part and section. ValueError names a file without results."""
     found: dict[tuple[Any, ...], Result] = {}
     for path in paths:
         try:
@@ -59,12 +59,12 @@ def read_results(paths: Iterable[Path]) -> list[Result]:
 
 
 def section_of(result: Result) -> tuple[str, str, str, str, int]:
-    """Results that share this share a table."""
+    """Key of the table that a result belongs to: size, card, torch, data set, tokens of a micro-batch."""
     return result["size"], result["card"], result["torch"], result["data"], result["tokens"]
 
 
 def describe(results: Sequence[Result]) -> str:
-    """The page: a table for each size, card, torch and data set; first of all that no run had two cards, if so."""
+    """Return the page: a table for each section_of. If no run had two cards, the page begins by saying so."""
     sections = dict.fromkeys(section_of(result) for result in results)
     page = "\n".join(_describe_section([each for each in results if section_of(each) == key]) for key in sections)
     several = any(result.get("workers", 1) > 1 for result in results)
@@ -72,7 +72,7 @@ def describe(results: Sequence[Result]) -> str:
 
 
 def list_faults(results: Sequence[Result]) -> list[str]:
-    """Rows that failed, or do not learn."""
+    """Describe the rows that failed or do not learn."""
     faults = []
     for result in results:
         where = f"BERT {result['size']}: {name_of(result)}"
@@ -84,13 +84,13 @@ def list_faults(results: Sequence[Result]) -> list[str]:
 
 
 def learns(result: Result) -> bool:
-    """Whether the loss fell by FALL; False where it is not known or not finite."""
+    """Return whether the loss fell by FALL; False if it is unknown or not finite."""
     before, after = (_number(result.get(f"loss_{when}")) for when in ("before", "after"))
     return before - after >= FALL
 
 
 def name_of(result: Result) -> str:
-    """What the row is called."""
+    """Return the name of a row."""
     name = result.get("name") or NAMES.get(result["part"], result["part"])
     return f"{name}" + ", not compiled" * (result.get("compiled") is False)
 
@@ -110,11 +110,11 @@ def _describe_section(results: Sequence[Result]) -> str:
     lines = [
         f"# BERT {first['size']} on {first['card']}, {' and '.join(dates)}",
         "",
-        f"torch {first['torch']}; {first['data']}; {first['tokens']:,} token places a micro-batch; dropout 0.1; bf16; "
-        f"{measured}Rates are a GPU's. Masked-LM loss, nats: the mean over the same batches, passed over for the first "
-        "and for the last time; of the whole product, which sees each row once, of the first step and of the last "
-        "tenth. First step: seconds from the start of the process until it is logged; resumed: the same, for the "
-        "command given again after a stop.",
+        f"torch {first['torch']}; {first['data']}; {first['tokens']:,} token places per micro-batch; dropout 0.1; "
+        f"bf16; {measured}Rates are per GPU. Masked-LM loss in nats: the mean over the same batches, in the first pass "
+        "and in the last. The whole product sees each row once: its losses are those of the first step and of the last "
+        "tenth of the steps. First step: seconds from the start of the process until that step is logged; resumed: the "
+        "same for the command repeated after a stop.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         "|---" * len(COLUMNS) + "|",

@@ -1,6 +1,6 @@
 """Checks what you fill in, without a network: `make check-cluster`, `python -m cluster.check`.
 
-Values must be valid, the files made from them up to date, and no file may hold a secret. tests/cluster holds the files
+Values must be valid, the files made from them up to date, and no file may hold a secret. tests/cluster checks the files
 themselves against the rules of Ray, AWS, Google Cloud and Kubernetes.
 """
 

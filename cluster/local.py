@@ -138,7 +138,7 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
     """Start a node, and record its process at once."""
     agent, metrics = free_ports(2)
     environment = {
-        "RAY_worker_niceness": "0",  # at Ray's 15 a busy machine leaves workers next to nothing
+        "RAY_worker_niceness": "0",  # at Ray's 15, workers get almost no time on a busy machine
         # Names in capitals (RAY_ADDRESS) point to another cluster; the others (RAY_worker_niceness) are settings.
         **{key: value for key, value in os.environ.items() if not (key.startswith("RAY_") and key[4:5].isupper())},
         "RAY_AUTH_MODE": "token",

@@ -1,7 +1,7 @@
 """Files for Kubernetes: a RayCluster and RayJobs for KubeRay (1.5 or later), with and without a queue.
 
 The Ray container comes first in its pod; only CPU pods have the preprocessing resource; every group shrinks to nothing;
-nothing listens outside the cluster, and Ray demands a token. tests/cluster/test_cluster_kuberay.py holds all of this.
+nothing listens outside the cluster, and Ray requires a token. tests/cluster/test_cluster_kuberay.py checks this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of Ray's launcher (`ray up`) for AWS, Google Cloud and existing hosts, as trees of plain data.
 
-Everything runs in containers. Ray demands a token, and its dashboard listens on loopback (`ray dashboard` opens a
-tunnel). No provider has run these files; tests/cluster holds them against the providers' own rules.
+Everything runs in containers. Ray requires a token, and its dashboard listens on loopback (`ray dashboard` opens a
+tunnel). No provider has run these files; tests/cluster checks them against the rules of the providers.
 """
 
 from __future__ import annotations

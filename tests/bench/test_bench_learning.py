@@ -57,7 +57,7 @@ def test_what_holds_is_rendered_with_pictures(tmp_path: Path) -> None:
     text = (tmp_path / "docs" / "LEARNING.md").read_text()
     assert text.count("**Holds:**") == 6
     assert "FAILED" not in text
-    assert "masked-LM loss: ours, the mean of 3 seeds, is within transformers' spread or below it: 8.2300" in text
+    assert "masked-LM loss: our mean over 3 seeds is within transformers' range or below it: 8.2300" in text
     assert "| 30.0 | 8.0000 | 30 | 7.6667 | 25.0 | 25 | -0.3333 |" in text  # 10 s and 25 s are not later than 30 s
     assert "| 60.0 | 7.0000 | 60 | 6.6667 | 55.0 | 55 | -0.3333 |" in text  # 62 s is
     (row,) = [line for line in text.splitlines() if line.startswith("| steps-ours-3 |")]
@@ -76,7 +76,7 @@ def test_a_curve_that_is_too_high_fails_loudly(tmp_path: Path, capsys: pytest.Ca
     folder = make_curves(tmp_path / "out", **{f"steps_ours_{seed}": high for seed in SEEDS})
     assert render(folder, tmp_path / "docs") == 1
     text = (tmp_path / "docs" / "LEARNING.md").read_text()
-    assert "**FAILED:** masked-LM loss: ours, the mean of 3 seeds, is above transformers' spread: 8.5083" in text
+    assert "**FAILED:** masked-LM loss: our mean over 3 seeds is above transformers' range: 8.5083" in text
     assert "**Holds:** next-sentence loss" in text
     assert "FAILED: Equal steps, BERT small: masked-LM loss" in capsys.readouterr().out
 
@@ -134,9 +134,9 @@ def test_equal_time_needs_the_same_held_out_rows_and_ours_lower_everywhere(tmp_p
         tmp_path / "out", time_base_ours={"evaluations": [point]}, time_large_ours={"evaluations": other}
     )
     report = make_report(read_curves(folder))
-    assert report.failed == ["Equal time, BERT base: ours is lower at 0 of 2 points of time."]
+    assert report.failed == ["Equal time, BERT base: our loss is lower at 0 of 2 times."]
     assert report.incomplete == [
-        "Equal time, BERT large: not the same held-out rows were evaluated: (pairs, masked) [(64, 900), (64, 901)]."
+        "Equal time, BERT large: the evaluations used different held-out rows: (pairs, masked) [(64, 900), (64, 901)]."
     ]
 
 
@@ -144,13 +144,13 @@ def test_a_resumed_run_has_the_bits_of_the_whole_one_and_was_stopped(tmp_path: P
     jump = {"mlm": [10.0 - step / 50 + 0.01 + (1e-12 if step >= 98 else 0.0) for step in range(100)]}
     report = make_report(read_curves(make_curves(tmp_path / "a", resume_ours_1=jump)))
     (line,) = report.failed
-    assert "masked-LM loss: the same to the last bit in 98 of 100 steps" in line
+    assert "masked-LM loss: equal to the last bit in 98 of 100 steps" in line
     broken = {"mlm": [9.0] * 99 + [None]}
     report = make_report(read_curves(make_curves(tmp_path / "c", resume_ours_1=broken, whole_ours_1=broken)))
     (line,) = report.failed
-    assert "masked-LM loss: the same to the last bit in 99 of 100 steps" in line, "a loss that is not finite is no bit"
+    assert "masked-LM loss: equal to the last bit in 99 of 100 steps" in line, "a loss that is not finite is no bit"
     report = make_report(read_curves(make_curves(tmp_path / "b", resume_ours_1={"stops": [100]})))
-    assert report.incomplete == ["A resumed run, BERT small: resume-ours-1 was not stopped on its way (stops: [100])."]
+    assert report.incomplete == ["A resumed run, BERT small: resume-ours-1 was not stopped midway (stops: [100])."]
 
 
 def test_a_folder_without_curves_and_a_file_that_is_none_are_refused(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         (["estimate", "workers=2", "seed=1"], 'give settings as ARGS="'),
         (["train", "RUN=runs/mine"], "make train does not take RUN=runs/mine; it takes ARGS= CONFIG=;"),
         (["status", "ARGS=x"], "make status does not take ARGS=x; it takes JOB= RAY_ADDRESS=;"),
-        (["check", "ARGS=x"], "make check does not take ARGS=x; variables of the environment stand before make"),
+        (["check", "ARGS=x"], "make check does not take ARGS=x; put environment variables before make"),
     ],
 )
 def test_what_a_target_would_ignore_is_refused(words: list[str], told: str) -> None:
