@@ -46,7 +46,6 @@ class _StillModel:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Compute without gradients."""
         with torch.no_grad():
             yield
 

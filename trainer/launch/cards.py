@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from pipeline.dataset import Manifest
 from trainer.config import TrainerConfig
@@ -51,14 +52,9 @@ def ask_driver() -> Card | None:
     if chosen == "":
         return None
     command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
+    command += [f"--id={chosen}"] if chosen else []
     try:
-        done = subprocess.run(
-            [*command, *([f"--id={chosen}"] if chosen else [])],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
         lines = [line.split(",", 1) for line in done.stdout.splitlines()]
         cards = [Card(float(memory) * 2**20, name.strip()) for memory, name in lines]
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -108,16 +104,8 @@ def settle_micro_batch(
     if card is None:
         most = f"{LARGEST_DERIVED_MICRO_BATCH:,} tokens"
         return config, None, [f"memory: the GPUs' memory is unknown; micro-batches have at most {most}"]
-    limits = [
-        largest_micro_batch(
-            config,
-            vocabulary_size=manifest.vocabulary_size,
-            longest=manifest.max_seq_length,
-            card_bytes=card.num_bytes,
-            most=LARGEST_DERIVED_MICRO_BATCH,
-        )
-        for manifest in derived
-    ]
+    largest = partial(largest_micro_batch, config, card_bytes=card.num_bytes, most=LARGEST_DERIVED_MICRO_BATCH)
+    limits = [largest(vocabulary_size=each.vocabulary_size, longest=each.max_seq_length) for each in derived]
     greatest = min(limit if limit is not None else MICRO_BATCH_STEP for limit in limits)
     if greatest >= LARGEST_DERIVED_MICRO_BATCH:
         return config, card, []

@@ -46,7 +46,6 @@ class RunFiles:
         lease_token: str | None = None,
     ) -> None:
         self.run = locate(run)
-        """The run directory."""
         self._private = Path(tempfile.gettempdir()) / f"cloze-{os.getuid()}" if working_folder is None else None
         below = self._private or Path(str(working_folder))
         self.folder = self.run if isinstance(self.run, Path) else below / _name_of(self.run)

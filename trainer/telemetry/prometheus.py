@@ -56,10 +56,10 @@ class Gauges:
 
     def __init__(self, output: str) -> None:
         self._tags = {TAG: output}
+        held_out = {f"held_out_{name}": text for name, text in HELD_OUT_GAUGES.items()}
+        texts = {**STEP_GAUGES, **held_out, CHECKPOINT: "Seconds that training paused for the last checkpoint"}
         self._gauges = {
-            **{name: _gauge(name, text) for name, text in STEP_GAUGES.items()},
-            **{f"held_out_{name}": _gauge(f"held_out_{name}", text) for name, text in HELD_OUT_GAUGES.items()},
-            CHECKPOINT: _gauge(CHECKPOINT, "Seconds that training paused for the last checkpoint"),
+            name: Gauge(f"{PREFIX}{name}", description=text, tag_keys=(TAG,)) for name, text in texts.items()
         }
         self._counters = {name: _counter(name, text) for name, text in COUNTERS.items() if name != "restarts"}
 
@@ -100,10 +100,6 @@ class RestartCount:
     def add(self) -> None:
         """Count one restart."""
         self._counter.inc(1, tags=self._tags)
-
-
-def _gauge(name: str, text: str) -> Gauge:
-    return Gauge(f"{PREFIX}{name}", description=text, tag_keys=(TAG,))
 
 
 def _counter(name: str, text: str) -> Counter:

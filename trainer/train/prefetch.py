@@ -68,13 +68,9 @@ class Feed:
         return first[1] if first is not None and first[0] is micro_batch else self._lay_out(micro_batch)
 
     def _lay_out(self, micro_batch: MicroBatch | None) -> Batch:
-        return to_batch(
-            micro_batch,
-            shape=self._shape,
-            special=self._special,
-            constant_shapes=self._device.type == "cuda",
-            device=self._device,
-        )
+        shape, special, device = self._shape, self._special, self._device
+        constant = device.type == "cuda"
+        return to_batch(micro_batch, shape=shape, special=special, constant_shapes=constant, device=device)
 
     def close(self) -> None:
         """Stop reading ahead."""

@@ -72,15 +72,12 @@ def run_share(
     """Build everything, train and close; see `work`. Call in a process that set_up_process has prepared."""
     run_directory = locate(config.output)
     phases = open_shared_folders(config)
+    rank, world_size = place.rank, place.world_size
     files = RunFiles(
-        run_directory,
-        rank=place.rank,
-        world_size=place.world_size,
-        working_folder=config.working_folder,
-        lease_token=lease_token,
+        run_directory, rank=rank, world_size=world_size, working_folder=config.working_folder, lease_token=lease_token
     )
     files.bring()
-    if files.stands_in and place.rank == 0:
+    if files.stands_in and rank == 0:
         link.say(f"logs are written to {files.folder} and sent to {files.run} with every checkpoint and at the end")
     found = find_together(run_directory)
     engine, rows_given = build_engine(config, phases=phases, place=place, device=device, begun=bool(found))
@@ -97,18 +94,22 @@ def run_share(
     guard = DivergenceGuard(config.guard, tree=None if saved is None else saved.guard)
     resumed_at = 0 if saved is None else saved.step
     gauges = None
-    if reader == "ray" and place.rank == 0:
+    if reader == "ray" and rank == 0:
         from trainer.telemetry import prometheus  # Ray is not installed everywhere
 
         gauges = prometheus.Gauges(config.output)
+
+    open_log = partial(
+        RunLog, files.folder, config=config, rank=rank, world_size=world_size, say=link.say, gauges=gauges
+    )
 
     def open_feed(state: PlanState) -> Feed:
         opened = phases[state.phase]
         stream = MicroBatchStream(
             opened.plan,
             opened.phase.config.data,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=rank,
+            world_size=world_size,
             state=state,
             reader=reader,
             read_ahead_blocks=config.ingest.read_ahead_blocks,
@@ -121,40 +122,34 @@ def run_share(
         first_step = 0 if saved is None else saved.step
         start = find_start(phases, None if saved is None else PlanState.from_tree(saved.plan_state))
         rows_before = rows_given if saved is None else saved.rows
+        feed = RunFeed(start, open_feed=open_feed, next_start=partial(find_start, phases))
+        log = open_log(resume_step=first_step)
         context = TrainContext(
             config=config,
             engine=engine,
-            feed=RunFeed(start, open_feed=open_feed, next_start=partial(find_start, phases)),
+            feed=feed,
             phases=phases,
             evaluators=evaluators,
             checkpoints=checkpoints,
             guard=guard,
             peak_tflops=peak_of(device, config=config),
-            log=RunLog(
-                files.folder,
-                config=config,
-                rank=place.rank,
-                world_size=place.world_size,
-                resume_step=first_step,
-                say=link.say,
-                gauges=gauges,
-            ),
+            log=log,
             files=files,
             link=link,
             first_phase=start.phase if rows_before else 0,
             rows_before=rows_before,
         )
-        context.log.say(describe_start(config, place=place, device=device, start=start))
-        for line in warn_of_cpu(config.model) if device.type == "cpu" else ():
-            context.log.say(line)
-        if place.world_size != config.workers:  # otherwise the preflight has reported it
-            for line in phases[start.phase].describe_empty(place.world_size):
-                context.log.say(line)
+        lines = [describe_start(config, place=place, device=device, start=start)]
+        lines += warn_of_cpu(config.model) if device.type == "cpu" else []
+        if world_size != config.workers:  # otherwise the preflight has reported it
+            lines += phases[start.phase].describe_empty(world_size)
+        for line in lines:
+            log.say(line)
         try:
             return train(context, first_step=first_step)
         finally:
-            context.feed.close()
-            context.log.close()
+            feed.close()
+            log.close()
 
     while True:
         try:
