@@ -1,8 +1,8 @@
 """Dry runs without the data set or without the GPUs.
 
 `--rows=N --tokens=N` state the training rows and tokens of the data set, `--gpu=NAME` the GPU of each worker.
-Invariant: a rate says whether it was measured. Two were (bench/trainer.md); all others assume the same share of the
-card's peak, and N GPUs N times the rate of one.
+Invariant: a rate says whether it was measured. Two were measured (bench/trainer.md); the others assume the same share
+of the GPU's peak, and N GPUs N times the rate of one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.launch.run_directory import check_fresh
 from trainer.telemetry import PEAK_TFLOPS, count_flops
 
 MEASURED_TFLOPS: Mapping[tuple[str, str], float] = {("H200", "large"): 453.0, ("H200", "base"): 382.0}
-"""(GPU, model size) -> model FLOPs of a whole training run, bf16, 10^12 per GPU and second: bench/trainer.md."""
+"""(GPU, model size) -> model FLOPs of end-to-end training in bf16, 10^12 per GPU and second: bench/trainer.md."""
 SHOWN_GPUS = ("B200", "H200", "H100", "A100", "L40S", "L4")
 VOCABULARY_SIZE = 30_522
 """Assumed for a data set that does not exist yet."""

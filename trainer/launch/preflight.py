@@ -113,12 +113,8 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
     step = check_checkpoints(config, phases=opened, checkpoints=checkpoints)
     evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
-    done = (
-        step is not None
-        and step >= config.max_steps
-        and evaluated
-        and newest_verified(checkpoints) == checkpoints.folders[-1]
-    )
+    done = step is not None and step >= config.max_steps and evaluated
+    done = done and newest_verified(checkpoints) == checkpoints.folders[-1]
     if not done and (memory := judge_memory(config, phases=opened, card=card)):
         lines.append(memory)
     if branches:

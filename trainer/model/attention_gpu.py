@@ -85,7 +85,7 @@ short_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attention_row_keys(places: Tensor, *, head: int, seed: Tensor | int) -> Tensor:
-    """The kernels' keys of tokens at `places` of the packed batch, int32 like them."""
+    """The kernels' keys of tokens at `places` of the packed batch: int32, same shape."""
     return mix(mix(places + seed) + wrap(head * GOLDEN)) | 1
 
 

@@ -85,7 +85,7 @@ def count_bigrams(
 
 
 def adjacent(rows: Any, *, special: dict[str, int]) -> NDArray[np.int64]:
-    """Return [n, 2] adjacent tokens within `rows` (an Arrow list array of ids), without pairs of special tokens.
+    """[n, 2] adjacent tokens within `rows` (an Arrow list array of ids), without pairs that hold a special token.
 
     [UNK] stands for a word, so its pairs count.
     """

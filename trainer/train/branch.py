@@ -44,7 +44,7 @@ _GUARD_GOES_ON = ("skips", "losses", "phase")
 
 @dataclass(frozen=True, slots=True)
 class BranchStart:
-    """Where a branch starts."""
+    """What a branch starts with."""
 
     state: CheckpointState
     """State of the branch's own first checkpoint."""
@@ -205,7 +205,7 @@ def begin_branch(
 ) -> CheckpointState:
     """Load the other run's checkpoint into the engine and commit it as this run's first. Collective.
 
-    CheckpointError, on all ranks, where it is not whole or does not fit the model.
+    Raises CheckpointError, on all ranks, if it is damaged or does not fit the model.
     """
     source = locate(str(config.resume_from))
     trouble = verify_together(source, engine=engine)
@@ -222,7 +222,7 @@ def begin_branch(
 
 
 def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
-    """Steps behind the run: of its newest checkpoint, or of the one that it will start from; 0 if there is none."""
+    """Steps done: those of the newest checkpoint, or of the one to start from; 0 if there is none."""
     if checkpoints:
         return checkpoints.newest_step
     return 0 if config.resume_from is None else step_of(locate(config.resume_from))

@@ -54,7 +54,7 @@ class DivergenceGuard:
         self.bad_steps: int = tree.get("bad_steps", 0)
         """Number of bad steps in a row up to the last one judged."""
         self.first_bad: int = tree.get("first_bad", 0)
-        """The first of them."""
+        """Step of the first of them."""
         self.rollbacks: int = tree.get("rollbacks", 0)
         """How often the run went back."""
         self.skips: list[list[int]] = [list(window) for window in tree.get("skips", [])]

@@ -68,7 +68,7 @@ def train(context: TrainContext, *, first_step: int) -> int:
     checks = config.self_check and context.engine.compiled
     checked_phase = -1
     evaluate_if_missed(context, first_step)
-    began = time.perf_counter()  # a step begins where the one before ended, so that the time between them counts too
+    began = time.perf_counter()  # of a step: the end of the one before, so that the time between them counts too
     while step < config.max_steps and not stopping:
         step += 1
         if context.guard.is_skipped(step):
