@@ -1,4 +1,4 @@
-"""Show what a model fills in: `python -m trainer.demonstrate EXPORT [--held-out DATA] ["text with [MASK]" ...]`.
+"""Show a model's guesses for [MASK]: `python -m trainer.demonstrate EXPORT [--held-out DATA] ["text with [MASK]" ...]`.
 
 Runs our own model on the exported weights, so it needs no transformers.
 """
@@ -39,18 +39,18 @@ EXAMPLES = {
         "\uadf8\ub294 1902\ub144 \uc11c\uc6b8\uc5d0\uc11c [MASK].",
     ),
 }
-"""By the language that the export's card names; for any data set there is --held-out."""
+"""Language (as in the model card of an export) -> texts. --held-out works for every data set."""
 NUM_GUESSES = 5
 NUM_SHOWN = 12
 NUM_COUNTED = 500
-"""Held-out texts that are tried; the first NUM_SHOWN of them are shown, whatever comes out."""
+"""Held-out texts to try; the first NUM_SHOWN are shown, whatever the result."""
 LETTERS = 4
-"""Fewest letters of a word that is masked: the commonest words, which need no context, are shorter."""
+"""Fewest letters of a masked word: the commonest words, which need no context, are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A token for a masked place."""
+    """A token predicted for a [MASK]."""
 
     token: str
     probability: float
@@ -64,11 +64,11 @@ class Cloze:
     """[CLS] text [SEP], with [MASK] at `place`."""
     place: int
     answer: int
-    """The token that stands there."""
+    """Id of the masked token."""
 
 
 class FillMask:
-    """A model folder with its tokenizer. ValueError (PretrainedError) where it cannot be read."""
+    """A model folder with its tokenizer. Raises ValueError (PretrainedError) if it cannot be read."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -83,15 +83,15 @@ class FillMask:
     def guess(self, text: str, *, count: int = NUM_GUESSES) -> list[list[Guess]]:
         """The `count` likeliest tokens for every [MASK] of `text`, best first.
 
-        Raises ValueError where it is no UTF-8 text, there is no [MASK], or more tokens than the model has positions.
+        Raises ValueError if it is not UTF-8, has no [MASK], or has more tokens than the model has positions.
         """
         try:
             ids = self.tokenizer.encode(text).ids
-        except TypeError as error:  # bytes of the command line that are no text
+        except TypeError as error:  # undecodable bytes from the command line
             raise ValueError(f"{text!r}: is not UTF-8 text") from error
         masks = [place for place, token in enumerate(ids) if token == self.tokenizer.token_to_id(MASK)]
         if not masks:
-            raise ValueError(f"'{text}': holds no {MASK}; put one where a token is to be guessed")
+            raise ValueError(f"'{text}': has no {MASK}; put one in place of the word to guess")
         if len(ids) > self.model.config.max_positions:
             raise ValueError(
                 f"'{text[:40]}...': {len(ids)} tokens exceed the model's {self.model.config.max_positions}; shorten it"
@@ -100,7 +100,7 @@ class FillMask:
 
     @torch.no_grad()
     def guess_ids(self, ids: Sequence[int], *, masks: Sequence[int], count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """The same for a text's ids, special tokens included, and the places of its [MASK]."""
+        """Guess for the ids of a text (special tokens included) and the positions of its [MASK]."""
         logits, _ = self.model.logits(_one_text(ids, masks=masks))
         best = torch.softmax(logits, -1).topk(min(count, self.model.vocabulary_size))
         return [
@@ -110,22 +110,20 @@ class FillMask:
 
 
 def describe(text: str, *, guesses: Sequence[Sequence[Guess]]) -> list[str]:
-    """Lines that show a text and, for each [MASK] of it, the guesses."""
-    lines = [f"  {text}"]
-    for row in guesses:
-        lines.append("    " + "   ".join(f"{guess.token} {guess.probability:.1%}" for guess in row))
-    return lines
+    """Lines that show a text and the guesses for each [MASK]."""
+    rows = ["   ".join(f"{guess.token} {guess.probability:.1%}" for guess in row) for row in guesses]
+    return [f"  {text}", *(f"    {row}" for row in rows)]
 
 
 def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED) -> list[Cloze]:
-    """The first segments of held-out rows, each with a word of LETTERS letters or more masked: draws by a fixed seed.
+    """Draw up to `count` held-out first segments, each with one word masked, by a fixed seed.
 
-    Only words that are one token are masked. Raises ValueError if the vocabulary is not `tokens`, or if no held-out row
-    has such a word.
+    A masked word is a single token of LETTERS or more letters. Raises ValueError if the vocabulary is not `tokens`, or
+    if no held-out row has such a word.
     """
     manifest = read_manifest(data)
     if read_vocabulary(storage.join(data, TOKENIZER_FOLDER)).tokens != tuple(tokens):
-        raise ValueError(f"{data}: has another vocabulary than the model; give the data set that it was trained on")
+        raise ValueError(f"{data}: its vocabulary differs from the model's; give the data set it was trained on")
     chosen: list[Cloze] = []
     draws = np.random.default_rng(manifest.seed)
     for shard in manifest.shards_of("validation"):
@@ -141,13 +139,13 @@ def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED)
                     chosen.append(Cloze(masked, place=place, answer=ids[place]))
     if not chosen:
         raise ValueError(
-            f"{data}: no held-out row has a word of {LETTERS} letters that is one token; give texts instead"
+            f"{data}: no held-out row has a word of {LETTERS} letters that is a single token; give texts instead"
         )
     return chosen
 
 
 def try_held_out(fill: FillMask, *, data: str) -> list[str]:
-    """Lines that show NUM_SHOWN held-out texts with the guesses and the right word, and how many were right."""
+    """Lines that show NUM_SHOWN held-out texts with guesses and the right word, and the share of right guesses."""
     texts = draw_held_out(data, tokens=fill.tokens)
     lines, right = [], []
     for text in texts:
@@ -160,16 +158,16 @@ def try_held_out(fill: FillMask, *, data: str) -> list[str]:
             lines.append(f"    {'right' if right[-1] else 'wrong'}: {answer}")
     first = right[:NUM_SHOWN]
     lines.append(
-        f"the right word is among the {NUM_GUESSES} in {sum(first)} of these {len(first)} texts and in {sum(right)} of "
-        f"{len(right)} ({sum(right) / len(right):.0%}); none was trained on, and the masked words, of {LETTERS} "
-        f"letters or more, were drawn at random"
+        f"the {NUM_GUESSES} guesses hold the right word in {sum(first)} of these {len(first)} texts and in "
+        f"{sum(right)} of {len(right)} ({sum(right) / len(right):.0%}); the model was not trained on "
+        f"them; the masked words, of {LETTERS} letters or more, were drawn at random"
     )
     return lines
 
 
 def find_examples(folder: Path) -> list[str]:
-    """Examples in the languages that the card of an export names, English without a card. ValueError where there are
-    none."""
+    """Examples in the languages named by the model card of an export, English if it has none. Raises ValueError if
+    there are no examples for them."""
     card = folder / "README.md"
     parts = card.read_text(encoding="utf-8").split("---\n") if card.is_file() else []
     front = parse_yaml(parts[1], origin=str(card)) if len(parts) > 2 else {}
@@ -178,8 +176,8 @@ def find_examples(folder: Path) -> list[str]:
     found = [text for language in languages for text in EXAMPLES.get(language.partition("-")[0], ())]
     if not found:
         raise ValueError(
-            f"{folder}: is a model of {', '.join(languages)}, of which there are no examples here; give texts with "
-            f"{MASK}, or --held-out DATA, the set it was trained on"
+            f"{folder}: there are no examples for a model of {', '.join(languages)}; give texts with {MASK}, or "
+            f"--held-out DATA, the data set that it was trained on"
         )
     return found
 
@@ -189,16 +187,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.demonstrate", description="Fill in masked tokens.")
     parser.add_argument("export", help="folder that `python -m trainer.export` wrote")
-    what = f"texts with {MASK}; without any and without --held-out: examples in the model's languages"
-    parser.add_argument("texts", nargs="*", help=what)
-    parser.add_argument("--held-out", metavar="DATA", help="data set it was trained on: try held-out texts, count")
+    words = f"texts with {MASK}; default without --held-out: examples in the model's languages"
+    parser.add_argument("texts", nargs="*", help=words)
+    parser.add_argument("--held-out", metavar="DATA", help="test on held-out texts of this data set")
     options = parser.parse_args(arguments)
     fill = FillMask(options.export)
     texts = options.texts or (() if options.held_out else find_examples(fill.folder))
     shown = [describe(text, guesses=fill.guess(text)) for text in texts]
     if options.held_out:
         shown.append(try_held_out(fill, data=options.held_out))
-    print(f"what {options.export} puts in place of {MASK}:")
+    print(f"guesses of {options.export} for {MASK}:")
     for lines in shown:
         print("\n".join(lines))
     return 0

@@ -1,7 +1,7 @@
-"""Held-out losses of a model: `python -m trainer.evaluate MODEL DATA [--max-pairs N] [--device cuda] [--json]`.
+"""Compute a model's held-out losses: `python -m trainer.evaluate MODEL DATA [--max-pairs N] [--device cuda] [--json]`.
 
-For any folder that `model.initialize_from` takes. It evaluates what a run does (trainer/train/evaluate.py), without an
-engine: at fp32 on the CPU, in bf16 on a GPU.
+Takes any folder that `model.initialize_from` takes. Evaluates as a run does (trainer/train/evaluate.py) but without an
+engine: in fp32 on the CPU, in bf16 on a GPU.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from trainer.telemetry import Evaluation
 from trainer.train import Evaluator
 
 _TOKENS = 4096
-"""Of a micro-batch, about; one row may be longer."""
+"""Tokens of a micro-batch, unless one row is longer."""
 
 
 class _StillModel:
-    """What an Evaluator asks of an engine, around a model that is not trained."""
+    """The part of an Engine that an Evaluator needs, for a model that is not trained."""
 
     rank, world_size = 0, 1
 
@@ -46,20 +46,21 @@ class _StillModel:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Without gradients."""
         with torch.no_grad():
             yield
 
 
 def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str = "cpu") -> Evaluation:
-    """Evaluate a model folder on the held-out rows of a data set; `max_pairs` None: on all. ValueError names the folder
-    and the remedy where it is no model, has another vocabulary, or is for shorter rows."""
+    """Evaluate a model folder on `max_pairs` (None: all) held-out pairs of a data set.
+
+    Raises ValueError if the folder holds no model, its vocabulary differs, or it has too few positions for the rows.
+    """
     manifest = open_data_set(data)
     weights, knows_pairs = read_model(model)
     check_same_vocabulary(storage.locate(model), data_tokenizer=storage.join(data, TOKENIZER_FOLDER))
     if manifest.max_seq_length > weights.config.max_positions:
         raise ConfigError(
-            f"{model}: has {weights.config.max_positions} positions, rows of {data} have up to "
+            f"{model}: has {weights.config.max_positions} positions, but rows of {data} have up to "
             f"{manifest.max_seq_length} tokens; give a data set with shorter rows"
         )
     config = TrainerConfig(
@@ -79,7 +80,7 @@ def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """A process group of this process, for sums over all ranks."""
+    """Make a process group of this process alone, for the Evaluator's sums over all ranks."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -92,18 +93,18 @@ def _alone() -> Iterator[None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(
-        prog="python -m trainer.evaluate", description="Tell the losses of a model on the held-out rows of a data set."
+        prog="python -m trainer.evaluate", description="Compute a model's losses on the held-out rows of a data set."
     )
-    parser.add_argument("model", help="folder of an export, or of a BERT saved by transformers; a path or URL")
-    parser.add_argument("data", help="folder of a data set with the model's vocabulary; a path or URL")
-    parser.add_argument("--max-pairs", type=int, help="held-out pairs, the first of a fixed order (default: all)")
+    parser.add_argument("model", help="path or URL of an export, or of a BERT saved by transformers")
+    parser.add_argument("data", help="path or URL of a data set with the model's vocabulary")
+    parser.add_argument("--max-pairs", type=int, help="number of held-out pairs, from a fixed order (default: all)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cpu: fp32; cuda: bf16 (default: cpu)")
-    parser.add_argument("--json", action="store_true", help="the same as data")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(arguments)
     if options.max_pairs is not None and options.max_pairs < 1:
-        raise ConfigError(f"--max-pairs={options.max_pairs}: give a number of at least 1")
+        raise ConfigError(f"--max-pairs={options.max_pairs}: give at least 1")
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device=cuda: torch sees no GPU here; leave it out")
+        raise ConfigError("--device=cuda: torch finds no GPU; leave --device out")
     model, data = (expand_path(getattr(options, key), key=key) for key in ("model", "data"))
     found = evaluate(model, data=data, max_pairs=options.max_pairs, device=options.device)
     if options.json:

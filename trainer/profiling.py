@@ -1,8 +1,8 @@
-"""Where a step's time goes: `python -m trainer.profiling --config FILE [key.sub=value ...]`.
+"""Profile a training step: `python -m trainer.profiling --config FILE [key.sub=value ...]`.
 
-Runs a few steps of the real loop on this machine and leaves OUTPUT-profile/trace.json (for chrome://tracing or
-Perfetto) and parts.md, a table by kind of work and by phase of the step. The run in OUTPUT is not touched. Cost: some
-20 us an operation while steps are recorded, so that small models look slower than they are.
+Runs a few steps of the real loop on this machine and writes OUTPUT-profile/trace.json (for chrome://tracing or
+Perfetto) and parts.md, a table by kind of work and by phase of the step. The run in OUTPUT is not touched. Recording
+costs about 20 us an operation, so small models look slower than they are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.train import Link, WorkerPlace
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "python -m trainer.profiling"
 WARM_UP, RECORDED = 5, 5
-"""Steps before, in which the model is compiled, and steps recorded."""
+"""Steps before recording, in which the model is compiled, and steps recorded."""
 TRACE, PARTS = "trace.json", "parts.md"
 
 KINDS = {
@@ -45,50 +45,50 @@ KINDS = {
     "copies and fills": ("memcpy", "memset", "copy_", "foreach_copy", "tensorlist", "fill", "zero_"),
     "sums": ("red_fused_sum", "reduce_kernel", "per_fused_sum", "aten::sum"),
 }
-"""Kind of work -> parts of the names of its kernels (on a CPU: operators), the first that fits."""
+"""Kind of work -> parts of the names of its kernels (on a CPU: operators); the first match counts."""
 OTHER = "other"
 
 HELP = f"""usage: {PROGRAM} [--config FILE] [key.sub=value ...]
 
-Records {RECORDED} steps after {WARM_UP} of warming up, by the settings of trainer/run.py with spawned processes, and
-writes OUTPUT-profile/{TRACE} and OUTPUT-profile/{PARTS}. On a GPU host workers=2 shows communication too.
+Records {RECORDED} steps after {WARM_UP} warm-up steps, with the settings of trainer/run.py in spawned processes, and
+writes OUTPUT-profile/{TRACE} and OUTPUT-profile/{PARTS}. On a host with GPUs workers=2 shows communication too.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Milliseconds a step, of the first worker."""
+    """Milliseconds per step of the first worker."""
 
     kinds: dict[str, float]
     """Kind of work -> time in its kernels (on a CPU: in its operators)."""
     phases: dict[str, float]
-    """forward, backward, update -> from the phase's first kernel to its last; empty on a CPU."""
+    """forward, backward, update -> time from the phase's first kernel to its last; empty on a CPU."""
     launches: float
-    """Kernels a step."""
+    """Kernels per step."""
     step_ms: float
-    """From step to step."""
+    """Time from step to step."""
 
     @property
     def idle_ms(self) -> float:
-        """Time in which nothing of the above ran."""
+        """Time in which none of `kinds` ran."""
         return max(0.0, self.step_ms - sum(self.kinds.values()))
 
     def table(self) -> str:
-        """As Markdown."""
+        """Format as Markdown tables."""
         rows = sorted(self.kinds.items(), key=lambda item: -item[1])
-        lines = ["| part | ms a step | share |", "|---|---|---|"]
+        lines = ["| part | ms per step | share |", "|---|---|---|"]
         lines += [f"| {name} | {ms:.2f} | {ms / self.step_ms:.1%} |" for name, ms in rows if ms > 0]
-        lines += [f"| nothing (host, waiting) | {self.idle_ms:.2f} | {self.idle_ms / self.step_ms:.1%} |"]
-        lines += [f"| the step | {self.step_ms:.2f} | {self.launches:,.0f} kernels |"]
+        lines += [f"| idle (host, waiting) | {self.idle_ms:.2f} | {self.idle_ms / self.step_ms:.1%} |"]
+        lines += [f"| whole step | {self.step_ms:.2f} | {self.launches:,.0f} kernels |"]
         if self.phases:
-            lines += ["", "| phase | ms a step |", "|---|---|"]
+            lines += ["", "| phase | ms per step |", "|---|---|"]
             lines += [f"| {name} | {ms:.2f} |" for name, ms in self.phases.items()]
         return "\n".join(lines) + "\n"
 
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 done, 2 refused, 1 failed."""
+    """Run the command; returns the exit status: 0 done, 1 failed, 2 refused."""
     try:
         words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
         refuse_flags(words.flags, program=PROGRAM)
@@ -107,10 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
-    """Run and record in `folder`, which is made; raises ConfigError where the config has too few steps."""
-    steps = WARM_UP + 1 + RECORDED  # the recorder itself warms up in one
+    """Run and record in `folder`, which is created. Raises ConfigError if the config has too few steps."""
+    steps = WARM_UP + 1 + RECORDED  # one step warms up the recorder
     if config.max_steps <= steps:
-        raise ConfigError(f"max_steps={config.max_steps}: recording takes {steps} steps and more; raise max_steps")
+        raise ConfigError(f"max_steps={config.max_steps}: recording needs more than {steps} steps; raise max_steps")
     scratch = folder / "run"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -137,7 +137,7 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
 
 @contextmanager
 def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
-    """Record this worker's steps; ask the run to stop after the last. The first worker writes the trace."""
+    """Record this worker's steps and stop the run after the last one. The first worker writes the trace."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -152,7 +152,7 @@ def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
 
 
 class _CountingLink:
-    """A Link that moves the recorder on: the loop asks once a step whether it is to stop."""
+    """A Link that advances the recorder each time the loop asks whether to stop, once a step."""
 
     def __init__(self, link: Link, *, profiler: torch.profiler.profile) -> None:
         self._link, self._profiler, self._steps = link, profiler, 0
@@ -167,7 +167,7 @@ class _CountingLink:
 
 
 def read_parts(trace: Path) -> Parts:
-    """Sum up a trace that `record` has written."""
+    """Sum up a trace that `record` wrote."""
     events = [event for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"] if "dur" in event]
     steps = [event for event in events if str(event["name"]).startswith("ProfilerStep")]
     count = len({event["name"] for event in steps})
@@ -190,7 +190,7 @@ def read_parts(trace: Path) -> Parts:
 
 
 def own_times(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The operators of a CPU's main threads, each with the time in which it called no other."""
+    """Yield the CPU operators (name, dur) with the time spent in them but not in operators that they called."""
     threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op":
@@ -209,12 +209,12 @@ def own_times(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def end_of(event: Mapping[str, Any]) -> float:
-    """Its last moment, us."""
+    """End of an event, us."""
     return float(event["ts"]) + float(event["dur"])
 
 
 def kind_of(name: str) -> str:
-    """The kind of work that a kernel or operator does."""
+    """The kind of work (key of KINDS, or OTHER) of a kernel or operator."""
     small = name.lower()
     return next((kind for kind, parts in KINDS.items() if any(part in small for part in parts)), OTHER)
 

@@ -1,6 +1,6 @@
 """Pretrain BERT: `python trainer/run.py --config FILE key.sub=value ...`, also `python -m trainer.run`.
 
-The same command continues an interrupted run, and says so when all is done.
+The same command continues an interrupted run, and does nothing once all steps are done.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import os.path
 import sys
 
 if not __package__:
-    # Run as a script, Python puts trainer/ first on the path. The repository belongs there: it is also what
-    # Ray's workers import from, in a submitted job the uploaded copy.
+    # For a script Python puts trainer/ first on the path. The repository belongs there: Ray's workers import from the
+    # same place (in a submitted job, the uploaded copy).
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 from collections.abc import Sequence
@@ -27,14 +27,15 @@ PROGRAM = "trainer/run.py"
 HELP = f"""usage: python {PROGRAM} [--config FILE] [--fresh] [--dry-run] [key.sub=value ...]
 
 Pretrains BERT on a data set that pipeline/run.py built. Without --config: {SAMPLE_CONFIG}.
-The same command continues an interrupted run from its last checkpoint; with --fresh an output that holds a run is
-refused. Ctrl-C or SIGTERM: the step in hand is
-finished, a checkpoint written, and the exit status is 130 or 143; a second signal ends the run at once.
---dry-run makes all checks, shows steps, tokens, room, memory and machines, and with --tokens-per-second=N or --gpu=NAME
-(such as H200) and --price=P (of one worker, and of its hour) time and price; it starts and writes nothing. Before there
-is a data set, --rows=N --tokens=N state its training rows and tokens; device=cuda plans for GPUs that are elsewhere.
-Workers that are lost are started again from the last checkpoint (max_restarts).
-Ray: the cluster that RAY_ADDRESS names (set inside a submitted job), otherwise one of its own on this machine.
+The same command continues an interrupted run from its last checkpoint; --fresh refuses an output that holds a run.
+Ctrl-C or SIGTERM finishes the current step, writes a checkpoint and exits with status 130 or 143; a second signal ends
+the run at once.
+--dry-run makes all checks and shows steps, tokens, disk space, memory and machines; it starts and writes nothing. With
+--tokens-per-second=N (of one worker) or --gpu=NAME (such as H200) it also shows the time, with --price=P (of one worker
+and hour) the price. If there is no data set yet, --rows=N --tokens=N state its training rows and tokens; device=cuda
+plans for GPUs that this machine does not have.
+Lost workers are restarted from the last checkpoint (max_restarts).
+Ray: the cluster at RAY_ADDRESS (set inside a submitted job), otherwise a local Ray on this machine.
 
 Settings:
 """
@@ -42,7 +43,7 @@ Settings:
 
 @command(goes_on_from="the last checkpoint")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 done, 2 refused, 1 failed, 128 + n stopped by signal n."""
+    """Run the command; returns the exit status: 0 done, 1 failed, 2 refused, 128 + n stopped by signal n."""
     try:
         words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
         refuse_flags(words.flags, program=PROGRAM, known=["--fresh", *dry_run.FLAGS])

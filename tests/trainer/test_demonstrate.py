@@ -52,7 +52,7 @@ def test_demonstration_prints_examples_and_refuses_bad_texts(folder: Path, capsy
         assert f"  {example}\n" in shown
     assert shown.count("%") == 5 * len(demonstrate.EXAMPLES["en"])
     assert demonstrate.main([str(folder), "no mask here"]) == 2
-    assert "holds no [MASK]" in capsys.readouterr().err
+    assert "has no [MASK]" in capsys.readouterr().err
     assert demonstrate.main([str(folder), "\udcff [MASK]"]) == 2
     assert "is not UTF-8 text" in capsys.readouterr().err
     assert demonstrate.main([str(folder), "[MASK] " + "t104 " * 600]) == 2
@@ -87,7 +87,7 @@ def test_held_out_texts_are_tried_shown_with_the_right_word_and_counted(
     monkeypatch.setattr(demonstrate.FillMask, "guess_ids", guess)
     assert demonstrate.main([str(folder), "--held-out", str(data)]) == 0
     shown = capsys.readouterr().out
-    assert f"among the 5 in 2 of these 3 texts and in 2 of {len(texts)} (" in shown
+    assert f"the 5 guesses hold the right word in 2 of these 3 texts and in 2 of {len(texts)} (" in shown
     assert (shown.count("right: "), shown.count("wrong: ")) == (2, 1)
     assert f"right: {fill.tokens[texts[0].answer]}\n" in shown
 
@@ -97,10 +97,10 @@ def test_held_out_texts_of_another_vocabulary_or_without_words_are_refused(
 ) -> None:
     monkeypatch.setattr(demonstrate, "LETTERS", 99)
     assert demonstrate.main([str(folder), "--held-out", str(data)]) == 2
-    assert "no held-out row has a word of 99 letters that is one token" in capsys.readouterr().err
+    assert "no held-out row has a word of 99 letters that is a single token" in capsys.readouterr().err
     write_data(tmp_path / "other", size=VOCABULARY_SIZE - 7)
     assert demonstrate.main([str(folder), "--held-out", str(tmp_path / "other")]) == 2
-    assert "has another vocabulary than the model" in capsys.readouterr().err
+    assert "its vocabulary differs from the model's" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_held_out_texts_of_another_vocabulary_or_without_words_are_refused(
 def test_examples_are_in_the_languages_of_the_model(tmp_path: Path, languages: str, shown: list[str]) -> None:
     (tmp_path / "README.md").write_text(f"---\nlanguage: {languages}\nlicense: mit\n---\n\n# Model\n")
     if not shown:
-        with pytest.raises(ValueError, match=r"is a model of fi, of which there are no examples here; give texts with"):
+        with pytest.raises(ValueError, match=r"there are no examples for a model of fi; give texts with"):
             demonstrate.find_examples(tmp_path)
         return
     expected = [text for language in shown for text in demonstrate.EXAMPLES[language]]

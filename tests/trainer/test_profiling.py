@@ -31,7 +31,7 @@ def test_a_run_is_recorded_beside_the_one_of_the_config(
 
 
 def test_too_few_steps_are_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="max_steps=9: recording takes 11 steps and more; raise max_steps"):
+    with pytest.raises(ConfigError, match="max_steps=9: recording needs more than 11 steps; raise max_steps"):
         profile_run(make_config(data, tmp_path / "run", max_steps=9), folder=tmp_path / "profile")
 
 

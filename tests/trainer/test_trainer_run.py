@@ -175,5 +175,5 @@ def test_a_data_set_without_training_rows(capfd: pytest.CaptureFixture[str], con
 
 def test_gpus_that_are_not_there(capfd: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path) -> None:
     line = refusal(capfd, "--config", config_file, "device=cuda")
-    assert re.search(r"workers=2 on device=cuda need 2 GPUs, this machine shows \d; lower workers or set", line)
+    assert re.search(r"workers=2 on device=cuda need 2 GPUs, this machine has \d; lower workers or set", line)
     assert not (tmp_path / "run").exists()

@@ -1,5 +1,7 @@
-"""From a command to running workers: checks, dry run, restarts, processes of this machine. `ray_train` and
-`elastic` load Ray: import them late."""
+"""From a command to running workers: checks, dry run, restarts, worker processes.
+
+`ray_train` and `elastic` load Ray: import them late.
+"""
 
 from trainer.launch import dry_run, processes
 from trainer.launch.failures import WorkerError

@@ -1,6 +1,6 @@
-"""How much memory the GPUs of a run have, asked before anything starts: of nvidia-smi, or of a Ray cluster's resources.
+"""Find out how much memory the run's GPUs have, before anything starts: from nvidia-smi, or a Ray cluster's resources.
 
-No CUDA context is made here: it would stay on a GPU for the whole run, with half a GB.
+Makes no CUDA context: it would keep half a GB of a GPU for the whole run.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from pipeline.dataset import Manifest
 from trainer.config import TrainerConfig
@@ -15,7 +16,7 @@ from trainer.data import LARGEST_DERIVED_MICRO_BATCH, Phase
 from trainer.engine import MICRO_BATCH_STEP, Card, largest_micro_batch, may_use_gpus, with_greatest_slot
 
 TYPE = "accelerator_type:"
-"""Begins the name of the resource by which Ray says what GPUs a node has."""
+"""Prefix of the Ray resource that names the GPU type of a node."""
 CARD_GB = {
     "B200": 180,
     "GH200": 96,
@@ -33,12 +34,12 @@ CARD_GB = {
     "T4": 16,
     "P100": 16,
 }
-"""Memory by Ray's names, 10^9 bytes; the least where the maker sells several."""
+"""Ray's name of a GPU -> memory, 10^9 bytes; the smallest if there are several versions."""
 TIMEOUT_S = 20
 
 
 def find_card(config: TrainerConfig) -> Card | None:
-    """The smallest GPU of this machine, or of the cluster of RAY_ADDRESS; None for a CPU run, and if unknown."""
+    """The smallest GPU of this machine, or of the cluster at RAY_ADDRESS; None for a CPU run or if it is unknown."""
     if config.device == "cpu":
         return None
     address = os.environ.get("RAY_ADDRESS", "") if config.launcher == "ray" else ""
@@ -46,19 +47,14 @@ def find_card(config: TrainerConfig) -> Card | None:
 
 
 def ask_driver() -> Card | None:
-    """The smallest of this machine's GPUs that are to be used, as nvidia-smi tells it; None without it."""
+    """The smallest of this machine's visible GPUs according to nvidia-smi; None if that does not work."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen == "":
         return None
     command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
+    command += [f"--id={chosen}"] if chosen else []
     try:
-        done = subprocess.run(
-            [*command, *([f"--id={chosen}"] if chosen else [])],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
         lines = [line.split(",", 1) for line in done.stdout.splitlines()]
         cards = [Card(float(memory) * 2**20, name.strip()) for memory, name in lines]
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -67,7 +63,7 @@ def ask_driver() -> Card | None:
 
 
 def smallest_of(resources: Mapping[str, float]) -> Card | None:
-    """The smallest GPU of a cluster; None if one of its kinds is not known."""
+    """The smallest GPU of a cluster; None if one of its GPU types is not in CARD_GB."""
     kinds = [name.removeprefix(TYPE) for name in resources if name.startswith(TYPE)]
     if not resources.get("GPU") or not kinds or any(kind not in CARD_GB for kind in kinds):
         return None
@@ -76,10 +72,10 @@ def smallest_of(resources: Mapping[str, float]) -> Card | None:
 
 
 def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, float]:
-    from trainer.launch import ray_dashboard, ray_train  # absent where the loop runs without Ray
+    from trainer.launch import ray_dashboard, ray_train  # Ray is not installed everywhere
 
     if not address.startswith(("http://", "https://")):
-        ray_train.join_cluster(config)  # left connected, for the run itself
+        ray_train.join_cluster(config)  # stays connected for the run itself
         return ray_train.cluster_resources()
     try:
         return ray_dashboard.list_resources(address)
@@ -90,9 +86,9 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
 def settle_micro_batch(
     config: TrainerConfig, *, saved: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
-    """`batch.greatest_slot` by the smallest GPU; as in `saved`, the config that the plan is of, if there is one.
+    """Set `batch.greatest_slot` to what fits the smallest GPU; if there is `saved`, the plan's config, to its value.
 
-    Also that GPU, and lines for the user.
+    Returns the config, that GPU (None if unknown), and lines for the user.
     """
     batch = config.batch
     derived = [
@@ -106,22 +102,14 @@ def settle_micro_batch(
         return config, find_card(config) if may_use_gpus(config) else None, []
     card = find_card(config)
     if card is None:
-        line = f"memory: that of the GPUs is not known; micro-batches of at most {LARGEST_DERIVED_MICRO_BATCH:,} tokens"
-        return config, None, [line]
-    limits = [
-        largest_micro_batch(
-            config,
-            vocabulary_size=manifest.vocabulary_size,
-            longest=manifest.max_seq_length,
-            card_bytes=card.num_bytes,
-            most=LARGEST_DERIVED_MICRO_BATCH,
-        )
-        for manifest in derived
-    ]
+        most = f"{LARGEST_DERIVED_MICRO_BATCH:,} tokens"
+        return config, None, [f"memory: the GPUs' memory is unknown; micro-batches have at most {most}"]
+    largest = partial(largest_micro_batch, config, card_bytes=card.num_bytes, most=LARGEST_DERIVED_MICRO_BATCH)
+    limits = [largest(vocabulary_size=each.vocabulary_size, longest=each.max_seq_length) for each in derived]
     greatest = min(limit if limit is not None else MICRO_BATCH_STEP for limit in limits)
     if greatest >= LARGEST_DERIVED_MICRO_BATCH:
         return config, card, []
-    line = f"memory: micro-batches of at most {greatest:,} tokens fit {card.describe()}; kept as batch.greatest_slot"
+    line = f"memory: micro-batches of at most {greatest:,} tokens fit {card.describe()}; saved as batch.greatest_slot"
     if None in limits:
-        line = f"memory: no micro-batch fits {card.describe()} alone; batch.greatest_slot={greatest} is kept"
+        line = f"memory: no micro-batch fits {card.describe()} alone; saved batch.greatest_slot={greatest}"
     return with_greatest_slot(config, greatest), card, [line]

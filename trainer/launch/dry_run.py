@@ -1,8 +1,8 @@
-"""What a run would be, before anything is started or written: steps, tokens, hours, price, room on disk, machines.
+"""Plan a run before anything is started or written: steps, tokens, hours, price, disk space, machines.
 
-`python -m trainer.run --dry-run [--tokens-per-second=N | --gpu=NAME] [--price=P] [--rows=N --tokens=N]`. All checks of
-a real start are made, but for a set or for GPUs that are not there (trainer/launch/planned.py); a rate comes from the
-options, or from the steps that the run has done.
+`python -m trainer.run --dry-run [--tokens-per-second=N | --gpu=NAME] [--price=P] [--rows=N --tokens=N]`. Makes all
+checks of a real start, except for a missing data set or missing GPUs (trainer/launch/planned.py). The rate comes from
+the options, or from the steps that the run has done.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from trainer.train import steps_done, warn_of_cpu
 FLAG, RATE, PRICE, GPU, ROWS, TOKENS = "--dry-run", "--tokens-per-second", "--price", "--gpu", "--rows", "--tokens"
 FLAGS = (FLAG, *(f"{name}=" for name in (RATE, PRICE, GPU, ROWS, TOKENS)))
 BYTES_PER_PARAMETER = 12
-"""Of a checkpoint: weight and two moments, fp32."""
+"""Size of a checkpoint: weight and two moments in fp32."""
 RECENT_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says beside the config."""
+    """Options of the command line."""
 
     tokens_per_second: float | None
-    """Of one worker."""
+    """Rate of one worker."""
     price: float | None
-    """Of one worker's hour, in any currency."""
+    """Price of one worker's hour, in any currency."""
     gpu: str | None = None
-    """Of each worker, by its name in PEAK_TFLOPS."""
+    """GPU of each worker, by its name in PEAK_TFLOPS."""
     rows: int | None = None
-    """Training rows of a set that is not there yet."""
+    """Training rows of a data set that does not exist yet."""
     tokens: int | None = None
     """Its training tokens."""
 
 
 def read_options(flags: Sequence[str], *, program: str) -> Options:
-    """Read what goes with --dry-run; ConfigError if a number is none above 0, or a GPU is not known."""
+    """Read the options of --dry-run. Raises ConfigError if a number is not above 0 or a GPU is unknown."""
     found: dict[str, float] = {}
     gpu: str | None = None
     for flag in flags:
@@ -71,28 +71,29 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
             raise ConfigError(f"{program}: {flag}: give a {kind} above 0, as in {name}=100")
     given = [*found, *([GPU] if gpu is not None else [])]
     if given and FLAG not in flags:
-        raise ConfigError(f"{program}: {given[0]} goes with {FLAG}; add it")
+        raise ConfigError(f"{program}: {given[0]} works only with {FLAG}; add it")
     if (ROWS in found) != (TOKENS in found):
-        raise ConfigError(f"{program}: {ROWS} and {TOKENS} say together how large a set will be; give both or none")
+        raise ConfigError(f"{program}: {ROWS} and {TOKENS} together state the size of a data set; give both or neither")
     if gpu is not None and RATE in found:
-        raise ConfigError(f"{program}: {GPU} and {RATE} both give a rate; give one of them")
+        raise ConfigError(f"{program}: {GPU} and {RATE} both set the rate; give only one")
     rows, tokens = (int(found[name]) if name in found else None for name in (ROWS, TOKENS))
     return Options(found.get(RATE), found.get(PRICE), gpu, rows, tokens)
 
 
 def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = False) -> Checked:
-    """preflight.check; where the options state the size of a data set that is not there yet, the same with that."""
+    """Run preflight.check, or plan_without_data if the options state the size of a missing data set."""
     if options.rows is None or options.tokens is None:
         return check(config, fresh=fresh)
     return planned.plan_without_data(config, rows=options.rows, tokens=options.tokens, gpu=options.gpu, fresh=fresh)
 
 
 def describe_run(checked: Checked, options: Options) -> Iterator[str]:
-    """Lines of the plan; ConfigError where machines or disk do not hold it."""
+    """Yield the lines of the plan. Raises ConfigError if machines or disk cannot hold the run."""
     config, phases = checked.config, checked.phases
     done = steps_done(config, checkpoints=checked.checkpoints)
     tokens = tokens_left(phases, done=done)
-    yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {_millions(tokens)}"
+    amount = f"{tokens / 1e6:,.1f} M" if tokens >= 50_000 else f"{tokens:,.0f}"
+    yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {amount} tokens"
     work = planned.count_work(config.model, phases=phases, done=done)
     yield from describe_time(config, options, tokens=tokens, work=work)
     elsewhere = is_elsewhere(config, options)
@@ -103,10 +104,6 @@ def describe_run(checked: Checked, options: Options) -> Iterator[str]:
         yield from warn_of_cpu(config.model)
 
 
-def _millions(tokens: float) -> str:
-    return f"{tokens / 1e6:,.1f} M tokens" if tokens >= 50_000 else f"{tokens:,.0f} tokens"
-
-
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
     """Expected tokens of the steps after `done`."""
     return sum(
@@ -115,7 +112,7 @@ def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
 
 
 def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:
-    """Hours and price at the rate that was stated or measured; without any, a table of rates by GPU.
+    """Yield hours and price at the stated or measured rate; without one, a table of rates by GPU.
 
     `work`: model FLOPs.
     """
@@ -131,26 +128,26 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
         if steps:
             rate, origin = median(step["tokens_per_second"] for step in steps), "measured in this run"
     if not rate:
-        yield f"time: not known; give {RATE}=N of one worker, or begin the run: its steps are then the measure"
+        yield f"time: unknown; give {RATE}=N of one worker, or start the run, which measures its steps"
         if config.device != "cpu" and work:
-            yield f"time: or {GPU}=NAME, for what follows:"
+            yield f"time: or give {GPU}=NAME for one of these rates:"
             yield from planned.list_rates(config, work=work, tokens=tokens)
         return
     hours = tokens / rate / 3600
     workers = count_of(config.workers, "worker")
     yield f"time: {describe_seconds(3600 * hours)} at {rate:,.0f} tokens/s of {workers} ({origin})"
     if options.price is not None:
-        yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} a worker and hour"
+        yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} per worker and hour"
 
 
 def describe_room(config: TrainerConfig, *, vocabulary_size: int, elsewhere: bool = False) -> str:
-    """Bytes of the checkpoints beside those that are free, unless the run is `elsewhere`.
+    """Describe the size of the checkpoints and, unless the run is `elsewhere`, the free disk space.
 
-    ConfigError where not even one fits.
+    Raises ConfigError if not even one checkpoint fits.
     """
     each = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
     best = config.checkpoint.keep_best * max(1, len(config.phases))
-    kept = config.checkpoint.keep_last + best + 1  # and the one that is being written
+    kept = config.checkpoint.keep_last + best + 1  # plus the one being written
     if config.checkpoint.keep_every_steps is not None:
         kept += config.max_steps // config.checkpoint.keep_every_steps
     text = f"checkpoints: {describe_bytes(each)} each, up to {kept}: {describe_bytes(each * kept)}"
@@ -160,22 +157,21 @@ def describe_room(config: TrainerConfig, *, vocabulary_size: int, elsewhere: boo
     free = free_bytes(folder)
     if free < each:
         raise ConfigError(
-            f"output={folder}: a checkpoint needs {each:,} bytes and {free:,} are free; free space, or give another "
-            f"output"
+            f"output={folder}: a checkpoint needs {each:,} bytes, {free:,} are free; free space, or give another output"
         )
-    short = "; WARNING: that is not enough, lower checkpoint.keep_last or free space" if free < each * kept else ""
+    short = "; WARNING: not enough, lower checkpoint.keep_last or free space" if free < each * kept else ""
     return f"{text}; {describe_bytes(free)} are free{short}"
 
 
 def is_elsewhere(config: TrainerConfig, options: Options) -> bool:
-    """Whether a run is planned for GPUs, here are none, and no cluster is known."""
+    """Whether the run needs GPUs, this machine has none, and RAY_ADDRESS names no cluster."""
     asks = config.device == "cuda" or (options.gpu is not None and config.device != "cpu")
     return asks and not torch.cuda.device_count() and not os.environ.get("RAY_ADDRESS")
 
 
 def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
-    """Where the workers would run; ConfigError where they do not fit. Asks a Ray cluster that there is, and starts
-    none. `elsewhere`: not here."""
+    """Describe where the workers would run. Asks a running Ray cluster, but starts none. Raises ConfigError if they do
+    not fit."""
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     here, workers = f"{count_of(cores, 'core')} and {count_of(gpus, 'GPU')}", count_of(config.workers, "worker")
     if elsewhere:
@@ -201,7 +197,7 @@ def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
 
 
 def _describe_from_afar(config: TrainerConfig, address: str) -> str:
-    """As the dashboard tells it, where jobs are submitted: nobody outside the cluster can join it."""
+    """Ask the dashboard that takes jobs: nobody outside the cluster can join it."""
     from trainer.launch import ray_dashboard, ray_train
     from trainer.launch.elastic import largest_resources
 
@@ -209,8 +205,8 @@ def _describe_from_afar(config: TrainerConfig, address: str) -> str:
         present = ray_dashboard.list_resources(address)
     except ConnectionError as error:
         return (
-            f"machines: not looked at: the dashboard at RAY_ADDRESS={address} does not tell its nodes ({error}); "
-            f"`ray job submit -- python trainer/run.py {FLAG} ...` looks from inside the cluster"
+            f"machines: not checked: the dashboard at RAY_ADDRESS={address} does not list its nodes ({error}); "
+            f"`ray job submit -- python trainer/run.py {FLAG} ...` checks from inside the cluster"
         )
     device = ray_train.check_resources(config, largest_resources(present, config=None), cluster=True).device
     return f"machines: {count_of(config.workers, 'worker')} on {device} fit the cluster {address}"

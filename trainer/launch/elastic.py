@@ -1,8 +1,8 @@
-"""Watches the nodes of a Ray cluster: which are about to go, and whether there is room for more workers.
+"""Watch the nodes of a Ray cluster: which ones will go away, and whether there is room for more workers.
 
-Ray Train alone ends a group without a checkpoint where the cluster grows, and counts places on nodes that are about to
-go. Here the driver looks, and asks the group to end with a checkpoint. Counting is pure; a look costs three calls to
-Ray's head.
+By itself Ray Train ends a group without a checkpoint when the cluster grows, and counts places on nodes that will go
+away. Here the driver looks at the nodes and asks the group to end with a checkpoint. A look costs three calls to Ray's
+head node.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from pipeline.units import count_of
 from trainer.config import TrainerConfig
 
 Resources = Mapping[str, float]
-"""Amounts by Ray's names."""
+"""Ray's name of a resource -> amount."""
 
 INGEST_CPUS = 1.0
-"""Logical CPUs left for Ray Data beside the workers (its tasks ask for none, but must find a place to run)."""
+"""Logical CPUs left for Ray Data beside the workers: its tasks request none, but need a place to run."""
 GROWS_TO = "grows_to_"
-"""Begins the name of a resource that the head of a cluster with an autoscaler has: the most there may be of another."""
+"""Prefix of a resource of the head node that states how much of another resource the autoscaler may provide."""
 SETTLE_S = 90.0
-"""Longest that Ray takes to see that a node is gone (five checks of 10 s) and a little more."""
+"""Longest time until Ray notices that a node is gone (five checks of 10 s), with a margin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """A look at the cluster."""
+    """State of the cluster at one moment."""
 
     total: Mapping[str, Resources]
-    """Node id -> what the node has; nodes that live."""
+    """Node id -> all resources of the node; live nodes only."""
     free: Mapping[str, Resources]
-    """Node id -> what nobody has taken."""
+    """Node id -> unused resources."""
     leaving: Mapping[str, float]
-    """Node id -> seconds until it goes (0: not said), for nodes that were given notice."""
+    """Node id -> seconds until it goes away (0: unknown); nodes under notice only."""
 
 
 def look_at_nodes() -> Nodes:
-    """The cluster as its head sees it."""
+    """Ask the head node for the state of the cluster."""
     state = ray._private.state
     now = time.time()
     return Nodes(
@@ -56,7 +56,7 @@ def look_at_nodes() -> Nodes:
 
 
 def count_places(nodes: Mapping[str, Resources], *, each: Resources, without: Collection[str] = ()) -> int:
-    """How many workers that need `each` the nodes hold, those in `without` left out."""
+    """Count the workers of resources `each` that fit on the nodes, except on those in `without`."""
     return sum(
         min(int((resources.get(name, 0.0) + 1e-6) / amount) for name, amount in each.items())
         for node, resources in nodes.items()
@@ -65,10 +65,10 @@ def count_places(nodes: Mapping[str, Resources], *, each: Resources, without: Co
 
 
 def greatest_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
-    """The number of workers that there may be, from `least` to `most`.
+    """The largest group of workers that may run, from `least` to `most`.
 
-    `most` where no node is about to go: an autoscaler may bring what is missing. A CPU group leaves INGEST_CPUS of all
-    nodes to the reading of data.
+    It is `most` if no node is leaving: an autoscaler may provide what is missing. A CPU group leaves INGEST_CPUS of the
+    cluster for reading data.
     """
     limit = most
     if nodes.leaving:
@@ -80,10 +80,10 @@ def greatest_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> i
 
 
 def next_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
-    """The number of workers to ask for now, from `least` to `most`: not more than there are places, if those suffice.
+    """The number of workers to request now, from `least` to `most`: as many as fit, if that is at least `least`.
 
-    Ray Train believes in nodes that have just gone, and would wait for them as long as a start may take. What is
-    missing is wished for meanwhile (Wishes). Where the places are too few it must wait, and may ask for all.
+    Ray Train still counts nodes that have just gone, and would wait for them until its start times out. If too few fit
+    it has to wait anyway and may request all. PendingPlacements asks for the missing places meanwhile.
     """
     greatest = greatest_group(nodes, least=least, most=most, each=each)
     places = count_places(nodes.total, each=each, without=nodes.leaving)
@@ -91,10 +91,10 @@ def next_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
 
 
 def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -> dict[str, float]:
-    """Logical resources of the cluster at its largest: those that are there, or what it may grow to.
+    """Logical resources of the cluster at its largest: those present, or what it may grow to.
 
-    Ray's own autoscalers keep that to themselves (`config` is of services that do not), so the head says it by
-    resources of its own: grows_to_GPU, grows_to_CPU.
+    Ray's own autoscalers do not tell (`config` comes from services that do), so the head node states it as resources:
+    grows_to_GPU, grows_to_CPU.
     """
     most = config or {}
     largest = {name: max(present.get(name, 0.0), float(most.get(name, 0))) for name in {*present, *most}}
@@ -104,10 +104,10 @@ def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -
 
 
 class PendingPlacements:
-    """Places that a group lacks, made known to an autoscaler: each a placement group that waits for its node.
+    """Requests to the autoscaler for the places that a group lacks: placement groups that wait for nodes.
 
-    They end with this driver, so no node comes, or stays, for a run that is gone. One that is met keeps its place until
-    it is dropped.
+    They end with this driver, so that no node is started or kept for a run that is gone. A granted request holds its
+    place until it is dropped.
     """
 
     def __init__(self, each: Resources) -> None:
@@ -115,7 +115,7 @@ class PendingPlacements:
         self._groups: list[PlacementGroup] = []
 
     def keep(self, count: int) -> int:
-        """Have so many requests; how many of them are met."""
+        """Keep `count` requests open; returns how many are granted."""
         while len(self._groups) > count:
             remove_placement_group(self._groups.pop())
         while len(self._groups) < count:
@@ -123,14 +123,14 @@ class PendingPlacements:
         return sum(bool(group.wait(timeout_seconds=0)) for group in self._groups)
 
     def drop(self) -> None:
-        """Give all of them up: their places are free."""
+        """Drop all requests and free their places."""
         self.keep(0)
 
 
 class GroupWatch:
-    """Says when a group of workers is to end, so that the next has other nodes. One for all groups of a command.
+    """Decides when a group of workers should end so that the next one runs on other nodes. One for a whole command.
 
-    `pending`: where places that are missing are asked for, if anywhere.
+    `pending`: requests missing places from an autoscaler, if there is one.
     """
 
     def __init__(
@@ -145,16 +145,16 @@ class GroupWatch:
         self._least, self._most, self._each = config.min_workers, config.workers, each
         self._look, self._clock, self._pending = look, clock, pending
         self.groups = 0
-        """Groups that were started."""
+        """Number of groups started."""
         self._interval_s: float = config.resize_interval_s
         self._next_look = clock() + self._interval_s
         self._grew_from = 0
 
     def reason_to_pause(self, homes: Sequence[str], *, world_size: int) -> str | None:
-        """Why the group is to end with a checkpoint, if it is.
+        """Return why the group should end with a checkpoint, or None.
 
-        `homes`: node of every worker that has started, of `world_size`. Room that turned out to be none (another job
-        took it) doubles the time until the next look for it.
+        `homes`: the node of each started worker, of `world_size`. If a restart did not get more workers (another job
+        took the room), the time until the next look for room doubles.
         """
         if not homes or len(homes) < world_size:
             return None
@@ -164,7 +164,7 @@ class GroupWatch:
         return reason
 
     def end_group(self) -> None:
-        """A group ends, or has ended: the next one needs all places itself."""
+        """Drop the requests: a group ends, and the next one needs all places itself."""
         if self._pending is not None:
             self._pending.drop()
 
@@ -192,7 +192,7 @@ class GroupWatch:
 
 
 def settle(nodes: Collection[str]) -> None:
-    """Wait until each of the nodes has answered, or Ray knows that it is gone: what it is told next is then true."""
+    """Wait until each node has answered or Ray knows that it is gone, so that Ray's list of nodes is up to date."""
     answer = ray.remote(num_cpus=0, max_retries=0)(_answer)
     calls = [
         answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in nodes
@@ -202,4 +202,4 @@ def settle(nodes: Collection[str]) -> None:
 
 
 def _answer() -> None:
-    """The node lives."""
+    """Runs only on a live node."""

@@ -1,4 +1,4 @@
-"""How the failure of a worker is told, whoever launched it."""
+"""How a worker reports its failure, under every launcher."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ class WorkerFailure:
     message: str
     """One line."""
     by_input: bool
-    """A ValueError or OSError: the message says it all. Otherwise the traceback is for us."""
+    """Whether it is a ValueError or OSError, whose message suffices; other errors are shown with their traceback."""
     traceback: str
     time: float
 
     @classmethod
     def of(cls, error: Exception, *, rank: int) -> WorkerFailure:
-        """Describe an exception that is being handled."""
+        """Describe the exception that is being handled."""
         text = " ".join(str(error).split()) or type(error).__name__
         return cls(rank, text, isinstance(error, (ValueError, OSError)), traceback.format_exc(), time.time())
 
 
 GO_ON = "; the same command goes on from the last checkpoint"
-"""How the message of a loss ends."""
+"""End of the message about a lost worker."""
 
 
 class WorkerError(RuntimeError):
-    """A worker failed, and not for its input."""
+    """A worker failed, but not because of its input."""
 
 
 class ClusterError(WorkerError):
-    """Ray itself cannot be worked with any more: workers can be started again by a new command alone."""
+    """Ray itself is lost: only a new command can start the workers again."""
 
 
 def raise_first(failures: list[WorkerFailure]) -> None:
-    """Raise what went wrong first, if anything: ConfigError for bad input, otherwise WorkerError with the traceback.
+    """Raise the first failure, if any: ConfigError for bad input, otherwise WorkerError with the traceback.
 
-    When one worker fails, the others fail a moment later, for a collective that never ends. Of several that blame the
-    input rank 0 is believed: it knows what all have told it.
+    When one worker fails, the others fail a moment later in a collective that never ends. If several blame the input,
+    rank 0 is preferred: it knows what all the others reported.
     """
     if not failures:
         return

@@ -1,7 +1,7 @@
 """The actor between a Ray driver and its workers.
 
-A module of its own that imports next to nothing: the actor's process is up in a second, where one that loads
-torch and Ray Train takes six of CPU time.
+A separate module with almost no imports: its process starts in a second; with torch and Ray Train it would take six
+seconds of CPU time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 
 
 class DriverMailbox:
-    """An actor between driver and workers: lines and failures one way, the request to stop the other."""
+    """Carries lines and failures from the workers to the driver, and the request to stop back to them."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -21,40 +21,40 @@ class DriverMailbox:
         self._stop = asyncio.Event()
 
     async def join(self, node: str, world_size: int) -> None:
-        """A worker of so many has started on a node."""
+        """Note that one of `world_size` workers has started on a node."""
         self._homes.append(node)
         self._world_size = world_size
 
     async def group(self) -> tuple[tuple[str, ...], int]:
-        """The nodes of the workers that have started, and how many there will be (0 while none has)."""
+        """Nodes of the workers that have started, and the world size (0 before the first start)."""
         return tuple(self._homes), self._world_size
 
     async def say(self, line: str) -> None:
-        """A worker's line for the user."""
+        """Take a line from a worker for the user."""
         self._lines.append(line)
         self._news.set()
 
     async def fail(self, failure: object) -> None:
-        """A worker's last word."""
+        """Take a worker's failure."""
         self._failures.append(failure)
 
     async def next_lines(self) -> list[str]:
-        """Lines since the last call, at least one unless flushed; waits for it."""
+        """Wait for lines and return those since the last call; empty only after a flush."""
         await self._news.wait()
         self._news.clear()
         lines, self._lines = self._lines, []
         return lines
 
     async def flush(self) -> None:
-        """Let next_lines return what there is."""
+        """Let next_lines return at once."""
         self._news.set()
 
     async def failures(self) -> list[object]:
-        """All last words."""
+        """All failures so far."""
         return self._failures
 
     async def request_stop(self) -> None:
-        """Ask the workers to stop after the present step."""
+        """Ask the workers to stop after the current step."""
         self._stop.set()
 
     async def wait_for_stop(self) -> None:

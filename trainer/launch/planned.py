@@ -1,8 +1,8 @@
-"""What a dry run takes in place of what is not there: a data set that is to be built, GPUs that are somewhere else.
+"""Dry runs without the data set or without the GPUs.
 
-`--rows=N --tokens=N` state a set's training rows and tokens, `--gpu=NAME` the GPU of each worker. Invariant: a rate
-says whether it was measured. Two were (bench/trainer.md); all others suppose the same share of the card's peak, and N
-GPUs N times the rate of one.
+`--rows=N --tokens=N` state the training rows and tokens of the data set, `--gpu=NAME` the GPU of each worker.
+Invariant: a rate says whether it was measured. Two were measured (bench/trainer.md); the others assume the same share
+of the GPU's peak, and N GPUs N times the rate of one.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from trainer.config import ModelConfig, TrainerConfig
 from trainer.data import OpenPhase, open_phases, resolve_phases
 from trainer.engine import Card, judge_memory, may_use_gpus
 from trainer.launch.cards import CARD_GB, settle_micro_batch
-from trainer.launch.preflight import Checked
+from trainer.launch.preflight import Checked, describe_phases, refuse_idle_workers
 from trainer.launch.run_directory import check_fresh
 from trainer.telemetry import PEAK_TFLOPS, count_flops
 
 MEASURED_TFLOPS: Mapping[tuple[str, str], float] = {("H200", "large"): 453.0, ("H200", "base"): 382.0}
-"""Of the whole product in bf16, model FLOPs of a GPU and second in 10^12, by GPU and model size: bench/trainer.md."""
+"""(GPU, model size) -> model FLOPs of end-to-end training in bf16, 10^12 per GPU and second: bench/trainer.md."""
 SHOWN_GPUS = ("B200", "H200", "H100", "A100", "L40S", "L4")
 VOCABULARY_SIZE = 30_522
-"""Of a set that is not there yet."""
+"""Assumed for a data set that does not exist yet."""
 MASKED_SHARE = 0.15
 
 
 def find_gpu(name: str, *, program: str) -> str:
-    """The name as PEAK_TFLOPS has it; ConfigError for a GPU that is not known."""
+    """Return the name as written in PEAK_TFLOPS. Raises ConfigError if the GPU is unknown."""
     known = {each.upper(): each for each in PEAK_TFLOPS}
     if name.upper() not in known:
-        raise ConfigError(f"{program}: --gpu={name}: not known; give one of {', '.join(PEAK_TFLOPS)}")
+        raise ConfigError(f"{program}: --gpu={name}: unknown GPU; give one of {', '.join(PEAK_TFLOPS)}")
     return known[name.upper()]
 
 
 def tflops_of(gpu: str, *, size: str) -> tuple[float, bool]:
-    """Model FLOPs of a GPU and second, 10^12, and whether that was measured."""
+    """Model FLOPs per GPU and second, 10^12, and whether they were measured."""
     measured = MEASURED_TFLOPS.get((gpu, size))
     if measured is not None:
         return measured, True
@@ -48,10 +48,10 @@ def tflops_of(gpu: str, *, size: str) -> tuple[float, bool]:
 
 
 def describe_origin(gpu: str, *, size: str) -> str:
-    """Where a rate comes from, in words."""
+    """Say where a rate comes from."""
     if tflops_of(gpu, size=size)[1]:
         return f"measured for BERT {size} on one {gpu}, bench/trainer.md"
-    return f"not measured for BERT {size} on {gpu}: the share of its peak that an H200 reaches"
+    return f"not measured for BERT {size} on {gpu}: assumes the same share of peak as an H200"
 
 
 def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) -> float:
@@ -74,13 +74,13 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
 
 
 def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator[str]:
-    """A line for each of SHOWN_GPUS: tokens a second of one, and hours of the run on `workers` of them."""
+    """Yield a line for each of SHOWN_GPUS: tokens/s of one GPU, and hours of the run on `workers` of them."""
     size, gpus = config.model.size, count_of(config.workers, "GPU")
     yield f"rates of one GPU for BERT {size} in bf16, and hours on {gpus} at {config.workers} times that:"
     for gpu in SHOWN_GPUS:
         tflops, measured = tflops_of(gpu, size=size)
         seconds = work / (tflops * 1e12)
-        origin = "measured, bench/trainer.md" if measured else "not measured: at the share of the peak of an H200"
+        origin = "measured, bench/trainer.md" if measured else "not measured: assumes the same share of peak as an H200"
         hours = seconds / config.workers / 3600
         yield f"  {gpu:<5} {tokens / seconds:>11,.0f} tokens/s {hours:>9,.1f} h  ({origin})"
 
@@ -88,7 +88,7 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
 def plan_without_data(
     config: TrainerConfig, *, rows: int, tokens: int, gpu: str | None, fresh: bool = False
 ) -> Checked:
-    """preflight.check, over sets of stated size where none is there yet. ValueError where it cannot be planned."""
+    """preflight.check with data sets of stated size in place of missing ones. Raises ValueError if no plan fits."""
     checkpoints = find_checkpoints(config.output)
     if fresh:
         check_fresh(config, checkpoints=checkpoints)
@@ -99,32 +99,25 @@ def plan_without_data(
     made = _planned_manifest(rows=rows, tokens=tokens, longest=longest)
     manifests = [made if phase.config.data in stated else open_data_set(phase.config.data) for phase in phases]
     if not stated:
-        raise ConfigError(f"data={config.data}: is there; leave --rows and --tokens out, or name a set to be built")
+        raise ConfigError(f"data={config.data}: already exists; leave out --rows and --tokens, or name a new data set")
     card = Card(CARD_GB[gpu] * 1e9, gpu) if gpu in CARD_GB else None
     config, found, lines = settle_micro_batch(config, saved=None, phases=phases, manifests=manifests)
     opened = open_phases(resolve_phases(config), manifests=manifests)
-    for each in opened:
-        if config.workers > each.plan.lanes:
-            raise ConfigError(
-                f"workers={config.workers} exceeds the {count_of(each.plan.lanes, 'lane')} of the plan: some would "
-                f"never work; lower workers or raise the batch"
-            )
+    refuse_idle_workers(config, phases=opened)
     of = f"{count_of(rows, 'stated row')} of at most {longest} tokens"
     lines.insert(0, f"planned for {of} in {', '.join(sorted(stated))}")
     if may_use_gpus(config) and (memory := judge_memory(config, phases=opened, card=card or found)):
         lines.append(memory)
-    for each in opened:
-        lines += [each.describe_place(len(opened))] if config.phases else []
-        lines += each.describe()
+    lines += describe_phases(config, phases=opened)
     return Checked(tuple(lines), done=False, config=config, phases=opened, checkpoints=checkpoints)
 
 
 def _planned_manifest(*, rows: int, tokens: int, longest: int) -> Manifest:
-    """A set of so many rows and tokens, as equally long as can be. ConfigError where they cannot be."""
+    """The manifest of a data set with rows of almost equal length. Raises ConfigError if they cannot exist."""
     if not 5 * rows <= tokens <= longest * rows:
         raise ConfigError(
-            f"--tokens={tokens:,} in --rows={rows:,} are {tokens / rows:,.1f} a row; 5 to {longest} "
-            f"(model.max_positions) can be: correct one of them"
+            f"--tokens={tokens:,} in --rows={rows:,} are {tokens / rows:,.1f} per row, not 5 to {longest} "
+            f"(model.max_positions); correct one of them"
         )
     mean, rest = divmod(tokens, rows)
     lengths = [0] * mean + [rows - rest, rest]

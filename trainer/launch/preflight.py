@@ -1,6 +1,6 @@
-"""What is read and checked before anything starts: the command line, its paths, the data set, the plan.
+"""Checks before anything starts: the command line, its paths, the data set, the plan.
 
-Invariant: after these checks a run can only fail for what happens later; a refused run has written nothing.
+Invariant: a refused run has written nothing; a run that passes can only fail because something changes later.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PATH_KEYS = ("data", "output", "resume_from", "working_folder", "model.initializ
 
 
 def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
-    """The config of a command line, its paths absolute.
+    """Read the config of a command line and make its paths absolute. Raises ConfigError.
 
-    A run's own config.yaml may hold settings without effect, as earlier versions wrote: they are left out. Without
-    --config it is the repository's sample, whose own paths are relative to the repository. All other relative paths
-    are relative to the current directory. Raises ConfigError.
+    Settings without effect in a run's own config.yaml (earlier versions wrote them) are dropped. Without --config, read
+    the repository's sample, whose paths are relative to the repository. All other relative paths are relative to the
+    current directory.
     """
     file = arguments.file if arguments.file is not None else repository / SAMPLE_CONFIG
     overridden = {override.partition("=")[0] for override in arguments.overrides}
@@ -56,34 +56,34 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
             continue
         value = expand_path(value, key=key, local_only=key == "working_folder")
         if os.path.isabs(value) or storage.is_url(value):
-            config = _set(config, key, value)
+            config = _replace(config, key.split("."), value)
             continue
         refuse_lost_path(value, key=key)
         base = repository if arguments.file is None and key not in overridden else Path.cwd()
-        config = _set(config, key, os.path.normpath(base / value))
+        config = _replace(config, key.split("."), os.path.normpath(base / value))
     return config
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the checks found."""
+    """Results of the checks."""
 
     lines: tuple[str, ...]
-    """For the user: data set, batch, what changed since the run began."""
+    """For the user: data set, batch, settings changed since the run began."""
     done: bool
-    """All steps are done and evaluated, and the last checkpoint verifies: nothing to launch."""
+    """All steps are done and evaluated, and the last checkpoint verifies: there is nothing to launch."""
     config: TrainerConfig
-    """The run's, with what is settled once, when it begins: the checkpoint that it starts from, batch.greatest_slot."""
+    """The config, with the values that are fixed when a run begins: resume_from, batch.greatest_slot."""
     phases: tuple[OpenPhase, ...]
-    """Of `config`, their data sets verified."""
+    """The phases of `config`, their data sets verified."""
     checkpoints: Checkpoints
-    """In the run directory."""
+    """The checkpoints in the run directory."""
 
 
 def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
     """Check data set, model, plan and run directory against each other; writes nothing. Raises ValueError.
 
-    `fresh`: an output that holds a run is refused.
+    `fresh`: refuse an output that already holds a run.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:
@@ -105,13 +105,7 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
     config, card, lines = settle_micro_batch(config, saved=planned, phases=phases, manifests=manifests)
     phases = resolve_phases(config)
     opened = open_phases(phases, manifests=manifests)
-    for each in opened:
-        if config.workers > each.plan.lanes:
-            batch = f"phases.{each.phase.index}.batch.lanes" if config.phases else "batch.lanes"
-            raise ConfigError(
-                f"workers={config.workers} exceeds the {count_of(each.plan.lanes, 'lane')} of the plan: some would "
-                f"never work; lower workers or set {batch}={config.workers}"
-            )
+    refuse_idle_workers(config, phases=opened)
     refuse_idle_settings(config, held_out=[manifest.num_rows("validation") for manifest in manifests])
     warnings = _check_branch_held_out(config, phases=opened) if branches else check_held_out(opened)
     changes = check_run_directory(config, saved=saved, checkpoints=checkpoints)
@@ -119,21 +113,40 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
     step = check_checkpoints(config, phases=opened, checkpoints=checkpoints)
     evaluations = read_last_lines(locate(config.output, EVALUATIONS_NAME))
     evaluated = not manifests[-1].num_rows("validation") or (bool(evaluations) and evaluations[-1]["step"] == step)
-    done = step is not None and step >= config.max_steps and evaluated and _newest_is_whole(checkpoints)
+    done = step is not None and step >= config.max_steps and evaluated
+    done = done and newest_verified(checkpoints) == checkpoints.folders[-1]
     if not done and (memory := judge_memory(config, phases=opened, card=card)):
         lines.append(memory)
     if branches:
         lines.append(check_branch(config, phases=opened).describe(str(config.resume_from)))
-    for each in opened:
-        lines += [each.describe_place(len(opened))] if config.phases else []
+    lines = [*lines, *describe_phases(config, phases=opened), *warnings, *changes]
+    return Checked(tuple(lines), done=done, config=config, phases=opened, checkpoints=checkpoints)
+
+
+def refuse_idle_workers(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> None:
+    """Raise ConfigError if there are more workers than lanes in the plan of a phase."""
+    for each in phases:
+        if config.workers > each.plan.lanes:
+            key = f"phases.{each.phase.index}.batch.lanes" if config.phases else "batch.lanes"
+            raise ConfigError(
+                f"workers={config.workers} exceeds the {count_of(each.plan.lanes, 'lane')} of the plan: some workers "
+                f"would have no work; lower workers or set {key}={config.workers}"
+            )
+
+
+def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
+    """Lines that describe the data set and the batch of each phase."""
+    lines: list[str] = []
+    for each in phases:
+        lines += [each.describe_place(len(phases))] if config.phases else []
         lines += each.describe()
-    return Checked((*lines, *warnings, *changes), done=done, config=config, phases=opened, checkpoints=checkpoints)
+    return lines
 
 
 def settle_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Give the model the size, positions, activation and norm of the folder that its weights come from, unless stated.
+    """Take size, positions, activation and norm from model.initialize_from, unless the config states them.
 
-    A run that has begun keeps its own (`saved`): the folder may be gone.
+    A run that has begun takes them from `saved`, its own config: the folder may be gone.
     """
     folder = config.model.initialize_from
     if folder is None:
@@ -146,20 +159,20 @@ def settle_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> Train
 def _source_with_plan(
     config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> TrainerConfig | None:
-    """Settings of a branch's source if the data go on with its plan; None where they begin anew, as in a new run."""
+    """Return the config of a branch's source if the branch continues its data plan; None if the data begin anew."""
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:
         phases = resolve_phases(with_greatest_slot(config, source.batch.greatest_slot))
     try:
         opened = open_phases(phases, manifests=manifests)
-    except ValueError:  # told when the phases are opened with what is settled
+    except ValueError:  # raised again, and reported, when the settled phases are opened
         return None
     goes_on = state.step < config.max_steps and find_branch_start(state, phases=opened).same_data
     return source if goes_on else None
 
 
 def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
-    """check_held_out, also against what the source of a branch that is to begin was trained on."""
+    """check_held_out for a branch, also against the data that its source was trained on."""
     verified = {each.phase.config.data for each in phases}
     trained, lost = read_trained(config, phases=phases)
     before = []
@@ -171,24 +184,18 @@ def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]
         except DataSetError as error:
             lost.append(str(error))
     unread = [
-        f"WARNING: resume_from={config.resume_from}: whether it was trained on what is held out here cannot be told: "
-        f"{trouble}; bring that back to have it compared"
+        f"WARNING: resume_from={config.resume_from}: cannot check whether it was trained on rows that are held out "
+        f"here: {trouble}; restore that data set to have it checked"
         for trouble in lost
     ]
     assert config.resume_from is not None
     return [*unread, *check_held_out(phases, before=before, step=step_of(locate(config.resume_from)))]
 
 
-def _newest_is_whole(checkpoints: Checkpoints) -> bool:
-    """Whether no worker would go on from an older checkpoint. CheckpointError where none verifies."""
-    newest = newest_verified(checkpoints)
-    return newest is not None and newest == checkpoints.folders[-1]
-
-
 def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> None:
-    """Refuse a model that the data set's rows do not fit, or whose given weights or vocabulary do not fit it.
+    """Raise ConfigError if the rows are longer than the model's positions, or model.initialize_from does not fit.
 
-    A run that has `begun`, with checkpoints, reads no given weights any more: where they lay may be gone.
+    `begun`: the run has checkpoints, so it no longer reads model.initialize_from, which may be gone.
     """
     if manifest.max_seq_length > config.model.max_positions:
         raise ConfigError(
@@ -202,9 +209,9 @@ def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> No
 
 
 def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase], checkpoints: Checkpoints) -> int | None:
-    """Step of the newest checkpoint, None where there is none. ValueError where it is of other phases, data or plans.
+    """Step of the newest readable checkpoint, or None. Raises ValueError if its phases, data or plans differ.
 
-    Reads manifest and state; that every other byte is as it was written is verified when the workers resume.
+    Reads manifest and state only; the workers verify every other byte when they resume.
     """
     for folder in checkpoints.newest_first():
         try:
@@ -216,9 +223,8 @@ def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase], che
         if state.data_hash and state.data_hash != opened.manifest.hash:
             place = f"phases.{opened.phase.index}." if config.phases else ""
             raise ConfigError(
-                f"{place}data={opened.phase.config.data}: is data set {opened.manifest.hash[:12]}, the checkpoint at "
-                f"step {state.step} was trained on {state.data_hash[:12]}; give the data set of the run, or begin in a "
-                f"new output"
+                f"{place}data={opened.phase.config.data}: is data set {opened.manifest.hash[:12]}, but the checkpoint "
+                f"at step {state.step} was trained on {state.data_hash[:12]}; give the run's data set, or a new output"
             )
         find_start(phases, plan_state)
         return state.step
@@ -233,13 +239,8 @@ def _get(config: TrainerConfig, key: str) -> str | None:
     return node
 
 
-def _set(config: TrainerConfig, key: str, value: str) -> TrainerConfig:
-    changed: TrainerConfig = _replace(config, key.split("."), value)
-    return changed
-
-
 def _replace(node: Any, parts: Sequence[str], value: str) -> Any:
-    """A copy of `node`, settings or a tuple of them, with `value` at the end of the path."""
+    """Copy `node` (settings, or a tuple of them) with `value` at the path `parts`."""
     if not parts:
         return value
     head, rest = parts[0], parts[1:]

@@ -1,6 +1,6 @@
-"""Workers as spawned processes of this machine, joined by torch.distributed over 127.0.0.1.
+"""Run the workers as spawned processes of this machine, connected by torch.distributed over 127.0.0.1.
 
-Every child ends with its parent, however that ends, and the parent ends every child: none is left behind.
+Every child ends with its parent, however the parent ends, and the parent ends every child.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ from trainer.train import Link, Outcome, WorkerPlace, backend_of, work
 Watch = Callable[[Link, WorkerPlace], AbstractContextManager[Link]]
 
 POLL_S = 0.2
-"""Longest delay between a signal to this process and its arrival at the workers."""
+"""Longest delay until a signal to this process reaches the workers."""
 LAST_WORDS_S = 1.0
-"""After a worker has failed, seconds in which the end of another that was lost before may still be seen."""
+"""Seconds to wait after a failure for the end of a worker that was lost before it."""
 GRACE_S = 5.0
-"""Seconds that children get to end by themselves once the run is lost."""
+"""Seconds that children get to end by themselves when the run fails."""
 
 
 def resolve_device(config: TrainerConfig) -> TrainerConfig:
-    """Settle `device: auto`. ConfigError where this machine has fewer GPUs than workers, or lacks the precision."""
+    """Resolve `device: auto`. Raises ConfigError if this machine lacks the GPUs or the precision."""
     count = torch.cuda.device_count()
     device = config.device
     if device == "auto":
         device = "cuda" if count else "cpu"
     if device == "cuda" and count < config.workers:
         raise ConfigError(
-            f"workers={config.workers} on device={device} need {config.workers} GPUs, this machine shows {count}; "
+            f"workers={config.workers} on device={device} need {config.workers} GPUs, this machine has {count}; "
             f"lower workers or set device=cpu"
         )
     if device == "cpu" and config.precision == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        raise ConfigError("precision=fp16: this machine's cpu cannot; set precision=bf16 or fp32")
+        raise ConfigError("precision=fp16: this machine's CPU does not support it; set precision=bf16 or fp32")
     return config.model_copy(update={"device": device})
 
 
 def run_in_processes(
     config: TrainerConfig, *, say: Say, stop: StopRequest, lease_token: str | None = None, watch: Watch | None = None
 ) -> Outcome:
-    """Run all workers to their end and return what they came to.
+    """Run all workers to the end and return their outcome.
 
-    `watch` (to be pickled) is entered in every worker and may put a link of its own in place of the worker's.
-    Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
+    `watch` (picklable) is entered in every worker and may replace the worker's link.
+    Raises ConfigError for bad input, WorkerError for any other failure, naming the worker.
     """
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     links: dict[Connection, int] = {}
     children: list[BaseProcess] = []
     try:
-        # Children inherit the mask and take signals only once they can answer them. Python starts a process of its own
-        # before the first child, and undoes the mask after that.
+        # Children inherit the mask until they can handle signals. The resource tracker must run first: starting it with
+        # the first child would undo the mask.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for rank in range(config.workers):
@@ -100,7 +100,7 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
         if stop and not told:
             told = True
             for child in children:
-                child.terminate()  # SIGTERM, which a worker takes as the request to stop
+                child.terminate()  # SIGTERM: a worker takes it as the request to stop
         for ready in connection.wait(list(open_links), timeout=POLL_S):
             assert isinstance(ready, Connection)
             message = _receive(ready)
@@ -115,7 +115,7 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
                 outcomes[links[ready]] = message
         if unfinished := gone - outcomes.keys():
             raise_first([failure for failure in failures if failure.by_input])
-            # Of a lost worker the others say that it does not answer; their words may be read before its end is seen.
+            # The others report that a lost worker does not answer, perhaps before its own end is seen here.
             if lost := unfinished - {failure.rank for failure in failures}:
                 raise _lost(children[min(lost)], rank=min(lost))
             patience = min(patience, time.monotonic() + LAST_WORDS_S)
@@ -125,11 +125,11 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
 
 
 def _receive(link: Connection) -> str | WorkerFailure | Outcome | None:
-    """A child's next message; None where it has closed its end."""
+    """A child's next message, or None if it has closed its end."""
     try:
         message: str | WorkerFailure | Outcome = link.recv()
         return message
-    except (EOFError, OSError):  # OSError: in the middle of a message
+    except (EOFError, OSError):  # OSError: closed in the middle of a message
         return None
 
 
@@ -152,7 +152,7 @@ def _end(children: list[BaseProcess]) -> None:
 
 
 class _PipeLink:
-    """A Link over the pipe to the parent; a signal to this process is the request to stop."""
+    """A Link over the pipe to the parent; a signal to this process requests the stop."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

@@ -1,4 +1,4 @@
-"""What a Ray cluster's dashboard tells over HTTP, the form of RAY_ADDRESS that takes jobs. Joins and starts nothing."""
+"""Ask a Ray cluster's dashboard over HTTP (the RAY_ADDRESS that takes jobs). Joins and starts nothing."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import os
 from pathlib import Path
 
 MOST_NODES = 10_000
-"""More than this the dashboard does not list."""
+"""The dashboard lists no more than this."""
 TIMEOUT_S = 20
 
 
 def has_token() -> bool:
-    """Whether there is a token to send."""
+    """Whether a token is configured."""
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     file = Path(named) if named else Path.home() / ".ray" / "auth_token"
     return bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()
 
 
 def send_token() -> None:
-    """Have Ray's client send the token that there is: it would not by itself."""
+    """Have Ray's client send the configured token, which it does not do by itself."""
     if "RAY_AUTH_MODE" not in os.environ and has_token():
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
 def list_resources(address: str) -> dict[str, float]:
-    """Logical resources of the nodes that live, summed. ConnectionError with the reason where they cannot be had."""
+    """Sum the logical resources of all live nodes. Raises ConnectionError with the reason if they cannot be listed."""
     send_token()
     from ray.util.state import list_nodes
     from ray.util.state.exception import RayStateApiException

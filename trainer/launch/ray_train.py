@@ -1,8 +1,8 @@
-"""Workers under Ray Train: on the cluster that RAY_ADDRESS names (a submitted job has it), else on a Ray of our own.
+"""Run the workers under Ray Train, on the cluster at RAY_ADDRESS (set in a submitted job) or on a local Ray.
 
-What Ray would wait for in silence is checked before anything starts: whether its logical CPUs and GPUs can
-hold the workers and their ingest. A node's notice that it will go, and room for more workers, end a group of workers
-with a checkpoint (trainer/launch/elastic.py); trainer/launch/restarts.py starts the next one.
+Before anything starts it checks that the logical CPUs and GPUs can hold the workers and their ingest: Ray would wait
+for them silently. A group of workers ends with a checkpoint if a node will go away or there is room for more workers
+(trainer/launch/elastic.py); trainer/launch/restarts.py starts the next one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from trainer.telemetry import prometheus
 from trainer.train import Outcome, WorkerPlace, backend_of, work
 
 RAY_FOLDER = ".ray"
-"""Ray Train's own notes, in the run directory."""
+"""Folder of Ray Train's own files in the run directory."""
 START_ATTEMPTS = 3
 PATIENCE_S = 60.0
-"""Silence after which the user is told what Ray waits for."""
+"""Seconds without a line from the workers before the user is told what Ray waits for."""
 POLL_S = 0.2
-"""Longest delay between a signal to the driver and its way to the workers."""
+"""Longest delay until a signal to the driver is passed on to the workers."""
 LOOK_S = 1.0
 """Seconds between looks at the nodes of the workers."""
 NEVER_S = 1e9
@@ -53,24 +53,24 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Ray's settings where the user has none: quiet, quick to notice an end, and without a watcher beside our own."""
+"""Defaults for Ray's environment: quiet, quick to notice that a worker ended, no preemption watcher beside ours."""
 
 
 @contextmanager
 def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
-    """Connect to Ray, check that it can hold the run, and settle `device`; disconnect at the end.
+    """Connect to Ray, check that it can hold the run, and resolve `device`; disconnect at the end.
 
-    Raises ConfigError that says what is asked for, what there is and what to change.
+    Raises ConfigError that states what is needed, what is available and what to change.
     """
     cluster = bool(os.environ.get("RAY_ADDRESS"))
     if cluster:
         join_cluster(config)
     else:
         _set_quiet(config)
-        os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15 a busy machine leaves workers next to nothing
+        os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15, workers starve on a busy machine
         cores = len(os.sched_getaffinity(0))
-        # `timeout`, Slurm and systemd send SIGTERM to all processes of a command. Ray's own inherit this mask and
-        # live on, so that the workers can finish their step; ray.shutdown ends them.
+        # `timeout`, Slurm and systemd send SIGTERM to all processes of a command. Ray's processes inherit this mask and
+        # survive, so that the workers can finish their step; ray.shutdown ends them.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             connect(
@@ -89,10 +89,9 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 
 
 def join_cluster(config: TrainerConfig) -> None:
-    """Connect to the cluster of RAY_ADDRESS; no more than once in a process.
+    """Connect to the cluster at RAY_ADDRESS, once per process. Raises ClusterError with Ray's reason.
 
-    Ray deletes the working directory of a job when its driver disconnects, so no driver could connect again.
-    Raises ClusterError with Ray's reason.
+    Ray deletes a job's working directory when its driver disconnects, so a driver cannot connect again.
     """
     if not ray.is_initialized():
         _set_quiet(config)
@@ -106,7 +105,7 @@ def _set_quiet(config: TrainerConfig) -> None:
 
 
 def connect(*, attempts: int, **arguments: Any) -> None:
-    """ray.init, again where it fails: Ray gives its own processes 30 s to start, too few on a busy machine.
+    """Call ray.init up to `attempts` times: on a busy machine its 30 s for the start of its processes are too few.
 
     Raises ClusterError with Ray's reason.
     """
@@ -114,7 +113,7 @@ def connect(*, attempts: int, **arguments: Any) -> None:
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **arguments)
             return
-        except Exception as error:  # Ray raises Exception itself here
+        except Exception as error:  # Ray raises plain Exception here
             ray.shutdown()
             if attempt == attempts:
                 where = os.environ.get("RAY_ADDRESS") or "on this machine"
@@ -122,19 +121,19 @@ def connect(*, attempts: int, **arguments: Any) -> None:
 
 
 def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
-    """Logical CPUs of a CPU run: its workers and one for ingest."""
+    """Logical CPUs of a CPU run: the workers' and INGEST_CPUS."""
     return workers * config.cpus_per_worker + INGEST_CPUS
 
 
 def object_store_bytes(config: TrainerConfig) -> int:
-    """Object store of a Ray of our own: each worker's read-ahead twice over, and room for Ray's own objects."""
+    """Bytes of a local Ray's object store: twice each worker's read-ahead, plus 256 MiB for Ray's own objects."""
     return (2 * config.workers * config.ingest.object_store_mb + 256) * 2**20
 
 
 def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
-    """Settle `device: auto` and refuse what Ray could never schedule (it would wait without a word).
+    """Resolve `device: auto`. Raises ConfigError if Ray could never schedule the workers: it would wait silently.
 
-    `resources`: logical resources of the cluster at its largest. Of a range the least must fit. Raises ConfigError.
+    `resources`: logical resources of the cluster at its largest. With min_workers, only that many must fit.
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
@@ -163,10 +162,10 @@ def run_on_ray(
     lease_token: str | None = None,
     watch: GroupWatch | None = None,
 ) -> Outcome:
-    """Run a group of workers to its end and return what it came to. Call inside a ray_session.
+    """Run a group of workers to its end and return the outcome. Call inside a ray_session.
 
-    `watch`: of the groups of this command; it may end one before all steps are done and without a request to stop.
-    Raises ConfigError for a fault of the input, WorkerError for any other failure, naming the worker.
+    `watch`: shared by the groups of a command; may end a group early, without a request to stop.
+    Raises ConfigError for bad input, WorkerError for any other failure, naming the worker.
     """
     watch = watch or GroupWatch(config, each=resources_of(config))
     system, folder = (None, config.output)
@@ -182,8 +181,8 @@ def run_on_ray(
                 train_loop_config={"config": config, "mailbox": mailbox, "lease_token": lease_token},
                 scaling_config=scale(config),
                 torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
-                # Ray's own notes go into the run directory: it checks that every node sees that folder. Failures are
-                # for trainer/launch/restarts.py: Ray would also try bad input again, and wait for workers without end.
+                # Ray's own files go into the run directory: it checks that every node sees that folder.
+                # trainer/launch/restarts.py handles failures: Ray would also retry bad input, and wait forever.
                 run_config=RunConfig(
                     name=RAY_FOLDER,
                     storage_path=folder,
@@ -215,10 +214,10 @@ def run_on_ray(
 
 
 def keep_helpers_here() -> None:
-    """Have Ray Data's two lasting actors on the driver's node.
+    """Start Ray Data's two long-lived actors on the driver's node.
 
-    The first who reads data makes them on its own node, where they outlive the job: that GPU node would never be idle,
-    and never go.
+    Otherwise the first reader starts them on its own node. They outlive the job there, so that GPU node would never
+    count as idle and never be removed.
     """
     from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
     from ray.data._internal.stats import get_or_create_stats_actor
@@ -228,20 +227,15 @@ def keep_helpers_here() -> None:
 
 
 def resources_of(config: TrainerConfig) -> dict[str, float]:
-    """What one worker asks Ray for."""
+    """Logical resources of one worker."""
     return {"GPU": 1} if config.device == "cuda" else {"CPU": config.cpus_per_worker}
 
 
 def scale(config: TrainerConfig) -> ScalingConfig:
-    """How many workers to ask for now. Growing is the watch's: Ray would end the group without a checkpoint."""
+    """The workers to request now. Ray must not resize the group (no checkpoint): GroupWatch does that."""
     workers: int | tuple[int, int] = config.workers
     if config.min_workers is not None:
-        greatest = next_group(
-            look_at_nodes(),
-            least=config.min_workers,
-            most=config.workers,
-            each=resources_of(config),
-        )
+        greatest = next_group(look_at_nodes(), least=config.min_workers, most=config.workers, each=resources_of(config))
         workers = (config.min_workers, greatest)
     return ScalingConfig(
         num_workers=workers,
@@ -254,10 +248,10 @@ def scale(config: TrainerConfig) -> ScalingConfig:
 def attend(
     fit: _Fit, *, mailbox: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
 ) -> tuple[str, ...]:
-    """Until the fit ends: show the workers' lines, pass on the request to stop, say what Ray waits for.
+    """Until the fit ends, show the workers' lines, pass on the request to stop and say what Ray waits for.
 
-    Ends the group early where the watch has a reason to. Returns the nodes of the workers, as far as they had started.
-    ClusterError where none had in start_timeout_s (Ray's own limit ends a fixed number of them before).
+    Ends the group early if `watch` has a reason. Returns the nodes of the workers that started. Raises ClusterError if
+    none starts within start_timeout_s (for a fixed number of workers Ray's own limit comes first).
     """
     asked = heard = False
     homes: tuple[str, ...] = ()
@@ -298,7 +292,7 @@ def attend(
 
 
 def raise_lost(error: Exception) -> None:
-    """WorkerError that names the workers whose processes or nodes are gone, if that is what ended the group."""
+    """Raise a WorkerError that names the lost workers, if lost processes or nodes ended the group."""
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
     causes = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
     lost = {rank: cause for rank, cause in causes.items() if isinstance(cause, RayActorError)}
@@ -310,7 +304,7 @@ def raise_lost(error: Exception) -> None:
 
 @contextmanager
 def losses_named() -> Iterator[None]:
-    """Turn the loss of Ray itself, or of the node that the driver is on, into a ClusterError."""
+    """Turn the loss of Ray itself, or of the driver's node, into a ClusterError."""
     try:
         yield
     except RayError as error:
@@ -319,16 +313,16 @@ def losses_named() -> Iterator[None]:
 
 
 def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
-    """What Ray is waiting for while no worker has said a word."""
+    """Say what Ray waits for while no worker has reported."""
     ((unit, each),) = resources_of(config).items()
     number = config.workers if config.min_workers is None else f"{config.min_workers} to {config.workers}"
     return f"waiting for Ray to start {number} workers of {each:g} {unit} each: {free.get(unit, 0.0):g} {unit} free now"
 
 
 class _Fit(threading.Thread):
-    """TorchTrainer.fit() in a thread of its own, so that signals and lines are attended to meanwhile.
+    """Runs TorchTrainer.fit() while the main thread handles signals and lines.
 
-    (In the main thread Ray would take SIGINT for itself and abort the workers in mid-step.)
+    In the main thread Ray would handle SIGINT itself and abort the workers in the middle of a step.
     """
 
     def __init__(self, trainer: TorchTrainer) -> None:
@@ -345,7 +339,7 @@ class _Fit(threading.Thread):
 
 
 class _MailboxLink:
-    """A Link over the DriverMailbox; a thread waits for the request to stop, so that asking costs nothing."""
+    """A Link over the DriverMailbox. A thread waits for the request to stop, so stop_requested costs nothing."""
 
     def __init__(self, mailbox: Any) -> None:
         self._mailbox = mailbox
@@ -366,10 +360,7 @@ class _MailboxLink:
 def _train(task: Mapping[str, Any]) -> Outcome:
     context = ray.train.get_context()
     place = WorkerPlace(
-        context.get_world_rank(),
-        context.get_world_size(),
-        context.get_local_rank(),
-        context.get_local_world_size(),
+        context.get_world_rank(), context.get_world_size(), context.get_local_rank(), context.get_local_world_size()
     )
     mailbox, config = task["mailbox"], task["config"]
     mailbox.join.remote(ray.get_runtime_context().get_node_id(), place.world_size)
@@ -385,7 +376,7 @@ def _train(task: Mapping[str, Any]) -> Outcome:
     except Exception as error:
         ray.get(mailbox.fail.remote(WorkerFailure.of(error, rank=place.rank)))
         raise
-    ray.get(mailbox.flush.remote())  # what this worker said before has arrived by now
+    ray.get(mailbox.flush.remote())  # by now all earlier lines of this worker have arrived
     return outcome
 
 

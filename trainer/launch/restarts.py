@@ -1,7 +1,7 @@
-"""Starting the workers again from the last checkpoint: after a loss, or to go on with more or fewer of them.
+"""Restart the workers from the last checkpoint: after a loss, or to continue with more or fewer of them.
 
-A budget bounds losses without progress, so that what fails at once ends soon and a long run survives any number of
-losses. Bad input is never tried again. Cost of a restart: the workers' start and the steps since the checkpoint.
+max_restarts bounds losses without progress: a run that fails at once ends soon, and a long run survives any number of
+losses. Bad input is not retried. Cost of a restart: starting the workers, and the steps since the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from trainer.train import Outcome
 def run_attempts(
     attempt: Callable[[], Outcome], *, config: TrainerConfig, checkpoints: Checkpoints, say: Say, stop: StopRequest
 ) -> Outcome:
-    """Call `attempt` until the run is finished or asked to stop; what it came to.
+    """Call `attempt` until the run is finished or asked to stop; returns its outcome.
 
-    `checkpoints`: the run's before the first attempt.
-    An attempt that ends unfinished without having been asked to has made room for another group of workers. Raises
-    what an attempt raises: WorkerError once the budget is spent, ClusterError and errors of the input at once.
+    `checkpoints`: the run's, before the first attempt.
+    An attempt that ends early without a request to stop makes way for a group of another size. Raises WorkerError once
+    max_restarts is used up; ClusterError and errors of the input at once.
     """
     losses, newest = 0, checkpoints.newest_step
     while True:

@@ -1,7 +1,7 @@
-"""The run directory: to whom it belongs, and what may change when a run goes on in it.
+"""The run directory: which run it belongs to, and which settings may change when that run continues.
 
-Invariant: a directory holds one run. Whatever shapes the weights is fixed by its config.yaml; a command that
-differs in such a setting is refused, not started from zero and not mixed in.
+Invariant: a directory holds one run. Its config.yaml fixes every setting that shapes the weights; a command that
+differs in one of them is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pipeline.storage import LEASE_FOLDER, Location, find_existing, locate, make
 from trainer.checkpoint import Checkpoints, checkpoints_folder
 from trainer.config import CONFIG_NAME, TrainerConfig, find_idle_settings
 from trainer.engine import learning_rate
+from trainer.telemetry import flatten
 
 MAY_CHANGE = (
     "data",
@@ -47,23 +48,23 @@ MAY_CHANGE = (
     "resize_interval_s",
     "lease_timeout_s",
 )
-"""Settings that a run may go on with changed.
+"""Settings that may change when a run continues.
 
-Where it runs (a checkpoint fits any number of workers, ZeRO stage and precision), what it reports, where its files
-lie (another data set is refused by its hash), and how long it trains: the learning rate is a function of the step
-and the config, so from the resumed step on it follows the new max_steps.
+They say where it runs (a checkpoint fits any number of workers, ZeRO stage and precision), what it reports, where its
+files are (the hash rejects another data set), and how long it trains: the learning rate is a function of step and
+config, so it follows the new max_steps from the resumed step on.
 """
 
 MAY_CHANGE_IN_A_PHASE = ("data", "max_steps", "share", "evaluation")
-"""The same of a phase that has begun. Of one that has not, all may change. Lengths that do not go with the newest
-checkpoint are refused by its plan state."""
+"""Settings of a phase that may change once it has begun; before that all may. The plan state of the newest checkpoint
+rejects lengths that do not fit it."""
 
 
 def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, checkpoints: Checkpoints) -> list[str]:
-    """Refuse an output that cannot be written or belongs to another run; writes nothing.
+    """Check that the output can be written and belongs to this run; writes nothing.
 
-    `saved`, `checkpoints`: the config.yaml and the checkpoints that it holds.
-    Returns lines that tell what changed since the run began. Raises ConfigError naming path and remedy.
+    `saved`, `checkpoints`: its config.yaml and its checkpoints.
+    Returns lines that list the settings changed since the run began. Raises ConfigError.
     """
     folder = locate(config.output)
     if isinstance(folder, Path):
@@ -75,8 +76,10 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
         if existing != folder or all(_is_leftover(path.name) for path in folder.iterdir()):
             return []
     if saved is None:
-        if not isinstance(folder, Path) and _holds_only_claims(folder):
-            return []
+        if not isinstance(folder, Path) and all(
+            file.name.startswith(f"{LEASE_FOLDER}/") for file in storage.list_files(folder)
+        ):
+            return []  # what a command killed at its very beginning leaves on a store
         raise ConfigError(
             f"output={folder}: is not empty and not a run directory (no {CONFIG_NAME}); give a new or empty folder"
         )
@@ -92,7 +95,7 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
     if refused:
         raise ConfigError(
             f"output={folder}: holds a run with other settings ({'; '.join(refused)}); run it with the same settings "
-            f"to go on, or give another output"
+            f"to continue it, or give another output"
         )
     told = [text for key, text in changes.items() if key.split(".")[-1] not in ("data", "output", "working_folder")]
     lines = [f"changed since this run began: {'; '.join(told)}"] if told else []
@@ -100,38 +103,38 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
 
 
 def _describe_rate(before: TrainerConfig, now: TrainerConfig, *, checkpoints: Checkpoints) -> list[str]:
-    """What another max_steps does to the learning rate, a function of step and config, where the run goes on."""
+    """Return a line if a changed max_steps changes the learning rate at the step where the run continues."""
     done = checkpoints.newest_step
     if before.max_steps == now.max_steps or not 0 < done < now.max_steps:
         return []
-    had, comes = learning_rate(done, before), learning_rate(done + 1, now)
-    if comes == (learning_rate(done + 1, before) if done < before.max_steps else had):
+    last, following = learning_rate(done, before), learning_rate(done + 1, now)
+    if following == (learning_rate(done + 1, before) if done < before.max_steps else last):
         return []
     return [
         f"max_steps {before.max_steps:,} -> {now.max_steps:,} stretches the schedule over other steps: the learning "
-        f"rate goes from {had:.3g} at step {done:,} to {comes:.3g} at step {done + 1:,}"
+        f"rate goes from {last:.3g} at step {done:,} to {following:.3g} at step {done + 1:,}"
     ]
 
 
 def check_fresh(config: TrainerConfig, *, checkpoints: Checkpoints) -> None:
-    """Refuse an output that holds a run already; for a command that must begin a new one."""
+    """Raise ConfigError if the output already holds a run (--fresh)."""
     folder = locate(config.output)
     if checkpoints or storage.find_file(locate(folder, CONFIG_NAME)) is not None:
         newest = f"newest checkpoint: step {checkpoints.newest_step}" if checkpoints else "no checkpoint yet"
         raise ConfigError(
-            f"output={folder}: holds a run already ({newest}), and --fresh begins a new one; give another output, or "
-            f"leave --fresh out to go on with that run"
+            f"output={folder}: already holds a run ({newest}), and --fresh begins a new one; give another output, or "
+            f"leave --fresh out to continue that run"
         )
 
 
 def phases_begun(config: TrainerConfig, *, done: int) -> int:
-    """Phases of which a run that has `done` steps behind it has taken one; at least 1."""
+    """Number of phases that a run has begun after `done` steps; at least 1."""
     ends = accumulate(config.phase_steps)
     return 1 + sum(end < done for end in ends)
 
 
 def may_change(key: str, *, phases_begun: int) -> bool:
-    """Whether a run may go on with another value of a setting such as `batch.pairs` or `phases.1.batch.pairs`."""
+    """Whether a run may continue with another value of `key`, as in `batch.pairs` or `phases.1.batch.pairs`."""
     parts = key.split(".")
     if parts[0] == "phases":
         return int(parts[1]) >= phases_begun or parts[2] in MAY_CHANGE_IN_A_PHASE
@@ -139,13 +142,13 @@ def may_change(key: str, *, phases_begun: int) -> bool:
 
 
 def is_run_config(file: str | Path) -> bool:
-    """Whether a file is the config.yaml of a run that has made its folder for checkpoints."""
+    """Whether a file is the config.yaml of a run that has a folder for checkpoints."""
     path = Path(file)
     return path.name == CONFIG_NAME and Path(checkpoints_folder(path.absolute().parent)).is_dir()
 
 
 def write_config(config: TrainerConfig) -> Location:
-    """Make the run directory and write the resolved config.yaml; ConfigError where that fails, leaving nothing new."""
+    """Make the run directory and write config.yaml. If that fails, raises ConfigError and leaves no new folder."""
     folder = locate(config.output)
     path = locate(folder, CONFIG_NAME)
     made = isinstance(folder, Path) and not folder.exists()
@@ -162,22 +165,11 @@ def write_config(config: TrainerConfig) -> Location:
 
 
 def _is_leftover(name: str) -> bool:
-    """Whether a command killed at its very beginning leaves such a file; the next one begins anew."""
+    """Whether a command that was killed while it started left this file."""
     return name == LEASE_FOLDER or replaced_by(name) == CONFIG_NAME
 
 
-def _holds_only_claims(folder: str) -> bool:
-    """Whether there is nothing but what a command killed at its very beginning leaves on a store."""
-    return all(file.name.startswith(f"{LEASE_FOLDER}/") for file in storage.list_files(folder))
-
-
-def _flatten(tree: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if key == "phases" and not prefix:
-            flat.update(_flatten({str(index): phase for index, phase in enumerate(value)}, prefix="phases."))
-        elif isinstance(value, dict) and value:
-            flat.update(_flatten(value, prefix=f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def _flatten(tree: dict[str, Any]) -> dict[str, Any]:
+    phases = {str(index): phase for index, phase in enumerate(tree["phases"])}
+    flat = flatten({**tree, "phases": phases})
+    return flat if phases else {key: value for key, value in flat.items() if key != "phases"}

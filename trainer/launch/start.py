@@ -1,4 +1,4 @@
-"""A checked run from its lease to its results: the workers under their launcher, started again when they are lost."""
+"""Train a checked run: take the lease, run the workers (restarted if they are lost), show the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.train import Outcome
 
 
 def train(checked: Checked, *, stop: StopRequest, say: Say) -> int:
-    """Launch what was checked, and tell what came of it; returns the exit status."""
+    """Launch the checked run and report its results; returns the exit status."""
     config, checkpoints = checked.config, checked.checkpoints
     for line in checked.lines:
         say(line)
@@ -35,7 +35,7 @@ def train(checked: Checked, *, stop: StopRequest, say: Say) -> int:
 def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest, say: Say) -> Outcome:
     """Run the workers under the configured launcher. Makes the run directory once the machine can hold them.
 
-    `checkpoints`: in the run directory. LeaseError where another job trains in it.
+    `checkpoints`: of the run directory. Raises LeaseError if another job trains in it.
     """
     lease = partial(hold, config.output, timeout_s=config.lease_timeout_s, say=say, stop=stop)
     if config.launcher == "processes":
@@ -44,7 +44,7 @@ def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest
             write_config(config)
             attempt = partial(processes.run_in_processes, settled, stop=stop, say=say, lease_token=token)
             return run_attempts(attempt, config=config, checkpoints=checkpoints, stop=stop, say=say)
-    from trainer.launch import elastic, ray_train  # Ray is absent where the loop runs without it
+    from trainer.launch import elastic, ray_train  # Ray is not installed everywhere
 
     with ray_train.ray_session(config) as settled:
         stop.listen()
@@ -57,7 +57,7 @@ def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest
 
 
 def show_results(config: TrainerConfig, *, checkpoints: Checkpoints, say: Say, done_before: bool) -> None:
-    """Draw the curve and say where everything is."""
+    """Draw the loss curve and say where the run's files are."""
     files = RunFiles(config.output, working_folder=config.working_folder)
     files.bring([METRICS_NAME, EVALUATIONS_NAME])
     steps = read_last_lines(files.folder / METRICS_NAME)

@@ -1,9 +1,9 @@
-"""Self-attention over packed sequences: a token attends to its own sequence and to nothing else.
+"""Self-attention over packed sequences: a token attends only to its own sequence.
 
-Backends behind attention(): one sequence after another on the CPU (attention_cpu.py); on a GPU in bf16 or fp16,
-straight on the packed tokens, a kernel of our own for short sequences and flash attention for long ones; and padded
-rows through scaled_dot_product_attention: the reference that the others are tested against, and what runs where they
-cannot (fp32 on a GPU, torch.compile on a CPU).
+Backends of attention(): one sequence after another on the CPU (attention_cpu.py); on a GPU in bf16 or fp16, directly on
+the packed tokens, our own kernel for short sequences and flash attention for long ones; and padded rows through
+scaled_dot_product_attention, the reference for the others' tests and the fallback (fp32 on a GPU, torch.compile on a
+CPU).
 """
 
 from __future__ import annotations
@@ -21,42 +21,41 @@ from trainer.model.layers import Linear
 
 
 class SequenceLayout(NamedTuple):
-    """Where the sequences lie: made once a micro-batch, shared by all layers."""
+    """Places of the sequences: made once per micro-batch, shared by all layers."""
 
     offsets: Tensor
     """int32 [S + 1], cumulative lengths from 0 to T."""
     max_length: int
-    """No sequence is longer."""
+    """Upper bound of the sequence lengths."""
 
 
 def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d)) v inside each sequence: qkv [T, 3, heads, d] -> [T, heads, d].
 
-    q, k and v come as one tensor, so that their gradients are written into one. `dropout` is the probability of
-    dropping an attention weight; give 0 outside training. `seed`: int32 on the same device, of which the first is used;
-    flash attention and, on GPUs, padded rows draw from torch's global generator instead. Nothing here waits for a GPU.
+    q, k and v come as one tensor, so that their gradients are written into one. `dropout`: probability of dropping an
+    attention weight; give 0 outside training. `seed`: int32 on the same device, its first element is used; flash
+    attention and, on GPUs, padded rows draw from torch's global generator instead. Does not wait for a GPU.
     """
     if qkv.is_cpu and not torch.compiler.is_compiling():
         return attend_each(qkv, lengths=layout.offsets.diff().tolist(), dropout=dropout, seed=seed)
     if qkv.is_cuda and qkv.dtype in (torch.bfloat16, torch.float16):
-        short = layout.max_length <= attention_gpu.MAX_LENGTH and qkv.shape[-1] in attention_gpu.HEAD_WIDTHS
-        if short:
+        if layout.max_length <= attention_gpu.MAX_LENGTH and qkv.shape[-1] in attention_gpu.HEAD_WIDTHS:
             return attend_short(qkv, layout=layout, dropout=dropout, seed=seed)
         return attend_flash(qkv, layout=layout, dropout=dropout)
     return attend_padded(qkv, layout=layout, dropout=dropout, seed=seed)
 
 
 def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor | None = None) -> Tensor:
-    """The reference backend: every sequence in a row of its own, padded to the longest.
+    """The reference backend: each sequence in a row, padded to the longest.
 
-    `seed`: where dropout's draws are the other backends'; on GPUs, where that would keep all weights, torch's.
+    `seed` (CPU only): draw dropout as the other backends do; that stores all weights, so on GPUs torch draws.
     """
     num_tokens, _, heads, head_width = qkv.shape
     offsets, max_length = layout
     tokens = torch.arange(num_tokens, device=qkv.device)
     sequence = torch.searchsorted(offsets, tokens, right=True) - 1
     index = sequence * max_length + tokens - offsets.index_select(0, sequence)
-    lengths = offsets.diff().clamp(min=1)  # softmax over no key at all is NaN in some kernels
+    lengths = offsets.diff().clamp(min=1)  # softmax over no keys is NaN in some kernels
     key_mask = torch.arange(max_length, device=qkv.device) < lengths[:, None]
     num_sequences = lengths.shape[0]
     rows = qkv.new_zeros(num_sequences * max_length, 3, heads, head_width).index_copy(0, index, qkv)
@@ -77,8 +76,8 @@ def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: 
 def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
     """The GPU backend for long sequences, bf16 or fp16: flash attention 2 by offsets, without padding.
 
-    torch.nn.attention.varlen calls the same operator but leaves its dropout out, which costs 0.1 ms a layer where
-    padded rows cost 4.4 (BERT-Large, 32,768 tokens of Wikipedia's lengths, H100: 1.57 ms against 5.90).
+    torch.nn.attention.varlen calls the same operator but without dropout. Dropout costs 0.1 ms a layer here and 4.4 ms
+    with padded rows (BERT-Large, 32,768 tokens of Wikipedia's lengths, H100: 1.57 ms against 5.90).
     """
     query, key, value = qkv.unbind(1)
     offsets, max_length = layout
@@ -89,10 +88,10 @@ def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tens
 
 
 def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
-    """The GPU backend for short sequences, bf16 or fp16: deterministic, and dropout costs next to nothing.
+    """The GPU backend for short sequences, bf16 or fp16: deterministic, with almost free dropout.
 
-    BERT-Large, 32,768 tokens of Wikipedia's lengths, dropout 0.1, H100: 0.91 ms a layer forward and backward, where
-    attend_flash takes 1.45.
+    BERT-Large, 32,768 tokens of Wikipedia's lengths, dropout 0.1, H100: 0.91 ms a layer forward and backward
+    (attend_flash: 1.45).
     """
     threshold = attention_gpu.threshold_of(dropout)
     output, _ = attention_gpu.short_attention(qkv, layout.offsets, seed, layout.max_length, threshold)
@@ -100,7 +99,7 @@ def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: T
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), without dropout and residual around it."""
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), without the surrounding dropout and residual."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -110,7 +109,7 @@ class SelfAttention(nn.Module):
         self.output = Linear(config.width, config.width)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor, bias_gradient: bool = True) -> Tensor:
-        """[T, width] -> [T, width]. seeds: a row of draw_seeds. bias_gradient: of the last bias, see layers.Linear."""
+        """[T, width] -> [T, width]. seeds: a row of draw_seeds. bias_gradient: for the last bias, see layers.Linear."""
         num_tokens, width = hidden.shape
         qkv = self.qkv(hidden).view(num_tokens, 3, self.num_heads, width // self.num_heads)
         context = attention(qkv, layout=layout, dropout=self.dropout if self.training else 0.0, seed=seeds)

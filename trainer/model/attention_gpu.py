@@ -1,4 +1,4 @@
-"""Attention on a GPU through the kernels of trainer.model.kernels, as operators that torch.compile keeps whole."""
+"""Attention on a GPU by trainer.model.kernels, as operators that torch.compile does not break up."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trainer.model.dropout import mix, wrap
 
 LEVELS = 2**32
 MAX_LENGTH = 512
-"""Longest sequence that was measured; flash attention is made for longer ones."""
+"""Longest sequence for the kernel (the longest measured); longer ones use flash attention."""
 HEAD_WIDTHS = (32, 64, 128)
-"""Those that are tested."""
+"""Head widths that are tested."""
 GOLDEN, COLUMN_SALT = 0x9E3779B1, 12_345
-"""Of the kernels' keys."""
+"""Constants in the kernels' keys."""
 
 
 def threshold_of(dropout: float) -> int:
-    """Number of 2**32 draws that drop a weight."""
+    """Number of the 2**32 possible draws that drop a weight."""
     return min(round(dropout * LEVELS), LEVELS - 1)
 
 
@@ -85,16 +85,16 @@ short_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attention_row_keys(places: Tensor, *, head: int, seed: Tensor | int) -> Tensor:
-    """The kernels' keys of tokens at `places` of the packed batch, int32 like them."""
+    """The kernels' keys of tokens at `places` of the packed batch: int32, same shape."""
     return mix(mix(places + seed) + wrap(head * GOLDEN)) | 1
 
 
 def attention_column_keys(columns: Tensor) -> Tensor:
-    """The kernels' keys of places in a sequence, int32 like them."""
+    """The kernels' keys of places in a sequence: int32, same shape."""
     return mix(columns * wrap(GOLDEN) + COLUMN_SALT)
 
 
 def keep_products(row_keys: Tensor, column_keys: Tensor, *, threshold: int) -> Tensor:
-    """What the kernels keep by its keys: bool [..., rows, columns] of int32 [..., rows] and [columns]."""
+    """The kernels' dropout mask: int32 keys [..., rows] and [columns] -> bool [..., rows, columns], True: kept."""
     draws = row_keys[..., :, None] * column_keys
     return draws + wrap(LEVELS // 2) >= threshold - LEVELS // 2  # unsigned, as the kernels compare

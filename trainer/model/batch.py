@@ -1,7 +1,7 @@
-"""Batches: a micro-batch laid out as the tensors that the model takes.
+"""Batches: micro-batches laid out as the model's input tensors.
 
-With constant shapes every batch has the same sizes, so that the model is compiled once; what no pair fills is a
-dummy with weight zero. Cost: 25 bytes of copy a token.
+With constant shapes every batch has the same sizes, so that the model is compiled once; dummies of weight zero fill
+the rest. Cost: 25 bytes of copy per token.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["NO_LABEL", "Batch", "MicroBatch", "MicroBatchShape", "to_batch"]
 class Batch:
     """One micro-batch on a device: T tokens in S sequences, P pairs, M masked positions.
 
-    With constant shapes T, P, M are the micro-batch shape's and S its `sequences`; otherwise what is there. Pairs come
-    first, in order; then dummy sequences ([PAD] only) over the tokens left, then sequences of length 0.
+    With constant shapes T, P, M, S are those of the MicroBatchShape; otherwise of the micro-batch. Pairs come first, in
+    order; then dummy sequences ([PAD] only) over the remaining tokens, then sequences of length 0.
     """
 
     input_ids: Tensor
@@ -45,11 +45,11 @@ class Batch:
     masked_weights: Tensor
     """float32 [M]; 1, or 0 for dummies."""
     nsp_labels: Tensor
-    """int64 [P]; NO_LABEL for dummies and where there is no second segment."""
+    """int64 [P]; NO_LABEL for dummies and for pairs without a second segment."""
     nsp_weights: Tensor
-    """float32 [P]; 1, or 0 where there is no label."""
+    """float32 [P]; 1, or 0 without a label."""
     max_length: int
-    """No sequence is longer; with constant shapes the data set's max_seq_length."""
+    """Upper bound of the sequence lengths; with constant shapes the data set's max_seq_length."""
     num_tokens: int
     """Real tokens."""
     num_pairs: int
@@ -68,15 +68,15 @@ def to_batch(
     constant_shapes: bool,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """Lay a micro-batch out as tensors; None, an empty micro-batch, becomes a dummy pair of weight zero.
+    """Lay a micro-batch out as tensors; None (an empty micro-batch) becomes a dummy pair of weight zero.
 
-    A dummy masked position stands in where a micro-batch has none, so that every head always runs. On a CUDA device the
-    copies go through pinned memory and do not wait.
+    A micro-batch without masked positions gets a dummy one, so that every head always runs. Copies to a CUDA device go
+    through pinned memory and are asynchronous.
     """
     target = torch.device(device)
-    tokens = micro_batch.num_tokens if micro_batch is not None else 0
-    pairs = micro_batch.num_pairs if micro_batch is not None else 0
-    masked = micro_batch.num_masked if micro_batch is not None else 0
+    tokens = pairs = masked = 0
+    if micro_batch is not None:
+        tokens, pairs, masked = micro_batch.num_tokens, micro_batch.num_pairs, micro_batch.num_masked
     assert tokens <= shape.tokens
     assert pairs <= shape.pairs
     assert masked <= shape.masked
@@ -124,7 +124,7 @@ def _fill(
     micro_batch: MicroBatch | None, whole: NDArray[np.int64], *, parts: tuple[int, ...], special: Special, longest: int
 ) -> None:
     ids, segments, places, masked, labels, cls, nsp = np.split(whole, np.cumsum(parts)[:-1])
-    tokens = 0
+    tokens = pairs = heads = 0
     if micro_batch is not None:
         tokens, pairs, heads = micro_batch.num_tokens, micro_batch.num_pairs, micro_batch.num_masked
         ids[:tokens] = micro_batch.input_ids
@@ -132,11 +132,8 @@ def _fill(
         places[:tokens] = micro_batch.position_ids
         masked[:heads], labels[:heads] = micro_batch.masked_positions, micro_batch.masked_labels
         cls[:pairs], nsp[:pairs] = micro_batch.starts, micro_batch.nsp_labels
-    else:
-        pairs = heads = 0
-    rest = ids.size - tokens
     ids[tokens:], segments[tokens:] = special.pad, 0
-    places[tokens:] = np.arange(rest) % longest
+    places[tokens:] = np.arange(ids.size - tokens) % longest
     masked[heads:], labels[heads:] = 0, NO_LABEL
     cls[pairs:], nsp[pairs:] = 0, NO_LABEL
     if micro_batch is None:
@@ -151,7 +148,7 @@ def _fill_weights(micro_batch: MicroBatch | None, weights: NDArray[np.float32], 
 
 
 def _fill_offsets(micro_batch: MicroBatch | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
-    """Pairs, then dummies of at most `longest` tokens up to `size`, then nothing but `size`."""
+    """Fill in the ends of pairs, then of dummies of at most `longest` tokens up to `size`, then `size` only."""
     offsets[0] = 0
     pairs = 0
     if micro_batch is not None:

@@ -1,7 +1,7 @@
 """BERT with its two pretraining heads over one packed micro-batch.
 
-Per-token work runs on the T tokens that are there (no padding between sequences); on a GPU nothing in
-forward() waits for the device. Parameter names are module paths; `ndim >= 2` are the ones to decay.
+Per-token layers run on T tokens without padding between sequences; on a GPU forward() does not wait for the device.
+Parameter names are module paths; weight decay applies to parameters with `ndim >= 2`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 VOCABULARY_MULTIPLE = 64
 INITIAL_DEVIATION = 0.02
 SCALED_EMBEDDINGS, SCALED_DEVIATION = 0.05, 0.06
-"""Initial deviation of the embeddings and of other matrices with initial_weights=scaled."""
+"""Initial deviations with initial_weights=scaled: of the embeddings, of other matrices."""
 SCALED_HEAD = 8.0
-"""The masked-LM head's dense layer then is this times the identity, and its bias four times this: up there GELU is
-linear, and the head's LayerNorm takes both away. A step of Adam is small beside it, so the head does not blur what the
-encoder learns: after 240 steps the loss at [MASK] was 0.30 nats below the unigram, with a drawn head 0.03 above."""
+"""With initial_weights=scaled the masked-LM head's dense layer is this times the identity, its bias four times this.
+There GELU is linear, and the head's LayerNorm removes both. Adam's steps are small in comparison, so the head does not
+blur what the encoder learns: after 240 steps the loss at [MASK] was 0.30 nats below the unigram loss (0.03 above with a
+random head)."""
 TRUNCATION = 2.0
 
 
@@ -42,11 +43,11 @@ class PretrainingOutput(NamedTuple):
     nsp_loss_sum: Tensor
     """Cross-entropy in nats, summed over pairs with nsp_weights."""
     mlm_correct: Tensor
-    """Masked positions predicted correctly, weighted alike."""
+    """Masked positions predicted correctly, weighted in the same way."""
     nsp_correct: Tensor
-    """Pairs predicted correctly, weighted alike."""
+    """Pairs predicted correctly, weighted in the same way."""
     mlm_losses: Tensor
-    """[M] cross-entropy at each masked position, weighted alike."""
+    """[M] weighted cross-entropy at each masked position."""
 
     def sums(self) -> Tensor:
         """[4]: mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct, without gradient."""
@@ -56,13 +57,13 @@ class PretrainingOutput(NamedTuple):
 class BertForPretraining(nn.Module):
     """Encoder, pooler, masked-language head, next-sentence head.
 
-    The word table has `vocabulary_size` rounded up to a multiple of 64 rows, since the output product is fast only
-    then. The extra rows are zero, stay zero, and get no probability: loss and logits are those of the model
-    without them. num_parameters() does not count them and an export does not hold them.
+    The word table has `vocabulary_size` rows, rounded up to a multiple of 64 for a fast output product. The extra rows
+    are and stay zero, and get no probability: loss and logits are those of the model without them. num_parameters()
+    does not count them, and exports leave them out.
 
-    Weights are drawn from a normal truncated at two deviations (as google-research/bert does), of 0.02 or as
-    config.initial_weights says, each tensor from a generator of its own keyed by (seed, name); biases are zero,
-    LayerNorm is one.
+    Weights are drawn from a normal distribution truncated at two deviations (as in google-research/bert), of deviation
+    0.02 or as config.initial_weights says, with a generator per tensor keyed by (seed, name). Biases are zero,
+    LayerNorm weights one.
     """
 
     def __init__(self, config: ModelConfig, *, vocabulary_size: int, seed: int = 0) -> None:
@@ -80,30 +81,28 @@ class BertForPretraining(nn.Module):
             self.embeddings.word.weight[vocabulary_size:] = 0.0
 
     def forward(self, batch: Batch) -> PretrainingOutput:
-        """Loss sums and counts of correct predictions of one micro-batch.
+        """Compute loss sums and counts of correct predictions of one micro-batch.
 
         Dropout (in training mode) draws from torch's global generator of the batch's device.
-        Raises ValueError where a sequence is longer than config.max_positions.
+        Raises ValueError if a sequence is longer than config.max_positions.
         """
         hidden = self.encode(batch)
         mlm_loss_sum, mlm_correct, mlm_losses = self.mlm_head(
-            hidden.index_select(0, batch.masked_positions),
-            labels=batch.masked_labels,
-            weights=batch.masked_weights,
+            hidden.index_select(0, batch.masked_positions), labels=batch.masked_labels, weights=batch.masked_weights
         )
         nsp_logits = self.nsp_head(self.pooler(hidden.index_select(0, batch.cls_positions)))
         nsp_loss_sum, nsp_correct = cross_entropy_sum(nsp_logits, labels=batch.nsp_labels, weights=batch.nsp_weights)
         return PretrainingOutput(mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct, mlm_losses)
 
     def logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits of both heads: [M, vocabulary_size] at the masked positions and [P, 2] of the pairs."""
+        """Return the logits of both heads: [M, vocabulary_size] at the masked positions, [P, 2] of the pairs."""
         hidden = self.encode(batch)
         mlm_logits = self.mlm_head(hidden.index_select(0, batch.masked_positions))
         nsp_logits = self.nsp_head(self.pooler(hidden.index_select(0, batch.cls_positions)))
         return mlm_logits[:, : self.vocabulary_size], nsp_logits
 
     def encode(self, batch: Batch) -> Tensor:
-        """Last hidden states of all tokens, [T, width]."""
+        """Return the last hidden states of all tokens, [T, width]."""
         if batch.max_length > self.config.max_positions:
             raise ValueError(
                 f"a sequence of {batch.max_length} tokens exceeds the model's {self.config.max_positions} learned "
@@ -117,7 +116,7 @@ class BertForPretraining(nn.Module):
         return self.encoder(hidden, layout=layout, seeds=seeds[1:])  # type: ignore[no-any-return]
 
     def num_parameters(self, *, heads: bool = True) -> int:
-        """Parameters as transformers counts them: tied weight once, without the rows that pad the vocabulary.
+        """Count parameters as transformers does: the tied weight once, the vocabulary's padding rows not at all.
 
         heads=False: embeddings, encoder and pooler only (BertModel).
         """
@@ -132,12 +131,10 @@ class BertForPretraining(nn.Module):
 
 @torch.no_grad()
 def initialize_weights(model: nn.Module, *, seed: int, scaled: bool = False) -> None:
-    """Draw every matrix anew and reset every vector (biases 0, LayerNorm weights 1), in place.
+    """Draw every matrix and reset every vector (biases 0, LayerNorm weights 1), in place.
 
-    scaled: ModelConfig.initial_weights.
-
-    A matrix is a function of (seed, parameter name, shape) alone. One pass by the inverse of the distribution
-    function: nn.init.trunc_normal_ redraws whole tensors until all fit, at 100 ns an element against 15.
+    `scaled`: see ModelConfig.initial_weights. A matrix depends only on (seed, parameter name, shape). The inverse
+    distribution function takes one pass, 15 ns an element; nn.init.trunc_normal_ redraws until all fit, 100 ns.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:

@@ -1,8 +1,8 @@
-"""Product with the vocabulary and cross-entropy in one step, some rows at a time.
+"""Output product and cross-entropy in one step, a chunk of rows at a time.
 
-The logits of a chunk turn into its gradients where they stand, so that those of all masked positions (1.2 GB in fp32
-for BERT-Large at 10,000 of them) never exist. Cost: gradients are made in forward, and scaled in backward. One
-operator with a registered gradient, which torch.compile keeps whole.
+The gradients of a chunk replace its logits in place, so that the logits of all masked positions (1.2 GB in fp32 for
+BERT-Large at 10,000 of them) never exist. Cost: gradients are computed in forward and scaled in backward. One operator
+with a registered gradient, which torch.compile does not break up.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch import Tensor
 _Results: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 NO_LABEL = -1
-"""Label of a row that predicts nothing."""
+"""Label of a row that does not count."""
 CPU_CHUNK_BYTES = 4 * 2**20
-"""Of fp32 logits: what a core's caches hold."""
+"""Bytes of fp32 logits per chunk: they fit a core's caches."""
 GPU_CHUNK_BYTES = 512 * 2**20
-"""Of logits: all rows of BERT-Large at 32,768 tokens, for full matrix products."""
+"""Bytes of logits per chunk: all rows of BERT-Large at 32,768 tokens, for full matrix products."""
 FP16_UNIT = 1024.0
-"""What stands for a gradient of 1 in fp16, whose least normal number is twice the probability of one word in 30,000."""
+"""Scale of fp16 gradients: the smallest normal fp16 number is twice the probability of one word in 30,000."""
 
 
 def linear_cross_entropy_sum(
     hidden: Tensor, weight: Tensor, bias: Tensor, *, labels: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted sum of cross-entropies of `hidden @ weight.T + bias`, weighted count of correct predictions, and the
-    weighted cross-entropies themselves, [N].
+    """Cross-entropy of `hidden @ weight.T + bias`: its weighted sum, the weighted count of correct predictions, and the
+    weighted cross-entropies [N].
 
-    hidden [N, width], weight [V, width], bias [V], all of one float type; labels int64 [N] in 0..V-1 (or NO_LABEL,
-    which counts nothing), weights float32 [N]. All float32, the second and third without gradient. Softmax and sums
-    run in float32, the weight's gradient is summed over chunks in float32 (all in float64 for float64).
+    hidden [N, width], weight [V, width], bias [V], all of one float type; labels int64 [N] in 0..V-1 (NO_LABEL does not
+    count), weights float32 [N]. Results are float32; only the first has a gradient. Softmax and sums, also of the
+    weight's gradient over chunks, are in float32 (for float64 all is in float64).
     """
     weights = weights * (labels != NO_LABEL)
     loss_sum, correct, losses, *_ = linear_cross_entropy(
@@ -45,9 +45,9 @@ def linear_cross_entropy_sum(
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, weights: Tensor, with_gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Loss sum, correct, losses, and the sum's gradients to hidden, weight (fp32) and bias (fp32), times `_unit`.
+    """Loss sum, correct count, losses, and the sum's gradients to hidden, weight (fp32) and bias (fp32), times `_unit`.
 
-    Labels in 0..V-1. Without `with_gradients` the gradients have no elements.
+    Labels are in 0..V-1. Without `with_gradients` the gradients are empty.
     """
     if hidden.is_cuda and hidden.dtype != torch.float64:
         return _on_gpu(hidden, weight, bias, labels, weights, with_gradients)
@@ -121,7 +121,7 @@ def _on_gpu(
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """into (fp32) = or += left @ right, summed in fp32 whatever their type."""
+    """into (fp32) = (`first`) or += left @ right, summed in fp32 whatever their type."""
     if left.dtype == into.dtype:
         torch.addmm(into, left, right, beta=0.0 if first else 1.0, out=into)
     elif first:

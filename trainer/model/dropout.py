@@ -1,8 +1,8 @@
-"""Dropout whose mask is a hash of (row, column, seed): the same for eager and compiled code, on CPUs and GPUs.
+"""Dropout with a hash of (row, column, seed) as mask: the same in eager and compiled code, on CPUs and GPUs.
 
-One 32-bit product an element, which fuses with what stands around it, and which backward computes again. Philox,
+Costs one 32-bit product per element, which fuses with neighbouring operations and is recomputed in backward. Philox,
 F.dropout's generator, costs more on a GPU than all the memory traffic of dropout + residual + LayerNorm.
-All seeds of a forward pass are drawn at once, so that a mask depends on the generator's state and on its site alone.
+All seeds of a forward pass are drawn at once, so that a mask depends only on the generator's state and on its site.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import torch
 from torch import Tensor, nn
 
 SEED_WIDTH = 4
-"""Elements between two sites' seeds: 16 bytes, the alignment that kernels are compiled for."""
+"""int32 elements per site: 16 bytes, the alignment that kernels are compiled for."""
 
 
 def draw_seeds(num_sites: int, *, device: torch.device) -> Tensor:
-    """int32 [num_sites, SEED_WIDTH] from torch's global generator of `device`: a row for each use of dropout."""
+    """Draw int32 [num_sites, SEED_WIDTH] from torch's global generator of `device`: a row per use of dropout."""
     return torch.randint(-(2**31), 2**31, (num_sites, SEED_WIDTH), device=device, dtype=torch.int32)
 
 
 def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
-    """Dropout by keep_hash: any shape and float type, kept. seeds: int32, of which the first two are used."""
+    """Apply dropout by keep_hash to any shape and float type. seeds: int32, the first two are used."""
     rows = x.numel() // x.shape[-1]
     keep = keep_hash(rows, x.shape[-1], seeds=seeds, probability=probability).view(x.shape)
     return torch.where(keep, x * (1.0 / (1.0 - probability)), 0.0)
 
 
 def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> Tensor:
-    """Bool [rows, columns], false with `probability`: product of an odd key of the row and a key of the column.
+    """Bool [rows, columns], False with `probability`: hashes the product of an odd row key and a column key.
 
     seeds: int32 [2], one for the rows and one for the columns.
     """
@@ -56,7 +56,7 @@ class Dropout(nn.Module):
         self.probability = probability
 
     def forward(self, x: Tensor, *, seeds: Tensor) -> Tensor:
-        """Any shape and float type, kept. seeds: a row of draw_seeds, of this use alone."""
+        """Keep shape and float type of `x`. seeds: the row of draw_seeds for this use."""
         if not self.training or self.probability == 0.0:
             return x
         return hash_dropout(x, self.probability, seeds=seeds)

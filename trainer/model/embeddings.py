@@ -1,4 +1,4 @@
-"""Token, segment and position embeddings of packed tokens, summed."""
+"""Sum of token, segment and position embeddings of packed tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_SEGMENTS = 2
 
 
 class Embeddings(nn.Module):
-    """Three tables summed; post-LN adds LayerNorm, pre-LN leaves that to the encoder's end (as megatron-bert)."""
+    """Sums three embedding tables; post-LN adds LayerNorm, which pre-LN (as in megatron-bert) has after the encoder."""
 
     def __init__(self, config: ModelConfig, *, num_rows: int) -> None:
         super().__init__()

@@ -14,11 +14,11 @@ from trainer.model.residual_norm import ResidualNorm, is_fused
 
 FEED_FORWARD_FACTOR = 4
 SITES_A_LAYER = 3
-"""Uses of dropout in a layer: on attention weights and after each half."""
+"""Uses of dropout per layer: on attention weights and after each half."""
 
 
 class ActivatedLinear(Linear):
-    """A linear layer and GELU after it: one module, so that ZeRO-3 has its parameters at hand."""
+    """A linear layer followed by GELU, in one module so that ZeRO-3 gathers its parameters for both."""
 
     def __init__(self, width_in: int, width_out: int, *, activation: str) -> None:
         super().__init__(width_in, width_out)
@@ -33,7 +33,7 @@ class ActivatedLinear(Linear):
 
 
 class FeedForward(nn.Module):
-    """width -> 4 width -> width with GELU between, without dropout and residual around it."""
+    """width -> 4 width -> width with GELU between, without the surrounding dropout and residual."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
         self.down = Linear(FEED_FORWARD_FACTOR * config.width, config.width)
 
     def forward(self, hidden: Tensor, *, bias_gradient: bool = True) -> Tensor:
-        """[T, width] -> [T, width]. bias_gradient: of the last bias, see layers.Linear."""
+        """[T, width] -> [T, width]. bias_gradient: for the last bias, see layers.Linear."""
         return self.down(self.up(hidden), bias_gradient=bias_gradient)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""GELU after a biased product on a GPU, as operators that torch.compile keeps whole (kernels/bias_gelu.py)."""
+"""GELU after a linear layer on a GPU (kernels/bias_gelu.py), as operators that torch.compile does not break up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @torch.library.custom_op("cloze::gelu_of_biased", mutates_args=())
 def gelu_of_biased(biased: Tensor, bias: Tensor, tanh: bool) -> Tensor:
-    """GELU of `biased` [rows, columns], which holds `bias` already; the gradient goes to both."""
+    """GELU of `biased` [rows, columns], which already includes `bias`; both get a gradient."""
     from trainer.model.kernels import bias_gelu as kernels
 
     return kernels.forward(biased.contiguous(), tanh=tanh)
@@ -51,6 +51,6 @@ gelu_of_biased.register_autograd(_backward, setup_context=_setup_context)
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, tanh: bool) -> Tensor:
     """GELU(x weight^T + bias): [rows, in] -> [rows, out], bf16 or fp16 on a GPU.
 
-    The product adds the bias without knowing its gradient, which comes out of GELU's own backward pass.
+    The bias is detached in the product; GELU's backward pass computes its gradient.
     """
     return gelu_of_biased(F.linear(x, weight, bias.detach()), bias, tanh)  # type: ignore[no-any-return]

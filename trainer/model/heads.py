@@ -1,4 +1,4 @@
-"""Pooler and the two pretraining heads; they run on [CLS] and on the masked positions only.
+"""Pooler and the two pretraining heads, which run only on [CLS] and on the masked positions.
 
 Losses are sums of weighted fp32 cross-entropies: the loop divides by the global counts.
 """
@@ -14,7 +14,7 @@ from trainer.model.cross_entropy import NO_LABEL, linear_cross_entropy_sum
 from trainer.model.layers import Linear, activation_function, layer_norm
 
 PADDED_LOGIT = -30_000.0
-"""Logit of the rows that only pad the vocabulary: exp of it is zero beside any real logit, and fp16 can hold it."""
+"""Logit of the vocabulary's padding rows: its exp is zero beside any real logit, and it fits fp16."""
 
 
 class Pooler(nn.Module):
@@ -32,9 +32,8 @@ class Pooler(nn.Module):
 class MaskedLanguageHead(nn.Module):
     """Dense, GELU, LayerNorm, then the product with the tied embedding plus a bias for each word.
 
-    `tied_weight` is the very Parameter of the embedding, registered here under a second name: so this module's
-    own hooks gather it under ZeRO-3, its gradients add up, and named_parameters() lists it once, as
-    embeddings.word.weight.
+    `tied_weight` is the embedding's Parameter itself, registered here under a second name: so this module's hooks
+    gather it under ZeRO-3, its gradients add up, and named_parameters() lists it once, as embeddings.word.weight.
     """
 
     def __init__(self, config: ModelConfig, *, embedding: nn.Embedding, vocabulary_size: int) -> None:
@@ -48,9 +47,9 @@ class MaskedLanguageHead(nn.Module):
     def forward(
         self, hidden: Tensor, *, labels: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """[M, width] -> logits [M, padded vocabulary]; with labels and weights: linear_cross_entropy_sum of them.
+        """[M, width] -> logits [M, padded vocabulary]; with labels and weights, the result of linear_cross_entropy_sum.
 
-        Words that only pad the vocabulary get PADDED_LOGIT: no probability and no gradient.
+        Padding rows of the vocabulary get PADDED_LOGIT, hence no probability and no gradient.
         """
         hidden = self.norm(self.activation(self.dense(hidden)))
         num_padding = self.tied_weight.shape[0] - self.bias.shape[0]
@@ -75,8 +74,8 @@ class NextSentenceHead(nn.Module):
 def cross_entropy_sum(logits: Tensor, *, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted sum of the cross-entropies, and weighted count of rows whose largest logit is the label's.
 
-    logits [N, C] of any float type, labels int64 [N] (NO_LABEL counts nothing), weights float32 [N];
-    two float32 scalars, the second without gradient. Softmax and sum run in float32.
+    logits [N, C] of any float type, labels int64 [N] (NO_LABEL does not count), weights float32 [N]. Returns two
+    float32 scalars, the second without gradient. Softmax and sum are in float32.
     """
     losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=NO_LABEL)
     correct = (logits.detach().argmax(-1) == labels) * weights

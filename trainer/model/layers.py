@@ -1,6 +1,6 @@
-"""Building blocks whose weights are drawn once, by name, in bert.py: torch's own default draws are left out.
+"""Layers without torch's default initialization: bert.py draws each weight once, by name.
 
-That saves seconds for BERT-Large, and leaves torch's global generator alone.
+That saves seconds for BERT-Large and leaves torch's global generator untouched.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ LAYER_NORM_EPSILON = 1e-12
 
 
 class Linear(nn.Linear):
-    """nn.Linear without a default draw, and with a bias whose gradient may be made elsewhere."""
+    """nn.Linear without default initialization, whose bias gradient may be computed elsewhere."""
 
     parameters_stay = True
-    """False where they are there only while this module computes (ZeRO-3): nothing else may use the bias then."""
+    """False if the parameters exist only while this module runs (ZeRO-3), so that nothing else may use the bias."""
 
     def forward(self, x: Tensor, *, bias_gradient: bool = True) -> Tensor:
-        """[..., in] -> [..., out]. bias_gradient=False: whoever takes the result gives the bias its gradient."""
+        """[..., in] -> [..., out]. bias_gradient=False: the consumer of the result computes the bias gradient."""
         return F.linear(x, self.weight, self.bias if bias_gradient else self.bias.detach())
 
     def reset_parameters(self) -> None:
@@ -28,7 +28,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding without a default draw."""
+    """nn.Embedding without default initialization."""
 
     def reset_parameters(self) -> None:
         """Leave the weights to bert.initialize_weights."""
@@ -41,9 +41,7 @@ def layer_norm(width: int) -> nn.LayerNorm:
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
     """GELU by its config name: `gelu` (x * Phi(x), exact) or `gelu_tanh` (Hendrycks and Gimpel 2016, eq. 2)."""
-    if name == "gelu_tanh":
-        return _gelu_tanh
-    return F.gelu
+    return _gelu_tanh if name == "gelu_tanh" else F.gelu
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""norm(residual + dropout(branch)), the end of every half of a post-LN layer.
+"""norm(residual + dropout(branch)), the end of each half of a post-LN layer.
 
-On a GPU in bf16 or fp16 it is one kernel each way (kernels/residual_norm.py), which torch.compile keeps whole;
-elsewhere it is made of torch's parts.
+On a GPU in bf16 or fp16 it is one kernel each way (kernels/residual_norm.py), which torch.compile does not break up;
+elsewhere it uses torch's operations.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from trainer.model.dropout import Dropout
 from trainer.model.layers import LAYER_NORM_EPSILON, Linear
 
 MAX_WIDTH = 4096
-"""Widest row that a kernel's program holds with its sums."""
+"""Widest row that fits a kernel program together with its sums."""
 
 
 def is_fused(hidden: Tensor, *, last: Linear) -> bool:
-    """Whether the kernels take rows of this kind, and with them the gradient of the bias of `last`, which made them."""
-    return last.parameters_stay and _kernels_take(hidden)
+    """Whether the kernels run on the output of `last` for `hidden`, and compute the gradient of the bias of `last`."""
+    half = hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16)
+    return half and hidden.shape[-1] <= MAX_WIDTH and last.parameters_stay
 
 
 class ResidualNorm(nn.LayerNorm):
-    """LayerNorm of residual + dropout(branch), and a carrier for the gradient that its use as a residual gets.
+    """LayerNorm of residual + dropout(branch), with a carrier for the gradient of its use as the next residual.
 
-    The next residual norm reads the values of the norm itself and gives its gradient to the carrier, which holds one
-    element however large it looks: so the two gradients of the norm meet inside the kernel instead of in a pass over
-    memory of their own. Where the kernels do not run the carrier is the norm.
+    The next residual norm reads the values of this norm, but sends its gradient to the carrier (an expanded tensor of
+    one element). So the kernel adds the norm's two gradients itself, without another pass over memory. If the kernels
+    do not run, the carrier is the norm.
     """
 
     def __init__(self, width: int, *, dropout: float) -> None:
@@ -40,8 +41,8 @@ class ResidualNorm(nn.LayerNorm):
     ) -> tuple[Tensor, Tensor]:
         """[T, width] each -> the norm and its carrier.
 
-        carrier: of `residual`. seeds: a row of draw_seeds. branch_bias: what `branch` was made with, where is_fused and
-        the gradient is to be made here; otherwise None, and `residual` itself gets its gradient.
+        carrier: of `residual`. seeds: a row of draw_seeds. branch_bias: the bias in `branch` if is_fused, to compute
+        its gradient here; otherwise None, and `residual` itself gets the gradient.
         """
         if branch_bias is None:
             hidden: Tensor = super().forward(residual + self.dropout(branch, seeds=seeds))
@@ -51,10 +52,6 @@ class ResidualNorm(nn.LayerNorm):
             branch, residual.detach(), carrier, self.weight, self.bias, branch_bias, seeds, dropout, self.eps
         )
         return out, carrier
-
-
-def _kernels_take(hidden: Tensor) -> bool:
-    return hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16) and hidden.shape[-1] <= MAX_WIDTH
 
 
 @torch.library.custom_op("cloze::residual_norm", mutates_args=())
@@ -97,7 +94,7 @@ def residual_norm_backward(
     beside: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See kernels.residual_norm.backward; `beside`: the carrier's gradient, None where it was not used."""
+    """See kernels.residual_norm.backward; `beside`: the carrier's gradient, None if it was not used."""
     from trainer.model.kernels import residual_norm as kernels
 
     return kernels.backward(

@@ -1,4 +1,4 @@
-"""What a run tells: metrics, trackers, FLOPs, the curve, its log files. `prometheus` loads Ray: import it late."""
+"""Reports of a run: metrics, trackers, FLOPs, loss curve, log files. `prometheus` loads Ray: import it late."""
 
 from trainer.telemetry.curve import draw_curve
 from trainer.telemetry.evaluation import Evaluation, SourceLoss
@@ -13,3 +13,4 @@ from trainer.telemetry.metrics import (
     read_last_lines,
     row_ids,
 )
+from trainer.telemetry.trackers import flatten

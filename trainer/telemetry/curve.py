@@ -1,6 +1,6 @@
-"""The picture of a run: training losses, held-out losses, and the unigram and bigram lines that a model has to beat.
+"""Plot a run: training losses, held-out losses, and the unigram and bigram baselines that a model must beat.
 
-Costs about a second, most of it matplotlib's import; long runs are averaged down to MAX_POINTS points.
+Takes about a second, most of it matplotlib's import. Long runs are averaged down to MAX_POINTS points.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_thinn
 
 CURVE_NAME = "curve.png"
 MAX_RECORDS = 20_000
-"""Steps that are read; of a longer run every n-th."""
+"""Most steps to read; of a longer run every n-th."""
 MAX_POINTS = 1000
 SMOOTHING_SHARE = 0.02
 """The smooth line is a mean over this share of the steps."""
@@ -27,7 +27,7 @@ FloatArray = npt.NDArray[np.float64]
 def draw_curve(run_directory: Path) -> Path:
     """Draw RUN/curve.png from RUN/metrics.jsonl and RUN/evaluations.jsonl; returns its path.
 
-    Raises ValueError where no step is recorded.
+    Raises ValueError if no step is recorded.
     """
     import matplotlib
 
@@ -44,7 +44,7 @@ def draw_curve(run_directory: Path) -> Path:
     figure, axes = plt.subplots(1, len(panels), figsize=(5.5 * len(panels), 4.0), dpi=150, squeeze=False)
     for axis, (key, label) in zip(axes[0], panels, strict=True):
         steps = np.array([record["step"] for record in records], dtype=np.float64)
-        losses = np.array([_number(record[key]) for record in records], dtype=np.float64)
+        losses = np.array([record[key] for record in records], dtype=np.float64)  # None: NaN
         axis.plot(*average_down(steps, losses), color="#9ab8d4", linewidth=0.8)
         axis.plot(*average_down(steps, smooth(losses)), color="#1f4e79", linewidth=1.8, label="training")
         held_out = [(record["step"], record[key]) for record in evaluations if record.get(key) is not None]
@@ -69,7 +69,7 @@ def draw_curve(run_directory: Path) -> Path:
 
 
 def smooth(values: FloatArray) -> FloatArray:
-    """Centred running mean over SMOOTHING_SHARE of the values, over fewer at both ends; NaN is left out."""
+    """Centred running mean over SMOOTHING_SHARE of the values (fewer at both ends), ignoring NaN."""
     half = max(1, math.ceil(values.size * SMOOTHING_SHARE / 2))
     known = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
@@ -81,13 +81,9 @@ def smooth(values: FloatArray) -> FloatArray:
 
 
 def average_down(steps: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """At most MAX_POINTS points: means over equal runs of steps."""
+    """Reduce a curve to at most MAX_POINTS points: means over equal ranges of steps."""
     if steps.size <= MAX_POINTS:
         return steps, values
     bounds = np.linspace(0, steps.size, MAX_POINTS + 1).astype(np.int64)[:-1]
     sizes = np.diff(np.append(bounds, steps.size))
     return np.add.reduceat(steps, bounds) / sizes, np.add.reduceat(values, bounds) / sizes
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -1,4 +1,4 @@
-"""What a held-out evaluation found: losses, accuracies, and those of each source."""
+"""Result of a held-out evaluation: losses and accuracies, in all and by source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SOURCE_KEYS = ("mlm_loss", "unigram_loss", "masked", "pairs")
 
 @dataclass(frozen=True, slots=True)
 class SourceLoss:
-    """The held-out masked-LM loss on one source, in nats: the mean over its masked tokens."""
+    """Held-out losses on one source, in nats: means over its masked tokens."""
 
     name: str
     pairs: int
@@ -25,7 +25,7 @@ class SourceLoss:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Losses in nats; `nsp_*` are None where no pair has a label."""
+    """Losses in nats; `nsp_*` are None if no pair has a label."""
 
     step: int
     pairs: int
@@ -37,20 +37,19 @@ class Evaluation:
     unigram_loss: float
     """Cross-entropy of the same masked tokens under the training set's unigram distribution (add-one smoothed)."""
     phase: int | None = None
-    """From 0. Older records name neither phase nor `data_hash`: both are None."""
+    """Phase, from 0. None in older records, as is `data_hash`."""
     data_hash: str | None = None
-    """Of the data set's manifest."""
+    """Hash of the data set's manifest."""
     sources: tuple[SourceLoss, ...] = ()
-    """Of each source with a masked token among the pairs; none where the set has a single source."""
+    """Each source with a masked token among the pairs; empty if the data set has a single source."""
     unseen: tuple[str, ...] = ()
     """Names of the other sources."""
     bigram_loss: float | None = None
-    """Cross-entropy of the same masked tokens given their unmasked neighbours (trainer/train/bigram.py); None in older
-    records."""
+    """Cross-entropy of the same tokens given their neighbours (trainer/train/bigram.py); None in older records."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
-        """What `record` made."""
+        """Read what `record` wrote."""
         sources = tuple(
             SourceLoss(name, **{key: record[f"{key}/{name}"] for key in _SOURCE_KEYS})
             for name in (key.partition("/")[2] for key in record if key.startswith(f"{_SOURCE_KEYS[0]}/"))
@@ -60,8 +59,8 @@ class Evaluation:
         return cls(**{k: value for k, value in record.items() if "/" not in k}, sources=sources, unseen=unseen)
 
     def record(self) -> dict[str, float | int | str | None]:
-        """The numbers by name; those of a source as `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and
-        `pairs/NAME`, of an unseen one the counts alone."""
+        """Return the numbers by name; a source's as `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME`, `pairs/NAME`,
+        an unseen source's counts only."""
         lists = ("sources", "unseen")
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in lists}
         for source in self.sources:
@@ -72,17 +71,17 @@ class Evaluation:
         return numbers
 
     def lines(self) -> list[str]:
-        """The result in words."""
+        """Describe the result for the user."""
         lines = [
             f"held-out masked-LM loss {self.mlm_loss:.4f} nats (perplexity {_perplexity(self.mlm_loss)}), "
             f"accuracy {self.mlm_accuracy:.2%}, over {_counts(self)}",
             f"unigram cross-entropy of the same masked tokens {self.unigram_loss:.4f} nats (token frequencies of the "
-            f"training set, add-one smoothing): the model is {self._beside(self.unigram_loss)}",
+            f"training set, add-one smoothing): the model is {self._compare(self.unigram_loss)}",
         ]
         if self.bigram_loss is not None:
             lines.append(
                 f"bigram cross-entropy of the same masked tokens {self.bigram_loss:.4f} nats (counts beside their left "
-                f"and right neighbours in training rows): the model is {self._beside(self.bigram_loss)}"
+                f"and right neighbours in training rows): the model is {self._compare(self.bigram_loss)}"
             )
         if self.nsp_accuracy is not None:
             lines.append(f"held-out next-sentence accuracy {self.nsp_accuracy:.2%}, loss {self.nsp_loss:.4f} nats")
@@ -93,12 +92,12 @@ class Evaluation:
             )
         for name in self.unseen:
             lines.append(
-                f"held-out masked-LM loss on {name}: not known, since none of the {self.pairs:,} pairs is of it; raise "
-                f"evaluation.max_pairs, or build the data set with more held out"
+                f"held-out masked-LM loss on {name}: unknown, none of the {self.pairs:,} pairs is from it; raise "
+                f"evaluation.max_pairs, or build the data set with more held-out rows"
             )
         return lines
 
-    def _beside(self, loss: float) -> str:
+    def _compare(self, loss: float) -> str:
         gain = loss - self.mlm_loss
         return f"{abs(gain):.4f} nats {'below' if gain >= 0 else 'ABOVE'} it"
 

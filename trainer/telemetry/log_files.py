@@ -1,8 +1,9 @@
-"""The logs of a run on this node: in the run directory, or where that is on a store, in a folder that stands for it.
+"""A run's logs on this node: in the run directory or, if that is on an object store, in a local folder.
 
-A store cannot append. So each rank writes its logs on its node's disk and sends them before a checkpoint is committed:
-a checkpoint's logs hold at least its steps, and a resume on any host cuts them there. Cost: each log that has grown is
-sent whole, metrics.jsonl 0.5 KB a step (a million steps: half a gigabyte, an eighth of a checkpoint of BERT-Large).
+A store cannot append. So each rank writes its logs to its node's disk and sends them before a checkpoint is committed:
+the stored logs hold at least the checkpoint's steps, and a resume on any host truncates them there. Cost: a log that
+has grown is sent whole, metrics.jsonl 0.5 KB a step (a million steps: half a gigabyte, an eighth of a checkpoint of
+BERT-Large).
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _OF_A_RANK = re.compile(r"rows-(\d+)\.jsonl")
 
 
 class RunFiles:
-    """What one rank writes beside checkpoints: rows-RANK.jsonl its own, all other logs rank 0.
+    """The files that one rank writes beside checkpoints: rows-RANK.jsonl, and on rank 0 all other logs.
 
-    `working_folder`: where runs on stores keep them; None: below the folder for temporary files. `lease_token`: of the
-    lease without which nothing is sent.
+    `working_folder`: parent of the local folders of runs on stores; None: the folder for temporary files.
+    `lease_token`: of the lease that must be held to send files.
     """
 
     def __init__(
@@ -45,22 +46,21 @@ class RunFiles:
         lease_token: str | None = None,
     ) -> None:
         self.run = locate(run)
-        """The run directory."""
         self._private = Path(tempfile.gettempdir()) / f"cloze-{os.getuid()}" if working_folder is None else None
         below = self._private or Path(str(working_folder))
         self.folder = self.run if isinstance(self.run, Path) else below / _name_of(self.run)
-        """Where to write."""
+        """The folder to write to."""
         self._rank, self._world_size, self._lease_token = rank, world_size, lease_token
         self._sent: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     @property
     def stands_in(self) -> bool:
-        """Whether the folder is another than the run directory."""
+        """Whether `folder` stands in for a run directory on a store."""
         return self.folder != self.run
 
     def bring(self, names: Iterable[str] | None = None) -> None:
-        """Make the rank's logs here (or the named ones) what they are on the store; StorageError where it fails."""
+        """Make the local logs of the rank (or `names`) equal to those on the store. Raises StorageError."""
         if isinstance(self.run, Path):
             return
         self._make_folder()
@@ -77,7 +77,7 @@ class RunFiles:
             self._bring_trackers(there)
 
     def _make_folder(self) -> None:
-        """ConfigError where another user has made the folder below that for temporary files."""
+        """Make the folder. Raises ConfigError if another user owns its parent in the folder for temporary files."""
         if self._private is not None:
             self._private.mkdir(mode=0o700, exist_ok=True)
             if self._private.is_symlink() or self._private.stat().st_uid != os.getuid():
@@ -85,7 +85,7 @@ class RunFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def _bring_trackers(self, there: set[str]) -> None:
-        """MLflow writes on in its files; of the other trackers each start has files of its own."""
+        """MLflow continues its files, so fetch them; the other trackers write new files at each start."""
         shutil.rmtree(self.folder / MLFLOW_FOLDER, ignore_errors=True)
         (self.folder / MLFLOW_RUN_NAME).unlink(missing_ok=True)
         below = [f"{MLFLOW_FOLDER}/{file.name}" for file in storage.list_files(storage.join(self.run, MLFLOW_FOLDER))]
@@ -94,9 +94,9 @@ class RunFiles:
             self._sent[name] = _state_of(self.folder / name)
 
     def send(self) -> None:
-        """Put the rank's logs where a checkpoint counts on them: on the disk, or those that have changed on the store.
+        """Sync the rank's logs to disk, or send those that changed to the store, as a checkpoint needs.
 
-        OSError where that fails (on a store StorageError), LeaseError where another job trains in a run there.
+        Raises OSError (on a store StorageError) on failure, LeaseError if another job trains in the run on the store.
         """
         if isinstance(self.run, Path):
             for path in self._own_logs():
@@ -107,12 +107,12 @@ class RunFiles:
             for path in self._own_logs():
                 self._send(path, partial(storage.store_file, path))
             for path in self._tracker_files():
-                with suppress(FileNotFoundError):  # trackers also replace and remove what they wrote
-                    content = path.read_bytes()  # not mapped: one that is cut meanwhile would end the process
+                with suppress(FileNotFoundError):  # trackers also replace and remove their files
+                    content = path.read_bytes()  # not mapped: truncation would kill the process
                     self._send(path, partial(_write, content))
 
     def send_file(self, name: str) -> str:
-        """Put one more file on the store; returns where it stands in the run directory."""
+        """Send one more file to the store; returns its place in the run directory."""
         if not isinstance(self.run, Path):
             storage.store_file(self.folder / name, storage.join(self.run, name))
         return str(locate(self.run, name))
@@ -144,7 +144,7 @@ def _write(content: bytes, url: str) -> None:
 
 
 def _name_of(run: str) -> str:
-    """Of the folder that stands for a run on a store."""
+    """Name of the local folder of a run on a store."""
     return f"{storage.base_name(run)}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 

@@ -1,6 +1,6 @@
-"""What a run tells: one JSON object a step, a tracker's scalars, gauges for Prometheus, progress lines.
+"""Metrics of a run: one JSON object a step, a tracker's scalars, gauges for Prometheus, progress lines.
 
-Invariant: after a resume at step N, metrics.jsonl holds the steps 1..N of the checkpoint and nothing past it.
+Invariant: after a resume at step N, metrics.jsonl holds the steps 1..N of the checkpoint and no later ones.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -36,12 +37,12 @@ METRICS_NAME = "metrics.jsonl"
 EVALUATIONS_NAME = "evaluations.jsonl"
 
 SMOOTHING = 0.9
-"""Weight of the past in the running mean of step times behind the remaining time."""
+"""Weight of the past in the running mean of step times, from which the remaining time is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """One step over all workers. Losses are in nats; `nsp_*` are None where no pair has a label."""
+    """One step over all workers. Losses are in nats; `nsp_*` are None if no pair has a label."""
 
     step: int
     epoch: int
@@ -52,7 +53,7 @@ class StepMetrics:
     nsp_accuracy: float | None
     learning_rate: float
     grad_norm: float
-    """Before clipping."""
+    """Gradient norm before clipping."""
     tokens: int
     pairs: int
     masked: int
@@ -60,29 +61,29 @@ class StepMetrics:
     tflops: float
     """Model FLOPs (trainer/telemetry/flops.py) of one worker, 10^12 a second."""
     mfu: float | None
-    """That as a share of the GPU's dense bf16 peak; None where no peak is known."""
+    """`tflops` as a share of the GPU's dense bf16 peak; None if the peak is unknown."""
     data_wait_s: float
-    """Seconds that a worker waited for data, mean over workers."""
+    """Seconds of waiting for data, mean over workers."""
     step_s: float
     skipped: bool
-    """The update was left out: loss or gradient norm is not finite (fp16: also for an overflow under its scale)."""
+    """Whether the update was skipped: loss or gradient norm is not finite (fp16: also if its loss scale overflows)."""
     lost_rows: int = 0
-    """Rows of row groups that cannot be read, passed over in this step."""
+    """Rows skipped in this step because their row groups cannot be read."""
     phase: int = 0
-    """From 0; the epochs are the phase's."""
+    """Phase, from 0; `epoch` counts within it."""
     peak_memory_gb: float | None = None
-    """Most that tensors have taken of the first worker's GPU since its start, 10^9 bytes; None on a CPU."""
+    """Peak memory of tensors on the first worker's GPU since its start, 10^9 bytes; None on a CPU."""
 
 
 BLOCK_BYTES = 2**20
-"""In such steps a long file of lines is looked through from its end."""
+"""Step in which a long file is searched from its end."""
 
 
 class JsonLines:
     """An append-only file of JSON objects with ascending `step`, flushed at every line.
 
-    Opening cuts the lines past `keep_through` (and a torn last one), in place. It reads from the end, at least
-    BLOCK_BYTES: what is damaged before them stays.
+    Opening truncates it after step `keep_through` (and before a torn last line). It reads from the end, at least
+    BLOCK_BYTES, and does not repair damage before that.
     """
 
     def __init__(self, path: Path, *, keep_through: int) -> None:
@@ -93,8 +94,8 @@ class JsonLines:
         self._stream = open(path, "a", encoding="ascii")  # noqa: SIM115 (closed by close)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one object; floats in full precision, non-finite ones as null (JSON has none)."""
-        finite = {key: None if _non_finite(value) else value for key, value in record.items()}
+        """Append one object: floats in full precision, non-finite ones (unknown to JSON) as null."""
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         with naming(self.path):
             self._stream.write(json.dumps(finite, allow_nan=False) + "\n")
             self._stream.flush()
@@ -106,42 +107,36 @@ class JsonLines:
 
 
 def read_json_lines(path: Location) -> list[dict[str, Any]]:
-    """The objects of a file that JsonLines writes, up to what it would cut; none where there is no file."""
-    try:
-        content = storage.read_bytes(path)
-    except FileNotFoundError:
-        return []
-    return [record for _, record in _whole_lines(content.splitlines(keepends=True))]
+    """Read the objects of a JsonLines file up to the first damaged line; empty if there is no file."""
+    with suppress(FileNotFoundError):
+        return [record for _, record in _whole_lines(storage.read_bytes(path).splitlines(keepends=True))]
+    return []
 
 
 def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[str, Any]]:
-    """The last of these objects up to the step `through`: at least one, where there is any, and all of BLOCK_BYTES from
-    the end; of a long file no more than twice that."""
-    try:
-        with storage.open_input(path) as stream:
-            _seek_before(stream, step=through)
-            return [record for _, record in takewhile(lambda pair: pair[1]["step"] <= through, _whole_lines(stream))]
-    except FileNotFoundError:
-        return []
+    """Read the last objects up to step `through`: at least those in the last BLOCK_BYTES, and at least one if there is
+    any; of a long file at most about twice BLOCK_BYTES."""
+    with suppress(FileNotFoundError), storage.open_input(path) as stream:
+        _seek_before(stream, step=through)
+        return [record for _, record in takewhile(lambda pair: pair[1]["step"] <= through, _whole_lines(stream))]
+    return []
 
 
 def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
-    """These objects where they are at most `most`; of more every n-th, as many at most, and the last."""
-    try:
-        with storage.open_input(path) as stream:
-            count = sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
-            stream.seek(0)
-            every = max(1, -(-count // most))
-            lines = (line for number, line in enumerate(stream) if number % every == 0 or number == count - 1)
-            return [record for _, record in _whole_lines(lines)]
-    except FileNotFoundError:
-        return []
+    """Read all objects if there are at most `most`; otherwise every n-th (at most `most`), and the last."""
+    with suppress(FileNotFoundError), storage.open_input(path) as stream:
+        count = sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
+        stream.seek(0)
+        every = max(1, -(-count // most))
+        lines = (line for number, line in enumerate(stream) if number % every == 0 or number == count - 1)
+        return [record for _, record in _whole_lines(lines)]
+    return []
 
 
 class RunLog:
-    """What one rank records: rank 0 the metrics, evaluations, tracker, gauges and progress, each rank its row ids.
+    """The records of one rank: on rank 0 metrics, evaluations, tracker, gauges and progress; on each rank its row ids.
 
-    Lines for the user go to `say`.
+    `say`: shows a line to the user.
     """
 
     def __init__(
@@ -157,33 +152,27 @@ class RunLog:
     ) -> None:
         self._say, self._rank = say, rank
         self._progress = Progress(max_steps=config.max_steps)
-        self._files: dict[str, JsonLines] = {}
-        self._tracker: Tracker | None = None
         self._gauges = gauges
         if rank == 0:
-            names = [METRICS_NAME, EVALUATIONS_NAME]
-            for path in run_directory.glob(rows_name("*")):  # of ranks that are no more
+            for path in run_directory.glob(rows_name("*")):  # also of ranks that no longer exist
                 if path.name not in [rows_name(other) for other in range(world_size)]:
                     JsonLines(path, keep_through=resume_step).close()
-        else:
-            names = []
+        names = [METRICS_NAME, EVALUATIONS_NAME] if rank == 0 else []
         if config.logging.row_ids:
             names.append(rows_name(rank))
-        for name in names:
-            self._files[name] = JsonLines(run_directory / name, keep_through=resume_step)
+        self._files = {name: JsonLines(run_directory / name, keep_through=resume_step) for name in names}
         evaluations = read_last_lines(run_directory / EVALUATIONS_NAME) if rank == 0 else []
         self.evaluated_step: int = evaluations[-1]["step"] if evaluations else -1
-        """Step of the last evaluation in the file when it was opened, -1 without any; known to rank 0."""
-        if rank == 0:
-            self._tracker = open_tracker(config, run_directory=run_directory, resume_step=resume_step)
+        """Step of the last recorded evaluation at the start, -1 if there is none; known on rank 0 only."""
+        self._tracker = None if rank else open_tracker(config, run_directory=run_directory, resume_step=resume_step)
 
     def say(self, line: str) -> None:
-        """Show a line, from rank 0 only."""
+        """Show a line if this is rank 0."""
         if self._rank == 0:
             self._say(line)
 
     def write_step(self, metrics: StepMetrics, *, data: Step, show: bool) -> None:
-        """Record one training step; `show`: as a progress line too."""
+        """Record one training step; `show`: also as a progress line."""
         rows = self._files.get(rows_name(self._rank))
         if rows is not None:
             place = {"step": metrics.step, "phase": metrics.phase, "epoch": metrics.epoch}
@@ -228,7 +217,7 @@ class RunLog:
         self._with_tracker(lambda tracker: tracker.write(named, step=record["step"]))
 
     def _with_tracker(self, act: Callable[[Tracker], None]) -> None:
-        """What only follows the run does not stop it: after a failure this start goes on without its tracker."""
+        """Call `act`; if the tracker fails, continue without it: a tracker must not stop a run."""
         if self._tracker is None:
             return
         try:
@@ -236,18 +225,18 @@ class RunLog:
         except Exception as error:
             self._tracker = None
             logger.warning(
-                "the tracker fails (%s: %s); this start goes on without it, and metrics.jsonl has everything",
+                "the tracker failed (%s: %s); training continues without it, and metrics.jsonl has everything",
                 type(error).__name__, " ".join(str(error).split()),
             )  # fmt: skip
 
 
 def rows_name(rank: int | str) -> str:
-    """File in which a rank notes the rows that it took."""
+    """Name of the file in which a rank records the rows that it trained on."""
     return f"rows-{rank}.jsonl"
 
 
 def row_ids(data: Step) -> list[list[int]]:
-    """[epoch, shard, row group, row] of every pair of a step on this rank."""
+    """Return [epoch, shard, row group, row] of every pair of a step on this rank."""
     return [
         ids
         for each in data.micro_batches
@@ -257,7 +246,7 @@ def row_ids(data: Step) -> list[list[int]]:
 
 
 class Progress:
-    """Turns the metrics of a step into one line with the remaining time."""
+    """Formats the metrics of a step and the remaining time as one line."""
 
     def __init__(self, *, max_steps: int) -> None:
         self._max_steps = max_steps
@@ -265,7 +254,7 @@ class Progress:
         self._mean_step_s = 0.0
 
     def add(self, step_s: float) -> None:
-        """Take note of a step's duration. The first is forgotten: it holds what is done once."""
+        """Add a step's duration. The second step replaces the first, which includes one-time work."""
         self._steps += 1
         weight = SMOOTHING if self._steps > 2 else 0.0
         self._mean_step_s = weight * self._mean_step_s + (1.0 - weight) * step_s
@@ -294,12 +283,12 @@ def _end_of_step(stream: IO[bytes], *, step: int) -> int:
 
 
 def _seek_before(stream: IO[bytes], *, step: float) -> int:
-    """Go to a whole line of at most that step, BLOCK_BYTES or more before the end, or to the start; returns where."""
+    """Seek to a whole line of at most `step`, BLOCK_BYTES or more before the end, or to 0; returns the offset."""
     place = stream.seek(0, os.SEEK_END)
     while place > BLOCK_BYTES:
         place -= BLOCK_BYTES
         stream.seek(place)
-        stream.readline()  # of which this may be the middle
+        stream.readline()  # skip a partial line
         start = stream.tell()
         line = next(_whole_lines(stream), None)
         if line is not None and line[1]["step"] <= step:
@@ -308,7 +297,7 @@ def _seek_before(stream: IO[bytes], *, step: float) -> int:
 
 
 def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Lines and their objects up to the first that is torn, or a block that a power cut left unwritten."""
+    """Yield lines and their objects up to the first damaged line (torn, or left unwritten by a power cut)."""
     for line in lines:
         try:
             record = json.loads(line)
@@ -317,7 +306,3 @@ def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]
         if not (line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)):
             return
         yield line, record
-
-
-def _non_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

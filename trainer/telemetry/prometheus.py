@@ -1,7 +1,7 @@
-"""What Prometheus sees of a run, through Ray: each node's agent serves what the processes on it set (ray_cloze_...).
+"""Prometheus metrics of a run through Ray: each node's agent serves what its processes set (ray_cloze_...).
 
-Rank 0 sets the numbers of the steps, the driver counts restarts. All are named by the run's whole output, since folders
-of one name lie in many; a set costs microseconds.
+Rank 0 sets the numbers of the steps, the driver counts restarts. The tag `run` is the whole output path, since many
+folders may share a name. Setting a value costs microseconds.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ STEP_GAUGES = {
     "data_wait_s": "Seconds that a worker waited for data in the step",
     "step_s": "Seconds of the step",
 }
-"""Field of StepMetrics -> what it is."""
+"""Field of StepMetrics -> description."""
 HELD_OUT_GAUGES = {
     "mlm_loss": "Held-out masked-LM loss, nats",
     "nsp_accuracy": "Held-out next-sentence accuracy",
     "unigram_loss": "Cross-entropy of word frequencies on the same tokens, nats",
 }
-"""Field of an evaluation -> what it is."""
+"""Field of Evaluation -> description."""
 CHECKPOINT = "checkpoint_pause_s"
 COUNTERS = {
     "tokens": "Real tokens trained on",
@@ -46,25 +46,25 @@ TAG = "run"
 
 
 def list_names() -> list[str]:
-    """Every name as Prometheus has it; Ray puts its own before them."""
+    """All metric names in Prometheus, with Ray's prefix."""
     gauges = [*STEP_GAUGES, CHECKPOINT, *(f"held_out_{name}" for name in HELD_OUT_GAUGES)]
     return [f"ray_{PREFIX}{name}" for name in gauges] + [f"ray_{PREFIX}{name}_total" for name in COUNTERS]
 
 
 class Gauges:
-    """The numbers of one run."""
+    """The metrics of one run."""
 
     def __init__(self, output: str) -> None:
         self._tags = {TAG: output}
+        held_out = {f"held_out_{name}": text for name, text in HELD_OUT_GAUGES.items()}
+        texts = {**STEP_GAUGES, **held_out, CHECKPOINT: "Seconds that training paused for the last checkpoint"}
         self._gauges = {
-            **{name: _gauge(name, text) for name, text in STEP_GAUGES.items()},
-            **{f"held_out_{name}": _gauge(f"held_out_{name}", text) for name, text in HELD_OUT_GAUGES.items()},
-            CHECKPOINT: _gauge(CHECKPOINT, "Seconds that training paused for the last checkpoint"),
+            name: Gauge(f"{PREFIX}{name}", description=text, tag_keys=(TAG,)) for name, text in texts.items()
         }
         self._counters = {name: _counter(name, text) for name, text in COUNTERS.items() if name != "restarts"}
 
     def write_step(self, record: Mapping[str, Any]) -> None:
-        """Take the metrics of a step."""
+        """Set the metrics of a step."""
         for name in STEP_GAUGES:
             self._set(name, record[name])
         self._count("tokens", record["tokens"])
@@ -72,12 +72,12 @@ class Gauges:
         self._count("lost_rows", record["lost_rows"])
 
     def write_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Take a held-out evaluation."""
+        """Set the metrics of a held-out evaluation."""
         for name in HELD_OUT_GAUGES:
             self._set(f"held_out_{name}", record[name])
 
     def write_checkpoint(self, pause_s: float) -> None:
-        """Take what a checkpoint cost the training."""
+        """Set how long training paused for a checkpoint, and count it."""
         self._set(CHECKPOINT, pause_s)
         self._count("checkpoints", 1)
 
@@ -91,19 +91,15 @@ class Gauges:
 
 
 class RestartCount:
-    """Counts, in the driver, the groups of workers that were started after the first."""
+    """Counts the groups of workers started after the first; used in the driver."""
 
     def __init__(self, output: str) -> None:
         self._tags = {TAG: output}
         self._counter = _counter("restarts", COUNTERS["restarts"])
 
     def add(self) -> None:
-        """One more."""
+        """Count one restart."""
         self._counter.inc(1, tags=self._tags)
-
-
-def _gauge(name: str, text: str) -> Gauge:
-    return Gauge(f"{PREFIX}{name}", description=text, tag_keys=(TAG,))
 
 
 def _counter(name: str, text: str) -> Counter:

@@ -1,7 +1,7 @@
-"""Where a run is followed beside its own files: TensorBoard, Weights & Biases, MLflow, or nowhere (`logging.tracker`).
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow, or none (`logging.tracker`).
 
-Rank 0 alone has one. A run that is resumed goes on in the same place under the same name; what was written past the
-checkpoint is hidden where the tracker can. Packages are imported where they are asked for: `pip install '.[trackers]'`.
+Only rank 0 has one. A resumed run continues in the same place under the same name; records past the checkpoint are
+hidden if the tracker can do that. Packages are imported when needed: `pip install '.[trackers]'`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,25 +22,21 @@ EXPERIMENT = "cloze"
 
 
 class Tracker(Protocol):
-    """Takes numbers by name and step."""
+    """Records numbers by name and step."""
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Take the numbers of a step."""
+        """Record the numbers of a step."""
 
     def close(self) -> None:
-        """Flush and end; the run may go on later."""
+        """Flush and close; the run may continue later."""
 
 
 def open_tracker(config: TrainerConfig, *, run_directory: Path, resume_step: int) -> Tracker | None:
-    """The tracker of the config; ConfigError where its package is missing."""
+    """Open the tracker of the config, if any. Raises ConfigError if its package is missing."""
     name = config.logging.tracker
     if name == "none":
         return None
-    kinds: dict[str, type[TensorBoard] | type[WeightsAndBiases] | type[Mlflow]] = {
-        "tensorboard": TensorBoard,
-        "wandb": WeightsAndBiases,
-        "mlflow": Mlflow,
-    }
+    kinds: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": Mlflow}
     try:
         return kinds[name](run_directory, config=config, resume_step=resume_step)
     except ModuleNotFoundError as error:
@@ -51,7 +47,7 @@ def open_tracker(config: TrainerConfig, *, run_directory: Path, resume_step: int
 
 
 class TensorBoard:
-    """Scalars in RUN/tensorboard; those past the step that is resumed are hidden."""
+    """Scalars in RUN/tensorboard; those past the resumed step are hidden."""
 
     def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -62,19 +58,19 @@ class TensorBoard:
         self._events: Any = self._board.file_writer
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """As scalars of one event: an event each would hold up the step by a millisecond."""
+        """Write one event with all scalars: one event each would delay the step by a millisecond."""
         values = [self._summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
         self._events.add_summary(self._summary(value=values), step)
 
     def close(self) -> None:
-        """Flush."""
+        """Flush and close."""
         self._board.close()
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, offline in RUN/wandb unless WANDB_MODE says otherwise; `wandb sync` sends it later.
+    """A Weights & Biases run, offline in RUN/wandb unless WANDB_MODE says otherwise; `wandb sync` sends it later.
 
-    Its id is a hash of the run directory, so that all starts are one run.
+    Its id is a hash of the run directory, so all starts belong to one run.
     """
 
     def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
@@ -91,7 +87,7 @@ class WeightsAndBiases:
         )
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Log them; what an earlier start had logged past the checkpoint stays, as the service allows no other."""
+        """Log the numbers. What an earlier start logged past the checkpoint stays: the service cannot remove it."""
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
@@ -100,7 +96,7 @@ class WeightsAndBiases:
 
 
 class Mlflow:
-    """A run of MLflow at MLFLOW_TRACKING_URI, else in RUN/mlflow; its id is kept in RUN/mlflow_run.txt."""
+    """An MLflow run at MLFLOW_TRACKING_URI, or in RUN/mlflow; its id is kept in RUN/mlflow_run.txt."""
 
     def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
         tracking = importlib.import_module("mlflow.tracking")
@@ -123,23 +119,23 @@ class Mlflow:
         note.write_text(self._run + "\n", encoding="ascii")
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """In one batch."""
+        """Log the numbers as one batch."""
         now = int(time.time() * 1000)
         metrics = [self._metric(key, value, now, step) for key, value in numbers.items()]
         self._client.log_batch(self._run, metrics=metrics)
 
     def close(self) -> None:
-        """Say that nobody writes any more."""
+        """Mark the run as terminated."""
         self._client.set_terminated(self._run)
 
 
 def run_id(output: str) -> str:
-    """The same for every start in a run directory."""
+    """Id of a run, the same for every start in a run directory."""
     return hashlib.blake2b(output.encode(), digest_size=8).hexdigest()
 
 
 def flatten(tree: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """`a.b` -> value of every leaf."""
+    """Map the path of every leaf, as in `a.b`, to its value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:

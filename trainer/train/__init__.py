@@ -1,4 +1,4 @@
-"""One worker of a run: the loop, its prefetch, evaluation, the guard against divergence, branches."""
+"""One worker of a run: training loop, prefetch, evaluation, divergence guard, branches."""
 
 from trainer.train.branch import (
     check_branch,

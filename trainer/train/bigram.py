@@ -1,7 +1,7 @@
-"""What the two neighbours of a masked token tell of it: a line that a model which reads context has to beat.
+"""Predict a masked token from its two neighbours: a baseline that a model which reads context must beat.
 
-Adjacent tokens are counted in a sample of the training rows. Cost, once a process and data set: reading at most
-MOST_TOKENS tokens, a second and 250 MB (measured) at 30,522 entries.
+Counts adjacent tokens in a sample of the training rows. Cost, once per process and data set: reading about MOST_TOKENS
+tokens; measured: one second and 250 MB with a vocabulary of 30,522.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pipeline.dataset import Manifest, schema
 from trainer.data import MicroBatch, RowGroupError, read_row_group
 
 MOST_TOKENS = 4_000_000
-"""A larger training split is sampled: whole row groups in a fixed random order, the last one may exceed this."""
+"""Size of the sample: whole row groups in a fixed random order; the last one may exceed it."""
 _SEED = 0
 
 
 class Bigrams:
-    """P(token | neighbours): the mean over the neighbours that are known of each one's distribution.
+    """P(token | neighbours): the mean of the distributions that the known neighbours give.
 
-    A neighbour n gives (c(n, t) + d(n) u(t)) / (c(n) + d(n)), with c the counts of pairs in that direction, d the
-    number of different tokens seen beside n, u the unigram distribution (Witten and Bell 1991, method C). A neighbour
-    that is masked itself, special, or never seen is not known; where neither is known, the probability is u(t).
+    A neighbour n gives (c(n, t) + d(n) u(t)) / (c(n) + d(n)): c counts pairs in that direction, d(n) is the number of
+    different tokens seen beside n, u the unigram distribution (Witten and Bell 1991, method C). A neighbour that is
+    masked, special or never seen is unknown; if both are, the probability is u(t).
     """
 
     def __init__(self, pairs: NDArray[np.int64], *, unigram: NDArray[np.float64]) -> None:
@@ -45,10 +45,8 @@ class Bigrams:
         chance = self._unigram[tokens]
         left, right = ids[micro_batch.masked_positions], ids[micro_batch.masked_positions + 2]
         told, known = np.zeros(tokens.size), np.zeros(tokens.size)
-        for side, neighbours, keys in (
-            (0, left, left * self._size + tokens),
-            (1, right, tokens * self._size + right),
-        ):
+        sides = ((0, left, left * self._size + tokens), (1, right, tokens * self._size + right))
+        for side, neighbours, keys in sides:
             total, kinds = self._totals[side][neighbours], self._kinds[side][neighbours]
             told += np.where(total > 0, (self._count(keys) + kinds * chance) / np.maximum(total + kinds, 1), 0.0)
             known += total > 0
@@ -64,9 +62,9 @@ class Bigrams:
 def count_bigrams(
     data: str, *, manifest: Manifest, unigram: NDArray[np.float64], most: int = MOST_TOKENS, skip_corrupt: bool = False
 ) -> Bigrams:
-    """Count the training rows of a data set, or of a sample of its row groups with at least `most` tokens.
+    """Count all training rows of a data set, or a sample of its row groups with at least `most` tokens.
 
-    Raises RowGroupError for a row group that cannot be read; with `skip_corrupt` it is left out.
+    Raises RowGroupError if a row group cannot be read; `skip_corrupt` leaves it out instead.
     """
     shards = manifest.shards_of("train")
     groups = [(shard, index) for shard in shards for index in range(len(shard.row_group_rows))]
@@ -87,9 +85,9 @@ def count_bigrams(
 
 
 def adjacent(rows: Any, *, special: dict[str, int]) -> NDArray[np.int64]:
-    """[n, 2] pairs of neighbours inside rows (an Arrow list array of ids), without those that hold a special token.
+    """[n, 2] adjacent tokens within `rows` (an Arrow list array of ids), without pairs that hold a special token.
 
-    All but [UNK], which stands for a word.
+    [UNK] stands for a word, so its pairs count.
     """
     ids = rows.flatten().to_numpy().astype(np.int64)
     pairs = np.stack([ids[:-1], ids[1:]], axis=1)

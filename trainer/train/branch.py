@@ -1,7 +1,7 @@
-"""Branches: a run that starts from a checkpoint of another run, in an output of its own (`resume_from`).
+"""Branches: runs that start from another run's checkpoint in a new output (`resume_from`).
 
-Invariant: the other run is only read. What a branch starts with is its own first checkpoint before its first step; from
-then on it is a run like any other, and the other run may go.
+Invariant: the other run is only read. Before its first step a branch commits what it starts with as its own first
+checkpoint; from then on it is a run like any other, and the other run may be deleted.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from trainer.data import OpenPhase, Phase, PlanState, find_start, resolve_phases
 from trainer.engine import Engine
 
 _SAME_MODEL = ("size", "max_positions", "activation", "norm")
-"""Settings of the model that its weights depend on."""
+"""Model settings that must match the checkpoint's weights."""
 _GUARD_GOES_ON = ("skips", "losses", "phase")
-"""Of the guard's state, what is about the data and the curve."""
+"""The part of the guard's state that a branch keeps: it belongs to the data and the curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class BranchStart:
-    """Where a branch starts."""
+    """What a branch starts with."""
 
     state: CheckpointState
-    """Of the branch's own first checkpoint."""
+    """State of the branch's own first checkpoint."""
     same_data: bool
-    """The data go on where the other run had left them; otherwise they begin anew."""
+    """Whether the data continue where the other run stopped; otherwise they start over."""
 
     def describe(self, source: str) -> str:
-        """A line for people."""
-        data = "the data go on from there" if self.same_data else "the data begin anew (other data or batch)"
-        return f"branch of {source}: weights, moments and step {self.state.step:,} are taken over, {data}"
+        """Return a line for the user."""
+        data = "the data continue from there" if self.same_data else "the data start over (other data or batch)"
+        return f"branch of {source}: takes over weights, moments and step {self.state.step:,}; {data}"
 
 
 def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Replace `resume_from` by the checkpoint that it means, and verify that one.
+    """Replace `resume_from` by the checkpoint that it stands for, and verify it.
 
-    A run directory means its newest checkpoint that verifies. If `saved`, the run's own config, names the checkpoint
-    already, that one stays. ConfigError if there is none, or if it does not verify.
+    A run directory stands for its newest checkpoint that verifies. The checkpoint in `saved`, the run's own config, is
+    kept. Raises ConfigError if there is no checkpoint or it does not verify.
     """
     given = config.resume_from
     if given is None:
@@ -85,31 +85,31 @@ def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> Trai
 
 
 def is_branch_to_begin(config: TrainerConfig, *, checkpoints: Checkpoints) -> bool:
-    """Whether the run, which has these checkpoints, still has to start from another run's."""
+    """Whether the run has no checkpoints of its own yet and starts from another run's."""
     return config.resume_from is not None and not checkpoints
 
 
 def source_config(config: TrainerConfig) -> TrainerConfig:
-    """Settings of the run whose checkpoint `resume_from` is."""
-    source = locate(_source_of(config))
+    """Read the config of the run that wrote the checkpoint `resume_from`."""
+    source = locate(str(config.resume_from))
     return validate_saved(read_state(source).config, origin=str(locate(source, STATE)))
 
 
 def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> BranchStart:
-    """Refuse a checkpoint that the settings do not go with; reads its state alone. ConfigError names both sides."""
-    source = locate(_source_of(config))
+    """Check that the settings fit the checkpoint `resume_from`; reads its state only. Raises ConfigError if not."""
+    source = locate(str(config.resume_from))
     state = read_state(source)
     before = source_config(config)
     for key in _SAME_MODEL:
         there, here = getattr(before.model, key), getattr(config.model, key)
         if there != here:
             raise ConfigError(
-                f"resume_from={source}: was trained with model.{key}={there}, this run has model.{key}={here}; set "
+                f"resume_from={source}: was trained with model.{key}={there}, but this run has model.{key}={here}; set "
                 f"model.{key}={there}"
             )
     if state.step >= config.max_steps:
         raise ConfigError(
-            f"resume_from={source}: {state.step:,} steps are done, max_steps={config.max_steps:,} counts them too; "
+            f"resume_from={source}: {state.step:,} steps are done, and max_steps={config.max_steps:,} includes them; "
             f"raise max_steps, or give an earlier checkpoint"
         )
     start = find_branch_start(state, phases=phases)
@@ -119,10 +119,10 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
 
 
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
-    """What a branch from a checkpoint of `state` starts with.
+    """Return what a branch from a checkpoint of `state` starts with.
 
-    The step count goes on. So does the place in the data if the plan is the same, with the windows that the guard
-    passes over and the losses it compares with; the guard's other counts begin at zero.
+    The step count continues. If the plan is the same, so do the place in the data, the windows that the guard skips
+    and the losses that it compares with; the guard's other counts start at zero.
     """
     there = PlanState.from_tree(state.plan_state)
     for each in phases:
@@ -141,10 +141,10 @@ def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) ->
 def read_trained(
     config: TrainerConfig, *, phases: Sequence[OpenPhase]
 ) -> tuple[list[tuple[Phase, Manifest]], list[str]]:
-    """What the checkpoint `resume_from` was trained on: the phases up to its step, with their data sets.
+    """Return the phases and data sets that the checkpoint `resume_from` was trained on, and what cannot be read.
 
-    Those of the run that its run is a branch of come first. And, in words, what cannot be read any more. A set that is
-    one of `phases`, the branch's, is read where that phase has it.
+    If its run is itself a branch, the phases of that run's source come first. A data set that a phase of the branch
+    (`phases`) uses is read from there. The second list holds a message for each data set or checkpoint that is lost.
     """
     found: list[tuple[Phase, Manifest]] = []
     lost: list[str] = []
@@ -173,9 +173,9 @@ def read_trained(
 
 
 def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
-    """CheckpointState.rows of an older source, which does not say them: of its data sets.
+    """Derive CheckpointState.rows, which an older source does not record, from its data sets.
 
-    Where one of them is gone, or the weights began as others, all that they may have seen.
+    If one of them is lost, or the weights came from elsewhere, assume the largest rows possible.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash
@@ -188,7 +188,7 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
 
 
 def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
-    """A source's phase and its data set, which has this hash unless it is empty. DataSetError where it has not."""
+    """Return a source's phase and its data set. Raises DataSetError if its hash is not `data_hash` (empty: any)."""
     for each in phases:
         if each.manifest.hash == data_hash:
             data = each.phase.config.data
@@ -196,18 +196,18 @@ def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) 
     known = {each.phase.config.data: each.manifest for each in phases}
     manifest = known.get(phase.config.data) or read_manifest(phase.config.data)
     if data_hash and manifest.hash != data_hash:
-        raise DataSetError(f"{phase.config.data}: is data set {manifest.hash[:12]}, no longer {data_hash[:12]}")
+        raise DataSetError(f"{phase.config.data}: is now data set {manifest.hash[:12]}, not {data_hash[:12]}")
     return phase, manifest
 
 
 def begin_branch(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], engine: Engine, checkpoints: CheckpointWriter
 ) -> CheckpointState:
-    """Put the other run's checkpoint into the engine and commit it as this run's first. Collective.
+    """Load the other run's checkpoint into the engine and commit it as this run's first. Collective.
 
-    CheckpointError, on all ranks, where it is not whole or does not fit the model.
+    Raises CheckpointError, on all ranks, if it is damaged or does not fit the model.
     """
-    source = locate(_source_of(config))
+    source = locate(str(config.resume_from))
     trouble = verify_together(source, engine=engine)
     if trouble:
         raise CheckpointError(f"resume_from={source}: {trouble}; give another checkpoint")
@@ -222,21 +222,16 @@ def begin_branch(
 
 
 def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
-    """Steps behind the run: of its newest checkpoint, or of the one that it will start from; 0 if there is none."""
+    """Steps done: those of the newest checkpoint, or of the one to start from; 0 if there is none."""
     if checkpoints:
         return checkpoints.newest_step
     return 0 if config.resume_from is None else step_of(locate(config.resume_from))
 
 
-def _source_of(config: TrainerConfig) -> str:
-    assert config.resume_from is not None
-    return config.resume_from
-
-
 def _check_vocabulary(
     source: Location, *, state: CheckpointState, before: TrainerConfig, phases: Sequence[OpenPhase]
 ) -> None:
-    """The same id must be the same token. Older checkpoints do not say: their data set does."""
+    """Raise ConfigError if the vocabularies differ. For an older checkpoint, ask its data set."""
     manifest = phases[0].manifest
     there: dict[str, Any] = state.rows
     if not there and state.data_hash not in [each.manifest.hash for each in phases]:
@@ -246,19 +241,19 @@ def _check_vocabulary(
         except DataSetError as error:
             raise ConfigError(
                 f"resume_from={source}: was trained on another data set, whose vocabulary cannot be compared: {error}; "
-                f"bring that set back, or begin from an export with model.initialize_from"
+                f"restore that data set, or start from an export with model.initialize_from"
             ) from error
     found = there.get("vocabulary_hash", manifest.vocabulary_hash)
     if found != manifest.vocabulary_hash:
         raise ConfigError(
-            f"resume_from={source}: was trained with vocabulary {found[:12]}, data={phases[0].phase.config.data} has "
-            f"{manifest.vocabulary_hash[:12]}: the same id would be another token; build the data set with the run's "
+            f"resume_from={source}: was trained with vocabulary {found[:12]}, but data={phases[0].phase.config.data} "
+            f"has {manifest.vocabulary_hash[:12]}: the same ids mean other tokens; build the data set with the run's "
             f"vocabulary (vocabulary.path of the pipeline)"
         )
 
 
 def branch_command(config: TrainerConfig, *, before: int) -> str:
-    """The command that goes on from the newest checkpoint before step `before`, in a new output at half the rate."""
+    """The command that continues from the newest checkpoint before step `before`, in a new output at half the rate."""
     checkpoints = [folder for folder in find_checkpoints(config.output).folders if step_of(folder) < before]
     step = step_of(checkpoints[-1]) if checkpoints else 0
     run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate

@@ -1,7 +1,7 @@
-"""What a run does about steps that are not finite, or whose loss jumps: note them, go back, pass over, at last stop.
+"""Handle non-finite or spiking steps: record them, roll back, skip their data, and finally abort.
 
-A decision is a function of numbers that are the same on all ranks and of the state here, which is in every checkpoint:
-so a resumed run decides as the uninterrupted one. A step that is not finite is never applied.
+A decision depends only on numbers that are the same on all ranks and on state that every checkpoint holds, so a
+resumed run decides like an uninterrupted one. A non-finite step is never applied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BAD_STEPS_NAME = "bad_steps.jsonl"
 
 
 class DivergenceError(ValueError):
-    """Training left the finite numbers, and going back did not help."""
+    """Training diverged, and going back did not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class Fault:
     """Why a step is bad."""
 
     reason: str
-    """In words, with the numbers."""
+    """A description with the numbers."""
     applied: bool
-    """The update was made all the same: the loss is finite, but jumps."""
+    """Whether the update was made: the loss is finite, but spikes."""
 
 
 class RollBack(Exception):  # noqa: N818 (no error: it leads back to a checkpoint)
-    """As many bad steps in a row as guard.max_bad_steps allows; the same on every rank."""
+    """Raised on every rank after guard.max_bad_steps bad steps in a row."""
 
     def __init__(self, fault: Fault, *, step: int) -> None:
         super().__init__(f"step {step}: {fault.reason}")
@@ -46,24 +46,24 @@ class RollBack(Exception):  # noqa: N818 (no error: it leads back to a checkpoin
 
 
 class DivergenceGuard:
-    """Judges every step of a run. `tree`: what `to_tree` gave when a checkpoint was written."""
+    """Judges every step of a run. `tree`: the state from a checkpoint, made by `to_tree`."""
 
     def __init__(self, config: GuardConfig, *, tree: Mapping[str, Any] | None = None) -> None:
         tree = tree or {}
         self._config = config
         self.bad_steps: int = tree.get("bad_steps", 0)
-        """Bad steps in a row, up to the last one judged."""
+        """Number of bad steps in a row up to the last one judged."""
         self.first_bad: int = tree.get("first_bad", 0)
-        """The first of them."""
+        """Step of the first of them."""
         self.rollbacks: int = tree.get("rollbacks", 0)
-        """Times that the run went back."""
+        """How often the run went back."""
         self.skips: list[list[int]] = [list(window) for window in tree.get("skips", [])]
-        """[first, last] step of each window that is passed over: no update, its data thrown away."""
+        """[first, last] step of each window to skip: its data are read and discarded, without an update."""
         self._losses: deque[float] = deque(tree.get("losses", []), maxlen=config.spike_window)
         self._phase: int = tree.get("phase", 0)  # of these losses
 
     def to_tree(self) -> dict[str, Any]:
-        """JSON-able tree of the whole state."""
+        """Return the whole state as a JSON-able tree."""
         return {
             "bad_steps": self.bad_steps,
             "first_bad": self.first_bad,
@@ -74,13 +74,14 @@ class DivergenceGuard:
         }
 
     def is_skipped(self, step: int) -> bool:
-        """Whether the step's data are passed over."""
+        """Whether the step is skipped."""
         return any(first <= step <= last for first, last in self.skips)
 
     def judge(self, step: int, *, phase: int, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:
-        """Take note of a step; `norm_is_bad`: not finite, and not for fp16's loss scale.
+        """Judge a step and record it; returns its fault, if any.
 
-        The losses that spikes are told by begin anew with each phase: another data set has another usual loss.
+        `norm_is_bad`: the gradient norm is not finite, and fp16's loss scale is not the cause. The losses that spikes
+        are compared with start over in each phase: another data set has other usual losses.
         """
         if phase != self._phase:
             self._losses.clear()
@@ -97,13 +98,13 @@ class DivergenceGuard:
         return fault
 
     def is_exhausted(self) -> bool:
-        """Whether there are so many bad steps in a row that the run goes back."""
+        """Whether there are max_bad_steps bad steps in a row, so that the run must go back."""
         return self.bad_steps >= self._config.max_bad_steps
 
     def go_back(self, *, step: int, to: int, tree: Mapping[str, Any]) -> list[int]:
-        """Continue from the checkpoint after step `to`, which holds `tree`, once `step` was bad.
+        """Go back from bad step `step` to the checkpoint of step `to`, which holds `tree`.
 
-        Returns the window that is passed over.
+        Returns the [first, last] step of the window that is skipped from now on.
         """
         window = [max(to + 1, self.first_bad - self._config.skip_before), step]
         self.skips.append(window)
@@ -115,18 +116,18 @@ class DivergenceGuard:
         return window
 
     def check_may_go_back(self, back: RollBack, *, config: TrainerConfig) -> None:
-        """Raise DivergenceError where the run went back often enough."""
+        """Raise DivergenceError if the run already went back max_rollbacks times."""
         if self.rollbacks >= self._config.max_rollbacks:
             times = f"after going back {self.rollbacks} time{'s' * (self.rollbacks != 1)}"
             raise self.give_up(back, config=config, why=times)
 
     def give_up(self, back: RollBack, *, config: TrainerConfig, why: str) -> DivergenceError:
-        """The error that ends the run, with the command that goes on in another one."""
+        """Make the error that ends the run; it holds a command to continue in a new output."""
         rows = locate(config.output, BAD_STEPS_NAME)
         return DivergenceError(
             f"{back}, {self.bad_steps} bad step{'s' * (self.bad_steps > 1)} in a row from step {self.first_bad} on, "
             f"{why}; their rows are in {rows}. With another precision or a higher guard.max_rollbacks the same command "
-            f"goes on from the last checkpoint; a lower rate, a longer warm-up or other data need a new output: "
+            f"continues from the last checkpoint; a lower rate, a longer warm-up or other data need a new output: "
             f"{branch_command(config, before=self.first_bad)}"
         )
 
@@ -145,7 +146,7 @@ class DivergenceGuard:
 def note_bad_step(
     run_directory: Path, *, step: int, epoch: int, fault: Fault, rows: Iterable[Sequence[int]], shards: Sequence[str]
 ) -> None:
-    """Append the step and its rows to RUN/bad_steps.jsonl, on disk when this returns.
+    """Append the step and its rows to RUN/bad_steps.jsonl and sync the file to disk.
 
     `rows`: (epoch, shard, row group, row) of all ranks; `shards`: paths of the shards in the data set.
     """

@@ -1,13 +1,12 @@
-"""Held-out evaluation, beside what knowing the training set's token frequencies, or its neighbours, alone would give.
+"""Held-out evaluation, with two baselines: the training set's token frequencies (unigram) and neighbours (bigram).
 
-It reads the first evaluation.max_pairs held-out pairs of an order that depends on the data set alone, with their first
-mask set, so that all evaluations on a data set compare; dropout is off. Sums are reduced once, at the end.
+Reads the first evaluation.max_pairs held-out pairs in an order that depends on the data set alone, with their first
+mask set, so all evaluations on a data set are comparable. Dropout is off. Sums are reduced once, at the end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -28,11 +27,11 @@ from trainer.telemetry import Evaluation, SourceLoss
 from trainer.train.bigram import Bigrams, count_bigrams
 
 UNIGRAM_SMOOTHING = 1.0
-"""Added to every token's count, so that tokens which training never saw have a probability too."""
+"""Added to every token's count, so that tokens unseen in training have a probability."""
 
 
 class Evaluator:
-    """Evaluates on the held-out rows of a phase's data set. ValueError where it holds none."""
+    """Evaluates on the held-out rows of a phase's data set. Raises ValueError if it has none."""
 
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:
         self._config, self._manifest, self._shape = config, manifest, shape.micro_batch
@@ -40,32 +39,25 @@ class Evaluator:
         self._plan = validation_plan(
             manifest, shape=shape.micro_batch, lanes=shape.lanes, max_pairs=config.evaluation.max_pairs
         )
-        log_probabilities = unigram_log_probabilities(config.data, vocabulary_size=manifest.vocabulary_size)
-        self._unigram = log_probabilities
-        self._sources = manifest.sources
+        self._unigram = unigram_log_probabilities(config.data, vocabulary_size=manifest.vocabulary_size)
         self._bigrams: Bigrams | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether the config asks for an evaluation after this step, before the end of the run."""
+        """Whether evaluation.every_steps asks for an evaluation after this step."""
         every = self._config.evaluation.every_steps
         return every is not None and step % every == 0
 
     def evaluate(self, engine: Engine, *, step: int) -> Evaluation:
-        """Evaluate the weights after `step` steps; the same result on every rank. Collective."""
+        """Evaluate the weights after `step` steps; returns the same result on every rank. Collective."""
         if self._bigrams is None:
             skip = self._config.ingest.skip_corrupt
             self._bigrams = count_bigrams(
                 self._config.data, manifest=self._manifest, unigram=self._unigram, skip_corrupt=skip
             )
-        stream = MicroBatchStream(
-            self._plan,
-            self._config.data,
-            rank=engine.rank,
-            world_size=engine.world_size,
-            all_reduce=sum_over_ranks,
-        )
+        rank, world_size, data_set = engine.rank, engine.world_size, self._config.data
+        stream = MicroBatchStream(self._plan, data_set, rank=rank, world_size=world_size, all_reduce=sum_over_ranks)
         sums = torch.zeros(4, dtype=torch.float64)
-        by_source = SourceSums(len(self._sources))
+        by_source = SourceSums(len(self._manifest.sources))
         pairs = masked = labelled = 0
         bigram = 0.0
         with closing(stream), engine.evaluation():
@@ -91,6 +83,7 @@ class Evaluator:
         dist.all_reduce(totals)
         mlm, nsp, mlm_correct, nsp_correct, bigram = totals[:5].tolist()
         table = totals[5:].reshape(by_source.table.shape).numpy()
+        by_name = list(zip(self._manifest.sources, table.tolist(), strict=True)) if len(table) > 1 else []
         return Evaluation(
             step=step,
             pairs=pairs,
@@ -103,17 +96,19 @@ class Evaluator:
             bigram_loss=bigram / max(1, masked),
             phase=self._phase,
             data_hash=self._data_hash,
-            sources=_source_losses(table, names=self._sources) if len(self._sources) > 1 else (),
-            unseen=tuple(
-                name for name, counts in zip(self._sources, table, strict=True) if not counts[SourceSums.MASKED]
-            )
-            if len(self._sources) > 1
-            else (),
+            sources=tuple(
+                SourceLoss(
+                    name, pairs=int(pairs), masked=int(count), mlm_loss=loss / count, unigram_loss=unigram / count
+                )
+                for name, (pairs, count, loss, unigram) in by_name
+                if count
+            ),
+            unseen=tuple(name for name, sums in by_name if not sums[SourceSums.MASKED]),
         )
 
 
 class SourceSums:
-    """Sums over what one rank evaluated, by source: float64[sources, 4], exact counts and losses in nats."""
+    """Counts and losses (nats) by source, summed on one rank: `table` is float64 [sources, 4]."""
 
     PAIRS, MASKED, LOSS, UNIGRAM = range(4)
 
@@ -123,7 +118,7 @@ class SourceSums:
     def add(
         self, micro_batch: MicroBatch, *, losses: npt.NDArray[np.float64], unigram: npt.NDArray[np.float64]
     ) -> None:
-        """Count a micro-batch: `losses` and `unigram` of its masked positions, [m] each."""
+        """Add a micro-batch; `losses` and `unigram` are [m], of its masked positions."""
         size = len(self.table)
         places = micro_batch.masked_sources
         self.table[:, self.PAIRS] += np.bincount(micro_batch.sources, minlength=size)
@@ -132,23 +127,15 @@ class SourceSums:
         self.table[:, self.UNIGRAM] += np.bincount(places, weights=unigram, minlength=size)
 
 
-def _source_losses(table: npt.NDArray[np.float64], *, names: Sequence[str]) -> tuple[SourceLoss, ...]:
-    return tuple(
-        SourceLoss(name, pairs=int(pairs), masked=int(masked), mlm_loss=loss / masked, unigram_loss=unigram / masked)
-        for name, (pairs, masked, loss, unigram) in zip(names, table.tolist(), strict=True)
-        if masked
-    )
-
-
 def sum_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Element-wise sum over all ranks, on the host."""
+    """Sum element-wise over all ranks, on the host."""
     total = torch.from_numpy(counts)
     dist.all_reduce(total)
     return total.numpy()
 
 
 def unigram_log_probabilities(data: str | Path, *, vocabulary_size: int) -> npt.NDArray[np.float64]:
-    """Natural logarithm of each id's share of the training tokens, add-one smoothed; [vocabulary_size].
+    """Natural logarithm of each id's add-one smoothed share of the training tokens, [vocabulary_size].
 
     (count + 1) / (sum of counts + vocabulary_size), from OUT/token_counts.parquet.
     """

@@ -1,7 +1,7 @@
-"""What a worker and its launcher know of each other: where it stands, how it talks back, what the run came to.
+"""The interface between a worker and its launcher: the worker's place, its link back, the outcome of the run.
 
 trainer/launch/ray_train.py (Ray Train) and trainer/launch/processes.py (spawned processes) both run
-trainer.train.worker.work and differ in nothing that reaches a number.
+trainer.train.worker.work and give the same numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Where a worker stands among the others."""
+    """A worker's place among all workers and among those of its node."""
 
     rank: int
     world_size: int
@@ -22,21 +22,21 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to, the same on every rank."""
+    """Outcome of a run, the same on every rank."""
 
     first_step: int
-    """The last step that was done when it started: 0, or the step it resumed at."""
+    """Steps done when it started: 0, or the step at which it resumed."""
     last_step: int
-    """The last step that was done when it ended."""
+    """Steps done when it ended."""
     finished: bool
-    """All steps are done; otherwise the run was asked to stop."""
+    """Whether all steps are done; otherwise the run was asked to stop."""
 
 
 class Link(Protocol):
-    """A worker's line to whoever started it."""
+    """A worker's connection to its launcher."""
 
     def say(self, line: str) -> None:
         """Show a line to the user."""
 
     def stop_requested(self) -> bool:
-        """Whether the run is to end after the present step."""
+        """Whether the run should end after the current step."""

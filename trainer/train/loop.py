@@ -1,8 +1,8 @@
-"""The training loop: micro-batches in, one update a step, out of it metrics, checkpoints, evaluations.
+"""The training loop: takes micro-batches, makes one update per step, writes metrics, checkpoints and evaluations.
 
 A step is a function of data set, seed and step number: its losses are sums over all ranks divided by the counts of
-all ranks, and dropout is seeded by (seed, step, lane). So the curve of a resumed run is the uninterrupted one, bit
-for bit at the same number of workers.
+all ranks, and dropout is seeded by (seed, step, lane). So at the same number of workers a resumed run has the same
+curve as an uninterrupted one, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,49 +31,50 @@ from trainer.train.link import Link
 from trainer.train.prefetch import RunFeed
 
 LEAST_JUDGED_STEPS = 100
-"""A shorter run is not evaluated after a tenth of it."""
+"""Shorter runs have no evaluation after a tenth of their steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainContext:
-    """All that the loop works with on one rank."""
+    """Everything that the loop uses on one rank."""
 
     config: TrainerConfig
     engine: Engine
     feed: RunFeed
     phases: tuple[OpenPhase, ...]
     evaluators: tuple[Evaluator | None, ...]
-    """One a phase; None where its data set holds nothing out."""
+    """One per phase; None if its data set has no held-out rows."""
     checkpoints: CheckpointWriter
     guard: DivergenceGuard
     log: RunLog
     files: RunFiles
-    """Where the run's logs are kept."""
+    """The run's log files."""
     peak_tflops: float | None
-    """Dense bf16 peak of a worker's device."""
+    """Dense bf16 peak of a worker's device; None if unknown."""
     link: Link
     first_phase: int
-    """Of the first step."""
+    """Phase of the first step."""
     rows_before: Mapping[str, Any]
-    """CheckpointState.rows of what it starts from."""
+    """CheckpointState.rows of the weights that the run starts from."""
 
 
 def train(context: TrainContext, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop; return the last step done.
 
-    Evaluates in between as configured and at the end of each phase. What is returned is in a committed checkpoint.
-    Raises RollBack, on all ranks, after as many bad steps in a row as guard.max_bad_steps says.
+    Evaluates as configured and at the end of each phase. The returned step is in a committed checkpoint.
+    Raises RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
     """
     config, step, stopping = context.config, first_step, False
     checks = config.self_check and context.engine.compiled
     checked_phase = -1
     evaluate_if_missed(context, first_step)
-    began = time.perf_counter()  # of a step: where the one before ended, so that what lies between is counted too
+    began = time.perf_counter()  # of a step: the end of the one before, so that the time between them counts too
     while step < config.max_steps and not stopping:
         step += 1
         if context.guard.is_skipped(step):
-            data = pass_over(context, step)
-            last = step == config.max_steps
+            data, last = context.feed.next_step(), step == config.max_steps  # the data are discarded
+            if not last:
+                context.feed.look_ahead()
         else:
             if checks and phase_of(context, step) != checked_phase:
                 checked_phase = phase_of(context, step)
@@ -86,7 +87,7 @@ def train(context: TrainContext, *, first_step: int) -> int:
                 report_fault(context, fault, data=data, metrics=metrics)
         if data.state.phase > 0 and data.state.phase_step == 1:
             context.log.say(context.phases[data.state.phase].describe_place(len(context.phases)))
-        # What is kept is from before bad steps.
+        # No periodic checkpoint holds bad steps.
         due = step % config.checkpoint.every_steps == 0 and context.guard.bad_steps == 0
         if last or due:
             save(context, step, state=data.state)
@@ -109,27 +110,27 @@ def phase_of(context: TrainContext, step: int) -> int:
 
 
 def check_compiled(context: TrainContext, step: int) -> None:
-    """Compare the compiled model with itself not compiled on the first micro-batch of `step`. Collective."""
+    """Compare the compiled model with the eager one on the first micro-batch of `step`. Collective."""
     config = context.config
     seed = dropout_seed(config.seed, step=step, lane=0)
     check_compiled_model(context.engine, context.feed.first_batch(), precision=config.precision, seed=seed)
 
 
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
-    """Evaluate after `step`; say so if a model that should have learnt is worse than word frequencies. Collective."""
+    """Evaluate after `step`; warn if the model should have learnt by now but is no better than unigram. Collective."""
     evaluation = evaluator.evaluate(context.engine, step=step)
     context.log.write_evaluation(evaluation)
     if step >= first_judged_step(context.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # NaN too
         context.log.say(
             f"WARNING: after {step:,} of {context.config.max_steps:,} steps the held-out masked-LM loss "
-            f"({evaluation.mlm_loss:.2f} nats) is not below what the frequencies of words alone give "
+            f"({evaluation.mlm_loss:.2f} nats) is not below the loss of token frequencies alone "
             f"({evaluation.unigram_loss:.2f}): the model has learnt nothing from context. If that does not change, try "
             f"another optimizer.learning_rate or a longer warm-up"
         )
 
 
 def first_judged_step(config: TrainerConfig) -> int:
-    """A tenth of the run: from then on a model should be better than the frequencies of words."""
+    """A tenth of the run: from this step on a model should beat token frequencies."""
     return -(-config.max_steps // 10)
 
 
@@ -143,16 +144,8 @@ def save(context: TrainContext, step: int, *, state: PlanState) -> None:
     context.log.write_checkpoint(time.perf_counter() - began)
 
 
-def pass_over(context: TrainContext, step: int) -> Step:
-    """Take a step's data and throw them away."""
-    data = context.feed.next_step()
-    if step < context.config.max_steps:
-        context.feed.look_ahead()
-    return data
-
-
 def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
-    """Who evaluates after `step`: as configured, after a tenth of the run, and at the end of each phase; or None."""
+    """The evaluator if one is due after `step`: as configured, after a tenth of the run, at the end of each phase."""
     phase = phase_of(context, step)
     evaluator = context.evaluators[phase]
     judged = context.config.max_steps >= LEAST_JUDGED_STEPS and step == first_judged_step(context.config)
@@ -161,8 +154,8 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 
 
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
-    """Evaluate the weights that a run begins with, if evaluation.at_start says so, and those that it resumes with where
-    it was ended between that step and its evaluation."""
+    """Evaluate before the first step: if evaluation.at_start asks for it, or if the run was stopped after a step but
+    before its due evaluation."""
     evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
     source = context.config.resume_from
     if context.config.evaluation.at_start and step == (0 if source is None else step_of(locate(source))):
@@ -172,10 +165,10 @@ def evaluate_if_missed(context: TrainContext, step: int) -> None:
 
 
 def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
-    """One update from one micro-batch of every lane; what is wrong with it; and whether a rank was asked to stop.
+    """Make one update from one micro-batch of every lane.
 
-    `began`: when the step before ended, by the performance counter.
-    No rank applies the update where the loss of any, or the gradient norm, is not finite.
+    `began`: time.perf_counter() at the end of the step before. No rank applies the update if the loss of any rank, or
+    the gradient norm, is not finite. Returns data, metrics, fault if any, and whether a rank was asked to stop.
     """
     config, engine = context.config, context.engine
     data = context.feed.next_step()
@@ -186,7 +179,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
         with record_function("forward"):
             output = engine(batch)
         loss = output.mlm_loss_sum / max(1, data.num_masked) + output.nsp_loss_sum / max(1, data.num_labelled)
-        # 1, or NaN where this loss is not finite: then so is the norm of the gradients, by which all ranks decide.
+        # Times 1, or NaN if this loss is not finite: then the gradient norm, by which all ranks decide, is NaN too.
         loss = loss * (1.0 + 0.0 * loss.detach())
         with record_function("backward"):
             engine.backward(loss * engine.world_size, last=index + 1 == len(data.micro_batches))
@@ -195,7 +188,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
     if step < config.max_steps:
         context.feed.look_ahead()
     rate = learning_rate(step, config)
-    scaled = engine.loss_scale.value > 1.0  # fp16 finds its loss scale by overflowing: no fault while it can be halved
+    scaled = engine.loss_scale.value > 1.0  # fp16 finds its loss scale by overflow: no fault while it can be halved
     with record_function("update"):
         update = engine.step(rate)
     norm_is_bad = not (math.isfinite(update.grad_norm) or scaled)
@@ -238,7 +231,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
 
 def flops_of(data: Step, context: TrainContext) -> float:
-    """Model FLOPs of a step, all ranks."""
+    """Model FLOPs of a step over all ranks."""
     return count_flops(
         context.config.model,
         vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,
@@ -249,7 +242,7 @@ def flops_of(data: Step, context: TrainContext) -> float:
 
 
 def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
-    """Write the rows of a bad step, of all ranks, where they can be found. Collective. RollBack after too many."""
+    """Record the rows of a bad step of all ranks in BAD_STEPS_NAME. Collective. Raises RollBack after too many."""
     own = row_ids(data)
     everyone: list[list[list[int]]] | None = [own] * context.engine.world_size if context.engine.rank == 0 else None
     dist.gather_object(own, everyone)
@@ -264,6 +257,6 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
 
 
 def dropout_seed(seed: int, *, step: int, lane: int) -> int:
-    """Seed of torch's generator for one micro-batch; 63 bits."""
+    """63-bit seed of torch's generator for one micro-batch."""
     digest = hashlib.blake2b(f"dropout/{seed}/{step}/{lane}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

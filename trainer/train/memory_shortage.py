@@ -1,6 +1,6 @@
-"""Tells a device that is out of memory from other failures, and says what to change.
+"""Recognize that a device ran out of memory, and say which settings to change.
 
-The same command would run out again at the same step: such a failure is bad input, final at once.
+The same command would run out again at the same step, so this counts as bad input and is not retried.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _WORDS = re.compile(
     r"|Failed to CUDA (calloc|malloc)|DefaultCPUAllocator: can't allocate memory",
     re.DOTALL,
 )
-"""Of libraries that raise a plain RuntimeError."""
+"""Messages of libraries that raise a plain RuntimeError."""
 _ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
-class MemoryShortage(ValueError):  # noqa: N818 (no error of ours: the settings need more than there is)
+class MemoryShortage(ValueError):  # noqa: N818
     """The device has too little memory for the run's settings."""
 
 
 @contextmanager
 def shortage_named(config: TrainerConfig, *, rank: int, device: torch.device) -> Iterator[None]:
-    """Turn whatever says that memory ran out inside the block into a MemoryShortage with a remedy."""
+    """Turn an out-of-memory error inside the block into a MemoryShortage with a remedy."""
     try:
         yield
     except Exception as error:
@@ -44,9 +44,9 @@ def shortage_named(config: TrainerConfig, *, rank: int, device: torch.device) ->
 
 
 def find_shortage(error: BaseException) -> BaseException | None:
-    """The error that says that memory ran out: `error`, or one that it wraps; None if there is none.
+    """Return the out-of-memory error: `error`, or one that it wraps; None if there is none.
 
-    ValueError and OSError say something of their own, whatever was handled when they were raised.
+    ValueError and OSError count as they are, whatever error was being handled when they were raised.
     """
     seen: set[int] = set()
     node: BaseException | None = error
@@ -60,7 +60,7 @@ def find_shortage(error: BaseException) -> BaseException | None:
 
 
 def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int, device: torch.device) -> str:
-    """One line: what was asked for, what the device has and had in use, and the settings that need less."""
+    """One line: bytes requested, memory of the device and in use, and settings that need less."""
     asked = _ASKED.search(str(error))
     remedies = name_remedies(config, phases=_open_phases(config))
     begun = "another output" in remedies and find_checkpoints(config.output).folders
@@ -74,18 +74,18 @@ def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int,
 def _in_use(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
-    with suppress(RuntimeError):  # a device that failed may answer nothing more
+    with suppress(RuntimeError):  # a failed device may not answer
         free, total = torch.cuda.mem_get_info(device)
         tensors = torch.cuda.memory_allocated(device)
         return (
-            f": the card has {total / 1e9:.1f} GB, of which {(total - free) / 1e9:.1f} GB were in use, "
+            f": the GPU has {total / 1e9:.1f} GB, of which {(total - free) / 1e9:.1f} GB were in use, "
             f"{tensors / 1e9:.1f} GB by this worker's tensors"
         )
     return ""
 
 
 def _open_phases(config: TrainerConfig) -> tuple[OpenPhase, ...]:
-    """Empty if the data sets cannot be read any more."""
+    """Open the phases; empty if the data sets can no longer be read."""
     with suppress(ValueError, OSError):
         phases = resolve_phases(config)
         return open_phases(phases, manifests=[read_manifest(phase.config.data) for phase in phases])

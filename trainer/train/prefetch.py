@@ -1,8 +1,8 @@
-"""Steps of data, one ahead: while a step computes, the counts of the next one are summed over all ranks.
+"""Prefetch the data of the next step: while a step computes, the next one's counts are summed over all ranks.
 
-So neither packing micro-batches, nor laying out the first of them (the device would idle meanwhile; the others' turn
-comes while it computes), nor the small all-reduce that losses are divided by stands in the way of the device.
-A RunFeed goes through the phases of a run, one feed after another.
+So the device does not wait for the packing of micro-batches, the layout of the first one (the others are laid out while
+it computes), or the small all-reduce of the counts that losses are divided by. A RunFeed goes through the phases of a
+run, one feed after another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.model import Batch, to_batch
 
 
 class Feed:
-    """A rank's steps, in order. `next_step` and `look_ahead` are collective."""
+    """Yields the steps of a rank in order. `next_step` and `look_ahead` are collective."""
 
     def __init__(
         self, stream: MicroBatchStream, *, shape: MicroBatchShape, special: Special, device: torch.device
@@ -30,10 +30,10 @@ class Feed:
         self._ahead: tuple[Tensor, Any] | None = None
         self._first: tuple[MicroBatch | None, Batch] | None = None
         self.epoch = stream.state.epoch
-        """Epoch of the step that next_step gave last, from 0."""
+        """Epoch of the last step from next_step, from 0."""
 
     def next_step(self) -> Step:
-        """The next step's data, as soon as its counts are known. RowGroupError where no row of an epoch can be read."""
+        """Return the next step once its counts are known. Raises RowGroupError if no row of an epoch can be read."""
         num_lost, begun = 0, self._stream.state.epoch
         while True:
             self.look_ahead()
@@ -45,13 +45,11 @@ class Feed:
             num_lost += step.num_lost
             if step.num_pairs:
                 return replace(step, num_lost=num_lost)
-            if step.state.epoch > begun + 1:  # ingest.skip_corrupt passed over everything
-                raise RowGroupError(
-                    f"none of the {num_lost} rows after epoch {begun} can be read; restore the data set"
-                )
+            if step.state.epoch > begun + 1:  # ingest.skip_corrupt skipped everything
+                raise RowGroupError(f"cannot read any of the {num_lost} rows after epoch {begun}; restore the data set")
 
     def look_ahead(self) -> None:
-        """Cut the next step's micro-batches and send their counts, without waiting for the other ranks. Idempotent."""
+        """Pack the next step's micro-batches and send their counts without waiting for other ranks. Idempotent."""
         if self._ahead is None:
             counts = torch.from_numpy(self._stream.cut())
             self._ahead = counts, dist.all_reduce(counts, async_op=True)
@@ -59,24 +57,20 @@ class Feed:
             self._first = first, self._lay_out(first)
 
     def first_batch(self) -> Batch:
-        """The next step's first micro-batch, which next_step gives all the same. Collective."""
+        """Return the next step's first micro-batch; next_step still returns it. Collective."""
         self.look_ahead()
         assert self._first is not None
         return self._first[1]
 
     def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
-        """The micro-batch on the device; with constant shapes on GPUs, as it is on CPUs."""
+        """Lay a micro-batch out on the device, with constant shapes on GPUs."""
         first, self._first = self._first, None
         return first[1] if first is not None and first[0] is micro_batch else self._lay_out(micro_batch)
 
     def _lay_out(self, micro_batch: MicroBatch | None) -> Batch:
-        return to_batch(
-            micro_batch,
-            shape=self._shape,
-            special=self._special,
-            constant_shapes=self._device.type == "cuda",
-            device=self._device,
-        )
+        shape, special, device = self._shape, self._special, self._device
+        constant = device.type == "cuda"
+        return to_batch(micro_batch, shape=shape, special=special, constant_shapes=constant, device=device)
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -86,10 +80,10 @@ class Feed:
 
 
 class RunFeed:
-    """A rank's steps through all phases, from `start` on; used as a Feed is.
+    """Yields the steps of a rank through all phases, from `start` on, with the interface of a Feed.
 
-    `open_feed` opens the feed that goes on from a state; `next_start` says from which state the step after one is
-    made, in the next phase where one is through. Across the end of a phase one step is looked ahead too.
+    `open_feed` opens the feed that continues from a state; `next_start` maps the state after a step to the state where
+    the next step starts, which is in the next phase after the last step of one. Prefetches across phases too.
     """
 
     def __init__(
@@ -102,11 +96,11 @@ class RunFeed:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the step that next_step gave last, from 0 in each phase."""
+        """Epoch of the last step from next_step, from 0 in each phase."""
         return self._feed.epoch
 
     def next_step(self) -> Step:
-        """The next step's data, as soon as its counts are known."""
+        """Return the next step once its counts are known."""
         self.look_ahead()
         if self._next is not None:
             self._feed.close()
@@ -116,7 +110,7 @@ class RunFeed:
         return step
 
     def look_ahead(self) -> None:
-        """Cut the next step's micro-batches and send their counts, without waiting for the other ranks. Idempotent."""
+        """Pack the next step's micro-batches and send their counts without waiting for other ranks. Idempotent."""
         if self._next is None:
             start = self._next_start(self._done)
             if start.phase != self._done.phase:
@@ -124,12 +118,12 @@ class RunFeed:
         (self._feed if self._next is None else self._next).look_ahead()
 
     def first_batch(self) -> Batch:
-        """The next step's first micro-batch, which next_step gives all the same. Collective."""
+        """Return the next step's first micro-batch; next_step still returns it. Collective."""
         self.look_ahead()
         return (self._feed if self._next is None else self._next).first_batch()
 
     def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
-        """A micro-batch of the step that next_step gave last, on the device."""
+        """Lay a micro-batch of the last step from next_step out on the device."""
         return self._feed.to_batch(micro_batch)
 
     def close(self) -> None:

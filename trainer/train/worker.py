@@ -1,4 +1,4 @@
-"""One worker of a run, from an initialized process group to the last step; the same under every launcher."""
+"""Run one worker from an initialized process group to the last step, the same under every launcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -32,14 +32,11 @@ from trainer.train.loop import TrainContext, train
 from trainer.train.memory_shortage import shortage_named
 from trainer.train.prefetch import Feed, RunFeed
 
-if TYPE_CHECKING:
-    from trainer.telemetry import prometheus
-
 logger = logging.getLogger(__name__)
 
 
 def backend_of(config: TrainerConfig) -> str:
-    """The torch.distributed backend: NCCL between GPUs, and gloo for what the hosts tell each other."""
+    """The torch.distributed backend: NCCL for GPU tensors, gloo for CPU tensors."""
     return "cpu:gloo,cuda:nccl" if config.device == "cuda" else "gloo"
 
 
@@ -52,11 +49,11 @@ def work(
     reader: Literal["local", "ray"] = "local",
     lease_token: str | None = None,
 ) -> Outcome:
-    """Train this rank's share until max_steps or until asked to stop, resuming what the run directory holds.
+    """Train this rank's share until max_steps or until asked to stop, resuming from the run directory.
 
-    `lease_token`: of the job's lease on the run directory; without it nothing is committed once another job has the
-    lease. torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input, which a
-    device with too little memory is too.
+    `lease_token`: of the job's lease on the run directory; nothing is committed once another job holds the lease.
+    torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input, including
+    settings that need more memory than the device has.
     """
     with warnings_to_user(link, place=place), shortage_named(config, rank=place.rank, device=device):
         set_up_process(config, place=place, device=device)
@@ -72,19 +69,16 @@ def run_share(
     reader: Literal["local", "ray"],
     lease_token: str | None = None,
 ) -> Outcome:
-    """Build everything, train, close everything; `work` in a process that is set up."""
+    """Build everything, train and close; see `work`. Call in a process that set_up_process has prepared."""
     run_directory = locate(config.output)
     phases = open_shared_folders(config)
+    rank, world_size = place.rank, place.world_size
     files = RunFiles(
-        run_directory,
-        rank=place.rank,
-        world_size=place.world_size,
-        working_folder=config.working_folder,
-        lease_token=lease_token,
+        run_directory, rank=rank, world_size=world_size, working_folder=config.working_folder, lease_token=lease_token
     )
     files.bring()
-    if files.stands_in and place.rank == 0:
-        link.say(f"logs are kept in {files.folder} and sent to {files.run} with every checkpoint and at the end")
+    if files.stands_in and rank == 0:
+        link.say(f"logs are written to {files.folder} and sent to {files.run} with every checkpoint and at the end")
     found = find_together(run_directory)
     engine, rows_given = build_engine(config, phases=phases, place=place, device=device, begun=bool(found))
     checkpoints = CheckpointWriter(run_directory, engine=engine, config=config, lease_token=lease_token, files=files)
@@ -99,16 +93,23 @@ def run_share(
         saved = begin_branch(config, phases=phases, engine=engine, checkpoints=checkpoints)
     guard = DivergenceGuard(config.guard, tree=None if saved is None else saved.guard)
     resumed_at = 0 if saved is None else saved.step
+    gauges = None
+    if reader == "ray" and rank == 0:
+        from trainer.telemetry import prometheus  # Ray is not installed everywhere
 
-    gauges = open_gauges(config) if reader == "ray" and place.rank == 0 else None
+        gauges = prometheus.Gauges(config.output)
+
+    open_log = partial(
+        RunLog, files.folder, config=config, rank=rank, world_size=world_size, say=link.say, gauges=gauges
+    )
 
     def open_feed(state: PlanState) -> Feed:
         opened = phases[state.phase]
         stream = MicroBatchStream(
             opened.plan,
             opened.phase.config.data,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=rank,
+            world_size=world_size,
             state=state,
             reader=reader,
             read_ahead_blocks=config.ingest.read_ahead_blocks,
@@ -121,40 +122,34 @@ def run_share(
         first_step = 0 if saved is None else saved.step
         start = find_start(phases, None if saved is None else PlanState.from_tree(saved.plan_state))
         rows_before = rows_given if saved is None else saved.rows
+        feed = RunFeed(start, open_feed=open_feed, next_start=partial(find_start, phases))
+        log = open_log(resume_step=first_step)
         context = TrainContext(
             config=config,
             engine=engine,
-            feed=RunFeed(start, open_feed=open_feed, next_start=partial(find_start, phases)),
+            feed=feed,
             phases=phases,
             evaluators=evaluators,
             checkpoints=checkpoints,
             guard=guard,
             peak_tflops=peak_of(device, config=config),
-            log=RunLog(
-                files.folder,
-                config=config,
-                rank=place.rank,
-                world_size=place.world_size,
-                resume_step=first_step,
-                say=link.say,
-                gauges=gauges,
-            ),
+            log=log,
             files=files,
             link=link,
             first_phase=start.phase if rows_before else 0,
             rows_before=rows_before,
         )
-        context.log.say(describe_start(config, place=place, device=device, start=start))
-        for line in warn_of_cpu(config.model) if device.type == "cpu" else ():
-            context.log.say(line)
-        if place.world_size != config.workers:  # of which the preflight has spoken
-            for line in phases[start.phase].describe_empty(place.world_size):
-                context.log.say(line)
+        lines = [describe_start(config, place=place, device=device, start=start)]
+        lines += warn_of_cpu(config.model) if device.type == "cpu" else []
+        if world_size != config.workers:  # otherwise the preflight has reported it
+            lines += phases[start.phase].describe_empty(world_size)
+        for line in lines:
+            log.say(line)
         try:
             return train(context, first_step=first_step)
         finally:
-            context.feed.close()
-            context.log.close()
+            feed.close()
+            log.close()
 
     while True:
         try:
@@ -168,15 +163,8 @@ def run_share(
     return Outcome(first_step=resumed_at, last_step=last_step, finished=last_step >= config.max_steps)
 
 
-def open_gauges(config: TrainerConfig) -> prometheus.Gauges:
-    """What Ray shows to Prometheus of this run."""
-    from trainer.telemetry import prometheus  # Ray is absent where the loop runs without it
-
-    return prometheus.Gauges(config.output)
-
-
 def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
-    """Dense bf16 peak of this rank's device, 10^12 operations a second; None for a CPU and for what is not known."""
+    """Dense bf16 peak of this rank's device, 10^12 operations a second; None for a CPU or an unknown GPU."""
     if config.logging.peak_tflops is not None or device.type != "cuda":
         return config.logging.peak_tflops
     return find_peak(torch.cuda.get_device_name(device))
@@ -185,9 +173,10 @@ def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
 def go_back(
     back: RollBack, *, guard: DivergenceGuard, checkpoints: CheckpointWriter, engine: Engine, config: TrainerConfig
 ) -> CheckpointState:
-    """Restore the newest checkpoint from before the bad steps, and commit it anew with what the guard now knows.
+    """Restore the newest checkpoint from before the bad steps and commit it again with the guard's new state.
 
-    So a run that is killed right after goes on as this one does. Collective. DivergenceError where there is none.
+    So a run that is killed right afterwards continues in the same way. Collective. Raises DivergenceError if there is
+    no such checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
@@ -196,7 +185,7 @@ def go_back(
     first, last = guard.go_back(step=back.step, to=saved.step, tree=saved.guard)
     if engine.rank == 0:
         logger.warning(
-            "%s, the last of %d: back to the checkpoint of step %d; the data of steps %d to %d are passed over",
+            "%s, the last of %d: back to the checkpoint of step %d; the data of steps %d to %d are skipped",
             back, last - guard.first_bad + 1, saved.step, first, last,
         )  # fmt: skip
     checkpoints.save(
@@ -208,7 +197,7 @@ def go_back(
 
 @contextmanager
 def warnings_to_user(link: Link, *, place: WorkerPlace) -> Iterator[None]:
-    """Send what the trainer's loggers warn of over the link: under Ray nobody sees a worker's stderr."""
+    """Send warnings of the trainer's loggers over the link: under Ray nobody sees a worker's stderr."""
     handler = _LinkHandler(link, place=place)
     logger = logging.getLogger("trainer")
     logger.addHandler(handler)
@@ -229,25 +218,25 @@ class _LinkHandler(logging.Handler):
 
 
 def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.device) -> None:
-    """Threads, device, and what makes results repeat."""
+    """Set threads, device, seed and determinism."""
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads_per_worker or max(1, cores // place.local_world_size))
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(config.deterministic or device.type == "cpu", warn_only=device.type != "cpu")
-    # A guard against reading memory that nothing was written to; costs a pass over every new tensor.
+    # Filling would only reveal reads of uninitialized memory, and costs a pass over every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device.type == "cuda":
         if config.deterministic:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS begins; else its sums vary
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts; otherwise its sums vary
             compiler: Any = importlib.import_module("torch._inductor.config")
-            compiler.deterministic = True  # no choice between kernels by their speed
+            compiler.deterministic = True  # does not choose kernels by measured speed
         torch.cuda.set_device(device)
 
 
 def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
-    """Read the manifest of each phase, and look for the run directory, from where this worker runs.
+    """Check that this worker's node sees the run directory, and open the data set of each phase.
 
-    Raises ConfigError that names the node where it does not see one of them.
+    Raises ConfigError that names the node if it does not see one of them.
     """
     host = socket.gethostname()
     remedy = "give an absolute path on storage that all nodes mount"
@@ -266,10 +255,10 @@ def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
 def build_engine(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], place: WorkerPlace, device: torch.device, begun: bool
 ) -> tuple[Engine, dict[str, Any]]:
-    """The model, with the weights that it starts from, in an engine that takes the steps of every phase.
+    """Build the model and its engine, with initial weights unless the run has `begun` (has checkpoints).
 
-    A run that has `begun` takes its weights from a checkpoint. And CheckpointState.rows of given weights: their longest
-    row, and whether they know next sentences.
+    Also returns CheckpointState.rows of weights from model.initialize_from: their longest row, and whether they know
+    next sentences.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
@@ -289,7 +278,7 @@ def build_engine(
 
 
 def warn_of_cpu(model: ModelConfig) -> list[str]:
-    """A warning where a model is too large to be pretrained on CPUs; bench/trainer.md has the rates of a GPU."""
+    """Lines that warn if a model is too large to pretrain on CPUs; for the rates of a GPU see bench/trainer.md."""
     if model.size not in ("base", "large"):
         return []
     return [
@@ -299,7 +288,7 @@ def warn_of_cpu(model: ModelConfig) -> list[str]:
 
 
 def describe_start(config: TrainerConfig, *, place: WorkerPlace, device: torch.device, start: PlanState) -> str:
-    """What begins here, in a line: `resumed at step 40` or `training from step 0`, and on what."""
+    """One line: `resumed at step 40` or `training from step 0`, with model, workers and devices."""
     begin = f"resumed at step {start.step}" if start.step else "training from step 0"
     source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""
     if config.model.initialize_from is not None and not start.step:

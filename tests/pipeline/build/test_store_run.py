@@ -85,7 +85,7 @@ def test_three_hosts_one_after_another_give_the_bits_of_one_disk(
     assert [report.executed for report in reports] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     logs = RunFiles(output, working_folder=str(tmp_path / "b")).folder
     assert logs.parent == tmp_path / "b"
-    assert f"logs are kept in {logs} and sent to {output} with every checkpoint and at the end" in reports[1].said
+    assert f"logs are written to {logs} and sent to {output} with every checkpoint and at the end" in reports[1].said
     mine = fetch(output, tmp_path / "mine")
     assert curve(mine) == curve(tmp_path / "whole")
     assert rows_by_step(mine) == rows_by_step(tmp_path / "whole")
@@ -165,7 +165,7 @@ def test_what_is_refused_before_anything_starts(bucket: str, data: Path, tmp_pat
     assert check_output(config) == []
     check_fresh(config, checkpoints=find_checkpoints(config.output))
     write_config(config)
-    with pytest.raises(ConfigError, match=r"holds a run already \(no checkpoint yet\), and --fresh"):
+    with pytest.raises(ConfigError, match=r"already holds a run \(no checkpoint yet\), and --fresh"):
         check_fresh(config, checkpoints=find_checkpoints(config.output))
     with pytest.raises(ConfigError, match=r"holds a run with other settings \(seed: 12345 -> 1\)"):
         check_output(config.model_copy(update={"seed": 1}))

@@ -366,11 +366,11 @@ def test_fresh_refuses_an_output_that_holds_a_run(
     saved = write_config(config)
     words = ["--config", str(saved), "--fresh"]
     assert main(words) == 2
-    assert "holds a run already (no checkpoint yet), and --fresh begins a new one; give another output" in (
+    assert "already holds a run (no checkpoint yet), and --fresh begins a new one; give another output" in (
         capsys.readouterr().err
     )
     (tmp_path / "run" / "checkpoints" / "step-00000004").mkdir(parents=True)
     assert main(words) == 2
-    assert "holds a run already (newest checkpoint: step 4)" in capsys.readouterr().err
+    assert "already holds a run (newest checkpoint: step 4)" in capsys.readouterr().err
     monkeypatch.setattr("trainer.run.train", lambda checked, **_: 0 if checked.config.output.endswith("new") else 1)
     assert main([*words, f"output={tmp_path / 'new'}"]) == 0

@@ -193,7 +193,7 @@ def test_micro_batches_are_settled_by_the_card_once(
     assert greatest is not None
     assert 4_096 < greatest < 16_384
     assert checked.lines[0] == (
-        f"memory: micro-batches of at most {greatest:,} tokens fit a card of 16.0 GB; kept as batch.greatest_slot"
+        f"memory: micro-batches of at most {greatest:,} tokens fit a card of 16.0 GB; saved as batch.greatest_slot"
     )
     (opened,) = phases_of(checked.config)
     assert opened.shape.micro_batch.tokens <= greatest
@@ -236,7 +236,7 @@ def test_what_is_not_derived_is_left_alone(data: Path, tmp_path: Path, monkeypat
     with_card(monkeypatch, None)
     checked = check(configure(data, tmp_path / "run"))
     assert checked.config.batch.greatest_slot is None
-    assert checked.lines[0] == "memory: that of the GPUs is not known; micro-batches of at most 32,768 tokens"
+    assert checked.lines[0] == "memory: the GPUs' memory is unknown; micro-batches have at most 32,768 tokens"
 
 
 def test_the_plan_does_not_depend_on_the_number_of_workers(
@@ -255,7 +255,7 @@ def test_a_card_that_holds_no_micro_batch_alone(data: Path, tmp_path: Path, monk
     with_card(monkeypatch, 5)
     checked = check(configure(data, tmp_path / "run", workers=8, zero_stage=3))
     assert checked.config.batch.greatest_slot == 1024
-    assert checked.lines[0] == "memory: no micro-batch fits a card of 5.0 GB alone; batch.greatest_slot=1024 is kept"
+    assert checked.lines[0] == "memory: no micro-batch fits a card of 5.0 GB alone; saved batch.greatest_slot=1024"
     with pytest.raises(
         ConfigError, match=r"smallest is a card of 5\.0 GB; a micro-batch has .*: lower batch\.greatest_slot"
     ):

@@ -76,7 +76,7 @@ def test_the_rate_of_a_run_that_has_begun_is_used(
     assert "at 100 tokens/s of 2 workers (measured in this run)" in capsys.readouterr().out
     (tmp_path / "run" / "metrics.jsonl").unlink()
     assert train_main(write_run(tmp_path, data)) == 0
-    assert "time: not known; give --tokens-per-second=N" in capsys.readouterr().out
+    assert "time: unknown; give --tokens-per-second=N" in capsys.readouterr().out
 
 
 class Dashboard(BaseHTTPRequestHandler):
@@ -124,8 +124,8 @@ def test_a_dashboard_tells_the_machines_of_its_cluster(
     assert all(path.startswith("/api/v0/nodes?") for path in Dashboard.asked)
     assert not ray.is_initialized()
     line = dry_run.describe_machines(config)
-    assert line.startswith(f"machines: not looked at: the dashboard at RAY_ADDRESS={address} does not tell its nodes (")
-    assert line.endswith("`ray job submit -- python trainer/run.py --dry-run ...` looks from inside the cluster")
+    assert line.startswith(f"machines: not checked: the dashboard at RAY_ADDRESS={address} does not list its nodes (")
+    assert line.endswith("`ray job submit -- python trainer/run.py --dry-run ...` checks from inside the cluster")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_dry_run_refuses_as_a_run_would(
 
 
 def test_options_go_with_the_dry_run_alone() -> None:
-    with pytest.raises(ConfigError, match="--price goes with --dry-run; add it"):
+    with pytest.raises(ConfigError, match="--price works only with --dry-run; add it"):
         dry_run.read_options(["--price=3"], program="p")
 
 
@@ -155,7 +155,7 @@ def test_a_full_disk_is_refused_and_a_short_one_is_told(
 ) -> None:
     config = make_config(data, tmp_path / "run")
     size = dry_run.count_parameters(config.model, vocabulary_size=256) * 12
-    for free, text in ((size * 2, "WARNING: that is not enough"), (size * 9, "are free")):
+    for free, text in ((size * 2, "WARNING: not enough"), (size * 9, "are free")):
         monkeypatch.setattr(dry_run, "free_bytes", lambda folder, free=free: free)
         assert text in dry_run.describe_room(config, vocabulary_size=256)
     monkeypatch.setattr(dry_run, "free_bytes", lambda folder: size - 1)
@@ -198,10 +198,7 @@ def test_a_build_is_planned_and_not_begun(
         (["--dry-run", "cleaning.keep_rejects=c.yaml"], "c.yaml is a file; give a folder"),
         (["--dry-run", "vocabulary.path=corpus.txt"], "corpus.txt, so a build would read it as text"),
         (["--dry-run", "vocabulary.path=new.bin", "vocabulary.train=true"], "must end in .txt"),
-        (
-            ["--dry-run", "vocabulary={path: new.txt, train: true, algorithm: bpe}"],
-            "merges of bpe",
-        ),
+        (["--dry-run", "vocabulary={path: new.txt, train: true, algorithm: bpe}"], "merges of bpe"),
     ],
 )
 def test_a_planned_build_is_refused_as_a_build_would(

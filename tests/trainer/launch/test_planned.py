@@ -67,8 +67,8 @@ def test_a_run_is_planned_from_a_laptop_before_there_is_a_set(
     ("gpu", "size", "origin"),
     [
         ("h200", "base", "(measured for BERT base on one H200, bench/trainer.md)"),
-        ("L4", "large", "(not measured for BERT large on L4: the share of its peak that an H200 reaches)"),
-        ("H200", "mini", "(not measured for BERT mini on H200: the share of its peak that an H200 reaches)"),
+        ("L4", "large", "(not measured for BERT large on L4: assumes the same share of peak as an H200)"),
+        ("H200", "mini", "(not measured for BERT mini on H200: assumes the same share of peak as an H200)"),
     ],
 )
 def test_a_gpu_by_name_gives_time_and_price(
@@ -89,16 +89,16 @@ def test_a_set_that_is_there_is_planned_for_other_gpus_too(tmp_path: Path, capsy
     lines = plan(tmp_path, capsys, "--gpu=A100", **small)
     assert any("not measured for BERT tiny on A100" in line for line in lines)
     assert main(["--config", str(tmp_path / "c.yaml"), "--dry-run", "--rows=9", "--tokens=90"]) == 2
-    assert "is there; leave --rows and --tokens out" in capsys.readouterr().err
+    assert "already exists; leave out --rows and --tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--gpu=H900"], "--gpu=H900: not known; give one of B200, GH200, H200"),
-        (["--rows=5"], "--rows and --tokens say together how large a set will be; give both or none"),
+        (["--gpu=H900"], "--gpu=H900: unknown GPU; give one of B200, GH200, H200"),
+        (["--rows=5"], "--rows and --tokens together state the size of a data set; give both or neither"),
         (["--rows=5.5", "--tokens=60"], "--rows=5.5: give a whole number above 0, as in --rows=100"),
-        (["--gpu=L4", "--tokens-per-second=9"], "--gpu and --tokens-per-second both give a rate; give one of them"),
+        (["--gpu=L4", "--tokens-per-second=9"], "--gpu and --tokens-per-second both set the rate; give only one"),
     ],
 )
 def test_options_that_cannot_be_are_refused(flags: list[str], told: str) -> None:
@@ -106,14 +106,14 @@ def test_options_that_cannot_be_are_refused(flags: list[str], told: str) -> None
         dry_run.read_options(["--dry-run", *flags], program=PROGRAM)
     assert str(caught.value).startswith(f"{PROGRAM}: {told}")
     if "=" in flags[0] and "5.5" not in flags[0] and "H900" not in flags[0]:
-        with pytest.raises(ConfigError, match="goes with --dry-run; add it"):
+        with pytest.raises(ConfigError, match="works only with --dry-run; add it"):
             dry_run.read_options(flags[:1], program=PROGRAM)
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(10, 49), (10, 5121)])
 def test_rows_that_cannot_have_so_many_tokens_are_refused(tmp_path: Path, rows: int, tokens: int) -> None:
     config = make_config(tmp_path / "set", tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"a row; 5 to 512 \(model.max_positions\) can be: correct one of them"):
+    with pytest.raises(ConfigError, match=r"per row, not 5 to 512 \(model.max_positions\); correct one of them"):
         planned.plan_without_data(config, rows=rows, tokens=tokens, gpu=None)
 
 
@@ -135,4 +135,4 @@ def test_fresh_refuses_an_output_that_holds_a_run_here_too(tmp_path: Path, capsy
     (tmp_path / "c.yaml").write_text(dump_yaml(config, given=True))
     words = ["--config", str(tmp_path / "c.yaml"), "--dry-run", "--fresh", "--rows=60e6", "--tokens=14e9"]
     assert main(words) == 2
-    assert "holds a run already (no checkpoint yet), and --fresh begins a new one" in capsys.readouterr().err
+    assert "already holds a run (no checkpoint yet), and --fresh begins a new one" in capsys.readouterr().err

@@ -164,7 +164,9 @@ def test_a_checkpoint_of_another_plan_is_refused_before_anything_starts(
     run(group, config, stop_at=1)
     assert not preflight.check(config).done
     write_small_set(tmp_path / "other", seed=1)
-    with pytest.raises(ConfigError, match=r"is data set .*, the checkpoint at step 1 was trained on .*; give the data"):
+    with pytest.raises(
+        ConfigError, match=r"is data set .*, but the checkpoint at step 1 was trained on .*; give the run's data"
+    ):
         preflight.check(config.model_copy(update={"data": str(tmp_path / "other")}))
     with monkeypatch.context() as patch:
         patch.setattr(preflight, "check_run_directory", lambda config, **_: [])  # which refuses another seed before

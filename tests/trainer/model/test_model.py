@@ -38,8 +38,7 @@ def without_dropout(**changes: object) -> BertForPretraining:
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize(
-    ("size", "encoder", "whole"),
-    [("base", 109_482_240, 110_106_428), ("large", 335_141_888, 336_226_108)],
+    ("size", "encoder", "whole"), [("base", 109_482_240, 110_106_428), ("large", 335_141_888, 336_226_108)]
 )
 def test_parameter_counts_at_30522(size: str, encoder: int, whole: int, norm: str) -> None:
     """As transformers counts BertModel and BertForPreTraining, though the word table here has 30,528 rows."""

@@ -116,7 +116,7 @@ def test_a_tracker_that_fails_does_not_stop_the_run(
 
     monkeypatch.setattr(trackers.TensorBoard, call, fail)
     write_steps(tmp_path, "tensorboard", first=0, last=3)
-    assert caplog.text.count("the tracker fails (ConnectionError: nobody answers); this start goes on without it") == 1
+    assert caplog.text.count("the tracker failed (ConnectionError: nobody answers); training continues without it") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 

@@ -95,7 +95,7 @@ def test_a_branch_with_the_same_settings_is_the_original_bit_for_bit(
     }
     assert_same_weights(tmp_path / "branch", original)
     assert snapshot(original) == before
-    assert lines[0] == (f"branch of {source}: weights, moments and step 3 are taken over, the data go on from there")
+    assert lines[0] == (f"branch of {source}: takes over weights, moments and step 3; the data continue from there")
     assert any(line.startswith(f"resumed at step 3 of 9 (a branch of {source}): BERT") for line in report.said)
     evaluations = (tmp_path / "branch" / "evaluations.jsonl").read_text().splitlines()
     assert evaluations == (original / "evaluations.jsonl").read_text().splitlines()
@@ -184,7 +184,7 @@ def test_with_another_batch_the_data_begin_anew(pair: WorkerGroup, data: Path, o
         data, tmp_path / "branch", resume_from=str(original_at(original, 3)), batch={"pairs": 4, "lanes": 2}
     )
     lines, _ = branch(pair, config, stop_at=4)
-    assert lines[0].endswith("step 3 are taken over, the data begin anew (other data or batch)")
+    assert lines[0].endswith("step 3; the data start over (other data or batch)")
     _, report = branch(pair, config)
     assert report.outcome.finished
     scratch = configure(data, tmp_path / "scratch", batch={"pairs": 4, "lanes": 2})
@@ -197,10 +197,10 @@ def test_phases_take_the_step_where_it_falls(data: Path, original: Path, tmp_pat
     source = str(original_at(original, 6))
     phases = ({"max_steps": 6}, {"max_steps": 6, "batch": {"pairs": 4}})
     checked = check(configure(data, tmp_path / "a", resume_from=source, max_steps=12, phases=phases))
-    assert "the data go on" in checked.lines[0]
+    assert "the data continue" in checked.lines[0]
     phases = ({"max_steps": 4}, {"max_steps": 8, "batch": {"pairs": 4}})
     checked = check(configure(data, tmp_path / "b", resume_from=source, max_steps=12, phases=phases))
-    assert "the data begin anew" in checked.lines[0]
+    assert "the data start over" in checked.lines[0]
 
 
 def test_the_guard_passes_over_what_the_original_would_and_counts_anew(
@@ -253,13 +253,7 @@ def test_paths_are_made_absolute_and_the_model_card_names_the_source(
     config = read_config(words, repository=repository)
     assert config.resume_from == str(tmp_path / "old" / "run")
     card = render_model_card(
-        config,
-        manifest=read_manifest(data),
-        data_card="",
-        step=9,
-        num_parameters=1,
-        training=None,
-        evaluation=None,
+        config, manifest=read_manifest(data), data_card="", step=9, num_parameters=1, training=None, evaluation=None
     )
     assert f"its steps go on from the checkpoint `{tmp_path / 'old' / 'run'}` of another run" in card
     assert "from scratch" not in card
@@ -322,9 +316,9 @@ def test_what_does_not_go_with_the_checkpoint_is_refused(data: Path, original: P
             check(configure(data, tmp_path / "branch", **{"resume_from": source, **changes}))
         return str(caught.value)
 
-    assert "was trained with model.size=tiny, this run has model.size=mini" in refused(model={"size": "mini"})
-    assert "model.norm=post, this run has model.norm=pre" in refused(model={"size": "tiny", "norm": "pre"})
-    assert "3 steps are done, max_steps=3 counts them too" in refused(max_steps=3)
+    assert "was trained with model.size=tiny, but this run has model.size=mini" in refused(model={"size": "mini"})
+    assert "model.norm=post, but this run has model.norm=pre" in refused(model={"size": "tiny", "norm": "pre"})
+    assert "3 steps are done, and max_steps=3 includes them" in refused(max_steps=3)
     assert "brings weights, model.initialize_from=/m other ones" in refused(
         model={"size": "tiny", "initialize_from": "/m"}
     )
@@ -367,7 +361,7 @@ def test_another_vocabulary_is_refused(data: Path, original: Path, tmp_path: Pat
     )
     write_manifest(tmp_path / "other", manifest.model_copy(update={"vocabulary_hash": "f" * 64}), run={})
     config = configure(tmp_path / "other", tmp_path / "branch", resume_from=str(original_at(original, 3)))
-    message = r"resume_from=.*: was trained with vocabulary synthetic-25, data=.*other has ffffffffffff"
+    message = r"resume_from=.*: was trained with vocabulary synthetic-25, but data=.*other has ffffffffffff"
     with pytest.raises(ConfigError, match=message):
         check(config)
     old = Path(shutil.copytree(original, tmp_path / "old"))

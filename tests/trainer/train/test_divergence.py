@@ -93,7 +93,7 @@ def test_the_run_stops_when_it_went_back_often_enough(tmp_path: Path) -> None:
     message = (
         f"step 9: loss nan, gradient norm 1 (the update was not applied), 1 bad step in a row from step 9 on, after "
         f"going back 1 time; their rows are in {output / BAD_STEPS_NAME}. With another precision or a higher "
-        f"guard.max_rollbacks the same command goes on from the last checkpoint; a lower rate, a longer warm-up or "
+        f"guard.max_rollbacks the same command continues from the last checkpoint; a lower rate, a longer warm-up or "
         f"other data need a new output: "
     )
     assert str(caught.value) == (
@@ -272,7 +272,7 @@ def test_after_too_many_the_run_goes_back_and_passes_the_window_over(
     report = run(pair, configure(data, tmp_path / "run"), steps=[6, 7])
     assert report.executed == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert report.outcome.finished
-    assert any("back to the checkpoint of step 4; the data of steps 5 to 7 are passed over" in s for s in report.said)
+    assert any("back to the checkpoint of step 4; the data of steps 5 to 7 are skipped" in s for s in report.said)
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 8, 9]
     state = read_state(find_checkpoints(tmp_path / "run").folders[-1])
     assert (state.step, state.steps_taken) == (9, 6)

@@ -53,8 +53,8 @@ def test_a_source_without_a_pair_does_not_vanish(worker_group: Callable[[int], W
     source = SourceLoss("books-en", pairs=4, masked=60, mlm_loss=3.25, unigram_loss=6.0)
     evaluation = Evaluation(9, 100, 1500, 5.0, 0.25, 0.5, 0.75, 6.25, sources=(source,), unseen=("a-en", "b/de"))
     assert evaluation.lines()[-2:] == [
-        f"held-out masked-LM loss on {name}: not known, since none of the 100 pairs is of it; raise "
-        "evaluation.max_pairs, or build the data set with more held out"
+        f"held-out masked-LM loss on {name}: unknown, none of the 100 pairs is from it; raise "
+        "evaluation.max_pairs, or build the data set with more held-out rows"
         for name in ("a-en", "b/de")
     ]
     record = evaluation.record()

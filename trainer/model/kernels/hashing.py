@@ -1,4 +1,4 @@
-"""The hash behind the kernels' dropout: trainer.model.dropout.mix, for uint32 on a GPU."""
+"""The hash in the kernels' dropout: trainer.model.dropout.mix for uint32 on a GPU."""
 
 from __future__ import annotations
 

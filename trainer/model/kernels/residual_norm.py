@@ -1,9 +1,8 @@
 """norm(residual + dropout(branch)) in one pass each way, with all sums over rows that its gradients need.
 
-Memory traffic is all there is to it: forward reads two tensors and writes one; backward reads four and writes two,
-and makes the gradients of weight, bias and of the bias of the product before it while the rows are on chip, in a fixed
-order. The sum residual + dropout(branch) is made again in backward instead of stored. What is dropped is
-dropout.keep_hash.
+Memory traffic decides the speed: forward reads two tensors and writes one; backward reads four and writes two. While
+the rows are on chip, backward also sums the gradients of weight, bias and the preceding product's bias, in a fixed
+order. It recomputes residual + dropout(branch) instead of storing it. The dropout mask is dropout.keep_hash.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BACKWARD_TILES = {"ROWS": 64, "STAGES": 3, "num_warps": 4}
 
 @triton.jit
 def _keys(seeds_ptr, rows, columns):
-    """uint32 keys of rows (or of one) and of columns; a product of the two, as int32, is a draw."""
+    """uint32 keys of rows (or one row) and of columns; the product of two keys, as int32, is a draw."""
     row_keys = mix(tl.cast(rows, tl.uint32) + tl.load(seeds_ptr).to(tl.uint32)) | 1
     return row_keys, mix(columns.to(tl.uint32) + tl.load(seeds_ptr + 1).to(tl.uint32))
 
@@ -34,7 +33,7 @@ def norm_forward_kernel(
     num_rows, num_columns, epsilon, inverse_keep, threshold,
     BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M whole rows: out, and each row's mean and inverse deviation (fp32)."""
+    """Process BLOCK_M whole rows: out, and each row's mean and inverse deviation (fp32)."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     row_ok, column_ok = rows < num_rows, columns < num_columns
@@ -65,7 +64,7 @@ def norm_backward_kernel(
     num_rows, num_columns, inverse_keep, threshold,
     BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows one after another; their sums go to sums [programs, 3, columns] (fp32)."""
+    """Process ROWS rows one after another; writes their sums to sums [programs, 3, columns] (fp32)."""
     columns = tl.arange(0, BLOCK_N)
     column_ok = columns < num_columns
     weight = tl.load(weight_ptr + columns, mask=column_ok, other=0.0).to(tl.float32)
@@ -115,9 +114,9 @@ def forward(
     epsilon: float,
     tiles: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """branch, residual [rows, columns], weight, bias [columns], seeds int32 [2] -> the norm, in their shape and type.
+    """branch, residual [rows, columns], weight, bias [columns], seeds int32 [2] -> the norm, of branch's shape.
 
-    Beside it the mean and the inverse deviation of each row, fp32 [rows]. All contiguous.
+    Also returns the mean and the inverse deviation of each row, fp32 [rows]. All tensors are contiguous.
     """
     tiles = tiles or FORWARD_TILES
     rows, columns = branch.shape
@@ -145,9 +144,9 @@ def backward(
     dropout: float,
     tiles: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of branch and residual, and sums over rows [3, columns]: of weight, bias, and branch's gradient.
+    """Gradients of branch and residual, and [3, columns]: gradients of weight, bias and branch_bias.
 
-    The norm's gradient is upstream + beside, which come from its two uses. All contiguous, all of branch's type.
+    The norm's gradient is upstream + beside, from its two uses. All tensors are contiguous and of branch's type.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = branch.shape
@@ -163,5 +162,5 @@ def backward(
 
 
 def threshold_of(dropout: float) -> int:
-    """The least int32 that is kept."""
+    """The smallest int32 draw that is kept."""
     return round(dropout * 2**32) - 2**31

@@ -1,10 +1,10 @@
-"""Self-attention over packed sequences of at most some hundred tokens, dropout inside: forward and backward.
+"""Self-attention with dropout over packed sequences of at most a few hundred tokens: forward and backward.
 
-One program takes a tile of queries (or of keys) of one head of one sequence and walks over the other side, online
-softmax as in FlashAttention 2 (Dao 2023), but without its helpers: dO.O is made where dQ is, dQ and dK, dV come from
-two passes, so nothing is added atomically and the result is deterministic. Whether a weight is kept is a function of
-(seed, head, token, column), computed again in backward instead of stored: one 32-bit product of a key of the row and a
-key of the column. Scores are in units of log2, so exp2 needs no product of its own.
+One program takes a tile of queries (or keys) of one head of one sequence and walks over the other side, with online
+softmax as in FlashAttention 2 (Dao 2023) but without its helper kernels: one pass computes dQ and dO.O, a second one dK
+and dV. So there are no atomic additions, and the result is deterministic. The dropout mask is a function of (seed,
+head, token, column): one 32-bit product of a row key and a column key, which backward recomputes. Scores are in units
+of log2, so that exp2 needs no extra product.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def attention_forward_kernel(
     qkv_ptr, out_ptr, lse_ptr, offsets_ptr, seed_ptr, scale, inverse_keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Queries' tile of one head of one sequence: out [T, heads, D], lse [heads, T] in log2."""
+    """A tile of queries of one head of one sequence: out [T, heads, D], lse [heads, T] in log2."""
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets_ptr + sequence)
     length = tl.load(offsets_ptr + sequence + 1) - start
@@ -168,7 +168,7 @@ def attention_backward_kv_kernel(
 def forward(
     qkv: Tensor, offsets: Tensor, *, max_length: int, threshold: int, seed: Tensor, tiles: dict[str, Any] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """qkv [T, 3, heads, D] contiguous, offsets int32 [S + 1], seed int64 [1] -> out [T, heads, D], lse [heads, T].
+    """qkv [T, 3, heads, D] contiguous, offsets int32 [S + 1], seed int32 [1] -> out [T, heads, D], lse [heads, T].
 
     A weight is dropped with probability threshold / 2**32.
     """
