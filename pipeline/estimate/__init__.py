@@ -2,6 +2,4 @@
 
 from pipeline.estimate.dry_run import describe_build
 
-__all__ = [
-    "describe_build",
-]
+__all__ = ["describe_build"]

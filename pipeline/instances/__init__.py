@@ -6,13 +6,4 @@ from pipeline.instances.mixture import list_passes, passes_of
 from pipeline.instances.pairs import NEXT, NOT_NEXT, fewest_documents
 from pipeline.instances.rows import Rows
 
-__all__ = [
-    "NEXT",
-    "NOT_NEXT",
-    "Instances",
-    "Masks",
-    "Rows",
-    "fewest_documents",
-    "list_passes",
-    "passes_of",
-]
+__all__ = ["NEXT", "NOT_NEXT", "Instances", "Masks", "Rows", "fewest_documents", "list_passes", "passes_of"]

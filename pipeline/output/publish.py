@@ -197,12 +197,7 @@ def write_set(
     return manifest
 
 
-def hash_build(
-    config: PipelineConfig,
-    *,
-    buckets: Buckets,
-    vocabulary_hash: str,
-) -> str:
+def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str) -> str:
     """Hash of all but the input that shapes the pieces of a build: settings, the order of the sources, buckets,
     vocabulary, libraries, our own code, and whether rejects are kept."""
     sources = to_tree(config)["sources"]
