@@ -227,7 +227,7 @@ def test_errors_in_worker_processes_come_out_as_one_line(folder: Path) -> None:
     )
     assert done.returncode == 2, done.stderr
     *progress, error = done.stderr.strip().splitlines()
-    kept = "out/_tmp: what is finished stays there"  # the other file's split, where it was finished by then
+    kept = "out/_tmp: finished pieces are kept"  # the other file's split, where it was finished by then
     assert all(" s: read " in line or kept in line for line in progress), done.stderr
     assert error.startswith("error: ")
     assert "cut.xml.bz2" in error
