@@ -1,8 +1,7 @@
 """The published instance creation, draw for draw (google-research/bert, create_pretraining_data.py).
 
-One random.Random is consumed in the published order: documents shuffled, then for each document and pass the pairs,
-each masked before the next is made, and at the end all instances shuffled. `python -m pipeline.instances.reference`
-prints them.
+One random.Random is consumed in the published order: shuffle the documents; for each pass and document make the pairs,
+masking each before the next is made; shuffle all instances. `python -m pipeline.instances.reference` prints them.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5
 def make_reference(
     documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[PairTable, Masks]:
-    """Pairs and masks of all passes over a bucket, as the published script gives for one shard of input, unshuffled.
+    """Make pairs and masks of all passes over a bucket, like the published script for one shard of input, unshuffled.
 
-    The stream is seeded by the documents' ids, and they start in the order of their ids, so that the order of
-    `documents` does not matter.
+    The order of `documents` does not matter: they are sorted by id, and the generator is seeded by the ids.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     rng = draws.stream(config.seed, "reference", *(documents[index].id for index in order))
@@ -69,7 +67,7 @@ def make_reference(
 
 
 class ReferenceMaker:
-    """Makes the instances of one stream of documents, in their order, with one generator."""
+    """Makes the instances of a sequence of documents, in order, with one generator."""
 
     def __init__(
         self,
@@ -101,7 +99,7 @@ class ReferenceMaker:
             )
 
     def instances(self, index: int) -> Iterator[tuple[Pair, dict[int, int]]]:
-        """Pairs of document `index`, each with its masked positions (ascending) and the ids put there."""
+        """Yield the pairs of document `index`, each with {masked position: replacement id} in ascending order."""
         pairs = pair_document(
             self._corpus,
             index=index,
@@ -115,12 +113,12 @@ class ReferenceMaker:
             yield pair, self._mask(self.row(pair))
 
     def row(self, pair: Pair) -> list[int]:
-        """Ids of [CLS] A [SEP] B [SEP]."""
+        """Token ids of [CLS] A [SEP] B [SEP]."""
+        assert pair.second is not None  # random_document always has a second segment
         special = self._tokenizer.special
         return [special.cls, *self._ids(pair.first), special.sep, *self._ids(pair.second), special.sep]
 
-    def _ids(self, segment: Segment | None) -> list[int]:
-        assert segment is not None  # random_document always has a second segment
+    def _ids(self, segment: Segment) -> list[int]:
         ids: Ids = self._corpus.documents[segment.document].ids[segment.start : segment.stop]
         return list(map(int, ids))
 
@@ -131,7 +129,7 @@ class ReferenceMaker:
             if token in self._skipped:
                 continue
             if self._whole_word and words and self._continues[token]:
-                words[-1].append(position)  # even across [SEP], and even where [SEP] stands between
+                words[-1].append(position)  # even across a [SEP]
             else:
                 words.append([position])
         rng.shuffle(words)
@@ -153,9 +151,9 @@ class ReferenceMaker:
 
 
 def read_files(paths: Sequence[str], *, tokenizer: WordTokenizer) -> list[TokenizedDocument]:
-    """Documents of text files, one sentence a line, separated by blank lines; as published, a file's end ends none.
+    """Read text files: one sentence a line; a blank line ends a document, the end of a file does not (as published).
 
-    ValueError: a file that is missing or not UTF-8, or no document at all.
+    Raises ValueError if a file is missing or not UTF-8, or if there is no document.
     """
     documents: list[list[str]] = [[]]
     for path in paths:
@@ -191,9 +189,8 @@ def reference_lines(
     short_sequence_probability: float = 0.1,
     masked_probability: float = 0.15,
 ) -> Iterator[str]:
-    """Instances as JSON lines: tokens after masking, segment_ids, is_random_next, masked_lm_positions and _labels."""
-    rng = random.Random(seed)
-    shuffled = list(documents)
+    """Yield JSON lines: tokens after masking, segment_ids, is_random_next, masked_lm_positions, masked_lm_labels."""
+    rng, shuffled = random.Random(seed), list(documents)
     rng.shuffle(shuffled)
     maker = ReferenceMaker(
         shuffled,
@@ -231,9 +228,7 @@ def reference_lines(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the instances of text files; exit status 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m pipeline.instances.reference", description=main.__doc__)
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="text, a sentence a line, blank line between documents"
-    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="one sentence a line, a blank line between documents")
     parser.add_argument("--vocab", required=True, help="vocab.txt or tokenizer.json")
     parser.add_argument("--cased", action="store_true", help="the vocab.txt is cased")
     parser.add_argument("--max-seq-length", type=int, required=True)
