@@ -264,10 +264,11 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
         name: Counter({int(key): count for key, count in tree.pop(name).items()})
         for name in ("labels", "source_rows", "source_tokens")
     }
-    examples = [
-        Example(**{name: tuple(value) if isinstance(value, list) else value for name, value in example.items()})
-        for example in tree.pop("examples")
-    ]
+
+    def freeze(value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    examples = [Example(**{name: freeze(value) for name, value in each.items()}) for each in tree.pop("examples")]
     masked_as = Counter(tree.pop("masked_as"))
     return RowTally(**tree, **counters, masked_as=masked_as, examples=examples)
 

@@ -22,7 +22,6 @@ from pipeline.instances.segments import (
     Corpus,
     Int32s,
     Segment,
-    Tokens,
     cut_units,
     fit_one,
     fit_two,
@@ -30,6 +29,7 @@ from pipeline.instances.segments import (
     units_before,
     units_segment,
 )
+from pipeline.tokenizer import TokenizedDocument
 
 NEXT, NOT_NEXT, NO_LABEL = 0, 1, -1
 _TRIES = 10
@@ -113,7 +113,11 @@ class PairTable:
 
 
 def make_pairs(
-    documents: Sequence[Tokens], *, config: PipelineConfig, pass_number: int, passes: Sequence[int] | None = None
+    documents: Sequence[TokenizedDocument],
+    *,
+    config: PipelineConfig,
+    pass_number: int,
+    passes: Sequence[int] | None = None,
 ) -> PairTable:
     """Make all pairs of one pass over the documents of a bucket, in the order of document ids (strict mode).
 
@@ -219,7 +223,7 @@ def fewest_documents(next_sentence: NextSentence) -> int:
     return 2 if next_sentence == "random_document" else 1
 
 
-def check_documents(documents: Sequence[Tokens], *, next_sentence: NextSentence) -> None:
+def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: NextSentence) -> None:
     """Raise ValueError for too few documents, one without tokens, or one given twice."""
     if next_sentence == "random_document" and len(documents) < 2:
         raise ValueError(

@@ -11,6 +11,7 @@ import json
 import random
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,16 +38,14 @@ def make_reference(
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     rng = draws.stream(config.seed, "reference", *(documents[index].id for index in order))
     rng.shuffle(order)
-    maker = ReferenceMaker(
-        [documents[index] for index in order],
-        tokenizer=tokenizer,
+    settings = ReferenceSettings(
         max_seq_length=config.max_seq_length,
         max_predictions=config.predictions,
         short_sequence_probability=config.short_sequence_probability,
         masked_probability=config.masked_probability,
         whole_word=config.masking == "whole_word",
-        rng=rng,
     )
+    maker = ReferenceMaker([documents[index] for index in order], tokenizer=tokenizer, settings=settings, rng=rng)
     tables: list[PairTable] = []
     positions, inputs, counts = array("H"), array("i"), array("q", [0])
     for pass_number in range(config.passes):
@@ -66,6 +65,17 @@ def make_reference(
     return PairTable.concatenate(tables), masks
 
 
+@dataclass(frozen=True, slots=True)
+class ReferenceSettings:
+    """Options of the published script."""
+
+    max_seq_length: int
+    max_predictions: int
+    short_sequence_probability: float
+    masked_probability: float
+    whole_word: bool
+
+
 class ReferenceMaker:
     """Makes the instances of a sequence of documents, in order, with one generator."""
 
@@ -74,25 +84,14 @@ class ReferenceMaker:
         documents: Sequence[TokenizedDocument],
         *,
         tokenizer: WordTokenizer,
-        max_seq_length: int,
-        max_predictions: int,
-        short_sequence_probability: float,
-        masked_probability: float,
-        whole_word: bool,
+        settings: ReferenceSettings,
         rng: random.Random,
     ) -> None:
         self._corpus = Corpus(documents, bounds=[whole_units(document) for document in documents])
-        self._tokenizer = tokenizer
-        self._max_seq_length = max_seq_length
-        self._max_predictions = max_predictions
-        self._short_sequence_probability = short_sequence_probability
-        self._masked_probability = masked_probability
-        self._whole_word = whole_word
-        self._rng = rng
-        special = tokenizer.special
-        self._skipped = {special.cls, special.sep}
+        self._tokenizer, self._settings, self._rng = tokenizer, settings, rng
+        self._skipped = {tokenizer.special.cls, tokenizer.special.sep}
         self._continues = [token.startswith(PIECE_PREFIX) for token in tokenizer.tokens]
-        if whole_word and not any(self._continues):
+        if settings.whole_word and not any(self._continues):
             raise ValueError(
                 f"published whole-word masking joins pieces that begin with {PIECE_PREFIX}, and the vocabulary has "
                 f"none; use mode: strict, which takes words from the tokenizer, or masking: token"
@@ -103,8 +102,8 @@ class ReferenceMaker:
         pairs = pair_document(
             self._corpus,
             index=index,
-            max_seq_length=self._max_seq_length,
-            short_sequence_probability=self._short_sequence_probability,
+            max_seq_length=self._settings.max_seq_length,
+            short_sequence_probability=self._settings.short_sequence_probability,
             next_sentence="random_document",
             rules=REFERENCE,
             rng=self._rng,
@@ -123,17 +122,17 @@ class ReferenceMaker:
         return list(map(int, ids))
 
     def _mask(self, ids: list[int]) -> dict[int, int]:
-        rng = self._rng
+        rng, settings = self._rng, self._settings
         words: list[list[int]] = []
         for position, token in enumerate(ids):
             if token in self._skipped:
                 continue
-            if self._whole_word and words and self._continues[token]:
+            if settings.whole_word and words and self._continues[token]:
                 words[-1].append(position)  # even across a [SEP]
             else:
                 words.append([position])
         rng.shuffle(words)
-        budget = min(self._max_predictions, max(1, round(len(ids) * self._masked_probability)))
+        budget = min(settings.max_predictions, max(1, round(len(ids) * settings.masked_probability)))
         masked: dict[int, int] = {}
         for word in words:
             if len(masked) >= budget:
@@ -181,27 +180,14 @@ def reference_lines(
     documents: Sequence[TokenizedDocument],
     *,
     tokenizer: WordTokenizer,
-    max_seq_length: int,
-    max_predictions: int,
+    settings: ReferenceSettings,
     dupe_factor: int,
     seed: int,
-    whole_word: bool,
-    short_sequence_probability: float = 0.1,
-    masked_probability: float = 0.15,
 ) -> Iterator[str]:
     """Yield JSON lines: tokens after masking, segment_ids, is_random_next, masked_lm_positions, masked_lm_labels."""
     rng, shuffled = random.Random(seed), list(documents)
     rng.shuffle(shuffled)
-    maker = ReferenceMaker(
-        shuffled,
-        tokenizer=tokenizer,
-        max_seq_length=max_seq_length,
-        max_predictions=max_predictions,
-        short_sequence_probability=short_sequence_probability,
-        masked_probability=masked_probability,
-        whole_word=whole_word,
-        rng=rng,
-    )
+    maker = ReferenceMaker(shuffled, tokenizer=tokenizer, settings=settings, rng=rng)
     instances = [
         instance for _ in range(dupe_factor) for index in range(len(shuffled)) for instance in maker.instances(index)
     ]
@@ -242,18 +228,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.max_seq_length < 5:
         raise ValueError(f"--max-seq-length {options.max_seq_length}: two tokens and three specials need at least 5")
     tokenizer = WordTokenizer.from_path(options.vocab, lowercase=not options.cased)
-    lines = reference_lines(
-        read_files(options.files, tokenizer=tokenizer),
-        tokenizer=tokenizer,
+    settings = ReferenceSettings(
         max_seq_length=options.max_seq_length,
         max_predictions=options.max_predictions,
-        dupe_factor=options.dupe_factor,
-        seed=options.seed,
-        whole_word=options.whole_word,
         short_sequence_probability=options.short_seq_prob,
         masked_probability=options.masked_lm_prob,
+        whole_word=options.whole_word,
     )
-    for line in lines:
+    documents = read_files(options.files, tokenizer=tokenizer)
+    for line in reference_lines(
+        documents, tokenizer=tokenizer, settings=settings, dupe_factor=options.dupe_factor, seed=options.seed
+    ):
         print(line)
     return 0
 

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from pipeline import draws
 from pipeline.instances.pairs import PairTable
-from pipeline.instances.segments import Tokens
-from pipeline.tokenizer import SpecialIds
+from pipeline.tokenizer import SpecialIds, TokenizedDocument
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -44,7 +43,7 @@ class Rows:
         return int(self.label.size)
 
 
-def assemble_rows(documents: Sequence[Tokens], pairs: PairTable, *, special: SpecialIds, seed: int) -> Rows:
+def assemble_rows(documents: Sequence[TokenizedDocument], pairs: PairTable, *, special: SpecialIds, seed: int) -> Rows:
     """Assemble the rows of `pairs`, in order. `documents` is the list that the pairs index.
 
     keys depend on (seed, document id, pass, ordinal) only, so that masks do not depend on batches or order.

@@ -9,39 +9,16 @@ import random
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline import draws
 from pipeline.config import NextSentence
+from pipeline.tokenizer import TokenizedDocument
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
-
-
-class Tokens(Protocol):
-    """The part of a document that pairing needs (see tokenizer.TokenizedDocument)."""
-
-    @property
-    def id(self) -> bytes:
-        """16 bytes."""
-
-    @property
-    def ids(self) -> npt.NDArray[Any]:
-        """Token ids."""
-
-    @property
-    def word_starts(self) -> npt.NDArray[np.bool_]:
-        """True on the first token of each word."""
-
-    @property
-    def sentence_lengths(self) -> Int32s:
-        """Tokens per sentence."""
-
-    @property
-    def source(self) -> int:
-        """Index of its source."""
 
 
 class Segment(NamedTuple):
@@ -55,7 +32,7 @@ class Segment(NamedTuple):
 class Corpus:
     """Documents for the pairing loop, with the bounds of their units (sentences) and their word starts."""
 
-    def __init__(self, documents: Sequence[Tokens], *, bounds: Sequence[list[int]]) -> None:
+    def __init__(self, documents: Sequence[TokenizedDocument], *, bounds: Sequence[list[int]]) -> None:
         self.documents = documents
         self.bounds = bounds
         """bounds[d][u] is the first token of unit u of document d; the last entry is the number of tokens."""
@@ -67,12 +44,12 @@ def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
     return max_seq_length - (2 if next_sentence == "none" else 3)
 
 
-def whole_units(document: Tokens) -> list[int]:
+def whole_units(document: TokenizedDocument) -> list[int]:
     """Unit bounds equal to the sentence bounds."""
     return [0, *np.cumsum(document.sentence_lengths, dtype=np.int64).tolist()]
 
 
-def cut_units(document: Tokens, *, room: int, rng_parts: tuple[int, bytes, int]) -> list[int]:
+def cut_units(document: TokenizedDocument, *, room: int, rng_parts: tuple[int, bytes, int]) -> list[int]:
     """Unit bounds of strict mode: sentences; those longer than `room` tokens are cut into runs.
 
     Runs have at most room // 4 tokens and end between words; only a word longer than a run is cut inside. A document of
