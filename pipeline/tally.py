@@ -25,7 +25,7 @@ WORD_PIECES = 8
 LENGTH_BITS = 40
 _DROP_EXAMPLES = 3
 NAMED = {"page_over_budget": 1_000}
-"""Reasons of which more examples than _DROP_EXAMPLES are kept: the number."""
+"""Number of examples kept for a reason, if not _DROP_EXAMPLES."""
 _BY_SOURCE = ("documents", "sentences", "characters")
 
 _ARRAYS = ("lengths", "token_counts", "text_at", "masked_at", "text_by_pieces", "masked_by_pieces", "document_lengths")

@@ -94,7 +94,8 @@ class PairTable:
         given = np.array([*documents, -1], np.int64)
         columns[0], columns[3] = given[columns[0]], given[columns[3]]
         numbers: list[Any] = [np.ascontiguousarray(column, np.int32) for column in columns]
-        return cls(*numbers[:6], numbers[6].astype(np.int8), *numbers[7:])
+        numbers[6] = numbers[6].astype(np.int8)
+        return cls(*numbers)
 
     def __len__(self) -> int:
         return int(self.label.size)
@@ -107,9 +108,8 @@ class PairTable:
     def num_tokens(self) -> npt.NDArray[np.int64]:
         """Length of each row, special tokens included."""
         second = self.second_stop - self.second_start
-        return (self.first_stop - self.first_start + second + np.where(self.second_document >= 0, 3, 2)).astype(
-            np.int64
-        )
+        num_special = np.where(self.second_document >= 0, 3, 2)
+        return (self.first_stop - self.first_start + second + num_special).astype(np.int64)
 
 
 def make_pairs(

@@ -53,7 +53,7 @@ _LOOK_EVERY_S = 0.1
 
 
 class BuildOutput(ABC):
-    """OUT, of which one build at a time has the lease: the common part of folders and stores."""
+    """OUT, leased to one build at a time: the part common to folders and stores."""
 
     notes = ""
     """See BuildContext.notes."""

@@ -226,9 +226,7 @@ def _by_source(reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, An
 
 
 def _count_drops(reads: ReadTally, indices: Sequence[int]) -> dict[str, int]:
-    drops: Counter[str] = Counter()
-    for index in indices:
-        drops += reads.drops.get(index, Counter())
+    drops = sum((reads.drops.get(index, Counter()) for index in indices), Counter[str]())
     return dict(sorted(drops.items()))
 
 
