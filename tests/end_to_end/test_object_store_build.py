@@ -206,7 +206,7 @@ def test_a_build_from_a_store_to_a_store_gives_the_bytes_of_a_local_one(
     assert main(["--config", config]) == 0
     assert f"{bucket}/sets/out: already complete, nothing to do" in capsys.readouterr().out
     assert main(["--config", config, "seed=9"]) == 2
-    assert "already contains a data set built with different settings or input: config.seed: " in capsys.readouterr().err
+    assert "contains a data set built with different settings or input: config.seed: " in capsys.readouterr().err
     found, expected = (audit(root, workers=1) for root in (f"{bucket}/sets/out", tmp_path / "out"))
     assert (found.rows, found.findings) == (expected.rows, expected.findings)
 
