@@ -1,7 +1,7 @@
-"""Text to tokenized sentence pairs: the data half of Cloze (Beam).
+"""From text to tokenized sentence pairs: the data half of Cloze (Beam).
 
-Invariant: a command of this repository that finds a package missing says so in one line. All of them import this module
-first, with the standard library alone; in other programs it changes nothing.
+In a command of this repository, importing this package makes a missing dependency an error of one line; other programs
+are not affected. It needs the standard library only, since every command imports it first.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def _is_command() -> bool:
 
 
 def _say_what_is_missing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An excepthook: a package that is not installed is no fault of the code."""
+    """Excepthook that reports a package that is not installed in one line, without a traceback."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not name or name in _COMMANDS:
         sys.__excepthook__(kind, error, trace)
         return
     print(
         f"error: the package {name} is not installed for {sys.executable}; run `make setup` once, then "
-        f"`. .venv/bin/activate`, or put .venv/bin/python in place of python",
+        f"`. .venv/bin/activate`, or use .venv/bin/python instead of python",
         file=sys.stderr,
     )
     raise SystemExit(2)

@@ -1,6 +1,6 @@
-"""What a command says and how it ends: lines of its story, one line for an error or a signal, and the exit status.
+"""Console output of commands: progress lines, one line for an error or a signal, and the exit status.
 
-Status: 0 done, 2 for what the user can mend, 128 + n if signal n ended it.
+Exit status: 0 on success, 2 for an error that the user can fix, 128 + n if signal n ended the command.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ Parameters = ParamSpec("Parameters")
 
 
 def say_at_once(line: str) -> None:
-    """Print a line of the recipe's story, also where the output is a pipe."""
+    """Print a line and flush it, so that it appears at once even in a pipe."""
     print(line, flush=True)
 
 
 def fail(error: BaseException) -> int:
-    """Print a user error as one line on stderr; returns the exit status of a refused input (2)."""
+    """Print a user error as one line on stderr; return exit status 2."""
     print(f"error: {error}", file=sys.stderr)
     return 2
 
 
 def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int:
-    """Print which signal ended the command, as one line on stderr; returns its exit status. `goes_on_from`: what the
-    same command finds."""
+    """Print on stderr which signal ended the command; return its exit status. `goes_on_from`: what a rerun resumes."""
     terminated = isinstance(error, TerminatedError)
     rest = f"; the same command goes on from {goes_on_from}" if goes_on_from else ""
     print(f"{'terminated' if terminated else 'interrupted'}{rest}", file=sys.stderr)
@@ -40,8 +39,7 @@ def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int
 
 
 def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], Callable[Parameters, int]]:
-    """Make a main function one that ends in one line, never in a traceback, for what the user can mend (ValueError,
-    OSError) and for Ctrl-C and SIGTERM, which raise in its body."""
+    """Decorate a main function: ValueError, OSError, Ctrl-C and SIGTERM end it with one line, without a traceback."""
 
     def decorate(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
         @wraps(main)
@@ -60,7 +58,7 @@ def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], 
 
 
 def exit_with(status: int) -> NoReturn:
-    """End the process; at once if it failed: threads of libraries may wait for workers that are gone."""
+    """End the process; after a failure at once, because library threads may wait for workers that are gone."""
     if status:
         sys.stdout.flush()
         sys.stderr.flush()

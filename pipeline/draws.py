@@ -1,7 +1,7 @@
 """Random draws keyed by stable data, never by shared state, order or the clock.
 
-Three forms of one idea: a Mersenne stream for per-document loops (0.3 us a draw, 10 us to seed), a Philox generator for
-arrays, and counter-based draws for whole buckets (8 ns a draw, any subset in any order gives the same numbers).
+Three forms: a Mersenne stream for per-document loops (0.3 us a draw, 10 us to seed), a Philox generator for arrays, and
+counter-based draws for whole buckets (8 ns a draw; any subset in any order gives the same numbers).
 """
 
 from __future__ import annotations
@@ -23,38 +23,33 @@ _U27, _U30, _U31, _U32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(
 
 
 def key_bytes(seed: int, *parts: bytes | str | int) -> bytes:
-    """16 bytes that depend on the seed and on every part, its type and its place."""
+    """16 bytes that depend on the seed and on the value, type and position of every part."""
     digest = hashlib.blake2b(str(seed).encode(), digest_size=16)
     for part in parts:
-        kind, raw = (
-            (b"b", part)
-            if isinstance(part, bytes)
-            else (b"s", part.encode())
-            if isinstance(part, str)
-            else (b"i", str(part).encode())
-        )
+        kind = b"b" if isinstance(part, bytes) else b"s" if isinstance(part, str) else b"i"
+        raw = part if isinstance(part, bytes) else str(part).encode()
         digest.update(b"%c%d:" % (kind, len(raw)))
         digest.update(raw)
     return digest.digest()
 
 
 def key(seed: int, *parts: bytes | str | int) -> int:
-    """64 bits of key_bytes, for counter-based draws."""
+    """The first 64 bits of key_bytes, for counter-based draws."""
     return int.from_bytes(key_bytes(seed, *parts)[:8], "little")
 
 
 def stream(seed: int, *parts: bytes | str | int) -> random.Random:
-    """A Mersenne Twister of its own for these parts; use random(), randint() and getrandbits() only."""
+    """A Mersenne Twister seeded by these parts; use random(), randint() and getrandbits() only."""
     return random.Random(int.from_bytes(key_bytes(seed, *parts), "little"))
 
 
 def generator(seed: int, *parts: bytes | str | int) -> np.random.Generator:
-    """A Philox generator of its own for these parts."""
+    """A Philox generator seeded by these parts."""
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key_bytes(seed, *parts), "little")))
 
 
 def mix(values: UInt64s) -> UInt64s:
-    """Bijective scrambling of 64-bit values (the finalizer of SplitMix64: Steele, Lea, Flood 2014)."""
+    """Scramble 64-bit values bijectively (the finalizer of SplitMix64: Steele, Lea, Flood 2014)."""
     mixed = (values ^ (values >> _U30)) * _MIX_1
     mixed ^= mixed >> _U27
     mixed *= _MIX_2
@@ -63,16 +58,16 @@ def mix(values: UInt64s) -> UInt64s:
 
 
 def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
-    """What to add to a key for element `number` (0, 1, ...) of its sequence: mix(key + counters(number)) is the draw.
+    """The increments for elements `numbers` (0, 1, ...) of a key's sequence: mix(key + counters(number)) is the draw.
 
-    That is SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix), else the sequences of
-    neighbouring keys overlap.
+    This is SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix); otherwise the
+    sequences of neighbouring keys overlap.
     """
     return (numbers.astype(np.uint64) + np.uint64(1)) * _GOLDEN
 
 
 def derive(keys: UInt64s, number: int) -> UInt64s:
-    """Other well mixed keys, one for each of `keys`: child `number` of each."""
+    """Derive another well mixed key from each of `keys`: its child `number`."""
     return mix(keys + np.uint64((number + 1) * int(_GOLDEN) % 2**64))
 
 
@@ -94,5 +89,5 @@ def below(draws: UInt64s, bound: int) -> npt.NDArray[np.int64]:
 
 
 def threshold(probability: float) -> np.uint64:
-    """The draw below which an event of this probability happens: draws < threshold(p)."""
+    """The bound for an event of this probability: it happens if draw < threshold(probability)."""
     return np.uint64(min(int(probability * 2.0**64), 2**64 - 1))

@@ -1,14 +1,14 @@
-"""Errors that one room raises and others know."""
+"""Error types shared by several packages."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
 Keeps: TypeAlias = Literal["nothing", "all", "unchanged_input"]
-"""unchanged_input: what was made from files that are still the same, once the one to blame is mended."""
+"""What stays after an error. unchanged_input: everything built from files that have not changed since."""
 
 
 class PassingError(ValueError):
-    """An error that the same command need not meet again: a lost worker, a file of our own that was damaged."""
+    """An error that may not recur if the command is run again: a lost worker, a damaged file of the build."""
 
     keeps: Keeps = "all"

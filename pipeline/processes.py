@@ -1,4 +1,4 @@
-"""Whether a process still lives: by its id and the moment it began, since ids are used again."""
+"""Process identity: a process id and its start time, since ids are reused."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of any machine, as others can know it."""
+    """Identity of a process on any machine."""
 
     host: str
     boot: str
-    """Which start of the host's kernel; empty if the system does not say."""
+    """Boot id of the host; empty if unknown."""
     pid_namespace: str
-    """In which the process id counts: containers have their own."""
+    """PID namespace: containers have their own."""
     pid: int
     started: int
-    """When the process began, in the kernel's ticks since boot."""
+    """Start time in kernel ticks since boot."""
 
     def is_gone(self) -> bool | None:
-        """Whether it has ended; None if it runs elsewhere, so that this host cannot tell."""
+        """Whether the process has ended; None if it belongs to another machine, so that this host cannot tell."""
         if (self.host, self.boot, self.pid_namespace) != this_machine():
             return None
         return _start_of(self.pid) != self.started
@@ -35,13 +35,12 @@ def identify() -> Process:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this machine has that id; one that has ended but is not yet reaped (a zombie) does not
-    run."""
+    """Whether a process with this id runs on this machine; a zombie does not count."""
     return _start_of(pid) is not None
 
 
 def this_machine() -> tuple[str, str, str]:
-    """Host, start of its kernel, and the space in which process ids count."""
+    """Host name, boot id and PID namespace of this machine."""
     boot = namespace = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -50,7 +49,7 @@ def this_machine() -> tuple[str, str, str]:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process began, in ticks since boot (0 if the system does not say); None if it has ended."""
+    """Start time in ticks since boot (0 if the system does not tell); None if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -61,7 +60,7 @@ def _start_of(pid: int) -> int | None:
         except ProcessLookupError:
             return None
         except PermissionError:
-            return 0
+            pass
         return 0
     state, *rest = text.rpartition(")")[2].split()
     return None if state in "ZX" else int(rest[18])

@@ -1,6 +1,6 @@
-"""Text to a data set of masked sentence pairs: `python pipeline/run.py --config FILE key.sub=value -- --beam_option`.
+"""Build a data set of masked sentence pairs: `python pipeline/run.py --config FILE key.sub=value -- --beam_option`.
 
-The recipe: list the splits, get the vocabulary, build every shard on a Beam engine, check, publish, manifest last.
+Steps: list the splits, get the vocabulary, build every shard on a Beam engine, check, publish, manifest last.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os.path
 import sys
 
 if __name__ == "__main__" and not __package__:
-    # As a script, pipeline/ itself would stand first on the path and its modules hide others.
+    # A script has its own folder first on the path, where our modules would hide others.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 import logging
@@ -28,24 +28,24 @@ _USAGE = """usage: python pipeline/run.py [--config FILE] [key.sub=value ...] [-
 
 Builds a data set of masked sentence pairs from text. Without --config it builds the sample set.
 Relative paths are relative to the current directory (those of the sample config to the repository).
---dry-run reads a sample, shows rows, bytes, time, room and, with --price=P of a CPU's hour, the price; it starts and
-writes nothing.
---engine says where the workers are. What stands after -- goes to Apache Beam as it is; --runner=... there names any
-other engine of Beam.
+--dry-run reads a sample and shows the expected rows, bytes, time and disk space, and the price if --price=P gives that
+of a CPU hour. It starts and writes nothing.
+--engine selects where the workers run. Arguments after -- go to Apache Beam unchanged; --runner=... there selects any
+other Beam engine.
 
 Settings of the config file, each also as key.sub=value:
 """
 
 
 def show_log() -> None:
-    """Notes and warnings of our own modules go to stderr, those of libraries from warnings on."""
+    """Log to stderr: our own modules from INFO on, libraries from WARNING on."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("pipeline").setLevel(logging.INFO)
 
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0, 2 for what the user can mend, 130 or 143 if interrupted."""
+    """Run the command; return 0, 2 for an error that the user can fix, 130 or 143 if interrupted."""
     program = "pipeline/run.py"
     show_log()
     parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)

@@ -1,7 +1,7 @@
-"""Settings trees: a YAML file plus `key.sub=value` overrides, checked, explained and saved again.
+"""Settings trees: read a YAML file and `key.sub=value` overrides, check, describe and save them.
 
-Both halves build their configs on this module, so that every message, every help text and every
-override reads the same. It is free of Beam, Ray and torch. Invariant: no key is ever ignored.
+Both halves build their configs on this module, so that messages, help texts and overrides look the same everywhere.
+Imports no Beam, Ray or torch. Invariant: no key is ever ignored.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SettingsType = TypeVar("SettingsType", bound="Settings")
 
 
 class ConfigError(ValueError):
-    """A setting is unknown, of the wrong type, or does not go with the others."""
+    """A setting is unknown, has the wrong type, or contradicts other settings."""
 
 
 class Settings(BaseModel):
-    """Base of every config class: unknown keys refused, values never coerced across types, immutable.
+    """Base of all config classes: immutable; refuses unknown keys; never converts between types.
 
     The docstring under a field is its help text.
     """
@@ -53,7 +53,7 @@ def parse_yaml(text: str, *, origin: str) -> Any:
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ConfigError(f"{origin}{place}: not valid YAML: {problem}") from error
-    except (ValueError, RecursionError) as error:  # a date that is none, a number without end, thousands of brackets
+    except (ValueError, RecursionError) as error:  # an invalid date, a number too long, nesting too deep
         raise ConfigError(f"{origin}: not valid YAML: {error}") from error
 
 
@@ -69,7 +69,7 @@ def load_settings(
 
 
 def load_tree(file: str | Path | None, *, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The plain tree of `file`, empty if there is none, with `key.sub=value` overrides applied; ConfigError.
+    """The plain tree of `file` (None: empty), with `key.sub=value` overrides applied; ConfigError.
 
     Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`).
     """
@@ -83,11 +83,9 @@ def load_tree(file: str | Path | None, *, overrides: Sequence[str] = ()) -> dict
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from error
         loaded = parse_yaml(text, origin=str(path))
-        if loaded is None:
-            loaded = {}
-        if not isinstance(loaded, dict):
+        if not isinstance(loaded, (dict, types.NoneType)):
             raise ConfigError(f"{path}: must hold a mapping of settings, found {type(loaded).__name__}")
-        tree = loaded
+        tree = loaded or {}
     for override in overrides:
         _apply_override(tree, override)
     return tree
@@ -103,8 +101,8 @@ def validate(
 ) -> SettingsType:
     """Validate a plain tree; ConfigError lists every fault, unknown keys with the nearest known name.
 
-    `overrides`: those that the tree holds; their faults are told as the command line's, all others as `origin`'s.
-    `context`: what the class's own validators are told.
+    Faults of the `overrides`, which are already in the tree, are attributed to the command line, all others to
+    `origin`. `context` is passed to the validators of the class.
     """
     try:
         return cls.model_validate(_widen_numbers(cls, dict(tree)), context=context)
@@ -119,21 +117,20 @@ def validate(
 
 
 def to_tree(settings: Settings) -> dict[str, Any]:
-    """Plain, JSON-able tree of every field, defaults included."""
+    """Tree of all fields, defaults included, that can be saved as JSON."""
     return settings.model_dump(mode="json")
 
 
 def dump_yaml(settings: Settings, *, given: bool = False) -> str:
-    """YAML text that load_settings reads back as the same settings; `given`: without those left at their defaults."""
+    """YAML text that load_settings reads back as the same settings; `given`: without fields left at their defaults."""
     tree = settings.model_dump(mode="json", exclude_unset=given)
     return yaml.dump(tree, Dumper=NumberDumper, sort_keys=False, allow_unicode=True)
 
 
 def split_arguments(arguments: Sequence[str], *, program: str, keys: Sequence[str] = ()) -> Arguments:
-    """Split a command line into --config FILE, `key=value` overrides and what follows `--`.
+    """Split a command line into --config FILE, `key=value` overrides, flags, and the words after `--`.
 
-    `keys`: settings that may also be given as --KEY VALUE.
-    Raises ConfigError for anything else, naming the nearest thing that exists.
+    `keys`: settings that may also be given as --KEY VALUE. Raises ConfigError for any other word.
     """
     file: str | None = None
     overrides: list[str] = []
@@ -178,9 +175,9 @@ class Arguments(NamedTuple):
 
 
 def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = ()) -> None:
-    """Raise ConfigError for a flag that `program` does not know, naming the nearest, or that takes no value.
+    """Raise ConfigError for a flag that `program` does not know (naming the nearest), or a value that it does not take.
 
-    `known`: those that take one end with `=`.
+    In `known`, flags that take a value end with `=`.
     """
     takes_value = {flag.removesuffix("="): flag.endswith("=") for flag in (*known, "--help")}
     for flag in flags:
@@ -194,7 +191,7 @@ def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = (
 
 
 def describe(cls: type[Settings], *, prefix: str = "") -> str:
-    """Help text: every field as `key.sub (type, default): docstring`, in order of declaration."""
+    """Help text: each field as `key.sub (type, default): docstring`, in order of declaration."""
     lines: list[str] = []
     for name, field in cls.model_fields.items():
         key = f"{prefix}{name}"
@@ -238,7 +235,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         elif isinstance(node, dict):
             index = part
         else:
-            raise ConfigError(f"override '{override}': '{'.'.join(parts[:depth])}' is a value, it has no '{part}'")
+            raise ConfigError(f"override '{override}': '{'.'.join(parts[:depth])}' is a value and has no '{part}'")
         if last:
             node[index] = value
         else:
@@ -255,7 +252,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def _parse_value(raw: str, *, origin: str) -> Any:
-    """The value of an override: YAML, but for a plain text that YAML cuts at ` #` or takes for an alias."""
+    """Parse an override as YAML; keep plain texts that YAML would cut at ` #` or take for an alias."""
     plain = raw.strip()
     if plain[:1] in ("*", "&", "@", "%", "`"):
         return plain
@@ -264,7 +261,7 @@ def _parse_value(raw: str, *, origin: str) -> Any:
 
 
 def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
-    """Let a whole number stand for a float field, a list for a tuple: what YAML cannot say apart."""
+    """Convert integers to floats and lists to tuples if a field needs it: YAML does not distinguish them."""
     if not isinstance(tree, dict):
         return tree
     result = dict(tree)
@@ -286,7 +283,7 @@ def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
 def _to_float(value: int) -> float:
     try:
         return float(value)
-    except OverflowError:  # as YAML reads 1e400
+    except OverflowError:  # YAML reads 1e400 as an integer
         return math.inf if value > 0 else -math.inf
 
 
@@ -317,13 +314,13 @@ def _type_name(annotation: Any) -> str:
 
 
 _UNION_LABEL = re.compile(r"str|constrained-int|.*\]")
-"""What pydantic adds to a place to say which member of a union it tried."""
+"""Parts of a pydantic location that say which member of a union was tried."""
 _YAML_WORDS = {
     "tuple_type": "Input should be a list",
     "dict_type": "Input should be a mapping",
     "model_type": "Input should be a mapping",
 }
-"""Messages that pydantic words for Python, by kind of error."""
+"""Replacements for messages of pydantic that name Python types, by kind of error."""
 
 
 def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
@@ -345,7 +342,7 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
 
 
 def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
-    """Whether a fault is about what an override gave: its own value, or one that the message names."""
+    """Whether a fault concerns an override: its value, or a key that the message names."""
     if item["type"] == "missing":
         return False
     location = ".".join(map(str, item["loc"]))
@@ -355,7 +352,7 @@ def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -
 
 
 def _list_keys(cls: type[Settings], *, prefix: str = "") -> Iterator[str]:
-    """Every key outside of lists, as `section.name`."""
+    """All keys outside lists, as `section.name`."""
     for name, field in cls.model_fields.items():
         inner = nested_settings(field.annotation)
         if inner is None:

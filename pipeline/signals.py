@@ -1,7 +1,6 @@
-"""Ctrl-C and SIGTERM: they raise in a command's body (catch_interrupts), or first ask it to stop (stop_on_signals).
+"""Ctrl-C and SIGTERM: raise in a command's body (catch_interrupts), or first ask it to stop (stop_on_signals).
 
-Both end a command through an exception, so that all is put away; pipeline.console makes it one line and the exit status
-130 or 143.
+Both end a command by an exception, so that it cleans up; pipeline.console turns it into one line and status 130 or 143.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and what schedulers and `ray job stop` send."""
+"""Ctrl-C, and the signal that schedulers and `ray job stop` send."""
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 _caught: list[KeyboardInterrupt] = []
-"""What signals have raised in the body of catch_interrupts."""
+"""Exceptions that signals have raised in the body of catch_interrupts."""
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM came. As with Ctrl-C, no `except Exception` on the way takes it for a fault."""
+    """SIGTERM was received. Like KeyboardInterrupt, it passes through `except Exception`."""
 
 
 class StopRequest:
-    """True once a signal has come; a second signal interrupts at once."""
+    """True once a signal was received; a second signal interrupts at once."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -34,25 +33,28 @@ class StopRequest:
         return self.signal_number is not None
 
     def listen(self) -> None:
-        """Take the signals. Again after whatever takes them for itself, as ray.init does."""
+        """Install the handlers; repeat it after code that replaces them, such as ray.init."""
         for number in STOP_SIGNALS:
             signal.signal(number, self.receive)
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Signal handler. Raises the second time, what the first signal stands for."""
+        """Signal handler: note the first signal; at the second, raise the exception of the first."""
         if self.signal_number is not None:
             self.interrupt()
         self.signal_number = number
 
     def interrupt(self) -> NoReturn:
-        """Raise what the signal stands for: the body cannot stop by itself."""
+        """Raise the exception of the signal, if the body cannot stop by itself."""
         raise TerminatedError if self.signal_number == signal.SIGTERM else KeyboardInterrupt
 
 
 @contextmanager
 def catch_interrupts() -> Iterator[None]:
-    """SIGTERM raises TerminatedError in the body, SIGINT KeyboardInterrupt; handlers of others, and signals that are
-    ignored, stay as they are. Signals reach the main thread alone, so the body of any other thread is left alone."""
+    """Raise TerminatedError in the body at SIGTERM and KeyboardInterrupt at SIGINT.
+
+    Keeps handlers that others have set, and ignored signals. Does nothing outside the main thread, which alone receives
+    signals.
+    """
     ours = [number for number, default in _DEFAULTS.items() if signal.getsignal(number) == default]
     if threading.current_thread() is not threading.main_thread():
         ours = []
@@ -63,21 +65,20 @@ def catch_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a StopRequest inside the block. For the main thread."""
+    """Turn SIGINT and SIGTERM into a StopRequest inside the block. Main thread only."""
     request = StopRequest()
     with _handled(STOP_SIGNALS, handler=request.receive):
         yield request
 
 
 def raise_caught() -> None:
-    """Raise again what a signal has raised, where a library made another exception of it."""
+    """Raise the exception of a signal again if a library has turned it into another one."""
     if _caught:
         raise _caught[0]
 
 
 @contextmanager
 def _handled(numbers: Sequence[int], *, handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """The handler of these signals inside the block, the former ones after it."""
     found = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         signal.signal(number, handler)

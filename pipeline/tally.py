@@ -1,7 +1,7 @@
-"""Counts that travel with the data through the build and end in the manifest and the report.
+"""Counts that travel with the data through the build into the manifest and the report.
 
-Beam metrics are not used for them: their names differ between runners and some runners have none. Every tally
-merges in any order to the same result, so that it depends on neither workers nor bundles.
+Beam metrics are not used: their names differ between runners, and some runners have none. Tallies merge in any order to
+the same result, so that it depends on neither workers nor bundles.
 """
 
 from __future__ import annotations
@@ -21,41 +21,40 @@ from pipeline.dataset import Shard, SplitName
 
 NUM_EXAMPLES = 5
 WORD_PIECES = 8
-"""Words of so many pieces and more are counted together."""
+"""Words with this many pieces or more are counted together."""
 LENGTH_BITS = 40
 _DROP_EXAMPLES = 3
 NAMED = {"page_over_budget": 1_000}
-"""Skips of which so many are named one by one."""
+"""Number of examples kept for a reason, if not _DROP_EXAMPLES."""
 _BY_SOURCE = ("documents", "sentences", "characters")
 
 _ARRAYS = ("lengths", "token_counts", "text_at", "masked_at", "text_by_pieces", "masked_by_pieces", "document_lengths")
-_ADDED = _ARRAYS[2:]
 
 Counts = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class ReadTally:
-    """What reading gave: documents, sentences, characters and drops (by reason), each by index of the source."""
+    """Counts of reading: documents, sentences, characters and drops (by reason), each by index of the source."""
 
     documents: Counter[int] = field(default_factory=Counter)
     sentences: Counter[int] = field(default_factory=Counter)
     characters: Counter[int] = field(default_factory=Counter)
     drops: dict[int, Counter[str]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
-    """What was noted without leaving anything out, by reason."""
+    """Notes, which leave nothing out, by reason."""
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """A few (name, detail) of every reason of drops and notes."""
+    """A few (name, detail) for each reason of drops and notes."""
     rejects: list[str] = field(default_factory=list)
-    """Files with documents that were left out, where they are kept (pipeline/cleaning/rejects.py)."""
+    """Files with the documents left out, if these are kept (pipeline/cleaning/rejects.py)."""
 
     def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
-        """Count one thing that was left out."""
+        """Count one item that was left out."""
         self.drops.setdefault(source, Counter())[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
     def count_note(self, reason: str, *, name: str, detail: str) -> None:
-        """Count one thing of which nothing was left out."""
+        """Count one note."""
         self.notes[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
@@ -81,7 +80,7 @@ class ReadTally:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Example:
-    """One row for people to read. `key` is its random rank: the lowest ones of all shards are shown."""
+    """A row shown in the report. `key` is a random rank: the rows with the lowest keys are shown."""
 
     key: int
     input_ids: tuple[int, ...]
@@ -92,7 +91,7 @@ class Example:
 
 
 def lowest_examples(examples: Iterable[Example]) -> list[Example]:
-    """The NUM_EXAMPLES of the lowest keys of each label, in order."""
+    """For each label the NUM_EXAMPLES with the lowest keys; all in order of key."""
     found: dict[int | None, list[Example]] = {}
     for example in sorted(examples):
         found.setdefault(example.label, []).append(example)
@@ -100,7 +99,7 @@ def lowest_examples(examples: Iterable[Example]) -> list[Example]:
 
 
 def choose_examples(examples: Sequence[Example]) -> list[Example]:
-    """NUM_EXAMPLES to show: the first, and among them two of each label, where there are."""
+    """Choose NUM_EXAMPLES to show: two of each label if possible, then the first others; in the given order."""
     order = {id(example): place for place, example in enumerate(examples)}
     labels = {example.label for example in examples}
     sure = [example for label in labels for example in [each for each in examples if each.label == label][:2]]
@@ -111,37 +110,37 @@ def choose_examples(examples: Sequence[Example]) -> list[Example]:
 
 @dataclass(slots=True)
 class RowTally:
-    """What one part of the set (train or validation) holds."""
+    """Counts of one part of the set (train or validation)."""
 
     lengths: Counts
     """int64[max_seq_length + 1]: rows by number of tokens."""
     token_counts: Counts
-    """int64[vocabulary size]: how often each id stands in input_ids, specials included."""
+    """int64[vocabulary size]: occurrences of each id in input_ids, specials included."""
     text_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
     """int64[max_seq_length]: rows with a token of text (neither [CLS] nor a closing [SEP]) at each position."""
     masked_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
     """int64[max_seq_length]: targets at each position, over all mask sets."""
     text_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
-    """int64[WORD_PIECES + 1]: tokens of text in rows by the pieces of their word; the last: so many or more."""
+    """int64[WORD_PIECES + 1]: tokens of text in rows by the pieces of their word; the last entry: or more."""
     masked_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
     """int64[WORD_PIECES + 1]: targets by the pieces of their word, over all mask sets."""
     document_lengths: Counts = field(default_factory=lambda: np.zeros(LENGTH_BITS, np.int64))
-    """int64[LENGTH_BITS]: documents by binary digits of their number of tokens: entry b has 2^(b-1) to 2^b - 1."""
+    """int64[LENGTH_BITS]: documents by bit length of their number of tokens: entry b counts 2^(b-1) to 2^b - 1."""
     documents: int = 0
     document_tokens: int = 0
     words: int = 0
     sentences: int = 0
     unknown: int = 0
     labels: Counter[int] = field(default_factory=Counter)
-    """Rows by next-sentence label; -1 where there is none."""
+    """Rows by next-sentence label; -1: no label."""
     source_rows: Counter[int] = field(default_factory=Counter)
     """Rows by index into PipelineConfig.source_names."""
     source_tokens: Counter[int] = field(default_factory=Counter)
-    """Tokens in rows, specials included, alike."""
+    """Tokens in rows, specials included, by the same index."""
     masked: int = 0
     """Positions to predict, over all mask sets."""
     masked_as: Counter[str] = field(default_factory=Counter)
-    """Of those: shown as the mask token ("mask"), kept ("kept"), or another token ("random")."""
+    """The same by what is shown: the mask token ("mask"), the token itself ("kept"), or another one ("random")."""
     examples: list[Example] = field(default_factory=list)
 
     @property
@@ -156,31 +155,20 @@ class RowTally:
 
     def merge(self, other: RowTally) -> None:
         """Add another tally to this one."""
-        self.lengths = self.lengths + other.lengths
-        self.token_counts = self.token_counts + other.token_counts
-        for name in _ADDED:
-            setattr(self, name, _add(getattr(self, name), getattr(other, name)))
-        self.documents += other.documents
-        self.document_tokens += other.document_tokens
-        self.words += other.words
-        self.sentences += other.sentences
-        self.unknown += other.unknown
-        self.labels += other.labels
-        self.source_rows += other.source_rows
-        self.source_tokens += other.source_tokens
-        self.masked += other.masked
-        self.masked_as += other.masked_as
-        self.examples = lowest_examples([*self.examples, *other.examples])
+        examples = lowest_examples([*self.examples, *other.examples])
+        for entry in fields(self):
+            setattr(self, entry.name, _add(getattr(self, entry.name), getattr(other, entry.name)))
+        self.examples = examples
 
 
 @dataclass(slots=True)
 class BuildResult:
-    """Everything the second half of a build hands back."""
+    """Result of the second half of a build."""
 
     shards: list[Shard]
     tallies: dict[SplitName, RowTally]
     left_out: ReadTally = field(default_factory=ReadTally)
-    """Duplicates and near duplicates, which are found after reading."""
+    """Duplicates and near duplicates: they are found after reading."""
 
     def count_labels(self) -> Counter[int]:
         """Rows of the whole set by next-sentence label."""
@@ -188,7 +176,7 @@ class BuildResult:
 
 
 def merge_reads(tallies: Iterable[ReadTally]) -> ReadTally:
-    """Sum of tallies; none gives zeros."""
+    """Sum of tallies; zeros if there are none."""
     total = ReadTally()
     for tally in tallies:
         total.merge(tally)
@@ -196,7 +184,7 @@ def merge_reads(tallies: Iterable[ReadTally]) -> ReadTally:
 
 
 def merge_results(results: Iterable[BuildResult]) -> BuildResult:
-    """One result of many: shards in order of path."""
+    """Merge results into one, with the shards in order of path."""
     total = BuildResult([], {})
     for result in results:
         total.shards += result.shards
@@ -213,7 +201,7 @@ def merge_results(results: Iterable[BuildResult]) -> BuildResult:
 
 
 def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> dict[str, Any]:
-    """The manifest's statistics of one part of the set; rates are shares of one, null where nothing was counted."""
+    """The manifest's statistics of one part of the set; rates are fractions, None if nothing was counted."""
     labelled = tally.labels[0] + tally.labels[1]
     return {
         "documents": tally.documents,
@@ -250,19 +238,19 @@ def _fields(data: ReadTally | RowTally | Example) -> dict[str, Any]:
 
 
 def results_from_tree(tree: dict[str, Any], *, folder: str | Path) -> BuildResult:
-    """What results_to_tree gave; the files of rejects lie in `folder`."""
+    """Inverse of results_to_tree; the files of rejects are in `folder`."""
     shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
     tallies = {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}
     return BuildResult(shards, tallies, reads_from_tree(tree["left_out"], folder=folder))
 
 
 def reads_to_tree(tally: ReadTally) -> dict[str, Any]:
-    """JSON that reads_from_tree reads back; of the files of rejects it holds the names alone."""
+    """JSON that reads_from_tree reads back; files of rejects are stored by name, without their folder."""
     return {**_fields(tally), "rejects": [Path(run).name for run in tally.rejects]}
 
 
 def reads_from_tree(tree: dict[str, Any], *, folder: str | Path) -> ReadTally:
-    """What reads_to_tree gave; the files of rejects lie in `folder`."""
+    """Inverse of reads_to_tree; the files of rejects are in `folder`."""
     rejects = [storage.join(folder, name) for name in tree["rejects"]]
     by_source = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
     examples = {reason: [(name, detail) for name, detail in found] for reason, found in tree["examples"].items()}
@@ -276,24 +264,20 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
         name: Counter({int(key): count for key, count in tree.pop(name).items()})
         for name in ("labels", "source_rows", "source_tokens")
     }
-    examples = [
-        Example(
-            key=example["key"],
-            input_ids=tuple(example["input_ids"]),
-            first_length=example["first_length"],
-            label=example["label"],
-            masked_positions=tuple(example["masked_positions"]),
-            masked_inputs=tuple(example["masked_inputs"]),
-        )
-        for example in tree.pop("examples")
-    ]
+
+    def freeze(value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    examples = [Example(**{name: freeze(value) for name, value in each.items()}) for each in tree.pop("examples")]
     masked_as = Counter(tree.pop("masked_as"))
     return RowTally(**tree, **counters, masked_as=masked_as, examples=examples)
 
 
-def _add(one: Counts, other: Counts) -> Counts:
-    """Sum of two counts; an empty one is all zeros."""
-    return one + other if one.size == other.size else (one if one.size else other)
+def _add(one: Any, other: Any) -> Any:
+    """Sum of two fields of a tally; an empty array is all zeros."""
+    if isinstance(one, np.ndarray) and not (one.size and other.size):
+        return one if one.size else other
+    return one + other
 
 
 def _rate(part: int, whole: int) -> float | None:
@@ -301,5 +285,5 @@ def _rate(part: int, whole: int) -> float | None:
 
 
 def join_paths(parts: Iterable[list[str]]) -> list[str]:
-    """All paths in one list."""
+    """Concatenate lists of paths."""
     return [path for part in parts for path in part]

@@ -1,10 +1,10 @@
-"""Durations, sizes and counts for people, in the one form that every line and report uses."""
+"""Format durations, sizes and counts for people, in the same way everywhere."""
 
 from __future__ import annotations
 
 
 def describe_seconds(seconds: float) -> str:
-    """12 s, 3 min, 5.2 h, 4.1 d: two digits say enough."""
+    """12 s, 3 min, 5.2 h, 4.1 d: about two digits."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
@@ -24,5 +24,5 @@ def describe_bytes(count: float) -> str:
 
 
 def count_of(number: int, noun: str, *, plural: str = "") -> str:
-    """1 split, 12,000 splits; `plural` where that is not the noun with an s."""
+    """1 split, 12,000 splits; `plural`: if it is not the noun with an s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"

@@ -1,4 +1,4 @@
-"""What shapes the bytes of a data set beside its config and input: our code and the libraries under it."""
+"""What determines the bytes of a data set besides its config and input: our code and the libraries under it."""
 
 from __future__ import annotations
 
@@ -13,32 +13,26 @@ from pipeline.config import PipelineConfig
 from pipeline.dataset import file_sha256
 
 CODE_VERSION = "4"
-"""Version of our own cleaning, pairing and masking; raised whenever the same input gives other bytes."""
-
-
+"""Version of our cleaning, pairing and masking; raise it if the same input gives other bytes."""
 _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
-
-
 _NEAR_DUPLICATE_LIBRARIES = ("datasketch",)
-
-
 SHAPING = (
     *("build", "cleaning", "config", "dataset", "dedup", "documents.py", "draws.py", "engines/dask_runner.py"),
     *("instances", "shuffle", "sources", "tally.py", "tokenizer", "vocabulary", "wikitext"),
 )
-"""Rooms and modules that decide which bytes a shard, a spill file or a record holds. Others run a build, tell of it,
-or move its bytes as they are (storage)."""
+"""Packages and modules that decide the bytes of a shard, a spill file or a record. Others run a build, report on it,
+or move its bytes unchanged (storage)."""
 
 
 def describe_code() -> dict[str, str]:
-    """Our code, and all that it stands on: where these are equal, a worker elsewhere makes the same bytes."""
+    """Hash of our code and versions under it: if these are equal, a worker elsewhere makes the same bytes."""
     libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
     python = ".".join(map(str, sys.version_info[:2]))
     return {"the pipeline's code": hash_code(), "Python": python, "unicode": unicodedata.unidata_version, **libraries}
 
 
 def library_versions(config: PipelineConfig) -> dict[str, str]:
-    """Versions of everything that shapes the data."""
+    """Versions of everything that determines the data."""
     names = _LIBRARIES + (_NEAR_DUPLICATE_LIBRARIES if config.cleaning.near_duplicates else ())
     libraries = {name: version(name) for name in names}
     return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
@@ -46,12 +40,12 @@ def library_versions(config: PipelineConfig) -> dict[str, str]:
 
 @cache
 def hash_code() -> str:
-    """Hash of our own sources that shape the data: an unfinished build is only continued by the code that began it."""
+    """Hash of our sources that determine the data: only the same code may resume an unfinished build."""
     return hash_sources(Path(__file__).parent)
 
 
 def hash_sources(folder: Path) -> str:
-    """The hash of SHAPING in `folder`, which is this package or a copy of it."""
+    """Hash of SHAPING in `folder`, which is this package or a copy of it."""
     files = [path for name in SHAPING for path in ((folder / name).rglob("*") if "." not in name else [folder / name])]
     digest = hashlib.sha256()
     for path in sorted(path for path in files if path.suffix in (".py", ".tsv", ".txt")):

@@ -1,4 +1,4 @@
-"""YAML whose numbers are those of YAML 1.2, and whose mappings have each key once."""
+"""YAML loader and dumper with the numbers of YAML 1.2; a mapping may not repeat a key."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import yaml
 
 
 class NumberLoader(yaml.SafeLoader):
-    """SafeLoader that reads numbers by _NUMBERS (`1e-4`, which PyYAML wants as `1.0e-4`) and refuses repeated keys."""
+    """SafeLoader that reads numbers by _NUMBERS (`1e-4`: PyYAML requires `1.0e-4`) and refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping; ConstructorError for a key that stands twice, is none, or merges another mapping."""
+        """Build a mapping; ConstructorError if a key is repeated, is a list or mapping, or is a merge key (<<)."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":  # PyYAML 6.0.4 gives merges of merges the older value
-                problem = "'<<' merges no mapping here; write its keys out"
+                problem = "merge keys ('<<') are not supported; write the keys out"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, (list, dict)):
                 raise yaml.constructor.ConstructorError(None, None, "a key is a list or mapping", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' appears twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
 
 class NumberDumper(yaml.SafeDumper):
-    """SafeDumper that quotes a text which NumberLoader would read as a number."""
+    """SafeDumper that quotes a text if NumberLoader would read it as a number."""
 
 
 _NUMBERS = {
@@ -36,7 +36,7 @@ _NUMBERS = {
     "float": r"[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9_]+|[0-9][0-9_]*\.|\.inf|\.Inf|\.INF)(?:[eE][-+]?[0-9]+)?$"
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$|\.nan$|\.NaN$|\.NAN$",
 }
-"""Numbers as YAML 1.2 has them: 010 is no 8 and 1:30 no 90, as they are in YAML 1.1, but texts."""
+"""Numbers of YAML 1.2. 010 and 1:30 are texts; YAML 1.1 reads them as 8 and 90."""
 NumberLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":int", ":float"))]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()

@@ -1,3 +1,3 @@
-"""What a build will cost, from a sample of its input that goes through the code of the build."""
+"""Estimate what a build costs, by running a sample of its input through the code of the build."""
 
 from pipeline.estimate.dry_run import describe_build

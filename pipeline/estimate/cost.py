@@ -1,7 +1,7 @@
-"""What a build will cost, from a sample of its input: `python -m pipeline.estimate --config FILE key.sub=value`.
+"""Estimate what a build costs from a sample of its input.
 
-The sample goes through the build's own code (reading, tokenizing, pairing, masking, writing) into a temporary folder,
-and what comes out is scaled by size. TOLERANCE is measured: docs/LOG.md has the builds.
+The sample goes through the code of the build (reading, tokenizing, pairing, masking, writing) into a temporary folder;
+the result is scaled by size. TOLERANCE is measured: docs/LOG.md has the builds.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from pipeline.units import count_of, describe_bytes, describe_seconds
 from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
 
 TOLERANCE = 0.15
-"""Documents, tokens, rows and bytes came within this share of the build's in every corpus measured."""
+"""Largest error of documents, tokens, rows and bytes in all corpora measured, as a fraction."""
 TIME_TOLERANCE = 0.3
-"""CPU seconds and memory alike, on a machine that is otherwise idle."""
+"""The same for CPU seconds and memory, on an otherwise idle machine."""
 _START_S = 6.0
-"""Seconds until the workers are ready, and to check and publish."""
+"""Seconds to start the workers, and to check and publish the set."""
 _START_CPU_S = 3.0
-"""CPU seconds of every process before it does anything."""
+"""CPU seconds that each process needs to start."""
 _WORKER_BYTES = 440e6
 _BYTES_PER_BUCKET_TOKEN = 3.0
 _BYTES_PER_MASK_SET = 5.5e6
-"""Resident memory of a worker: imports and buffers, documents of a bucket, a mask set of a row group (docs/LOG.md)."""
+"""Memory of a worker: imports and buffers; per token of a bucket; per mask set of a row group (docs/LOG.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a build will cost. `bytes` are those of the shards; `temporary_bytes` lie in OUT/_tmp meanwhile."""
+    """Cost of a build. `bytes`: size of the shards; `temporary_bytes`: size of OUT/_tmp during the build."""
 
     documents: float
     tokens: float
@@ -52,7 +52,7 @@ class Estimate:
     worker_bytes: float
     pair_bytes: float
     mask_set_bytes: float
-    """Of each of the config's masks_per_pair mask sets."""
+    """Bytes of one mask set; there are `mask_sets` (masks_per_pair)."""
     mask_sets: int
     workers: int
     shards: int
@@ -62,14 +62,14 @@ class Estimate:
     sample_s: float
     whole: bool
     beginnings: int
-    """Streams of which only the beginning was read."""
+    """Number of streams of which only the beginning was read."""
     vocabulary: str
 
 
 def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -> Estimate:
-    """Read the sample and scale it to all `splits` (list_splits of the config's sources).
+    """Measure a sample and scale it to all `splits` (list_splits of the config's sources).
 
-    Raises ValueError as the build would, for input and settings.
+    Raises ValueError for bad input and settings, as the build does.
     """
     started = time.monotonic()
     frames = [list_frame(source, index=index) for index, source in enumerate(config.sources)]
@@ -94,8 +94,8 @@ def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -
         ]
     if not any(source.groups for source in measured):
         raise ValueError(
-            "the sample holds fewer than 2 documents, so nothing can be said of rows; check sources.*.path and kind, "
-            "and what ends a document"
+            "the sample holds fewer than 2 documents, so rows cannot be estimated; check sources.*.path and kind, and "
+            "what ends a document"
         )
     return combine(
         measured,
@@ -111,7 +111,7 @@ def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -
 def choose_vocabulary(
     config: PipelineConfig, *, given: WordTokenizer | None, chosen: Sequence[Sequence[Unit]], folder: Path
 ) -> tuple[WordTokenizer, str]:
-    """The `given` vocabulary, else one of the config's kind and size trained on the sample; and which it is."""
+    """Return the `given` vocabulary, or train one on the sample as configured; and a description of it."""
     if given is not None:
         return given, f"{config.vocabulary.path} ({given.vocab_size:,} entries)"
     settings = config.vocabulary
@@ -146,9 +146,9 @@ def combine(
     sample_s: float,
     vocabulary: str,
 ) -> Estimate:
-    """The whole from its sources, and times and memory from the splits and buckets that the build will have.
+    """Sum the sources; derive times and memory from the splits and buckets of the build.
 
-    `trains`: the build trains a vocabulary first, for which it reads everything once more.
+    `trains`: the build first trains a vocabulary, for which it reads everything once more.
     """
     buckets = choose_buckets(
         text_bytes=sum(split.text_bytes for split in splits),
@@ -161,8 +161,8 @@ def combine(
         return sum(source.expand(name) for source in measured)
 
     def total_of_rows(name: str) -> float:
-        """Held-out documents have no further passes for a weight above 1. A source whose sample makes no rows of its
-        own (a single document) counts like the others, by its tokens."""
+        """Like total, without the extra passes of a weight above 1 for held-out documents. A source whose sample makes
+        no rows (a single document) is assumed to be like the others, by its tokens."""
         known = [source for source in measured if source.groups]
         weights = [max(1.0, config.sources[source.frame.source].weight) for source in known]
         of_known = sum(
@@ -214,7 +214,7 @@ def combine(
 
 
 def makespan(seconds: Sequence[float], *, workers: int) -> float:
-    """When the last of `workers` is done, if each takes the longest that is left."""
+    """Seconds until all are done, if each of the `workers` always takes the longest job left."""
     ends = [0.0] * workers
     for each in sorted(seconds, reverse=True):
         heapq.heapreplace(ends, ends[0] + each)
@@ -222,7 +222,7 @@ def makespan(seconds: Sequence[float], *, workers: int) -> float:
 
 
 def format_estimate(found: Estimate) -> list[str]:
-    """Lines for people."""
+    """Format the estimate as lines of text."""
     how = "all of the input, which is small" if found.whole else f"{found.sample_of_units:,}, spread evenly"
     lines = [
         f"sample: {found.sample_units:,} units of {how}: {found.sample_characters / 1e6:,.1f} M characters in "
@@ -235,13 +235,17 @@ def format_estimate(found: Estimate) -> list[str]:
         ("tokens in rows", f"{found.tokens / 1e6:,.2f} M"),
         ("rows", f"{found.rows:,.0f}"),
         (f"bytes of {count_of(found.shards, 'shard')}", describe_bytes(found.bytes)),
-        ("bytes in OUT/_tmp meanwhile", describe_bytes(found.temporary_bytes)),
+        ("temporary bytes in OUT/_tmp", describe_bytes(found.temporary_bytes)),
         ("CPU hours", f"{found.cpu_s / 3600:,.3g}"),
         (f"wall time, {count_of(found.workers, 'worker')}", describe_seconds(found.wall_s)),
         ("peak memory of a worker", describe_bytes(found.worker_bytes)),
     ]
     lines += [f"{name:<28} {value:>12}" for name, value in rows]
-    lines += ["", *_describe_tolerance(found)]
+    counts = f"documents, tokens, rows and bytes: came within {100 * TOLERANCE:.0f}% on every corpus measured"
+    if found.whole:
+        counts = "documents: exact, as all of the input was read; tokens, rows and bytes: nearly so"
+    lines += ["", counts]
+    lines += [f"time and memory: within {100 * TIME_TOLERANCE:.0f}% on a machine like this one, otherwise idle"]
     if found.beginnings:
         streams = count_of(found.beginnings, "compressed stream")
         lines.append(f"only the beginning of {streams} was read; the rest may differ")
@@ -252,14 +256,6 @@ def format_estimate(found: Estimate) -> list[str]:
         f"mask sets: {describe_bytes(pairs)} for the pairs, stored once, and {describe_bytes(masks)} a set: "
         f"{describe_bytes(pairs + sets * masks)} with masks_per_pair={sets}{further}; {copies} masked copies of every "
         f"row would take {describe_bytes(copies * (pairs + masks))}",
-        "not subtracted: copies and near duplicates, which only the whole input shows",
+        "duplicates and near duplicates are not subtracted: only the whole input shows them",
     ]
     return lines
-
-
-def _describe_tolerance(found: Estimate) -> list[str]:
-    """How near the numbers are to a build's."""
-    counts = f"documents, tokens, rows and bytes: came within {100 * TOLERANCE:.0f}% on every corpus measured"
-    if found.whole:
-        counts = "documents: exact, as all of the input was read; tokens, rows and bytes: nearly so"
-    return [counts, f"time and memory: within {100 * TIME_TOLERANCE:.0f}% on a machine like this one, otherwise idle"]

@@ -1,7 +1,6 @@
-"""What a build would be, before anything is started or written: input, output, rows, bytes, time, room, price.
+"""Describe a build before anything is started or written: input, output, rows, bytes, time, disk space, price.
 
-A sample goes through the build's own code in a temporary folder (pipeline/estimate/cost.py): seconds, whatever the
-size.
+A sample goes through the code of the build in a temporary folder (pipeline/estimate/cost.py): seconds for any size.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pipeline.vocabulary import given_vocabulary
 def describe_build(
     config: PipelineConfig, *, beam_options: Sequence[str] = (), price: float | None = None
 ) -> Iterator[str]:
-    """Lines of the plan; `price`: of a CPU's hour. Raises ValueError for what would stop the build at its start."""
+    """Yield lines of the plan; `price`: of a CPU hour. Raises ValueError for what would stop the build at its start."""
     check_engine(config, beam_options=beam_options)
     workers = choose_workers(config, say=say_at_once)
     check_paths(config)
@@ -49,26 +48,26 @@ def describe_build(
 
 
 def describe_output(output: str) -> str:
-    """What the build would find where it writes; ConfigError where it could not write there."""
+    """Describe what is at the output; ConfigError if the build could not write there."""
     if is_finished(output):
-        return f"output: {output}: holds a finished set; the same settings and input leave it as it is"
+        return f"output: {output}: holds a finished set; the same settings and input leave it unchanged"
     if not storage.is_url(output):
         check_writable(Path(output), key="output")
     names = storage.list_names(output)
     if not names:
         return f"output: {output}: new"
     if MARK_NAME in names:
-        return f"output: {output}: holds an unfinished build; the same settings and input go on with it"
-    raise ConfigError(f"output={output}: not empty and not a build of ours; choose an empty or new folder")
+        return f"output: {output}: holds an unfinished build; the same settings and input resume it"
+    raise ConfigError(f"output={output}: contains files that no build has written; choose an empty or new folder")
 
 
 def is_finished(output: str) -> bool:
-    """Whether there is a manifest."""
+    """Whether `output` has a manifest."""
     return storage.find_file(storage.join(output, MANIFEST_NAME)) is not None
 
 
 def describe_room(output: str, *, needed: float) -> str:
-    """Bytes that the build needs at its most beside those that are free; ConfigError where they do not fit."""
+    """Compare the bytes that the build needs at most with the free ones; ConfigError if they do not fit."""
     if storage.is_url(output):
         return f"room: {describe_bytes(needed)} at most"
     free = free_bytes(Path(output))

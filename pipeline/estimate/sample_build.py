@@ -1,4 +1,4 @@
-"""The sample of one source through the build's own code: what each unit and each shard of it gave and cost."""
+"""Run the sample of one source through the code of the build; measure each unit and each shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from pipeline.build import build_shard, spill_documents
-from pipeline.config import PipelineConfig
 from pipeline.dataset import schema
 from pipeline.estimate.sampling import Frame, Unit, read_units
 from pipeline.runtime import BuildContext, WorkReport
@@ -18,19 +17,18 @@ from pipeline.shuffle import Extent, read_index
 from pipeline.tokenizer import WordTokenizer
 
 _GROUPS = 8
-"""Shards of a source's sample, to see how much they differ."""
+"""Shards made from the sample of a source."""
 _MASKS = (schema.MASKED_POSITIONS, schema.MASKED_INPUTS)
 _SIZES = ("bytes", "pair_bytes", "mask_bytes")
 _BUCKET_TOKENS = 20_000_000
-"""A shard of few documents is compressed better than the mixture of a bucket (4% on novels, two beside eight), and so
-is one where a text stands twice near by. So sizes a row are those of one shard of the whole sample and a single pass,
-where a bucket holds that much."""
+"""Up to this many tokens, bytes per row are those of one shard of the whole sample in a single pass. A shard with few
+documents compresses better than a bucket (4% on novels: two documents against eight), and so do repeated texts."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """What the sample of one source gave. `units`, `groups`: a line each for every unit read and every shard made of
-    some of them, under "size" their size, under "count" the number of units."""
+    """Measurements of the sample of one source: in `units` a row for each unit read, in `groups` one for each shard
+    made of some of them. "size" is their size, "count" the number of units."""
 
     frame: Frame
     whole: bool
@@ -38,7 +36,7 @@ class Measured:
     groups: list[dict[str, float]] = field(default_factory=list)
 
     def expand(self, name: str) -> float:
-        """`name` of the whole source, by the size of what was read; zero if nothing was measured."""
+        """Scale the measurement `name` to the whole source; 0 if nothing was measured."""
         rows = self.units if self.units and name in self.units[0] else self.groups
         by = "count" if name == "documents" and self.frame.by_file else "size"
         total = float(len(self.frame.units) if by == "count" else self.frame.size)
@@ -47,7 +45,7 @@ class Measured:
 
 
 def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext, tokenizer: WordTokenizer) -> Measured:
-    """Read the units and build shards of them; no groups where they hold fewer than two documents."""
+    """Read the units and build shards of them; no groups if they hold fewer than two documents."""
     whole = len(units) == len(frame.units) and not any(unit.begins for unit in units)
     measured = Measured(frame, whole)
     extents: list[list[Extent]] = []
@@ -78,10 +76,10 @@ def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext
         for number, members in enumerate(groups)
     ]
     if len(groups) > 1 and sum(unit["document_tokens"] for unit in measured.units) <= _BUCKET_TOKENS:
-        everything = list(range(len(extents)))
-        once = replace(context, config=_read_once(context.config))
+        sources = tuple(source.model_copy(update={"weight": 1.0}) for source in context.config.sources)
+        once = replace(context, config=context.config.model_copy(update={"passes": 1, "sources": sources}))
         mixed = _measure_shard(
-            everything, measured=measured, extents=extents, name="all", context=once, tokenizer=tokenizer
+            range(len(extents)), measured=measured, extents=extents, name="all", context=once, tokenizer=tokenizer
         )
         rows = sum(group["rows"] for group in measured.groups)
         for name in _SIZES:
@@ -124,13 +122,8 @@ def _measure_shard(
     }
 
 
-def _read_once(config: PipelineConfig) -> PipelineConfig:
-    sources = tuple(source.model_copy(update={"weight": 1.0}) for source in config.sources)
-    return config.model_copy(update={"passes": 1, "sources": sources})
-
-
 def _choose_groups(extents: Sequence[Sequence[Extent]]) -> list[list[int]]:
-    """Units by group, evenly spread; as many groups as leave each two distinct documents."""
+    """Spread the units over as many groups as possible (at most _GROUPS), each with two distinct documents."""
     for count in range(min(_GROUPS, len(extents) // 2), 1, -1):
         groups = [list(range(number, len(extents), count)) for number in range(count)]
         if all(_count_documents(group, extents=extents) >= 2 for group in groups):

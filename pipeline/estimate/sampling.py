@@ -1,7 +1,7 @@
-"""A sample of the input that stands for all of it: which units are read, and how large all are together.
+"""Choose a representative sample of the input: which units are read, and the size of all units.
 
-The same files and settings give the same sample. Units are taken at even distances over every source, so that a dump
-whose first articles are the longest is seen from end to end.
+The same files and settings give the same sample. Units are evenly spaced over each source, because the first articles
+of a dump are the longest.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from pipeline.sources import (
 
 SHARE = 0.01
 LEAST_UNITS = 8
-"""Units of a source: fewer say little about how they differ."""
+"""Units of a source: fewer say little about the variation."""
 LEAST_TEXT_BYTES = 4_000_000
-"""Of all sources together; an input of twice that is read whole."""
+"""Of all sources together; an input of up to twice this size is read completely."""
 MOST_TEXT_BYTES = 256_000_000
 _UNIT_BYTES = 1 << 18
 _MOST_UNITS_OF_FILE = 4096
@@ -45,7 +45,7 @@ _NO_PART = 1 << 40
 class Unit:
     """A part of the input that can be read alone: a split, or a book of a compressed archive (`member` is its number).
 
-    `size`: bytes of it, in what its source is measured in. `begins`: only the beginning of a longer stream is read.
+    `size`: in the bytes in which Frame.size counts. `begins`: only the beginning of a longer stream is read.
     """
 
     split: Split
@@ -56,10 +56,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All units of a source. `size`: bytes of all, beyond what beginnings hold too; `text_bytes`: about the plain text.
+    """All units of a source. `size`: total bytes, with the unread rest of streams; `text_bytes`: estimated plain text.
 
-    `by_file`: a unit is a file of text, so that their number tells more of the documents than their size.
-    `passing_s`: path -> CPU seconds of reading past all of a file, which each split of a shared one does again.
+    `by_file`: units are text files, so that the number of documents follows the number of units, not their size.
+    `passing_s`: path -> CPU seconds to skip through a file, which each split of a shared file does again.
     """
 
     source: int
@@ -71,7 +71,7 @@ class Frame:
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
-    """Every unit of a source. Compressed archives are decompressed once; of other files little or nothing is read."""
+    """List the units of a source. Decompresses compressed archives once; reads little or nothing of other files."""
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"
@@ -97,7 +97,7 @@ def list_frame(source: SourceConfig, *, index: int) -> Frame:
 
 
 def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
-    """The units of each frame that are read: SHARE of them, more where that is little text; all where it is half."""
+    """Choose the units of each frame to read: SHARE of them, more if that is little text; all if it is half."""
     text = max(1, sum(frame.text_bytes for frame in frames))
     share = max(SHARE, LEAST_TEXT_BYTES / text)
     chosen: list[list[Unit]] = []
@@ -113,7 +113,7 @@ def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
 
 
 def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple[Unit, Iterable[Document | Drop]]]:
-    """Each unit with what is in it. Nothing is read from or kept in clean_documents."""
+    """Yield each unit with its documents and drops. Does not use clean_documents."""
     source = source.model_copy(update={"clean_documents": None})
     archives: dict[str, dict[int, Unit]] = {}
     for unit in units:
@@ -133,24 +133,24 @@ def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple
 
 
 def _list_members(path: str, *, source: int) -> list[Unit]:
-    """The books of a compressed archive, which is one stream: to know the size of all it is read to its end."""
+    """List the books of a compressed archive; reads the whole stream to know their sizes."""
     whole = Split(source, path, 0, -1, storage.size_of(path), 0)
     members = enumerate(read_members(whole, suffixes=BOOK_SUFFIXES))
     return [Unit(whole, len(member.data), number) for number, member in members if member.data is not None]
 
 
 def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
-    """CPU seconds of reading past all of a stream, by its beginning: what a split costs that takes next to nothing."""
+    """CPU seconds to skip through a stream, measured on its beginning with a split that takes almost no document."""
     idle = replace(unit.split, part=_NO_PART, parts=_NO_PART + 1)
     source = source.model_copy(update={"clean_documents": None})
     started = time.process_time()
-    with suppress(ValueError):  # it breaks off; what else is wrong shows when it is read
+    with suppress(ValueError):  # the stream is cut off; other faults show when it is read
         deque(_read_beginning(replace(unit, split=idle), source=source), maxlen=0)
     return (time.process_time() - started) * unit.split.num_bytes / unit.size
 
 
 def _read_beginning(unit: Unit, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """What stands in the first bytes of a compressed stream: a copy of them is read up to where it breaks off."""
+    """Read the documents in the first `unit.size` bytes of a compressed stream, from a copy that is cut off there."""
     path = unit.split.path
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / Path(path).name

@@ -1,4 +1,4 @@
-"""Documents to masked sentence pairs: segments, pairs, rows, masks, and how often a document is passed over."""
+"""From documents to masked sentence pairs: segments, pairs, rows, masks, and the number of passes per document."""
 
 from pipeline.instances.bucket import Instances
 from pipeline.instances.masking import Masks

@@ -1,6 +1,6 @@
-"""All rows of a bucket, as pairs first and as masked rows when asked for: what the shard writer calls.
+"""All rows of a bucket, for the shard writer: pairs at once, masked rows on demand.
 
-The pairs of every pass are held (40 bytes a row); rows and masks are made a batch at a time, in any order.
+The pairs of all passes are held in memory (40 bytes a row); rows and masks are made in batches, in any order.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 
 class Instances:
-    """Every row of every pass over the documents of a bucket; strict or reference as the config says.
+    """All rows of all passes over the documents of a bucket, in config.mode (strict or reference).
 
-    `passes` of each document (strict mode; None: config.passes of all).
-
-    Raises ValueError for fewer than two documents (random_document), two with one id, or one without tokens.
-    The same set of documents gives the same rows, whatever its order; only their order follows the ids.
+    `passes`: number for each document (strict mode; None: config.passes for all). The same set of documents gives the
+    same rows in any order. Raises ValueError for fewer than two documents (random_document), two with the same id, or
+    one without tokens.
     """
 
     def __init__(
@@ -42,16 +41,15 @@ class Instances:
             self.pairs, self._reference_masks = make_reference(documents, config=config, tokenizer=tokenizer)
         else:
             count = config.passes if passes is None else max(passes)
-            tables = [
-                make_pairs(documents, config=config, pass_number=number, passes=passes) for number in range(count)
-            ]
-            self.pairs = PairTable.concatenate(tables)
+            self.pairs = PairTable.concatenate(
+                [make_pairs(documents, config=config, pass_number=number, passes=passes) for number in range(count)]
+            )
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def batch(self, rows: npt.NDArray[np.int64]) -> tuple[Rows, list[Masks]]:
-        """These rows (indices into `pairs`), in this order, with their masks_per_pair mask sets."""
+        """Make these rows (indices into `pairs`), in this order, and their masks_per_pair mask sets."""
         pairs = self.pairs.take(rows)
         made = assemble_rows(self._documents, pairs, special=self._tokenizer.special, seed=self._config.seed)
         if self._reference_masks is not None:

@@ -1,7 +1,7 @@
-"""Masked positions and what stands there, for a whole batch of rows at once (Devlin et al. 2019, appendix A.1).
+"""Choose masked positions and their replacements, for a batch of rows at once (Devlin et al. 2019, appendix A.1).
 
-Draws are counters keyed by (row, mask set, token), so that rows may come in any batches and any order. The first set
-costs 60 ns a token, each further one 40: the words are found once.
+Draws are counters keyed by (row, mask set, token), so that the result does not depend on batches or order. The first
+set costs 60 ns a token, each further one 40, because the words are found once.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _U16, _U32, _U48, _LOW_16 = np.uint64(16), np.uint64(32), np.uint64(48), np.uint
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """One mask set of n rows: row r has entries offsets[r] to offsets[r + 1], at least one.
+    """One mask set of n rows: row r has the entries offsets[r]:offsets[r + 1], at least one.
 
-    positions: uint16[m], ascending within a row, counted from its [CLS]. inputs: id dtype[m], the ids that stand there
-    after masking; the label is the row's id at the position. offsets: int64[n + 1].
+    positions: uint16[m], ascending within a row, counted from its [CLS]. inputs: id dtype[m], the input ids there after
+    masking; the label is the row's id at the position. offsets: int64[n + 1].
     """
 
     positions: npt.NDArray[np.uint16]
@@ -46,7 +46,7 @@ class Masks:
         return int(self.offsets.size) - 1
 
     def take(self, rows: Int64s) -> Masks:
-        """These rows, in this order."""
+        """Select these rows, in this order."""
         begin, length = self.offsets[rows], np.diff(self.offsets)[rows]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])
         gather = np.repeat(begin - offsets[:-1], length) + np.arange(offsets[-1])
@@ -54,7 +54,7 @@ class Masks:
 
 
 def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int) -> Int64s:
-    """N = min(max_predictions, max(1, round(probability x length))), halves to even, specials counted."""
+    """N = min(max_predictions, max(1, round(probability * length))); rounds half to even; lengths include specials."""
     wanted: Int64s = np.maximum(1, np.rint(lengths * probability)).astype(np.int64)
     return np.minimum(max_predictions, wanted)
 
@@ -62,16 +62,16 @@ def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int)
 def make_masks(
     rows: Rows, *, config: PipelineConfig, tokenizer: WordTokenizer, mask_sets: Sequence[int]
 ) -> list[Masks]:
-    """The mask sets with these numbers, of these rows (strict mode).
+    """Make the mask sets with these numbers for the rows (strict mode).
 
-    Words are tried in random order. The first is masked whole even where it alone passes the budget N (but not
-    max_predictions); a later one that would pass it is left alone and others are tried, until N is reached. Of the
-    words, 80% become [MASK] in all their pieces, 10% stay, and 10% get for each piece a random id that is neither
-    special nor unused; with replacement_draw: piece this is drawn for each piece. Special tokens are no targets. A row
-    of nothing but [UNK], or of one word longer than max_predictions, has N of its tokens masked rather than nothing.
+    Words are tried in random order. The first is masked whole even if it alone exceeds the budget N (but not
+    max_predictions); later words that would exceed it are skipped, until N is reached. 80% of the words become [MASK]
+    in all pieces, 10% stay, and in 10% each piece gets a random id, neither special nor unused; with
+    replacement_draw: piece the kind is drawn for each piece. Special tokens are never targets. If a row has only [UNK]
+    or one word longer than max_predictions, N of its tokens are masked.
 
-    masking: token takes every token as a word. masking: span orders whole spans of words (spans.draw_spans) instead of
-    words, tries their words from left to right, and draws 80/10/10 for each span.
+    masking: token treats every token as a word. masking: span orders spans of words (spans.draw_spans) instead of
+    words, tries the words of a span from left to right, and draws 80/10/10 for each span.
     """
     is_special = np.zeros(tokenizer.vocab_size, np.bool_)
     is_special[tokenizer.special_ids] = True
@@ -94,8 +94,8 @@ def make_masks(
 class _Batch:
     """Some rows and their candidate words, in order.
 
-    begin, length, row: int64 per word, its first token, tokens and row. per_row: words of each row; first: the first of
-    them. counters: uint64 per word, for draws by its position in the row. budget: N of each row. special: bool a token.
+    For each word: begin (first token), length (in tokens), row, and counters for draws by its position in the row. For
+    each row: per_row (number of words), first (its first word) and budget (N). special: bool for each token.
     """
 
     ids: Ids
@@ -117,8 +117,8 @@ class _Batch:
         ids, offsets = rows.ids[low:high], rows.offsets[first : last + 1] - low
         special = is_special[ids]
         if config.masking == "token":
-            begin, length = np.flatnonzero(~special), np.ones(1, np.int64)
-            length = np.broadcast_to(length, begin.shape)
+            begin = np.flatnonzero(~special)
+            length = np.broadcast_to(np.ones(1, np.int64), begin.shape)
         else:
             begin = np.flatnonzero(rows.word_starts[low:high])
             length = np.diff(begin, append=ids.size)
@@ -136,7 +136,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """Chosen words in order: row, first token, tokens, and the first token of what is masked together with it."""
+    """Chosen words in order: row, first token, number of tokens, and first token of the unit masked together."""
 
     row: Int64s
     begin: Int64s
@@ -145,7 +145,7 @@ class _Words:
 
 
 def _batches(offsets: Int64s) -> list[tuple[int, int]]:
-    """Consecutive ranges of rows of about _BATCH_TOKENS tokens; the result never depends on them."""
+    """Consecutive ranges of rows with about _BATCH_TOKENS tokens; the masks do not depend on them."""
     batches = []
     begin, count = 0, offsets.size - 1
     while begin < count:
@@ -157,7 +157,7 @@ def _batches(offsets: Int64s) -> list[tuple[int, int]]:
 
 
 def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig) -> _Words:
-    """The words to predict; every row has at least one."""
+    """Choose the words to predict: at least one in each row."""
     priority = draws.mix(np.repeat(keys ^ _ORDER, batch.per_row) + batch.counters) >> _U32
     unit = batch.begin
     if config.masking == "span":
@@ -166,7 +166,7 @@ def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig)
         heads = draw_spans(lengths, joined=joined & (np.diff(batch.row, prepend=-1) == 0))
         unit, priority = batch.begin[heads], priority[heads]
 
-    # Sorting costs most, so words of high value are left out first; rows for which that was too few are done again.
+    # Sorting costs most, so words with a high draw are left out first; rows that fall short are done again with all.
     limit = np.uint64(min(1.0, 1.5 * config.masked_probability + 0.03) * 2.0**32)
     early = np.flatnonzero(priority < limit)
     chosen, left = _take_until(batch, early, priority=priority)
@@ -182,10 +182,10 @@ def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig)
 
 
 def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tuple[Int64s, Int64s]:
-    """Of these words those taken, and what is left of each row's budget.
+    """Select words in order of priority; return them and what is left of each row's budget.
 
-    Exactly the loop "take the first; take each later word that fits what is left", in one round for the words up to the
-    first that does not fit, and one more for each such word with something left after it.
+    Equals the loop "take the first; take each later word that fits the rest of the budget". One round handles the words
+    up to the first that does not fit.
     """
     row = batch.row[words]
     order = row.astype(np.uint64) << _U48
@@ -215,7 +215,7 @@ def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tup
 
 
 def _fill_empty(batch: _Batch, words: _Words, *, empty: Int64s, keys: draws.UInt64s) -> _Words:
-    """Give rows without a usable word N single tokens of what they have. Rare, so a loop."""
+    """Choose N single tokens in each row without a usable word. Rare, hence a loop."""
     added: list[Int64s] = []
     for row in empty.tolist():
         inside = np.arange(batch.offsets[row] + 1, batch.offsets[row + 1] - 1)
@@ -239,7 +239,7 @@ def _fill_empty(batch: _Batch, words: _Words, *, empty: Int64s, keys: draws.UInt
 def _replace(
     batch: _Batch, words: _Words, *, keys: draws.UInt64s, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[npt.NDArray[np.uint16], Ids, Int64s]:
-    """Positions of all pieces of the words, the ids to put there, and their number in each row."""
+    """Positions of all pieces of the words, their replacement ids, and the number of pieces in each row."""
     place = np.repeat(words.begin - (np.cumsum(words.length) - words.length), words.length)
     place += np.arange(place.size)
     row = np.repeat(words.row, words.length)

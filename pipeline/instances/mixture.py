@@ -1,6 +1,6 @@
-"""Mixtures: how many passes over a document its source's weight gives. Pure.
+"""Mixtures: the number of passes over a document, by the weight of its source.
 
-A function of (seed, document id, weight, passes) alone, so that any number of workers gives the same rows.
+A function of (seed, document id, weight, passes) only, so that any number of workers gives the same rows.
 """
 
 from __future__ import annotations
@@ -15,25 +15,16 @@ from pipeline.tokenizer import TokenizedDocument
 
 
 def passes_of(document_id: bytes, *, weight: float, passes: int, seed: int) -> int:
-    """The whole part of weight x passes, and one more for the share of documents that the rest of it says.
-
-    0: the document is dropped.
-    """
-    product = weight * passes
-    whole = math.floor(product)
-    rest = product - whole
-    if not rest:
-        return whole
-    return whole + (draws.key(seed, "weight", document_id) < rest * 2.0**64)
+    """Round weight * passes up with the probability of its fraction (drawn by document id), else down; 0: drop it."""
+    rest, whole = math.modf(weight * passes)
+    return int(whole) + (rest > 0 and draws.key(seed, "weight", document_id) < rest * 2.0**64)
 
 
 def list_passes(documents: Sequence[TokenizedDocument], *, config: PipelineConfig, split: SplitName) -> list[int]:
-    """Passes over each document, at least 1 (those of 0 are dropped while reading); held-out ones have at most
-    config.passes."""
+    """Passes over each document: at least 1 (others are dropped while reading), at most config.passes if held out."""
     weights = config.source_weights
-    most = config.passes if split == "validation" else None
-    found = [
+    found = (
         passes_of(document.id, weight=weights[document.source], passes=config.passes, seed=config.seed)
         for document in documents
-    ]
-    return [max(1, number if most is None else min(number, most)) for number in found]
+    )
+    return [max(1, min(number, config.passes) if split == "validation" else number) for number in found]

@@ -1,8 +1,8 @@
-"""Sentence pairs as token ranges: which run of which document stands in the first and the second segment.
+"""Sentence pairs as token ranges of documents: the first and the second segment of each row.
 
 The loop is that of the published algorithm (Devlin et al. 2019, section 3.1 and appendix A.2) and works on sentence
 lengths, never on tokens. Reference mode consumes one generator in the published order; strict mode has a stream keyed
-by (seed, document id, pass) for each document, so its pairs depend on the set of documents alone, not on their order.
+by (seed, document id, pass) for each document, so that its pairs do not depend on the order of the documents.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pipeline.instances.segments import (
     Corpus,
     Int32s,
     Segment,
-    Tokens,
     cut_units,
     fit_one,
     fit_two,
@@ -30,6 +29,7 @@ from pipeline.instances.segments import (
     units_before,
     units_segment,
 )
+from pipeline.tokenizer import TokenizedDocument
 
 NEXT, NOT_NEXT, NO_LABEL = 0, 1, -1
 _TRIES = 10
@@ -37,17 +37,17 @@ _TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The quirks of the published algorithm, each with its name: STRICT mends them, REFERENCE keeps them."""
+    """Quirks of the published algorithm: STRICT fixes them (true), REFERENCE keeps them (false)."""
 
     target_per_pair: bool
-    """Draw the target length for each pair; else once per document and pass, which costs fill."""
+    """Draw the target length for each pair; else once per document and pass, which fills rows less."""
     balance_labels: bool
-    """A pair has a true next segment to choose wherever the document has one (see _pair_document); else chunks of a
-    single sentence are always labelled as not next, and 50 to 60% of labels are."""
+    """Offer a true next segment whenever the document has one (see pair_document); else chunks of one sentence are
+    always NOT_NEXT, as are 50 to 60% of all labels."""
     whole_word_cuts: bool
-    """Truncate between words, and cut sentences longer than a row into shorter runs; else anywhere."""
+    """Truncate between words, and cut sentences longer than a row into shorter runs; else truncate anywhere."""
     other_document: bool
-    """A negative never comes from the same document nor equals the true next; else up to ten tries, then whatever."""
+    """A negative never comes from the same document nor equals the true next; else ten tries avoid the document."""
 
 
 STRICT = Rules(target_per_pair=True, balance_labels=True, whole_word_cuts=True, other_document=True)
@@ -55,7 +55,7 @@ REFERENCE = Rules(target_per_pair=False, balance_labels=False, whole_word_cuts=F
 
 
 class Pair(NamedTuple):
-    """Two segments; the second is None, and the label NO_LABEL, where there is no pair."""
+    """Two segments and NEXT or NOT_NEXT, or one segment with None and NO_LABEL."""
 
     first: Segment
     second: Segment | None
@@ -64,10 +64,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairTable:
-    """Pairs as columns, all of one length n. Documents are indices into the list that make_pairs was given.
+    """Pairs as columns of length n. Documents are indices into the list given to make_pairs.
 
-    second_document is -1 where there is no second segment; label: 0 next, 1 not, -1 none. ordinal counts the pairs of
-    a document within its pass.
+    second_document is -1 if there is no second segment. label: NEXT, NOT_NEXT or NO_LABEL. ordinal counts the pairs of
+    a document within a pass.
     """
 
     first_document: Int32s
@@ -82,55 +82,48 @@ class PairTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[PairTable]) -> PairTable:
-        """The rows of all tables, one after another; all must be of the same documents."""
+        """Concatenate tables of the same documents."""
         names = [field.name for field in fields(cls)]
         return cls(*(np.concatenate([getattr(table, name) for table in tables]) for name in names))
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[tuple[Pair, int, int]], *, documents: Sequence[int]) -> PairTable:
-        """Columns of (pair, ordinal, pass number); document d of a pair becomes documents[d]."""
+        """Make a table of (pair, ordinal, pass number); document d of a pair becomes documents[d]."""
         rows = [(*pair.first, *(pair.second or (-1, 0, 0)), pair.label, *rest) for pair, *rest in pairs]
         columns = np.array(rows, np.int64).reshape(-1, 9).T
         given = np.array([*documents, -1], np.int64)
         columns[0], columns[3] = given[columns[0]], given[columns[3]]
-        numbers = [np.ascontiguousarray(column, np.int32) for column in columns]
-        return cls(
-            first_document=numbers[0],
-            first_start=numbers[1],
-            first_stop=numbers[2],
-            second_document=numbers[3],
-            second_start=numbers[4],
-            second_stop=numbers[5],
-            label=numbers[6].astype(np.int8),
-            ordinal=numbers[7],
-            pass_number=numbers[8],
-        )
+        numbers: list[Any] = [np.ascontiguousarray(column, np.int32) for column in columns]
+        numbers[6] = numbers[6].astype(np.int8)
+        return cls(*numbers)
 
     def __len__(self) -> int:
         return int(self.label.size)
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | slice) -> PairTable:
-        """These rows (indices or a slice), in this order."""
+        """Select these rows (indices or a slice), in this order."""
         return PairTable(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @property
     def num_tokens(self) -> npt.NDArray[np.int64]:
         """Length of each row, special tokens included."""
         second = self.second_stop - self.second_start
-        return (self.first_stop - self.first_start + second + np.where(self.second_document >= 0, 3, 2)).astype(
-            np.int64
-        )
+        num_special = np.where(self.second_document >= 0, 3, 2)
+        return (self.first_stop - self.first_start + second + num_special).astype(np.int64)
 
 
 def make_pairs(
-    documents: Sequence[Tokens], *, config: PipelineConfig, pass_number: int, passes: Sequence[int] | None = None
+    documents: Sequence[TokenizedDocument],
+    *,
+    config: PipelineConfig,
+    pass_number: int,
+    passes: Sequence[int] | None = None,
 ) -> PairTable:
-    """All pairs of one pass over the documents of a bucket, in the order of document ids (strict mode).
+    """Make all pairs of one pass over the documents of a bucket, in the order of document ids (strict mode).
 
-    `passes`: how many each document takes part in (None: all do); the others still lend their text to negatives. Every
-    document that takes part gives at least one pair. The result names the same texts whatever the order of
-    `documents`. Raises ValueError for two documents with one id, a document without tokens, or (random_document)
-    fewer than two.
+    `passes`: for each document the number of passes in which it gives pairs, at least one in each (None: in all); in
+    others it only supplies negatives. The order of `documents` does not matter. Raises ValueError for two documents
+    with the same id, a document without tokens, or (random_document) fewer than two documents.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     check_documents(documents, next_sentence=config.next_sentence)
@@ -165,15 +158,15 @@ def pair_document(
     rules: Rules,
     rng: random.Random,
 ) -> Iterator[Pair]:
-    """Pairs of one document, each truncated to the row. `rng` may be consumed by others between two pairs.
+    """Yield the pairs of one document, truncated to the row. The caller may draw from `rng` between two pairs.
 
-    Units are appended to a chunk until it reaches the target; a uniform number of them is A. B is the rest (a true
-    next), or comes from a uniform unit of another document, and the unused units are put back.
+    Units are appended to a chunk until it reaches the target length; a uniform number of them becomes A. B is the rest
+    (the true next), or starts at a uniform unit of another document; then the unused units are put back.
 
-    balance_labels: the label is a fair coin wherever the document has a true next. So a chunk takes a second unit
-    even where the first reaches the target alone; the last unit, where it is left alone, is A before a negative or B
-    after the units before it (which are used once more); and a document of one sentence is two units (cut_units).
-    What is left are documents of a single word: always negative.
+    balance_labels: the label is a fair coin whenever the document has a true next. Therefore a chunk takes a second
+    unit even if the first alone reaches the target; a last unit left alone is A before a negative, or B after the
+    units before it (which are used again); and a document of one sentence has two units (cut_units). Only documents
+    of one word are always negative.
     """
     bounds = corpus.bounds[index]
     last = len(bounds) - 1
@@ -226,12 +219,12 @@ def pair_document(
 
 
 def fewest_documents(next_sentence: NextSentence) -> int:
-    """How many documents a part of a set needs: a wrong next sentence may have to come from another."""
+    """Smallest number of documents in a part of a set: negatives of random_document come from another one."""
     return 2 if next_sentence == "random_document" else 1
 
 
-def check_documents(documents: Sequence[Tokens], *, next_sentence: NextSentence) -> None:
-    """Raise ValueError for what pairing cannot work with: too few documents, one without tokens, one given twice."""
+def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: NextSentence) -> None:
+    """Raise ValueError for too few documents, one without tokens, or one given twice."""
     if next_sentence == "random_document" and len(documents) < 2:
         raise ValueError(
             f"next_sentence: random_document takes second segments from other documents, but there are "
@@ -240,7 +233,7 @@ def check_documents(documents: Sequence[Tokens], *, next_sentence: NextSentence)
     seen: set[bytes] = set()
     for document in documents:
         if document.id in seen:
-            raise ValueError(f"document id {document.id.hex()} stands twice in a bucket; drop duplicates first")
+            raise ValueError(f"document id {document.id.hex()} appears twice in a bucket; drop duplicates first")
         seen.add(document.id)
         if not document.ids.size:
             raise ValueError(f"document {document.id.hex()} has no tokens; drop it before pairing")
@@ -249,10 +242,10 @@ def check_documents(documents: Sequence[Tokens], *, next_sentence: NextSentence)
 def _draw_other(
     corpus: Corpus, first: Segment, *, length: int, rules: Rules, required: bool, rng: random.Random
 ) -> Segment | None:
-    """Units of another document from a uniform one on, until they reach `length` tokens (at least one unit).
+    """Draw consecutive units of another document, from a uniform one on, with `length` tokens in all if possible.
 
-    other_document: never from the same document, and None where every try gave the very text that follows `first`,
-    unless a segment is `required`.
+    other_document: never of the same document; None if every try gave the text that follows `first` and no segment is
+    `required`.
     """
     for _ in range(_TRIES):
         index = _draw_document(len(corpus.documents), but=first.document, rules=rules, rng=rng)
@@ -277,7 +270,7 @@ def _draw_document(count: int, *, but: int, rules: Rules, rng: random.Random) ->
 
 
 def _follows(corpus: Corpus, first: Segment, other: Segment) -> bool:
-    """Whether the tokens of `other` are those that come after `first` in its document."""
+    """Whether the tokens of `other` equal those after `first` in its document."""
     own, foreign = corpus.documents[first.document].ids, corpus.documents[other.document].ids
     if first.stop >= own.size or own[first.stop] != foreign[other.start]:
         return False

@@ -1,8 +1,7 @@
 """The published instance creation, draw for draw (google-research/bert, create_pretraining_data.py).
 
-One random.Random is consumed in the published order: documents shuffled, then for each document and pass the pairs,
-each masked before the next is made, and at the end all instances shuffled. `python -m pipeline.instances.reference`
-prints them.
+One random.Random is consumed in the published order: shuffle the documents; for each pass and document make the pairs,
+masking each before the next is made; shuffle all instances. `python -m pipeline.instances.reference` prints them.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import json
 import random
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,24 +31,21 @@ _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5
 def make_reference(
     documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[PairTable, Masks]:
-    """Pairs and masks of all passes over a bucket, as the published script gives for one shard of input, unshuffled.
+    """Make pairs and masks of all passes over a bucket, like the published script for one shard of input, unshuffled.
 
-    The stream is seeded by the documents' ids, and they start in the order of their ids, so that the order of
-    `documents` does not matter.
+    The order of `documents` does not matter: they are sorted by id, and the generator is seeded by the ids.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     rng = draws.stream(config.seed, "reference", *(documents[index].id for index in order))
     rng.shuffle(order)
-    maker = ReferenceMaker(
-        [documents[index] for index in order],
-        tokenizer=tokenizer,
+    settings = ReferenceSettings(
         max_seq_length=config.max_seq_length,
         max_predictions=config.predictions,
         short_sequence_probability=config.short_sequence_probability,
         masked_probability=config.masked_probability,
         whole_word=config.masking == "whole_word",
-        rng=rng,
     )
+    maker = ReferenceMaker([documents[index] for index in order], tokenizer=tokenizer, settings=settings, rng=rng)
     tables: list[PairTable] = []
     positions, inputs, counts = array("H"), array("i"), array("q", [0])
     for pass_number in range(config.passes):
@@ -68,45 +65,45 @@ def make_reference(
     return PairTable.concatenate(tables), masks
 
 
+@dataclass(frozen=True, slots=True)
+class ReferenceSettings:
+    """Options of the published script."""
+
+    max_seq_length: int
+    max_predictions: int
+    short_sequence_probability: float
+    masked_probability: float
+    whole_word: bool
+
+
 class ReferenceMaker:
-    """Makes the instances of one stream of documents, in their order, with one generator."""
+    """Makes the instances of a sequence of documents, in order, with one generator."""
 
     def __init__(
         self,
         documents: Sequence[TokenizedDocument],
         *,
         tokenizer: WordTokenizer,
-        max_seq_length: int,
-        max_predictions: int,
-        short_sequence_probability: float,
-        masked_probability: float,
-        whole_word: bool,
+        settings: ReferenceSettings,
         rng: random.Random,
     ) -> None:
         self._corpus = Corpus(documents, bounds=[whole_units(document) for document in documents])
-        self._tokenizer = tokenizer
-        self._max_seq_length = max_seq_length
-        self._max_predictions = max_predictions
-        self._short_sequence_probability = short_sequence_probability
-        self._masked_probability = masked_probability
-        self._whole_word = whole_word
-        self._rng = rng
-        special = tokenizer.special
-        self._skipped = {special.cls, special.sep}
+        self._tokenizer, self._settings, self._rng = tokenizer, settings, rng
+        self._skipped = {tokenizer.special.cls, tokenizer.special.sep}
         self._continues = [token.startswith(PIECE_PREFIX) for token in tokenizer.tokens]
-        if whole_word and not any(self._continues):
+        if settings.whole_word and not any(self._continues):
             raise ValueError(
                 f"published whole-word masking joins pieces that begin with {PIECE_PREFIX}, and the vocabulary has "
                 f"none; use mode: strict, which takes words from the tokenizer, or masking: token"
             )
 
     def instances(self, index: int) -> Iterator[tuple[Pair, dict[int, int]]]:
-        """Pairs of document `index`, each with its masked positions (ascending) and the ids put there."""
+        """Yield the pairs of document `index`, each with {masked position: replacement id} in ascending order."""
         pairs = pair_document(
             self._corpus,
             index=index,
-            max_seq_length=self._max_seq_length,
-            short_sequence_probability=self._short_sequence_probability,
+            max_seq_length=self._settings.max_seq_length,
+            short_sequence_probability=self._settings.short_sequence_probability,
             next_sentence="random_document",
             rules=REFERENCE,
             rng=self._rng,
@@ -115,27 +112,27 @@ class ReferenceMaker:
             yield pair, self._mask(self.row(pair))
 
     def row(self, pair: Pair) -> list[int]:
-        """Ids of [CLS] A [SEP] B [SEP]."""
+        """Token ids of [CLS] A [SEP] B [SEP]."""
+        assert pair.second is not None  # random_document always has a second segment
         special = self._tokenizer.special
         return [special.cls, *self._ids(pair.first), special.sep, *self._ids(pair.second), special.sep]
 
-    def _ids(self, segment: Segment | None) -> list[int]:
-        assert segment is not None  # random_document always has a second segment
+    def _ids(self, segment: Segment) -> list[int]:
         ids: Ids = self._corpus.documents[segment.document].ids[segment.start : segment.stop]
         return list(map(int, ids))
 
     def _mask(self, ids: list[int]) -> dict[int, int]:
-        rng = self._rng
+        rng, settings = self._rng, self._settings
         words: list[list[int]] = []
         for position, token in enumerate(ids):
             if token in self._skipped:
                 continue
-            if self._whole_word and words and self._continues[token]:
-                words[-1].append(position)  # even across [SEP], and even where [SEP] stands between
+            if settings.whole_word and words and self._continues[token]:
+                words[-1].append(position)  # even across a [SEP]
             else:
                 words.append([position])
         rng.shuffle(words)
-        budget = min(self._max_predictions, max(1, round(len(ids) * self._masked_probability)))
+        budget = min(settings.max_predictions, max(1, round(len(ids) * settings.masked_probability)))
         masked: dict[int, int] = {}
         for word in words:
             if len(masked) >= budget:
@@ -153,9 +150,9 @@ class ReferenceMaker:
 
 
 def read_files(paths: Sequence[str], *, tokenizer: WordTokenizer) -> list[TokenizedDocument]:
-    """Documents of text files, one sentence a line, separated by blank lines; as published, a file's end ends none.
+    """Read text files: one sentence a line; a blank line ends a document, the end of a file does not (as published).
 
-    ValueError: a file that is missing or not UTF-8, or no document at all.
+    Raises ValueError if a file is missing or not UTF-8, or if there is no document.
     """
     documents: list[list[str]] = [[]]
     for path in paths:
@@ -183,28 +180,14 @@ def reference_lines(
     documents: Sequence[TokenizedDocument],
     *,
     tokenizer: WordTokenizer,
-    max_seq_length: int,
-    max_predictions: int,
+    settings: ReferenceSettings,
     dupe_factor: int,
     seed: int,
-    whole_word: bool,
-    short_sequence_probability: float = 0.1,
-    masked_probability: float = 0.15,
 ) -> Iterator[str]:
-    """Instances as JSON lines: tokens after masking, segment_ids, is_random_next, masked_lm_positions and _labels."""
-    rng = random.Random(seed)
-    shuffled = list(documents)
+    """Yield JSON lines: tokens after masking, segment_ids, is_random_next, masked_lm_positions, masked_lm_labels."""
+    rng, shuffled = random.Random(seed), list(documents)
     rng.shuffle(shuffled)
-    maker = ReferenceMaker(
-        shuffled,
-        tokenizer=tokenizer,
-        max_seq_length=max_seq_length,
-        max_predictions=max_predictions,
-        short_sequence_probability=short_sequence_probability,
-        masked_probability=masked_probability,
-        whole_word=whole_word,
-        rng=rng,
-    )
+    maker = ReferenceMaker(shuffled, tokenizer=tokenizer, settings=settings, rng=rng)
     instances = [
         instance for _ in range(dupe_factor) for index in range(len(shuffled)) for instance in maker.instances(index)
     ]
@@ -231,9 +214,7 @@ def reference_lines(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the instances of text files; exit status 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m pipeline.instances.reference", description=main.__doc__)
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="text, a sentence a line, blank line between documents"
-    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="one sentence a line, a blank line between documents")
     parser.add_argument("--vocab", required=True, help="vocab.txt or tokenizer.json")
     parser.add_argument("--cased", action="store_true", help="the vocab.txt is cased")
     parser.add_argument("--max-seq-length", type=int, required=True)
@@ -247,18 +228,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.max_seq_length < 5:
         raise ValueError(f"--max-seq-length {options.max_seq_length}: two tokens and three specials need at least 5")
     tokenizer = WordTokenizer.from_path(options.vocab, lowercase=not options.cased)
-    lines = reference_lines(
-        read_files(options.files, tokenizer=tokenizer),
-        tokenizer=tokenizer,
+    settings = ReferenceSettings(
         max_seq_length=options.max_seq_length,
         max_predictions=options.max_predictions,
-        dupe_factor=options.dupe_factor,
-        seed=options.seed,
-        whole_word=options.whole_word,
         short_sequence_probability=options.short_seq_prob,
         masked_probability=options.masked_lm_prob,
+        whole_word=options.whole_word,
     )
-    for line in lines:
+    documents = read_files(options.files, tokenizer=tokenizer)
+    for line in reference_lines(
+        documents, tokenizer=tokenizer, settings=settings, dupe_factor=options.dupe_factor, seed=options.seed
+    ):
         print(line)
     return 0
 

@@ -1,7 +1,4 @@
-"""From token ranges to rows: [CLS] A [SEP] B [SEP] as flat arrays for a whole batch of pairs.
-
-One concatenation for the ids and one for the word starts; 3 us a row.
-"""
+"""From token ranges to rows: [CLS] A [SEP] B [SEP] as flat arrays for a batch of pairs; 3 us a row."""
 
 from __future__ import annotations
 
@@ -14,8 +11,7 @@ import numpy.typing as npt
 
 from pipeline import draws
 from pipeline.instances.pairs import PairTable
-from pipeline.instances.segments import Tokens
-from pipeline.tokenizer import SpecialIds
+from pipeline.tokenizer import SpecialIds, TokenizedDocument
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -24,11 +20,11 @@ Ids: TypeAlias = npt.NDArray[Any]
 class Rows:
     """n unmasked rows. Row r is ids[offsets[r]:offsets[r + 1]].
 
-    ids: id dtype of the documents, [total]. offsets: int64[n + 1]. word_starts: bool[total], true on special tokens and
-    on the first token of each segment too, so no word crosses a [SEP]. first_length: int32[n], [CLS] and [SEP]
-    included. label: int8[n], -1 where there is none. document_id, second_document_id: uint8[n, 16], the latter zero
-    where has_second (bool[n]) is false. pass_number: int32[n]. source: uint16[n], of the first document.
-    keys: uint64[n], a random key for the masks of each row.
+    ids: id dtype of the documents, [total]. offsets: int64[n + 1]. word_starts: bool[total], also true on special
+    tokens and on the first token of each segment, so that no word crosses a [SEP]. first_length: int32[n], with [CLS]
+    and [SEP]. label: int8[n], -1 for none. document_id, second_document_id: uint8[n, 16], the latter zero if has_second
+    (bool[n]) is false. pass_number: int32[n]. source: uint16[n], of the first document. keys: uint64[n], random keys
+    for the masks.
     """
 
     ids: Ids
@@ -47,10 +43,10 @@ class Rows:
         return int(self.label.size)
 
 
-def assemble_rows(documents: Sequence[Tokens], pairs: PairTable, *, special: SpecialIds, seed: int) -> Rows:
-    """Rows of these pairs, in their order. `documents` is the list that the pairs index.
+def assemble_rows(documents: Sequence[TokenizedDocument], pairs: PairTable, *, special: SpecialIds, seed: int) -> Rows:
+    """Assemble the rows of `pairs`, in order. `documents` is the list that the pairs index.
 
-    keys depend on (seed, document id, pass, ordinal) alone, so that pairs get the same masks in any batches and order.
+    keys depend on (seed, document id, pass, ordinal) only, so that masks do not depend on batches or order.
     """
     dtype = documents[0].ids.dtype if documents else np.dtype(np.uint16)
     cls, sep = np.array([special.cls], dtype), np.array([special.sep], dtype)

@@ -1,6 +1,6 @@
-"""Segments of documents as token ranges: where sentences end, and how a segment is cut to fit a row.
+"""Segments of documents as token ranges: bounds of sentences, and truncation to fit a row.
 
-Pure; works on lengths and word starts, never on the tokens themselves.
+Pure; works on lengths and word starts, never on the tokens.
 """
 
 from __future__ import annotations
@@ -9,43 +9,20 @@ import random
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline import draws
 from pipeline.config import NextSentence
+from pipeline.tokenizer import TokenizedDocument
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 
 
-class Tokens(Protocol):
-    """What pairing needs of a document (wordpieces.TokenizedDocument has it)."""
-
-    @property
-    def id(self) -> bytes:
-        """16 bytes."""
-
-    @property
-    def ids(self) -> npt.NDArray[Any]:
-        """Token ids."""
-
-    @property
-    def word_starts(self) -> npt.NDArray[np.bool_]:
-        """True on the first token of each word."""
-
-    @property
-    def sentence_lengths(self) -> Int32s:
-        """Tokens per sentence."""
-
-    @property
-    def source(self) -> int:
-        """Index of its source."""
-
-
 class Segment(NamedTuple):
-    """Tokens start to stop of a document (index into the list given)."""
+    """Tokens start:stop of a document (an index into the given list)."""
 
     document: int
     start: int
@@ -53,9 +30,9 @@ class Segment(NamedTuple):
 
 
 class Corpus:
-    """Documents as the pairing loop sees them: for each the bounds of its units (sentences) and where words start."""
+    """Documents for the pairing loop, with the bounds of their units (sentences) and their word starts."""
 
-    def __init__(self, documents: Sequence[Tokens], *, bounds: Sequence[list[int]]) -> None:
+    def __init__(self, documents: Sequence[TokenizedDocument], *, bounds: Sequence[list[int]]) -> None:
         self.documents = documents
         self.bounds = bounds
         """bounds[d][u] is the first token of unit u of document d; the last entry is the number of tokens."""
@@ -63,21 +40,20 @@ class Corpus:
 
 
 def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
-    """Tokens of text that a row has room for: [CLS] and one [SEP], or two, are taken off."""
+    """Tokens of text that fit into a row besides [CLS] and its one or two [SEP]."""
     return max_seq_length - (2 if next_sentence == "none" else 3)
 
 
-def whole_units(document: Tokens) -> list[int]:
-    """Unit bounds that are the sentence bounds."""
+def whole_units(document: TokenizedDocument) -> list[int]:
+    """Unit bounds equal to the sentence bounds."""
     return [0, *np.cumsum(document.sentence_lengths, dtype=np.int64).tolist()]
 
 
-def cut_units(document: Tokens, *, room: int, rng_parts: tuple[int, bytes, int]) -> list[int]:
-    """Unit bounds of strict mode: sentences, but those longer than `room` tokens in runs, and never one unit alone.
+def cut_units(document: TokenizedDocument, *, room: int, rng_parts: tuple[int, bytes, int]) -> list[int]:
+    """Unit bounds of strict mode: sentences; those longer than `room` tokens are cut into runs.
 
-    Runs are of at most room // 4 tokens, about equal, and end between words; a word longer than a run is cut inside,
-    because it fits nowhere else. A document of one unit is cut in two at a word boundary, uniform by the key
-    (seed, document id, pass), for positives and negatives alike; one of a single word stays whole.
+    Runs have at most room // 4 tokens and end between words; only a word longer than a run is cut inside. A document of
+    one unit is cut in two at a word boundary, drawn uniformly by (seed, document id, pass); a single word stays whole.
     """
     bounds = whole_units(document)
     if len(bounds) > 2 and int(document.sentence_lengths.max()) <= room:
@@ -102,22 +78,22 @@ def cut_units(document: Tokens, *, room: int, rng_parts: tuple[int, bytes, int])
 
 
 def units_segment(corpus: Corpus, index: int, begin: int, end: int) -> Segment:
-    """Units begin to end of a document."""
+    """The segment of units begin:end of document `index`."""
     bounds = corpus.bounds[index]
     return Segment(index, bounds[begin], bounds[end])
 
 
 def units_before(bounds: list[int], begin: int, *, length: int) -> int:
-    """First of the units that end before `begin` and reach `length` tokens: at least one, all where none reaches."""
+    """First of the fewest units right before `begin` with at least `length` tokens (at least one unit, at most all)."""
     return max(0, min(bisect_right(bounds, bounds[begin] - length) - 1, begin - 1))
 
 
 def fit_two(
     corpus: Corpus, first: Segment, second: Segment, *, room: int, whole_words: bool, rng: random.Random
 ) -> tuple[Segment, Segment]:
-    """Truncate the longer of the two (the second where equal) until both fit: each token from front or back by a coin.
+    """Truncate the longer segment (the second if equal) until both fit; a coin takes each token from front or back.
 
-    whole_words: and then what is left of words that were cut into.
+    whole_words: also remove the rest of words that were cut.
     """
     if not whole_words:
         return _cut_tokens(first, second, room=room, rng=rng)
@@ -133,14 +109,14 @@ def fit_two(
 
 
 def fit_one(corpus: Corpus, segment: Segment, *, room: int, rng: random.Random) -> Segment:
-    """Truncate to `room` tokens between words, from front and back by a coin for each token."""
+    """Truncate to `room` tokens between words; a fair coin takes each token from front or back."""
     return _cut_words(corpus, segment, count=max(0, segment.stop - segment.start - room), rng=rng)
 
 
 def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Random) -> Segment:
-    """Take off at least `count` tokens, each from front or back by a fair coin, and then the words cut into.
+    """Remove `count` tokens, each from front or back by a fair coin, and the rest of words that were cut.
 
-    A word that alone fills what is left is cut inside, because it fits nowhere else.
+    If a single word fills all that is left, it is cut inside.
     """
     if count == 0:
         return segment
@@ -158,7 +134,7 @@ def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Rand
 
 
 def _cut_tokens(first: Segment, second: Segment, *, room: int, rng: random.Random) -> tuple[Segment, Segment]:
-    """As published: one draw for each token taken off."""
+    """Truncate as published: one draw for each token removed."""
     (document_1, start_1, stop_1), (document_2, start_2, stop_2) = first, second
     while stop_1 - start_1 + stop_2 - start_2 > room:
         at_front = rng.random() < 0.5

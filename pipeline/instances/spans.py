@@ -1,6 +1,6 @@
-"""Spans of words whose lengths follow SpanBERT's distribution (Joshi et al. 2020, section 3.1).
+"""Spans of words with the length distribution of SpanBERT (Joshi et al. 2020, section 3.1).
 
-Each row is cut into spans from left to right; which of them are masked is drawn afterwards.
+Each row is cut into spans from left to right; which spans are masked is drawn afterwards.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ SUCCESS = 0.2
 
 
 def span_length_shares() -> npt.NDArray[np.float64]:
-    """P(length = 1 .. 10): geometric with p = 0.2, cut off at 10 and normalised; mean 3.8 words."""
+    """P(length = 1 .. 10): geometric with p = 0.2, truncated at 10 and normalised; mean 3.8 words."""
     shares = SUCCESS * (1 - SUCCESS) ** np.arange(MAX_SPAN_WORDS)
     return np.asarray(shares / shares.sum())
 
 
 def draw_spans(words: UInt64s, *, joined: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """For each word the index of the first word of its span.
+    """Return for each word the index of the first word of its span.
 
-    words: 64 random bits for each word. joined: whether a word continues the text of the one before; spans never
-    cross where it does not ([SEP], [UNK], another row).
+    words: 64 random bits for each word. joined: whether a word directly follows the one before; a span never crosses
+    a gap ([SEP], [UNK], another row).
     """
     limits = np.array([threshold(share) for share in np.cumsum(span_length_shares())[:-1]], np.uint64)
     length = 1 + np.searchsorted(limits, words, side="right")

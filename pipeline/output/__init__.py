@@ -1,4 +1,4 @@
-"""The output of a build: its folder on a disk or a store, which build it is, and what is published in it."""
+"""The output of a build: its folder on a disk or store, the identity of the build, and the files published there."""
 
 from pipeline.output.folder import PUBLISHED, REPORT_NAME, OutputFolder, check_writable
 from pipeline.output.identity import MARK_NAME

@@ -1,4 +1,4 @@
-"""README.md of a data set: the front matter that `datasets.load_dataset(OUT)` reads, and what a user must know."""
+"""README.md of a data set: front matter for `datasets.load_dataset(OUT)`, and what a user must know."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIZES = (
 
 
 def render_card(manifest: Manifest) -> str:
-    """The card's text; the same for the same manifest."""
+    """Text of the card, a function of the manifest only."""
     splits: tuple[SplitName, ...] = ("train", "validation")
     present = [split for split in splits if manifest.shards_of(split)]
     front: dict[str, Any] = {
@@ -44,32 +44,32 @@ def render_card(manifest: Manifest) -> str:
         "",
         "# Sentence pairs for BERT pretraining",
         "",
-        "Built with Cloze. A row is one sentence pair, stored once and unmasked, with "
-        f"{count_of(manifest.mask_sets, 'precomputed mask set')} beside it. `report.html` shows the counts and some "
-        "rows; `manifest.json` lists every file with its hash.",
+        "Built with Cloze. Each row is one unmasked sentence pair with "
+        f"{count_of(manifest.mask_sets, 'precomputed mask set')}. `report.html` shows counts and sample rows; "
+        "`manifest.json` lists every file with its hash.",
         "",
         "| split | documents | rows | tokens | shards |",
         "|---|---:|---:|---:|---:|",
         *[_split_line(manifest, split) for split in present],
         "",
-        "| source | kind | language | weight | documents | training rows | tokens in them |",
+        "| source | kind | language | weight | documents | training rows | training tokens |",
         "|---|---|---|---:|---:|---:|---:|",
         *map(_source_line, manifest.statistics["sources"]),
         "",
-        "| column | what |",
+        "| column | content |",
         "|---|---|",
         "| `input_ids` | `[CLS] A [SEP] B [SEP]`, unmasked |",
         "| `num_tokens` | length of `input_ids` |",
-        "| `first_length` | tokens of the first segment, its `[CLS]` and `[SEP]` included |",
-        "| `next_sentence_label` | 0: B follows A; 1: it does not; null: there is no pair |",
-        "| `masked_positions`, `masked_inputs` | for each mask set the positions to predict and the ids shown there |",
-        "| `document_id`, `second_document_id` | hash of the text that A and B come from |",
-        "| `pass_number` | which pass over the corpus made the pair |",
-        f"| `source` | where A comes from: {', '.join(f'{n} {name}' for n, name in enumerate(manifest.sources))} |",
+        "| `first_length` | tokens of the first segment, including `[CLS]` and `[SEP]` |",
+        "| `next_sentence_label` | 0: B follows A; 1: it does not; null: the row has one segment |",
+        "| `masked_positions`, `masked_inputs` | for each mask set, the positions to predict and the ids shown there |",
+        "| `document_id`, `second_document_id` | hashes of the documents of A and B |",
+        "| `pass_number` | pass over the corpus that made the pair |",
+        f"| `source` | source of A: {', '.join(f'{n} {name}' for n, name in enumerate(manifest.sources))} |",
         "",
         *_notes(manifest),
         "",
-        "The texts keep the licences of their sources. Nothing here was reviewed by hand: it holds whatever they held.",
+        "The texts keep the licences of their sources. Their content was not reviewed by hand.",
         "",
         "## Settings",
         "",
@@ -85,7 +85,7 @@ def render_card(manifest: Manifest) -> str:
 
 
 def shown_settings(manifest: Manifest) -> dict[str, Any]:
-    """The set's settings, with the number of entries that its vocabulary has: a size was for a training."""
+    """Settings of the set with the real size of its vocabulary; vocabulary.size only applies to training one."""
     vocabulary = {**manifest.config.get("vocabulary", {}), "size": manifest.vocabulary_size}
     return {**manifest.config, "vocabulary": vocabulary}
 
@@ -106,37 +106,35 @@ def _source_line(source: Mapping[str, Any]) -> str:
 def _notes(manifest: Manifest) -> list[str]:
     notes = []
     if manifest.shards_of("validation"):
-        notes.append(
-            "Held-out documents were chosen by the hash of their text; none of them stands in the training rows."
-        )
+        notes.append("Held-out documents were chosen by the hash of their text; none appears in the training rows.")
     if manifest.config["mode"] == "reference":
-        notes.append("Made by the published algorithm as it is, one stream of documents a shard.")
+        notes.append("Built with the published algorithm unchanged, one stream of documents a shard.")
     if manifest.next_sentence == "random_document":
-        notes.append("A second segment that does not follow comes from another document of the same shard.")
+        notes.append("A second segment with label 1 comes from another document of the same shard.")
     weights = {source["name"]: source["weight"] for source in manifest.statistics["sources"]}
     if any(weight != 1 for weight in weights.values()):
         notes.append(
             "A source's weight times the number of passes is the mean number of passes over its training documents; "
-            "what is not whole is made up by hash: below 1 that share of the documents is kept. Held-out documents "
-            "are not repeated for a weight above 1. A text that stands in two sources counts for the one of the "
+            "the hash of a document decides whether the fraction adds a pass (below 1: whether it is kept). Held-out "
+            "documents are not repeated for a weight above 1. A text found in two sources counts for the one with the "
             "greater weight."
         )
     if manifest.statistics["notes"]:
-        noted = ", ".join(
-            f"{count:,} {reason.replace('_', ' ')}" for reason, count in manifest.statistics["notes"].items()
-        )
-        notes.append(f"Noted: {noted}.")
+        notes.append(f"Noted: {_list_reasons(manifest.statistics['notes'])}.")
     notes.append(_describe_text(manifest.statistics["text"]))
     if manifest.drops:
-        dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(manifest.drops.items()))
-        notes.append(f"Left out: {dropped}.")
+        notes.append(f"Left out: {_list_reasons(dict(sorted(manifest.drops.items())))}.")
     return notes
 
 
+def _list_reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in counts.items())
+
+
 def _describe_text(text: Mapping[str, str]) -> str:
-    """Case, accents and Hangul as the tokenizer leaves them."""
+    """How the tokenizer treats case, accents and Hangul."""
     case = {"kept": "Cased: capital letters are kept", "lowered": "Uncased: letters are lower-cased"}[text["case"]]
-    hangul = {"syllables": "Hangul syllables are whole", "jamo": "Hangul is taken apart into jamo"}[text["hangul"]]
+    hangul = {"syllables": "Hangul syllables are whole", "jamo": "Hangul is split into jamo"}[text["hangul"]]
     return f"{case}, accents are {text['accents']}, {hangul}."
 
 

@@ -1,7 +1,7 @@
-"""The output folder of a build: who may write there, what is left of an earlier build, and how a set becomes visible.
+"""The output folder of a build: who may write there, what an earlier build left, and how a set becomes visible.
 
-Everything is written under OUT/_tmp, where the lease lies too; OUT/_build.json marks the folder as ours and says what
-is built; the manifest comes last. What a stopped build had finished stays there for the same build to go on with.
+Everything is written under OUT/_tmp, which also holds the lease. OUT/_build.json marks the folder as ours and
+identifies the build; the manifest is written last. Finished pieces of a stopped build stay, so that it can resume.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from pipeline.storage import LEASE_FOLDER, LeaseError, Location, find_existing, 
 _LOGGER = logging.getLogger(__name__)
 
 LEASE_TIMEOUT_S = 60
-"""Silence of a build elsewhere after which another takes the folder over."""
+"""A build may take the folder over if the lease of another one was not renewed for this time."""
 TEMPORARY_NAME = "_tmp"
 REPORT_NAME = "report.html"
 SUMMARY_NAME = "report.json"
 CARD_NAME = "README.md"
 PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, SUMMARY_NAME, CARD_NAME)
-"""What a build moves from OUT/_tmp to OUT, in this order, before it writes the manifest."""
+"""Names that a build moves from OUT/_tmp to OUT, in this order, before it writes the manifest."""
 OURS = (TEMPORARY_NAME, *PUBLISHED, MARK_NAME)
-"""What may stand beside a mark. The mark is the last to be removed: without it the rest would look like another's."""
+"""Names of a build in OUT. The mark is removed last: without it, the rest would look like files of others."""
 _PREPARED = (EXCHANGE, PROGRESS, SPILLS, SHARDS)
 _WAIT_S = 30.0
 _LOOK_EVERY_S = 0.1
 
 
 class BuildOutput(ABC):
-    """OUT, which one build at a time has the lease of; what folders and stores have in common."""
+    """OUT, leased to one build at a time: the part common to folders and stores."""
 
     notes = ""
-    """For BuildContext.notes: counts and failures are left in OUT/_tmp."""
+    """See BuildContext.notes."""
 
     def __init__(self, root: Location, *, identity: Mapping[str, Any]) -> None:
         self.root = root
@@ -64,61 +64,61 @@ class BuildOutput(ABC):
         self.finished = False
         """True if the folder holds a finished set with the same identity."""
         self.resumes = False
-        """True if finished pieces of the same build are there."""
+        """True if there are finished pieces of the same build."""
         self._mark = BuildMark(str(root), identity=identity)
         self._lease = ExitStack()
         self._token = ""
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No other build takes the folder over inside the block; LeaseError, a PassingError, if one has."""
+        """Keep other builds from taking the folder over inside the block; LeaseError (a PassingError) if one has."""
         with storage.held(self.temporary, token=self._token, name=self._name):
             yield
 
     @property
     def vocabulary_hash(self) -> str | None:
-        """That of the build, as far as it is known."""
+        """Hash of the build's vocabulary; None if it is not known yet."""
         return self._mark.vocabulary_hash
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Note which vocabulary was trained for this build. LeaseError if another build took over."""
+        """Record the vocabulary that was trained for this build. LeaseError if another build took over."""
         self._mark.note_vocabulary(vocabulary_hash)
         with self.held():
             self._write_mark()
 
     @abstractmethod
     def sweep(self) -> None:
-        """Remove OUT/_tmp and the mark; the manifest stands now."""
+        """Remove OUT/_tmp and the mark, once the manifest is written."""
 
     @property
     def _name(self) -> str:
         return f"output={self.root}"
 
     def _take(self, *, note_loss: Callable[[], object] = lambda: None) -> None:
-        """Take the lease; LeaseError if another build lives."""
+        """Take the lease; LeaseError if another build is running."""
         holding = storage.hold(
             self.temporary, timeout_s=LEASE_TIMEOUT_S, say=_LOGGER.warning, note_loss=note_loss, name=self._name
         )
         self._token = self._lease.enter_context(holding)
 
     def _look(self) -> bool:
-        """Whether there is a finished set; ValueError if it is another one, or what is there is not ours."""
+        """Whether there is a finished set; ValueError if it is a different one, or if there are files of others."""
         names = storage.list_names(self.root)
         if MANIFEST_NAME in names:
             self._mark.check_finished()
             self.finished = True
             if MARK_NAME in names:
-                with suppress(OSError):  # a set that may only be read is as good
+                with suppress(OSError):  # the set may be read-only
                     self.sweep()
             return True
         known = {*OURS, MANIFEST_NAME} if MARK_NAME in names else {MARK_NAME}
         foreign = sorted(name for name in names if not {name, replaced_by(name)} & known)
         if foreign == [TEMPORARY_NAME] and storage.list_names(self.temporary) <= {LEASE_FOLDER}:
-            return False  # of a build that was killed before it wrote its mark, or that has just begun
+            return False  # a build was killed before it wrote its mark, or has just begun
         if foreign:
             shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
             raise ValueError(
-                f"{self._name}: not empty and not a build of ours (found {shown}); choose an empty or new folder"
+                f"{self._name}: contains files that no build has written ({shown}); choose an empty or new folder"
             )
         return False
 
@@ -126,12 +126,12 @@ class BuildOutput(ABC):
         storage.write_bytes(storage.join(self.root, MARK_NAME), self._mark.text.encode("utf-8"))
 
     def _leave(self, keeps: Keeps) -> None:
-        """After an error: keep what is finished, or remove everything."""
+        """Clean up after an error: keep the finished pieces, or remove everything."""
         if keeps == "nothing" or not list_records(self.temporary):
-            self._clear()  # nobody else may begin before this is done
+            self._clear()  # before another build may begin
             return
-        mended = " once the file is mended" if keeps == "unchanged_input" else ""
-        _LOGGER.warning("%s: what is finished stays there; the same command goes on from it%s", self.temporary, mended)
+        once = " once the file is fixed" if keeps == "unchanged_input" else ""
+        _LOGGER.warning("%s: finished pieces are kept; the same command goes on from them%s", self.temporary, once)
         if keeps == "unchanged_input":
             self._mark.await_input()
             with suppress(OSError):
@@ -139,15 +139,15 @@ class BuildOutput(ABC):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Remove what is ours, the mark last; of OUT/_tmp the lease stays."""
+        """Remove all files of builds, the mark last; keep the lease in OUT/_tmp."""
 
 
 class OutputFolder(BuildOutput):
     """OUT, a local folder.
 
-    Entering makes the folder, takes its lease and refuses one that holds anything but our own, or what another build
-    had finished before it was stopped. Leaving with an error keeps what is finished if the same command may get further
-    another time, else removes everything. `identity` is what makes two builds the same.
+    Entering makes the folder and takes its lease; it refuses a folder with files of others, or with the finished
+    pieces of a different build. Leaving with an error keeps the finished pieces if the same command may get further
+    next time; otherwise it removes everything. Two builds are the same if their `identity` is equal.
     """
 
     root: Path
@@ -162,7 +162,9 @@ class OutputFolder(BuildOutput):
             self.root.mkdir(parents=True, exist_ok=True)
             os.listdir(self.root)
         except OSError as error:
-            raise ValueError(f"{self._name}: cannot be made or opened ({error.strerror}); choose a folder") from error
+            raise ValueError(
+                f"{self._name}: cannot be created or opened ({error.strerror}); choose a folder"
+            ) from error
         try:
             self._claim()
         except BaseException:
@@ -175,7 +177,7 @@ class OutputFolder(BuildOutput):
     ) -> None:
         try:
             if kind is not None and not self.finished:
-                with suppress(LeaseError), self.held():  # else all that is there is another's
+                with suppress(LeaseError), self.held():  # else another build owns the folder
                     self._leave(choose_kept(error))
         finally:
             self._let_go()
@@ -183,23 +185,23 @@ class OutputFolder(BuildOutput):
             raise ValueError(describe_error(error, folder=self.root)) from error
 
     def folder(self, name: str) -> str:
-        """OUT/_tmp/`name`, made if absent."""
+        """Path of OUT/_tmp/`name`; creates the folder if it is absent."""
         path = self.temporary / name
         path.mkdir(exist_ok=True)
         return str(path)
 
     @property
     def staging(self) -> Path:
-        """Local folder for what this process writes and `publish` makes visible: OUT/_tmp itself."""
+        """Local folder for the files that this process writes and `publish` makes visible: OUT/_tmp itself."""
         return self.temporary
 
     def share(self, name: str) -> str:
-        """A file of `staging` as all workers may read it."""
+        """Path of a file of `staging` that all workers can read."""
         return str(self.staging / name)
 
     def publish(self) -> None:
-        """Move what was built out of OUT/_tmp, each in one rename, once it is on the disk. The manifest is still to be
-        written. LeaseError if another build took over."""
+        """Sync the results to disk and move each out of OUT/_tmp in one rename; the manifest is written later.
+        LeaseError if another build took over."""
         for name in PUBLISHED:
             sync_below(self.temporary / name)
         with self.held():
@@ -208,7 +210,7 @@ class OutputFolder(BuildOutput):
             sync(self.root)
 
     def sweep(self) -> None:
-        """Remove OUT/_tmp and the mark; the manifest stands now."""
+        """Remove OUT/_tmp and the mark, once the manifest is written."""
         self.finished = True
         self._lease.close()
         shutil.rmtree(self.temporary, ignore_errors=True)  # another command may sweep too
@@ -216,10 +218,10 @@ class OutputFolder(BuildOutput):
         (self.root / MARK_NAME).unlink(missing_ok=True)
 
     def _let_go(self) -> None:
-        """Give the lease back; folders that are empty then, and were not there before, go too."""
+        """Release the lease; remove the folders that are empty now and did not exist before."""
         self._lease.close()
         for path in (self.temporary, *([self.root] if self._made else [])):
-            with suppress(OSError):  # somebody else has put something there meanwhile
+            with suppress(OSError):  # others have put something there meanwhile
                 path.rmdir()
 
     def _claim(self) -> None:
@@ -252,7 +254,7 @@ class OutputFolder(BuildOutput):
         return ValueError(f"{self._name}: cannot be written ({error.strerror}); choose another folder")
 
     def _take_back(self) -> None:
-        """Undo what a build that was killed while publishing had moved out of OUT/_tmp."""
+        """Move back to OUT/_tmp what a build had published before it was killed."""
         for name in PUBLISHED:
             path = self.root / name
             if path.exists():
@@ -261,14 +263,13 @@ class OutputFolder(BuildOutput):
         self._remove_partial()
 
     def _remove_partial(self) -> None:
-        """Remove what a kill left half written beside the files of OUT."""
+        """Remove half-written files of a killed build from OUT."""
         for path in self.root.iterdir():
             if replaced_by(path.name) in (MARK_NAME, MANIFEST_NAME):
                 path.unlink(missing_ok=True)
 
     def _wait_for_workers(self) -> None:
-        """Wait until no worker of a killed build works here: one might still write. They look every second whether
-        their build has ended or failed."""
+        """Wait until no worker of a killed build writes here: they check every second whether their build has ended."""
         descriptor = os.open(self.temporary, os.O_RDONLY | os.O_DIRECTORY)
         try:
             deadline = time.monotonic() + _WAIT_S
@@ -286,7 +287,7 @@ class OutputFolder(BuildOutput):
                     time.sleep(_LOOK_EVERY_S)
                 except OSError as error:  # a network file system without locks
                     _LOGGER.warning(
-                        "warning: %s cannot be locked (%s); see that no worker of an earlier build is left",
+                        "warning: %s cannot be locked (%s); make sure that no worker of an earlier build is running",
                         self.root,
                         error,
                     )
@@ -311,7 +312,7 @@ def _remove(path: Path) -> None:
 
 
 def check_writable(folder: Path, *, key: str) -> None:
-    """ConfigError where the folder that setting `key` names cannot be made or written in."""
+    """Raise ConfigError if the `folder` given by setting `key` cannot be created or written to."""
     existing = find_existing(folder)
     if not existing.is_dir():
         raise ConfigError(f"{key}={folder}: {existing} is a file; give a folder")

@@ -1,4 +1,4 @@
-"""What a build is, as OUT/_build.json says: whether a finished set, or the rest of a stopped build, is the same one."""
+"""The identity of a build (OUT/_build.json): tells whether a finished set or a stopped build is the same one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INPUT = ("inputs", _MODIFIED)
 
 
 class BuildMark:
-    """`identity` is what makes two builds the same; `root` the output folder, a path or URL."""
+    """Two builds are the same if their `identity` is equal. `root`: the output folder, a path or URL."""
 
     def __init__(self, root: str, *, identity: Mapping[str, Any]) -> None:
         self._root = root
@@ -28,20 +28,20 @@ class BuildMark:
 
     @property
     def vocabulary_hash(self) -> str | None:
-        """That of the build, as far as it is known."""
+        """Hash of the build's vocabulary; None if it is not known yet."""
         found = self._identity.get(_VOCABULARY_HASH)
         return None if found is None else str(found)
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Note which vocabulary was trained for this build."""
+        """Record the vocabulary that was trained for this build."""
         self._identity[_VOCABULARY_HASH] = vocabulary_hash
 
     def await_input(self) -> None:
-        """Note that a file of the input is to be mended before the build goes on."""
+        """Record that a file of the input must be fixed before the build can resume."""
         self._identity[_AWAITS_INPUT] = True
 
     def check_finished(self) -> None:
-        """ValueError where the finished set in the folder is another one, or damaged."""
+        """Raise ValueError if the finished set in the folder is a different one, or damaged."""
         manifest = open_data_set(self._root)
         run = json.loads(storage.read_bytes(storage.join(self._root, MANIFEST_NAME)))["run"]
         found = {**self._identity, "config": manifest.config, "inputs": run.get("inputs")}
@@ -52,13 +52,16 @@ class BuildMark:
         differences = list(describe_differences(found, self._identity))
         if differences:
             raise ValueError(
-                f"output={self._root}: holds a finished data set made otherwise: {'; '.join(differences)}; "
-                f"{_hint_at_time(differences)}choose another output, or delete the folder to build it again"
+                f"output={self._root}: already contains a data set built with different settings or input: "
+                f"{'; '.join(differences)}; {_hint_at_time(differences)}choose another output, or delete the folder to "
+                "build it again"
             )
 
     def check_unfinished(self) -> bool:
-        """Whether the mark in the folder says what is to be built; ValueError where it says something else, False where
-        it is no mark of this release, OSError where it cannot be read: what is finished is not to be thrown away."""
+        """Whether the mark in the folder is that of this build; False if it is absent or not of this release.
+
+        Raises ValueError for another build, and OSError if the mark cannot be read, so that no finished piece is lost.
+        """
         try:
             old = json.loads(storage.read_bytes(storage.join(self._root, MARK_NAME)).decode("utf-8"))
         except (FileNotFoundError, ValueError):
@@ -70,19 +73,16 @@ class BuildMark:
         if old.get(_AWAITS_INPUT):
             known -= set(_INPUT)
             if any(old.get(name) != self._identity.get(name) for name in _INPUT):
-                trained = None  # what the vocabulary of this build was trained on has changed
+                trained = None  # the text that the vocabulary was trained on has changed
         if trained is not None and _VOCABULARY_HASH in self._identity:
             known.add(_VOCABULARY_HASH)
-        differences = list(
-            describe_differences(
-                {name: old.get(name) for name in known}, {name: self._identity.get(name) for name in known}
-            )
-        )
+        begun, wanted = ({name: tree.get(name) for name in known} for tree in (old, self._identity))
+        differences = list(describe_differences(begun, wanted))
         if differences:
             raise ValueError(
-                f"output={self._root}: holds an unfinished build made otherwise: {'; '.join(differences)}; "
-                f"{_hint_at_time(differences)}repeat what it was begun with to go on, choose another output, or delete "
-                "the folder to begin anew"
+                f"output={self._root}: contains an unfinished build with different settings or input: "
+                f"{'; '.join(differences)}; {_hint_at_time(differences)}use the original ones to resume it, choose "
+                "another output, or delete the folder to start over"
             )
         if trained is not None:
             self._identity[_VOCABULARY_HASH] = trained
@@ -92,7 +92,7 @@ class BuildMark:
 def _hint_at_time(differences: Iterable[str]) -> str:
     if not any(difference.startswith(f"{_MODIFIED}.") for difference in differences):
         return ""
-    return "where a large file is unchanged but for its time, set that back (touch -d 'TIME' FILE), else "
+    return "if only the time of a large file has changed, set that back (touch -d 'TIME' FILE), else "
 
 
 def describe_differences(old: Any, new: Any, *, key: str = "") -> Iterable[str]:

@@ -1,8 +1,8 @@
-"""An output folder on a store: the same build, where nothing can be renamed and every file is whole or absent.
+"""An output folder on a store, where nothing can be renamed and every file is whole or absent.
 
-Shards are uploaded under their final names as they are finished; what makes them a data set, the manifest, comes last.
-OUT/_tmp holds the lease and what workers share (spills, records, the tokenizer) and is removed at the end. What this
-process writes for itself lies in a local temporary folder until it is published.
+Finished shards are uploaded under their final names; the manifest comes last and makes them a data set. OUT/_tmp holds
+the lease and the files that workers share (spills, records, the tokenizer), and is removed at the end. This process
+writes its own files to a local temporary folder until they are published.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pipeline.storage import LEASE_FOLDER, LeaseError
 
 
 def open_output_folder(root: str, *, identity: Mapping[str, Any], notes: str = "") -> OutputFolder | StoredOutput:
-    """The output folder of a build, local or on a store. `notes`: as in BuildContext."""
+    """Make the output of a build, local or on a store. `notes`: see BuildContext."""
     if storage.is_url(root):
         return StoredOutput(root, identity=identity, notes=notes)
     return OutputFolder(root, identity=identity)
 
 
 class StoredOutput(BuildOutput):
-    """OUT on a store; used as OutputFolder is."""
+    """OUT on a store, with the interface of OutputFolder."""
 
     root: str
     temporary: str
@@ -39,11 +39,10 @@ class StoredOutput(BuildOutput):
     def __init__(self, root: str, *, identity: Mapping[str, Any], notes: str = "") -> None:
         super().__init__(root.rstrip("/"), identity=identity)
         self.notes = notes
-        """For BuildContext.notes."""
 
     def __enter__(self) -> StoredOutput:
         self.staging = Path(tempfile.mkdtemp(prefix="cloze-build-"))
-        """Local folder for what this process writes and `publish` uploads."""
+        """Local folder for the files that this process writes and `publish` uploads."""
         try:
             self._claim()
         except BaseException:
@@ -64,18 +63,17 @@ class StoredOutput(BuildOutput):
             shutil.rmtree(self.staging)
 
     def folder(self, name: str) -> str:
-        """OUT/_tmp/`name`."""
+        """URL of OUT/_tmp/`name`."""
         return storage.join(self.temporary, name)
 
     def share(self, name: str) -> str:
-        """A file of `staging` as all workers may read it: uploaded."""
+        """Upload a file of `staging`; return a URL that all workers can read."""
         url = storage.join(self.temporary, name)
         storage.store_file(self.staging / name, url)
         return url
 
     def publish(self) -> None:
-        """Upload what was built beside the shards. The manifest is still to be written. LeaseError if another build
-        took over."""
+        """Upload all but the shards and the manifest, which is written later. LeaseError if another build took over."""
         with self.held():
             for name in PUBLISHED:
                 if name == SHARDS:
@@ -86,7 +84,7 @@ class StoredOutput(BuildOutput):
                     storage.store_file(path / file, storage.join(self.root, name, *([file] if file else [])))
 
     def sweep(self) -> None:
-        """Remove OUT/_tmp and the mark; the manifest stands now."""
+        """Remove OUT/_tmp and the mark, once the manifest is written."""
         self.finished = True
         self._lease.close()
         storage.delete_tree(self.temporary)
@@ -114,7 +112,7 @@ class StoredOutput(BuildOutput):
                 storage.delete_tree(self.root)  # some stores keep an empty object for a folder
 
     def _stop_workers(self) -> None:
-        """Where they are on this machine; in OUT/_tmp it is the new build's workers that would look for it."""
+        """Leave a failure for workers on this machine. OUT/_tmp now belongs to the workers of the other build."""
         if self.notes:
             exchange = storage.join(self.notes, EXCHANGE)
             message = f"{self._name}: another build took it over; wait for its end, then run the same command again"

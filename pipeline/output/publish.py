@@ -1,4 +1,4 @@
-"""What a build writes beside its shards: tokenizer, token counts, manifest, data card and report."""
+"""What a build writes besides its shards: tokenizer, token counts, manifest, data card and report."""
 
 from __future__ import annotations
 
@@ -39,46 +39,41 @@ from pipeline.tokenizer import WordTokenizer, describe_text
 from pipeline.versions import hash_code, library_versions
 
 _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
-"""Share of rows labelled as not next; the published algorithm draws every single-sentence chunk as not next."""
+"""Allowed share of NOT_NEXT labels; the published algorithm gives this label to every single-sentence chunk."""
 _ENOUGH_ROWS = 400
-"""Below this many labels the share may leave the bounds by chance (four standard deviations)."""
+"""With fewer labels, the share may leave the bounds by chance (four standard deviations)."""
 _ENOUGH_TO_WARN = 1600
 """The same for the narrower range of the warning."""
-
 MOST_UNKNOWN = 0.01
-"""Share of [UNK] in the text beyond which a build warns; a vocabulary trained on the text leaves below 0.001."""
+"""A build warns if the share of [UNK] is larger; a vocabulary trained on the text leaves less than 0.001."""
 
 
 def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Range of the share of rows labelled as not next that needs no warning (halfway to one half), and the range
-    outside of which a build fails."""
+    """Two ranges of the share of NOT_NEXT labels: outside the first (halfway to 0.5) a build warns, outside the second
+    it fails."""
     low, high = config.not_next_bounds or _LABEL_BOUNDS[config.mode]
     return ((low + 0.5) / 2, (high + 0.5) / 2), (low, high)
 
 
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
-    """ValueError where next-sentence labels are far from balanced: a model would learn the majority."""
+    """Raise ValueError if next-sentence labels are far from balanced: a model would learn the majority."""
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
     _, (low, high) = label_bounds(config)
     if total >= _ENOUGH_ROWS and not low <= labels[NOT_NEXT] / total <= high:
         found = f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% were expected)"
         if labels[NOT_NEXT] / total < low:
+            unknown = sum(tally.unknown for tally in result.tallies.values())
+            tokens = sum(tally.document_tokens for tally in result.tallies.values())
             raise ValueError(
-                f"{found}: what follows in other documents reads the same, since the text repeats itself or "
-                f"{100 * _unknown_rate(result):.1f}% of it are [UNK]; check the vocabulary's language and the sources, "
-                "or set next_sentence=none; not_next_bounds=[0,1] builds it all the same"
+                f"{found}: other documents often continue with the same text, because the text repeats itself or "
+                f"{100 * unknown / max(1, tokens):.1f}% of it is [UNK]; check the vocabulary's language and the "
+                "sources, or set next_sentence=none; not_next_bounds=[0,1] builds it anyway"
             )
         raise ValueError(
             f"{found}: the documents are too short to have a next sentence; check what ends a document in the sources "
-            "(a blank line after every sentence?), or set next_sentence=none; not_next_bounds=[0,1] builds it all the "
-            "same"
+            "(a blank line after every sentence?), or set next_sentence=none; not_next_bounds=[0,1] builds it anyway"
         )
-
-
-def _unknown_rate(result: BuildResult) -> float:
-    tallies = result.tallies.values()
-    return sum(tally.unknown for tally in tallies) / max(1, sum(tally.document_tokens for tally in tallies))
 
 
 def _describe_labels(labels: Counter[int]) -> str:
@@ -90,7 +85,7 @@ def _describe_labels(labels: Counter[int]) -> str:
 
 
 def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """What is legal but hardly meant: a setting that does nothing on this text, documents cut after every sentence."""
+    """Warnings about results that are valid but probably unintended, such as documents of one sentence."""
     tallies = result.tallies.values()
     documents, sentences = sum(tally.documents for tally in tallies), sum(tally.sentences for tally in tallies)
     words, tokens = sum(tally.words for tally in tallies), sum(tally.document_tokens for tally in tallies)
@@ -104,13 +99,13 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
     if unknown > MOST_UNKNOWN * tokens:
         found.append(
             f"{unknown:,} of the {tokens:,} tokens of the text are [UNK] ({100 * unknown / tokens:.1f}%): the "
-            "vocabulary lacks characters of it (is it of another language, script or case?); give another "
-            "vocabulary.path, or train one on this text"
+            "vocabulary lacks some of its characters (another language, script or case?); set another vocabulary.path, "
+            "or train one on this text"
         )
     if config.next_sentence != "none" and sentences < 1.1 * documents:
         found.append(
-            f"{documents:,} documents have {sentences:,} sentences in all, so most pairs are halves of one; check "
-            "what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
+            f"{documents:,} documents have {sentences:,} sentences in all, so most pairs split one sentence; "
+            "check what ends a document in the sources (a blank line after every sentence?), or set next_sentence=none"
         )
     found += _list_unseen_sources(result, config=config)
     labels = result.count_labels()
@@ -125,7 +120,7 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
 
 
 def _list_unseen_sources(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """Sources that an evaluation of the set will say nothing of."""
+    """Warnings about sources without validation rows."""
     if "validation" not in result.tallies:
         return []
     train, held_out = (result.tallies[split].source_rows for split in ("train", "validation"))
@@ -134,7 +129,7 @@ def _list_unseen_sources(result: BuildResult, *, config: PipelineConfig) -> list
         source.called in names and source.kind == "books" and source.unit == "book" for source in config.sources
     )
     remedy = "raise validation_fraction" + (", or set unit: chapter, which makes documents of chapters" * chapters)
-    return [f"no held-out row is of source {name}, so no evaluation tells its loss; {remedy}" for name in names]
+    return [f"no held-out row comes from source {name}, so no evaluation measures its loss; {remedy}" for name in names]
 
 
 def write_set(
@@ -146,9 +141,9 @@ def write_set(
     read: ReadTally,
     run: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:
-    """Write everything but the shards and the manifest into `folder` (OUT/_tmp); returns the manifest to write last.
+    """Write everything but the shards and the manifest into `folder` (OUT/_tmp); return the manifest to write last.
 
-    `run`: facts of this one build (workers, seconds, paths) that stand in the report's section of that name alone.
+    `run`: facts of this build (workers, seconds, paths), shown only in the report's section "This run".
     """
     train = result.tallies["train"]
     _write_token_counts(folder / TOKEN_COUNTS_NAME, train, tokenizer=tokenizer)
@@ -169,7 +164,7 @@ def write_set(
         sources=config.source_names,
         shards=tuple(result.shards),
         files={path.relative_to(folder).as_posix(): file_sha256(path) for path in others},
-        drops=count_drops(result, read=read),
+        drops=merge_reads([read, result.left_out]).count_reasons(),
         statistics={
             "sources": summarize_sources(read, config=config, rows=result.tallies),
             "text": describe_text(tokenizer.backend),
@@ -197,14 +192,9 @@ def write_set(
     return manifest
 
 
-def hash_build(
-    config: PipelineConfig,
-    *,
-    buckets: Buckets,
-    vocabulary_hash: str,
-) -> str:
-    """Hash of all but the input that shapes the pieces of a build: settings, the order of the sources, buckets,
-    vocabulary, libraries, our own code, and whether rejects are kept."""
+def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str) -> str:
+    """Hash of everything except the input that determines the pieces of a build: settings, order of the sources,
+    buckets, vocabulary, libraries, our code, and whether rejects are kept."""
     sources = to_tree(config)["sources"]
     for source in sources:
         del source["path"], source["clean_documents"]
@@ -220,18 +210,13 @@ def hash_build(
     return hashlib.sha256(canonical_json(shaping)).hexdigest()
 
 
-def count_drops(result: BuildResult, *, read: ReadTally) -> dict[str, int]:
-    """Everything left out, by reason: while reading, and duplicates found afterwards."""
-    return merge_reads([read, result.left_out]).count_reasons()
-
-
 def summarize_sources(
     read: ReadTally, *, config: PipelineConfig, rows: Mapping[SplitName, RowTally]
 ) -> list[dict[str, Any]]:
-    """What each name of config.source_names gave, whatever the order and the paths of the sources.
+    """Counts for each name of config.source_names, independent of the order and paths of the sources.
 
-    Documents, sentences and characters are as read (exact duplicates included, those dropped by weight not); rows and
-    tokens are those of the training part, by the source of the first segment.
+    Documents, sentences and characters are counted while reading (with exact duplicates, without those dropped by
+    weight); rows and tokens in the training part, by the source of the first segment.
     """
     summary = []
     for number, (name, weight) in enumerate(zip(config.source_names, config.source_weights, strict=True)):
@@ -254,7 +239,7 @@ def summarize_sources(
 
 
 def _write_token_counts(path: Path, tally: RowTally, *, tokenizer: WordTokenizer) -> None:
-    """How often each id stands in the training input_ids; special tokens count as zero."""
+    """Write how often each id occurs in the training input_ids; special tokens count as zero."""
     counts = tally.token_counts.copy()
     counts[tokenizer.special_ids] = 0
     columns = [np.arange(counts.size, dtype=np.int32), tokenizer.tokens, counts]

@@ -1,7 +1,6 @@
-"""report.html: what a build read, left out and wrote, on one page without any other file (inline SVG and CSS).
+"""report.html: what a build read, left out and wrote, on one self-contained page (inline SVG and CSS).
 
-It shows report.json (pipeline/output/summary.py) and nothing else, so that the two agree. Readable on a phone and in
-the dark.
+It shows only report.json (pipeline/output/summary.py), so that the two agree. Supports small screens and dark mode.
 """
 
 from __future__ import annotations
@@ -56,18 +55,18 @@ _FACTS = (
     ("unknown tokens ([UNK])", "unknown_rate"),
 )
 _TALL = 5
-"""A bar so many times as tall as the next is cut, or the others could not be told from nothing."""
+"""The tallest bar is cut if it is this many times as tall as the next: the others would be invisible."""
 _SHOWN_AS = {"mask": "shown as [MASK]", "kept": "kept as they are", "random": "shown as another token"}
 
 
 def render_report(summary: Mapping[str, Any]) -> str:
-    """The whole page of a tree that summarize_build made."""
+    """Render the page from the tree that summarize_build returns."""
     splits = summary["splits"]
     train = splits["train"]
     parts = [
         _head(summary),
         *[f'<p class="warning">{escape(warning)}</p>' for warning in summary["warnings"]],
-        "<h2>What it holds</h2>",
+        "<h2>Contents</h2>",
         _facts(splits),
         "<h2>What was read</h2>",
         _sources(summary["sources"]),
@@ -82,8 +81,8 @@ def render_report(summary: Mapping[str, Any]) -> str:
         "<h2>Masking</h2>",
         _masking(summary["masking"], mask_sets=summary["mask_sets"]),
         "<h2>Five pairs</h2>",
-        '<p class="note">Chosen at random, two of each kind at least, always the same ones, with the first mask set. '
-        "Marked: the tokens to predict; [MASK] stands in their place unless an arrow says what does.</p>",
+        '<p class="note">Chosen at random (at least two of each label, the same in every build), with the first mask '
+        "set. Marked: the tokens to predict; they are replaced by [MASK] unless an arrow shows something else.</p>",
         *[render_pair(pair) for pair in summary["pairs"]],
         "<h2>Vocabulary</h2>",
         _vocabulary(summary["vocabulary"]),
@@ -91,7 +90,7 @@ def render_report(summary: Mapping[str, Any]) -> str:
         f"<pre>{_yaml(summary['config'])}</pre>",
         f'<p class="note">Versions: {escape(", ".join(f"{k} {v}" for k, v in summary["versions"].items()))}</p>',
         "<h2>This run</h2>",
-        '<p class="note">Everything above is the same whenever and wherever these inputs are built; this is not.</p>',
+        '<p class="note">Everything above depends only on input, settings and seed; this section does not.</p>',
         f"<pre>{_yaml(summary['run'])}</pre>",
     ]
     body = "\n".join(parts)
@@ -103,7 +102,7 @@ def render_report(summary: Mapping[str, Any]) -> str:
 
 
 def render_pair(pair: Mapping[str, Any]) -> str:
-    """A row as text: words joined from their pieces, targets marked, with what stands in their place."""
+    """Render a row as text: pieces joined into words, targets marked, with the token shown in their place."""
     parts = []
     for token in pair["tokens"]:
         text = escape(token["text"])
@@ -156,7 +155,7 @@ def _percent(share: float | None, *, digits: int = 1) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, notes: Sequence[int] = ()) -> str:
-    """Cells are text. The first column and those in `notes` are left-aligned, the others numbers."""
+    """Cells are text. The first column and those in `notes` are left-aligned, the others right-aligned numbers."""
 
     def cell(tag: str, column: int, text: str) -> str:
         kind = "note" if column in notes else "number" if column else "name"
@@ -178,7 +177,7 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> str:
         ]
         for source in sources
     ]
-    names = ("weight", "documents", "sentences", "characters", "training rows", "tokens in them")
+    names = ("weight", "documents", "sentences", "characters", "training rows", "training tokens")
     return _table(["source", *names, "left out"], rows, notes=(7,))
 
 
@@ -236,7 +235,7 @@ def _bars(heights: Sequence[float], *, titles: Sequence[str], starts: Sequence[i
 
 
 def _tick(text: str, *, x: float, width: int, y: int) -> str:
-    """A label centred at x, but never beyond the picture: at most 10 of its 420 units a character."""
+    """A label centred at x, kept inside the picture (a character is at most 10 units wide)."""
     half = 5 * len(text)
     return f'<text x="{min(max(x, half), width - half):.1f}" y="{y}" text-anchor="middle">{text}</text>'
 
@@ -249,7 +248,7 @@ def _next_sentence(facts: Mapping[str, Any]) -> str:
     return (
         _table(["second segment", "rows"], rows)
         + f'<p class="note">{_percent(facts["not_next_share"], digits=2)} do not follow, over training and validation; '
-        f"{low} to {high} is usual, and a build outside of {least} to {most} fails.</p>"
+        f"{low} to {high} is usual; a build outside {least} to {most} fails.</p>"
     )
 
 
@@ -276,7 +275,7 @@ def _masking(facts: Mapping[str, Any], *, mask_sets: int) -> str:
     return (
         _table(["targets", "number", "share"], shown)
         + f'<p class="note">Positions to predict in the training rows, over {count_of(mask_sets, "mask set")}. A '
-        "random token that happens to be the right one counts as kept.</p>"
+        "random token that equals the original counts as kept.</p>"
         + _table(["pieces of the word", "tokens of text", "targets", "rate"], pieces)
         + '<p class="note">A rate is targets over tokens of text and mask sets. [UNK] is text, but never a target.</p>'
         + _bars(
@@ -293,7 +292,7 @@ def _vocabulary(facts: Mapping[str, Any]) -> str:
     top = ", ".join(f"{entry['token']} ({entry['count']:,})" for entry in facts["most_frequent"])
     per_word = facts["tokens_per_word"]
     return (
-        f"<p>{facts['used']:,} of {facts['entries']:,} entries (special and unused ones left out) stand in the "
+        f"<p>{facts['used']:,} of {facts['entries']:,} entries (without special and unused ones) appear in the "
         f"training rows ({_percent(facts['used_share'])}), {facts['seldom']:,} of them fewer than 10 times. "
         f"{'no' if per_word is None else f'{per_word:.3f}'} tokens a word; {facts['unknown']:,} of "
         f"{facts['text_tokens']:,} tokens of text are [UNK] ({_percent(facts['unknown_rate'], digits=3)}).</p>"

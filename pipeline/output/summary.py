@@ -1,6 +1,6 @@
-"""report.json: every number of the report, from the counts that the build made on its way. No file is read again.
+"""report.json: every number of the report, from the counts made during the build; no file is read again.
 
-All but the section `run` is a function of the inputs (names of files in examples included), the config and the seed.
+Everything except the section `run` is a function of the input (including file names in examples), config and seed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def summarize_build(
     not_next_bounds: Bounds,
     run: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The tree of report.json. Shares are of one, null where nothing was counted; rows are training rows unless said.
+    """The tree of report.json. Shares are fractions, None if nothing was counted. Rows are training rows by default.
 
-    `not_next_bounds`: the range that needs no warning, and the one outside of which a build fails.
+    `not_next_bounds`: see publish.label_bounds.
     """
     train = result.tallies["train"]
     reads = merge_reads([read, result.left_out])
@@ -76,11 +76,12 @@ def summarize_build(
 def summarize_masks(tally: RowTally, *, mask_sets: int) -> dict[str, Any]:
     """Targets by what is shown in their place, by pieces of their word, and by position.
 
-    A rate is targets over tokens of text ([CLS] and the closing [SEP]s are none, [UNK] is), over all mask sets.
+    A rate is targets / (tokens of text x mask sets). [UNK] counts as text; [CLS] and the closing [SEP]s do not.
     """
-    edges = np.linspace(0, tally.text_at.size, min(_BINS, tally.text_at.size) + 1).astype(int)
-    position_tokens = np.add.reduceat(tally.text_at, edges[:-1]).tolist()
-    position_targets = np.add.reduceat(tally.masked_at, edges[:-1]).tolist()
+
+    def measure(text: int, targets: int) -> dict[str, Any]:
+        return {"tokens": text, "targets": targets, "rate": _share(targets, mask_sets * text)}
+
     pieces = zip(tally.text_by_pieces.tolist(), tally.masked_by_pieces.tolist(), strict=True)
     tokens = int(tally.text_by_pieces.sum())
     return {
@@ -89,35 +90,21 @@ def summarize_masks(tally: RowTally, *, mask_sets: int) -> dict[str, Any]:
         "rate": _share(tally.masked, mask_sets * tokens),
         "shown_as": {kind: tally.masked_as[kind] for kind in ("mask", "kept", "random")},
         "by_pieces": [
-            {
-                "pieces": number,
-                "or_more": number == WORD_PIECES,
-                "tokens": text,
-                "targets": targets,
-                "rate": _share(targets, mask_sets * text),
-            }
-            for number, (text, targets) in enumerate(pieces)
+            {"pieces": number, "or_more": number == WORD_PIECES, **measure(*counts)}
+            for number, counts in enumerate(pieces)
             if number
         ],
         "by_position": [
-            {
-                "from": start,
-                "to": stop - 1,
-                "tokens": text,
-                "targets": targets,
-                "rate": _share(targets, mask_sets * text),
-            }
-            for start, stop, text, targets in zip(
-                edges[:-1].tolist(), edges[1:].tolist(), position_tokens, position_targets, strict=True
-            )
+            {"from": text["from"], "to": text["to"], **measure(text["count"], targets["count"])}
+            for text, targets in zip(_bin(tally.text_at), _bin(tally.masked_at), strict=True)
         ],
     }
 
 
 def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> dict[str, Any]:
-    """How much of the vocabulary stands in the training rows, and the share of [UNK] in all text.
+    """How much of the vocabulary appears in the training rows, and the share of [UNK] in all text.
 
-    `entries` and what follows of them leave out special and unused ones.
+    `entries` and the counts derived from it leave out special and unused ones.
     """
     counts = result.tallies["train"].token_counts
     text = counts[tokenizer.replaceable_ids]
@@ -142,8 +129,8 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
 
 
 def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
-    """A row with its first mask set: for each token its text, whether it joins the one before, and, for a target,
-    what is shown in its place."""
+    """A row with its first mask set: for each token its text, whether it joins the one before, and what is shown in
+    its place if it is a target."""
     shown = dict(zip(example.masked_positions, example.masked_inputs, strict=True))
     ends = {0, example.first_length - 1, len(example.input_ids) - 1}
     tokens: list[dict[str, Any]] = []
@@ -161,7 +148,7 @@ def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
 
 
 class TokenReader:
-    """Token ids as people read them: without the marks of WordPiece, BPE or byte-level BPE."""
+    """Converts token ids to readable text, without the marks of WordPiece, BPE or byte-level BPE."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
         self.mask = tokenizer.special.mask
@@ -203,7 +190,7 @@ def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
 
 
 def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
-    """Sources of one name together, whatever their order and paths."""
+    """One entry for each source name."""
     sources = []
     for facts in manifest.statistics["sources"]:
         own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
@@ -212,7 +199,7 @@ def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) ->
 
 
 def _list_reasons(counts: Mapping[str, int], *, reads: ReadTally) -> list[dict[str, Any]]:
-    """Most frequent first, with examples."""
+    """Sort by count, most frequent first, and add examples."""
     return [
         {
             "reason": reason,
@@ -239,14 +226,12 @@ def _by_source(reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, An
 
 
 def _count_drops(reads: ReadTally, indices: Sequence[int]) -> dict[str, int]:
-    drops: Counter[str] = Counter()
-    for index in indices:
-        drops += reads.drops.get(index, Counter())
+    drops = sum((reads.drops.get(index, Counter()) for index in indices), Counter[str]())
     return dict(sorted(drops.items()))
 
 
 def _bin(counts: Counts) -> list[dict[str, int]]:
-    """At most 32 ranges of equal width."""
+    """Sum the counts over at most _BINS ranges of equal width."""
     edges = np.linspace(0, counts.size, min(_BINS, counts.size) + 1).astype(int)
     sums = np.add.reduceat(counts, edges[:-1]).tolist()
     return [
@@ -256,7 +241,7 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Ranges that double in width, from the first to the last with anything in it."""
+    """Ranges that double in width, from the first to the last non-empty one."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []

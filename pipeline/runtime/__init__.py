@@ -1,4 +1,4 @@
-"""What every worker of a build shares: its context, ledger, failures, progress and scratch folders."""
+"""State that the workers of a build share: context, ledger, failures, progress and scratch folders."""
 
 from pipeline.runtime.command import read_config, read_price
 from pipeline.runtime.context import (

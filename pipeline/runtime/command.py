@@ -1,4 +1,4 @@
-"""What a command line says: its config, with absolute paths, and the price of an hour."""
+"""Read a command line: the config, with absolute paths, and the price of a CPU hour."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from pipeline.sources import check_brought
 from pipeline.storage import expand_path, refuse_lost_path
 
 _ROOT = Path(__file__).resolve().parents[2]
-
-
 SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
 
 
 def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConfig:
-    """The config of a command line, with every path made absolute. ValueError where a source is to be brought first.
+    """Read the config of a command line and make its paths absolute. ValueError if a source must be fetched first.
 
-    Relative paths are relative to the current directory; those that the sample config brings, to the repository.
+    Relative paths are relative to the current directory; those of the sample config to the repository.
     """
     if arguments.file is not None:
         config = load_settings(PipelineConfig, file=arguments.file, overrides=arguments.overrides)
@@ -31,7 +29,7 @@ def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConf
         return config
     say(f"no --config given: using {SAMPLE_CONFIG}")
     if not arguments.overrides and not (_ROOT / "data" / "sample").is_dir():
-        raise ValueError(f"{_ROOT / 'data' / 'sample'}: the sample corpus is not there; fetch it with `make sample`")
+        raise ValueError(f"{_ROOT / 'data' / 'sample'}: the sample corpus is missing; fetch it with `make sample`")
     sample = load_settings(PipelineConfig, file=SAMPLE_CONFIG)
     brought = {sample.output, sample.vocabulary.path, *(path for source in sample.sources for path in source.paths)}
     config = load_settings(PipelineConfig, file=SAMPLE_CONFIG, overrides=arguments.overrides)
@@ -39,7 +37,7 @@ def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConf
 
 
 def read_price(flags: Sequence[str], *, program: str) -> float | None:
-    """The number of --price=P, None without it; ValueError where it is none, or goes with no --dry-run."""
+    """The number of --price=P, or None without it; ValueError if it is no positive number, or without --dry-run."""
     given = [flag.partition("=")[2] for flag in flags if flag.partition("=")[0] == "--price"]
     if not given:
         return None
@@ -55,10 +53,7 @@ def read_price(flags: Sequence[str], *, program: str) -> float | None:
 
 
 def find_vocabulary(path: str, *, train: bool) -> str:
-    """A vocabulary's file; of a folder the tokenizer.json in it, which says how text is split, or the vocab.txt.
-
-    ConfigError for a folder with neither.
-    """
+    """The vocabulary's file: of a folder its tokenizer.json, else its vocab.txt; ConfigError if it has neither."""
     if storage.find_file(path) is not None or not storage.exists(path):
         return path
     for name in ("tokenizer.json", "vocab.txt"):
@@ -69,7 +64,7 @@ def find_vocabulary(path: str, *, train: bool) -> str:
 
 
 def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) -> PipelineConfig:
-    """The same config with output, vocabulary.path and every source's path joined to `base_of(path)`."""
+    """Copy of the config with every relative path joined to `base_of(path)`."""
 
     def absolute(path: str, *, key: str) -> str:
         expanded = expand_path(path, key=key)
@@ -78,7 +73,7 @@ def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) ->
         refuse_lost_path(expanded, key=key)
         return str(base_of(path) / expanded)
 
-    tree = config.model_dump(mode="json", exclude_unset=True)  # what was not given stays not given
+    tree = config.model_dump(mode="json", exclude_unset=True)  # unset fields stay unset
     tree["output"] = absolute(config.output, key="output")
     if config.cleaning.keep_rejects is not None:
         tree["cleaning"]["keep_rejects"] = absolute(config.cleaning.keep_rejects, key="cleaning.keep_rejects")

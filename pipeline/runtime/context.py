@@ -1,4 +1,4 @@
-"""What every worker of a build needs to know, and the names of the folders under OUT/_tmp."""
+"""The context that every worker of a build gets, and the names of the folders under OUT/_tmp."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from pipeline.runtime.ledger import Ledger
 from pipeline.shuffle import Buckets
 
 SPILLS, SHARDS, PROGRESS, EXCHANGE = "spills", "data", "progress", "exchange"
-"""Folders under OUT/_tmp: files between the halves, finished shards, counts of running work, failures and results."""
+"""Folders under OUT/_tmp: spill files, finished shards, counts of running work, failures and results."""
 _TEMPORARY = "temporary"
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """A build as its workers see it. `work` is OUT/_tmp, a path or URL, and must be visible to all of them."""
+    """A build as its workers see it. `work` is OUT/_tmp, a path or URL that all of them can reach."""
 
     config: PipelineConfig
     buckets: Buckets
     tokenizer: str
-    """tokenizer.json of the build."""
+    """Path of the build's tokenizer.json."""
     vocabulary_size: int
     work: str
     build: str
-    """Hash of all but the input that shapes what workers write (publish.hash_build)."""
+    """Hash of everything except the input that determines what workers write (publish.hash_build)."""
     inputs: Mapping[str, str]
-    """What each file of the input holds: a fingerprint by path."""
+    """Fingerprint of each input file, by path."""
     notes: str = ""
-    """Where counts, failures and results are left, if not in `work`: a local folder where all workers run on this
-    machine and `work` is on a store."""
+    """Local folder for counts, failures and results, if all workers run on this machine and `work` is on a store; else
+    empty: they are left in `work`."""
 
     @property
     def ledger(self) -> Ledger:
-        """Records of what is finished."""
+        """Records of the finished pieces."""
         return Ledger(self.work, self.build, self.shards)
 
     @property
     def spills(self) -> str:
-        """Folder of files between the halves."""
+        """Folder of spill files."""
         return storage.join(self.work, SPILLS)
 
     @property
     def shards(self) -> str:
-        """Folder of finished shards: OUT/data on a store, which has no rename and where a file is whole or absent."""
+        """Folder of finished shards: OUT/_tmp/data, or OUT/data on a store, where files appear whole."""
         return storage.join(storage.parent_of(self.work) if storage.is_url(self.work) else self.work, SHARDS)
 
     @property
@@ -63,14 +63,15 @@ class BuildContext:
 
 
 def temporary_below(notes: str) -> str:
-    """Folder in local_notes for the temporary files of workers, which end without a clean-up; "" for ""."""
+    """Folder in local_notes for temporary files of workers, which end without a clean-up; "" for ""."""
     return storage.join(notes, _TEMPORARY) if notes else ""
 
 
 @contextmanager
 def local_notes(work: str, *, shared: bool) -> Iterator[str]:
-    """A local folder for counts, failures and results where all workers of a build on a store run on this machine, so
-    that they need not be sent; "" (which means `work` itself) where they do not (`shared`), or `work` is local anyway.
+    """A local folder for counts, failures and results, if `work` is on a store and all workers run on this machine.
+
+    Otherwise (`shared`, or a local `work`) "", which stands for `work` itself.
     """
     if not storage.is_url(work) or shared:
         yield ""
@@ -82,5 +83,5 @@ def local_notes(work: str, *, shared: bool) -> Iterator[str]:
 
 
 def names_runner(beam_options: Sequence[str]) -> bool:
-    """Whether options of Beam name an engine, instead of the local processes."""
+    """Whether Beam options select an engine instead of the local processes."""
     return any(option == "--runner" or option.startswith("--runner=") for option in beam_options)

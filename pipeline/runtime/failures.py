@@ -1,6 +1,6 @@
-"""How an error in a worker reaches the main process: through a file, because engines turn exceptions into text.
+"""Report errors of workers to the main process through a file, because engines turn exceptions into text.
 
-The file also tells the other local workers to stop, instead of finishing hours of work for nothing.
+The file also makes other local workers stop early.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FAILURE_NAME = "failure.json"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong. `is_users`: the message is enough (bad input, full disk); else the details are our mistake.
-    `keeps`: what of the finished pieces of the build is worth keeping."""
+    """An error of a worker. `is_users`: the user can fix it (bad input, full disk) and needs only the message; else it
+    is a bug, and `details` help. `keeps`: which finished pieces of the build to keep."""
 
     message: str
     details: str
@@ -30,8 +30,8 @@ class Failure:
 
 
 def choose_kept(error: BaseException | None) -> Keeps:
-    """What to keep after an error: nothing where settings are to blame, which a ValueError says; all where the same
-    command may get further another time; and what an error says of itself."""
+    """What to keep after an error: `keeps` of the error if it has it; nothing after other ValueErrors (bad settings);
+    else all, since the same command may get further next time."""
     default: Keeps = "nothing" if isinstance(error, ValueError) else "all"
     found: Keeps = getattr(error, "keeps", default)
     return found
@@ -39,8 +39,8 @@ def choose_kept(error: BaseException | None) -> Keeps:
 
 @contextmanager
 def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
-    """Leave what the body raises in `folder`, and raise it on. ValueError and OSError are the user's to mend;
-    `of_input`: a ValueError says that a file of the input is to blame."""
+    """Write an error of the body to `folder` and re-raise it. The user can fix ValueError and OSError; `of_input`: a
+    ValueError means that an input file is at fault."""
     try:
         yield
     except Exception as error:
@@ -57,17 +57,17 @@ def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
 
 
 class AbandonedError(PassingError):
-    """Work that nobody wants any more: another piece of the build has failed."""
+    """The work is no longer needed: another piece of the build has failed."""
 
 
 def raise_if_abandoned(folder: str) -> None:
-    """AbandonedError where a failure was left in `folder`: engines cannot stop a task that runs."""
+    """Raise AbandonedError if `folder` has a failure: engines cannot stop a running task."""
     if storage.exists(storage.join(folder, FAILURE_NAME)):
         raise AbandonedError(f"{folder}: the build has failed elsewhere")
 
 
 def describe_error(error: Exception, *, folder: str | Path) -> str:
-    """The error's message; `folder` is named where a disk is full and the error does not say which."""
+    """The error's message; names `folder` if a disk is full and the error does not say which."""
     if isinstance(error, OSError) and error.errno in storage.FULL_DISK and error.filename is None:
         return (
             f"{folder}: cannot be written ({error.strerror}); free space there and run the same command again, or "
@@ -77,16 +77,16 @@ def describe_error(error: Exception, *, folder: str | Path) -> str:
 
 
 def leave_failure(folder: str, *, message: str, details: str, is_users: bool, keeps: Keeps = "all") -> None:
-    """Write FAILURE_NAME into `folder` unless it is there: the first failure is the cause of others."""
+    """Write FAILURE_NAME into `folder` unless it exists: the first failure causes the others."""
     target = storage.join(folder, FAILURE_NAME)
-    with suppress(OSError):  # on a full disk the exception itself still goes up
+    with suppress(OSError):  # if the disk is full, the exception itself still propagates
         if storage.find_file(target) is None:
             text = json.dumps(asdict(Failure(message, details, is_users, keeps)))
             storage.write_bytes(target, text.encode("ascii"), make_folders=False)
 
 
 def read_failure(folder: str) -> Failure | None:
-    """The failure left in `folder`, if there is one."""
+    """Read the failure in `folder`; None if there is none."""
     try:
         return Failure(**json.loads(storage.read_bytes(storage.join(folder, FAILURE_NAME))))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Finished pieces of a build (splits read, shards written), so that a later start goes on where an earlier one ended.
+"""Records of finished pieces of a build (splits read, shards written), so that a later start resumes there.
 
-A record appears in one rename once the files of its piece are whole, and nothing in it is trusted: a piece counts as
-finished only while its files and the record itself have the hashes that they had. Cost: each file is read once more.
+A record appears in one rename once the files of its piece are whole. Nothing in it is trusted: a piece counts as
+finished only if its files and the record still match their hashes. Cost: each file is read once more.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SHARDS = "data"
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The records in `root`/finished. `root` is OUT/_tmp, the folder below which all files of pieces lie, but for
-    shards, which may lie in another; `build` is a hash of all that shapes them."""
+    """The records in `root`/finished. `root` is OUT/_tmp, which holds all files of pieces except, perhaps, the shards;
+    `build` is a hash of everything that determines them."""
 
     root: str
     build: str
@@ -38,25 +38,24 @@ class Ledger:
     """Folder of the shards; empty: `root`/data."""
 
     def record_name(self, kind: Kind, key: Any) -> str:
-        """File name of the record of what was made from `key` (any JSON)."""
+        """File name of the record of the piece made from `key` (any JSON)."""
         digest = hashlib.sha256(canonical_json([self.build, kind, key])).hexdigest()
         return f"{kind}-{digest[:32]}.json"
 
     def find(self, kind: Kind, *, key: Any) -> Any | None:
-        """What was recorded with a piece; None where there is none, or where it is not as it was: then the fault is
-        noted for take_damaged, and record and files are removed."""
+        """Return the content recorded with a piece, or None if there is no record or it no longer matches its files:
+        then the fault is noted for take_damaged, and record and files are removed."""
         path = storage.join(self._folder, self.record_name(kind, key))
         try:
             first, _, content = storage.read_bytes(path).decode("ascii", "replace").partition("\n")
         except FileNotFoundError:
             return None
         head = _parse_head(first)
-        fault = f"{path}: not a record" if head is None else None
-        if head is not None:
-            if hashlib.sha256(content.encode()).hexdigest() != head["content"]:
-                fault = f"{path}: its content has not the hash that it had"
-            else:
-                fault = self._find_fault(head["files"])
+        fault: str | None = f"{path}: not a record"
+        if head is not None and hashlib.sha256(content.encode()).hexdigest() != head["content"]:
+            fault = f"{path}: content does not match its recorded hash"
+        elif head is not None:
+            fault = self._find_fault(head["files"])
         if fault is None:
             return json.loads(content)
         note = storage.join(self._folder, f"{_DAMAGED}{uuid.uuid4().hex[:16]}.txt")
@@ -65,7 +64,7 @@ class Ledger:
         return None
 
     def record(self, kind: Kind, *, key: Any, files: Iterable[str | Path], content: Any) -> None:
-        """Note that a piece is finished: its files, closed and whole, and what `find` will give back (JSON)."""
+        """Record a finished piece: its files (closed and whole), and the `content` (JSON) that `find` returns."""
         body = json.dumps(content, sort_keys=True)
         head = {
             "build": self.build,
@@ -77,11 +76,10 @@ class Ledger:
         storage.write_bytes(path, text.encode("ascii"), make_folders=False)
 
     def sweep(self, *, folders: Iterable[str], splits: Collection[str], keep_shards: bool = True) -> Counter[Kind]:
-        """Remove every file directly in `folders` (names below root) for which no record of this build stands, and
-        every record of another build, of a split whose record is not named in `splits`, and of shards without
-        `keep_shards`; count the records left.
+        """Remove records of other builds, of splits whose record is not named in `splits`, and, without `keep_shards`,
+        of shards; then every file directly in `folders` (names below root) that no record left names. Count these.
 
-        Reads the first line of each record: no hash is checked here.
+        Reads only the first line of each record and checks no hash.
         """
         storage.make_folder(self._folder)
         kept: Counter[Kind] = Counter()
@@ -109,7 +107,7 @@ class Ledger:
         return kept
 
     def take_damaged(self) -> list[str]:
-        """What `find` found damaged since this was last asked, one line each."""
+        """Return and clear the faults that `find` has noted, one line each."""
         found = []
         for file in storage.list_files(self._folder, below=False):
             if file.name.startswith(_DAMAGED):
@@ -123,13 +121,12 @@ class Ledger:
         return storage.join(self.root, RECORDS_NAME)
 
     def _name(self, path: str) -> str:
-        """A file's name in records."""
         if self.shards and storage.parent_of(path) == self.shards:
             return f"{_SHARDS}/{storage.base_name(path)}"
         return path[len(self.root) + 1 :] if storage.is_url(path) else os.path.relpath(path, self.root)
 
     def _place(self, name: str) -> str:
-        """Where the file or folder of that name lies."""
+        """Path of a file or folder, by its name in records."""
         first, _, rest = name.partition("/")
         if self.shards and first == _SHARDS:
             return storage.join(self.shards, rest) if rest else self.shards
@@ -156,7 +153,7 @@ class Ledger:
 
 
 def list_records(root: str | Path) -> list[str]:
-    """The records below OUT/_tmp, whosever they are; none where there is no such folder."""
+    """Paths of all records below OUT/_tmp, of any build; none if the folder is missing."""
     folder = storage.join(root, RECORDS_NAME)
     names = [file.name for file in storage.list_files(folder, below=False)]
     return [storage.join(folder, name) for name in names if fnmatch(name, "*-*.json")]
@@ -168,8 +165,8 @@ def _read_head(path: str) -> dict[str, Any] | None:
 
 
 def _parse_head(line: str) -> dict[str, Any] | None:
-    """The first line of a record; None where it is none (a disk that lost power may leave anything), or names files
-    outside the folder of the build: what is damaged is removed."""
+    """Parse the first line of a record; None if it is invalid (after a power loss a file may contain anything), or
+    names files outside the folder of the build, which must not be removed."""
     try:
         head = json.loads(line)
         whole = set(head) == {"build", "files", "content"} and all(len(entry) == 2 for entry in head["files"].values())

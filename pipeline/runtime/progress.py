@@ -1,7 +1,7 @@
-"""Signs of life during a build, whatever the engine: workers leave small files, the main process sums and prints them.
+"""Progress of a build on any engine: workers write small files, the main process sums and prints them.
 
-A terminal gets a line a stage that is rewritten every second, anything else a plain line every 30 seconds. The same
-counts go to Beam's counters; nothing but this display depends on either.
+A terminal shows one line per stage, rewritten every second; other outputs get a plain line every 30 seconds. The same
+counts go to Beam's counters; only this display depends on them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from pipeline.units import count_of, describe_bytes, describe_seconds
 Stage: TypeAlias = Literal["read", "shard"]
 
 PLAN_NAME = "plan.json"
-"""In the same folder: how many shards there will be (`shards`), of documents with how many tokens (`tokens`)."""
+"""In the same folder: number of shards to write (`shards`), and of tokens in their documents (`tokens`)."""
 _WRITE_EVERY_S = 1.0
 _TERMINAL_EVERY_S = 1.0
 _PLAIN_EVERY_S = 30.0
 _STORE_EVERY_S = 10.0
 _UNIT = 1e6
 _SHOWN = 0.05
-"""Of a million: less would be shown as 0.0."""
+"""In units of a million: less would be shown as 0.0."""
 
 
 class WorkReport:
-    """Counts of one piece of work (a split, a shard), left in `folder` at most once a second (on a store every ten
-    seconds); None: nowhere.
+    """Writes the counts of one piece of work (a split, a shard) to `folder` (None: nowhere), at most once a second, on
+    a store every ten seconds.
 
-    Those that begin with `of_` say how much there will be, the others how much is done; each of the latter also goes to
-    `count`. The file is removed where the work fails. `key`: names the piece (any JSON), so that a second attempt,
-    after a lost worker, is not counted twice; what the first one said when it was done stands.
+    Counts named `of_*` are expected totals; the others say how much is done, and also go to `count`. The file is
+    removed if the work fails. `key` identifies the piece (any JSON), so that a second attempt after a lost worker is
+    not counted twice; a finished report is not overwritten.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class WorkReport:
             self._counts["done"] = 1
             self._write()
         elif self._path is not None and not self._stands:
-            with suppress(storage.StorageError):  # the error of the work is the one to be told
+            with suppress(storage.StorageError):  # do not hide the error of the work
                 storage.delete(self._path)
 
     def add(self, **counts: int) -> None:
-        """Add to the counts."""
+        """Add to the counts; write them if it is time."""
         self._counts.update(counts)
         if time.monotonic() - self._written >= self._every_s:
             self._write()
@@ -91,7 +91,7 @@ class WorkReport:
         if self._path is not None and not self._stands:
             text = json.dumps(self._counts).encode("ascii")
             if storage.is_url(self._path):
-                with suppress(storage.StorageError):  # what only tells of the work does not stop it
+                with suppress(storage.StorageError):  # a report must not stop the work
                     storage.write_bytes(self._path, text)
                 return
             with storage.replace_file(Path(self._path), make_folders=False, durable=False) as stream:
@@ -99,7 +99,7 @@ class WorkReport:
 
 
 class ProgressPrinter:
-    """Prints what the workers report while the body of the `with` runs. `num_bytes` of input are in the splits."""
+    """Prints the workers' progress while the body of the `with` runs. `num_bytes`: size of all splits."""
 
     def __init__(
         self, folder: str | Path, *, num_splits: int, num_bytes: int = 0, stream: TextIO | None = None
@@ -128,7 +128,7 @@ class ProgressPrinter:
             self._stream.flush()
 
     def line(self, stage: Stage | None = None) -> str:
-        """What is known now of the running stage (or of `stage`), in one line."""
+        """Progress of the running stage (or of `stage`), in one line."""
         stage = stage or self.stage()
         now = time.monotonic()
         if stage not in self._stage_started:
@@ -138,7 +138,7 @@ class ProgressPrinter:
         return f"{now - self._started:.0f} s: {text}"
 
     def summary(self) -> str:
-        """Everything that was done, in one line."""
+        """All work done, in one line."""
         elapsed = time.monotonic() - self._started
         read, shards = self.count("read"), self.count("shard")
         made = sum(report["bytes"] for report in self._load("read") if not report["kept"])
@@ -149,19 +149,19 @@ class ProgressPrinter:
         )
 
     def stage(self) -> Stage:
-        """What is being done: shards are planned once every split was read."""
+        """The running stage: shards are planned once every split was read."""
         return "shard" if storage.find_file(self._plan) is not None else "read"
 
     def count_kept(self) -> dict[Stage, int]:
-        """Pieces that an earlier start had finished."""
+        """Number of pieces that an earlier start had finished, by stage."""
         return {"read": self.count("read")["kept"], "shard": self.count("shard")["kept"]}
 
     def count(self, stage: Stage) -> Counter[str]:
-        """Everything that the pieces of a stage report, those that were kept among them."""
+        """Sum of the reports of a stage, including pieces kept from an earlier start."""
         return sum_counts(self._load(stage))
 
     def read_plan(self) -> dict[str, int]:
-        """What PLAN_NAME says; zeros before there is a plan."""
+        """Content of PLAN_NAME; zeros if there is no plan yet."""
         try:
             plan: dict[str, int] = json.loads(storage.read_bytes(self._plan))
         except FileNotFoundError:
@@ -194,12 +194,11 @@ class ProgressPrinter:
         return (
             f"wrote {count_of(wrote['rows'], 'row')} of {count_of(wrote['documents'], 'document')}, "
             f"{_bytes(wrote['bytes'])}{_rate(made['bytes'], seconds)}, {wrote['done']:,} of "
-            f"{count_of(plan['shards'], 'shard')}"
-            f"{_kept(wrote)}{left}"
+            f"{count_of(plan['shards'], 'shard')}{_kept(wrote)}{left}"
         )
 
     def _load(self, stage: Stage) -> list[Counter[str]]:
-        """Every report of a stage; a finished one is read once."""
+        """Load every report of a stage; finished ones are cached."""
         found: list[Counter[str]] = []
         for file in storage.list_files(self._folder, below=False):
             if not (file.name.startswith(f"{stage}-") and file.name.endswith(".json")):
@@ -222,20 +221,20 @@ class ProgressPrinter:
         while not self._stop.wait(often_s if self._terminal else _PLAIN_EVERY_S):
             try:
                 shown = self._show(shown)
-            except storage.StorageError as error:  # what only tells of the build does not stop it
-                self._stream.write(f"progress is not known: {error}\n")
+            except storage.StorageError as error:  # the display must not stop the build
+                self._stream.write(f"progress is unknown: {error}\n")
 
     def _show(self, shown: Stage) -> Stage:
         stage = self.stage()
         if self._terminal and stage != shown:
-            self._stream.write(f"\r{self.line(shown)}\x1b[K\n")  # the last word of a stage stays
+            self._stream.write(f"\r{self.line(shown)}\x1b[K\n")  # the last line of a stage stays
         self._stream.write(f"\r{self.line(stage)}\x1b[K" if self._terminal else f"{self.line(stage)}\n")
         self._stream.flush()
         return stage
 
 
 def _read_report(path: str) -> Counter[str]:
-    """What it says; nothing where the work has failed meanwhile."""
+    """Read a report; empty if it is gone because the work has failed."""
     try:
         return Counter(json.loads(storage.read_bytes(path)))
     except FileNotFoundError:
@@ -245,7 +244,7 @@ def _read_report(path: str) -> Counter[str]:
 def _is_done(path: str) -> bool:
     try:
         return bool(_read_report(path)["done"])
-    except storage.StorageError:  # what only tells of the work does not stop it
+    except storage.StorageError:  # a report must not stop the work
         return False
 
 
@@ -258,8 +257,8 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 
 
 def _bytes_read(reports: list[Counter[str]]) -> float:
-    """Bytes of input behind what was read. Of a split in work the share is known by its text alone: by what was
-    expected of it, corrected by how far that was out for the splits that are done."""
+    """Estimate the bytes of input read. The share of an unfinished split is its text read over its expected text,
+    corrected by the ratio of real to expected text in the finished splits."""
     done = [report for report in reports if report["done"]]
     expected = sum(report["of_text"] for report in done)
     ratio = sum(report["characters"] for report in done) / expected if expected else 1.0
@@ -272,7 +271,7 @@ def _bytes_read(reports: list[Counter[str]]) -> float:
 
 
 def _tokens_written(reports: list[Counter[str]]) -> float:
-    """Tokens of documents behind the rows that are written: shards differ in size."""
+    """Estimate the tokens of documents in the rows written, since shards differ in size."""
     return sum(
         report["of_tokens"] * (1.0 if report["done"] else min(1.0, report["rows"] / max(1, report["of_rows"])))
         for report in reports
@@ -298,5 +297,4 @@ def _bytes(number: float) -> str:
 
 
 def _rate(number: float, seconds: float) -> str:
-    """Nothing before there is anything to tell the rate of."""
     return f" ({_bytes(number / max(seconds, 1e-3))}/s)" if number else ""

@@ -1,7 +1,6 @@
-"""A scratch folder, locked while it is in use and then removed; what killed processes left beside it is swept.
+"""A scratch folder that is locked while in use and then removed; those of killed processes are swept.
 
-The lock ends with its process, on any machine that shares the file system. On a store, which has no locks,
-nothing is swept.
+The lock ends with its process, on any machine that shares the file system. Stores have no locks: nothing is swept.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ from pipeline import storage
 
 @contextmanager
 def scratch_folder(parent: str | Path, *, prefix: str) -> Iterator[str]:
-    """A new folder under `parent`, whose name begins with `prefix`; those of ended processes are removed first.
-
-    On a file system without locks nothing is swept.
-    """
+    """Make a folder `parent`/`prefix`* for the block. Before, remove those of ended processes, if the file system has
+    locks."""
     if storage.is_url(parent):
         url = storage.join(parent, f"{prefix}{uuid.uuid4().hex[:16]}")
         try:
@@ -50,7 +47,7 @@ def _make_locked(parent: Path, *, prefix: str) -> tuple[Path, int]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return folder, lock
-        os.close(lock)  # swept by another process before it was locked
+        os.close(lock)  # another process swept it before it was locked
 
 
 def _remove_unused(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Between the halves of a build: which bucket a document goes to, and the spill files that carry it there."""
+"""Between the halves of a build: the bucket of each document, and the spill files that carry it there."""
 
 from pipeline.shuffle.buckets import (
     MIN_DOCUMENTS,

@@ -1,7 +1,7 @@
-"""Which bucket a document belongs to, how many buckets there are, and which small ones are joined.
+"""The bucket of each document, the number of buckets, and which small ones are joined.
 
-All of it is a function of the documents' hashes, the input's size and the config: never of workers, paths or order.
-A bucket becomes one shard; next-sentence negatives come from its other documents, so no process holds the corpus.
+All of it depends on the documents' hashes, the size of the input and the config: never on workers, paths or order.
+A bucket becomes one shard; negatives come from its other documents, so that no process holds the corpus.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.units import count_of
 
 TEXT_BYTES_PER_BUCKET = 64_000_000
 MIN_DOCUMENTS = 8
-"""A bucket with fewer documents is joined with its neighbour: negatives would repeat themselves."""
+"""A bucket with fewer documents is joined with its neighbour, because its negatives would repeat."""
 MIN_SHARE_OF_MEAN = Fraction(1, 10)
 """A bucket with fewer tokens than this share of the mean is joined too."""
 _HASH_RANGE = 2**64
@@ -25,7 +25,7 @@ _HASH_RANGE = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The first buckets hold training documents, the rest the held-out ones."""
+    """Numbers of buckets: the first `train` hold training documents, the other `validation` held-out ones."""
 
     train: int
     validation: int
@@ -37,20 +37,20 @@ class Buckets:
         return self.train + self.validation
 
     def bucket_of(self, document_id: bytes) -> int:
-        """Bucket of a document, by the hash of its text: exact duplicates meet."""
+        """Bucket of a document, by the hash of its text, so that exact duplicates meet."""
         number = int.from_bytes(document_id[8:16], "big")
         if membership(document_id) < self.validation_fraction * _HASH_RANGE:
             return self.train + number % self.validation
         return number % self.train
 
     def split_of(self, bucket: int) -> SplitName:
-        """Which part of the set a bucket belongs to."""
+        """The part of the set that a bucket belongs to."""
         return "train" if bucket < self.train else "validation"
 
 
 @dataclass(frozen=True, slots=True)
 class BucketCount:
-    """What a bucket holds, duplicates counted once. `lowest`: up to two smallest membership hashes."""
+    """Contents of a bucket, duplicates counted once. `lowest`: its smallest membership hashes, at most two."""
 
     bucket: int
     documents: int
@@ -60,19 +60,19 @@ class BucketCount:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Which shard each non-empty bucket goes to, and how many shards each part of the set has."""
+    """The shard of each bucket, as (part, index), and the number of shards in each part of the set."""
 
     shard_of: dict[int, tuple[SplitName, int]]
     num_shards: dict[SplitName, int]
 
 
 def membership(document_id: bytes) -> int:
-    """64 bits that decide whether a document is held out; independent of those that choose its bucket."""
+    """64 bits that decide whether a document is held out; independent of the bits that choose its bucket."""
     return int.from_bytes(document_id[:8], "big")
 
 
 def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation_fraction: float) -> Buckets:
-    """Number of buckets from the size of the text; `shards` sets that of training buckets, unless it is auto."""
+    """Choose the number of buckets: `shards` training buckets or, if that is auto, by the size of the text."""
     held_out = validation_fraction
     if shards == "auto":
         train = max(1, math.ceil(text_bytes / TEXT_BYTES_PER_BUCKET))
@@ -86,13 +86,12 @@ def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation
 def plan_shards(
     counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int = 2, whole_books: bool = False
 ) -> ShardPlan:
-    """Join buckets that are too small and number the shards.
+    """Join small buckets and number the shards.
 
-    Buckets are walked in order; neighbours are joined until the group has MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of
-    the mean bucket's tokens; what is left at the end joins the last group. A bucket without documents (all were near
-    duplicates) goes with the first shard, which counts what was left out. ValueError where a part of the set would
-    have fewer than `fewest` documents: alone, a document has no other to take a wrong next sentence from.
-    `whole_books`: some of them are books, which could be documents by chapter.
+    Neighbours are joined, in order, until the group has MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of the mean bucket's
+    tokens; the rest joins the last group. A bucket without documents (all were near duplicates) goes to the first
+    shard, which counts its drops. ValueError if a part of the set would have fewer than `fewest` documents: negatives
+    need another document. `whole_books`: some documents are whole books, which could be split into chapters.
     """
     ordered = sorted((count for count in counts if count.documents), key=lambda count: count.bucket)
     more = "set unit: chapter for books, add documents" if whole_books else "add documents"
@@ -120,15 +119,14 @@ def _join_small(counts: Sequence[BucketCount], *, num_buckets: int) -> list[list
         if documents >= MIN_DOCUMENTS and tokens * num_buckets >= MIN_SHARE_OF_MEAN * total:
             groups.append(open_group)
             open_group = []
-    if open_group and groups:
-        groups[-1].extend(open_group)
-    elif open_group:
-        groups.append(open_group)
+    if not groups:
+        return [open_group] if open_group else []
+    groups[-1].extend(open_group)
     return groups
 
 
 def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int, more: str) -> None:
-    """`more`: what to do for more documents, in words."""
+    """Raise ValueError if a part of the set has too few documents. `more`: how to get more, for the message."""
     documents = sum(count.documents for count in counts)
     if documents < fewest:
         raise ValueError(
@@ -143,25 +141,19 @@ def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest:
         needed = _round_up(lowest[-1] / _HASH_RANGE)
         remedy = f"set validation_fraction=0, or {more}"
         if documents >= 2 * fewest and needed <= 0.5:
-            remedy = (
-                f"the smallest value that works here is {needed}; set it, or 0 for no held-out documents, or {more}"
-            )
+            remedy = f"the smallest value that works here is {needed}; set it, or 0 to hold out nothing, or {more}"
         raise ValueError(
-            f"validation_fraction={fraction} holds out {held_out} of {count_of(documents, 'document')}; at least "
-            f"{fewest} {_are(fewest)} needed: {remedy}"
+            f"validation_fraction={fraction} holds out {held_out} of {count_of(documents, 'document')}, but must "
+            f"hold out at least {fewest}: {remedy}"
         )
     if documents - held_out < fewest:
         raise ValueError(
             f"validation_fraction={fraction} leaves {documents - held_out} of {count_of(documents, 'document')} for "
-            f"training; at least {fewest} {_are(fewest)} needed: lower it, or {more}"
+            f"training, but must leave at least {fewest}: lower it, or {more}"
         )
 
 
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
 def _round_up(value: float) -> float:
-    """A larger number with three significant digits."""
+    """The next larger number with three significant digits."""
     scale = 10.0 ** (2 - math.floor(math.log10(value)))
     return float(f"{(math.floor(value * scale) + 1) / scale:.3g}")

@@ -1,8 +1,8 @@
-"""Files between the two halves of a build: tokenized documents sorted by bucket, found again by byte range.
+"""Files between the two halves of a build: tokenized documents sorted by bucket, addressed by byte range.
 
 Only names and offsets cross the shuffle (FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there).
-An extent is two Arrow messages: an index (id, number of tokens and origin of each document), which counting reads
-alone, and the tokens. A writer holds at most FLUSH_TOKENS tokens and one document more, whatever the size of the input.
+An extent is two Arrow messages: an index (id, number of tokens and origin of each document), which can be read alone,
+and the tokens. A writer holds at most FLUSH_TOKENS tokens and one more document in memory.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _INDEX = pa.schema(
 
 
 class SpillError(PassingError):
-    """A spill file is not as it was written."""
+    """A spill file has changed since it was written."""
 
 
 class Origin(NamedTuple):
-    """Where a document comes from: index of its source, its name, and its text or how that begins. For people only."""
+    """Origin of a document, for people only: index of its source, its name, and its text or the beginning of it."""
 
     source: int = 0
     name: str = ""
@@ -60,7 +60,7 @@ _NOWHERE = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where documents of one bucket lie: `num_bytes` from `offset` in a file, the first `index_bytes` the index."""
+    """Place of documents of one bucket: `num_bytes` at `offset` of a file; the first `index_bytes` are the index."""
 
     path: str
     offset: int
@@ -79,7 +79,7 @@ class Index:
     sources: npt.NDArray[np.uint16]
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Positions of every distinct id, ordered by id; of equal ones that of the lowest source."""
+        """Positions of the distinct ids, ordered by id; of equal ids the one with the lowest source."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
         order = np.lexsort((self.sources, words[:, 1], words[:, 0]))
         ordered = words[order]
@@ -89,9 +89,9 @@ class Index:
 
 
 class SpillWriter:
-    """Writes documents into one file of its own under `folder`, a path or URL; on an error the file is removed.
+    """Writes documents into a new file under `folder`, a path or URL; on an error the file is removed.
 
-    `name` only helps people; a random part keeps a second attempt at the same split apart.
+    `name` is for people; a random suffix separates several attempts at the same split.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class SpillWriter:
         self._bucket_of, self._schema, self._flush_tokens = bucket_of, _documents_schema(id_type), flush_tokens
         self._pending: list[_Pending] = []
         self._pending_tokens = self._pending_characters = 0
-        self._extents: list[tuple[int, Extent]] = []
+        self.extents: list[tuple[int, Extent]] = []
+        """(bucket, extent) of all documents written; complete once the writer is closed."""
         self._output = storage.open_output(self.path, in_place=True)
         self._stream = self._output.__enter__()
 
@@ -126,7 +127,7 @@ class SpillWriter:
         self._output.__exit__(kind, error, trace)
 
     def add(self, document: TokenizedDocument, *, origin: Origin = _NOWHERE) -> None:
-        """Take a document with at least one token."""
+        """Add a document with at least one token."""
         self._pending.append(_Pending(self._bucket_of(document.id), document, origin))
         self._pending_tokens += document.ids.size
         self._pending_characters += len(origin.text)
@@ -136,11 +137,6 @@ class SpillWriter:
             or len(self._pending) >= FLUSH_DOCUMENTS
         ):
             self._flush()
-
-    @property
-    def extents(self) -> list[tuple[int, Extent]]:
-        """(bucket, extent) of everything written; complete once the writer is closed."""
-        return self._extents
 
     def _flush(self) -> None:
         self._pending.sort(key=attrgetter("bucket"))
@@ -168,18 +164,18 @@ class SpillWriter:
         extent = Extent(self.path, self._stream.tell(), index.size, index.size + data.size, checksum)
         self._stream.write(index)
         self._stream.write(data)
-        self._extents.append((bucket, extent))
+        self.extents.append((bucket, extent))
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Ids, token counts and sources of the extents' documents; reads nothing else of the files."""
+    """Read ids, token counts and sources of the extents' documents, and nothing else of the files."""
     return _join_indexes(
         pa.ipc.read_record_batch(buffer, _INDEX) for _, buffer in _read_each(extents, index_alone=True)
     )
 
 
 def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
-    """(id, number of the source, origin) of the extents' documents, copies included, extent by extent."""
+    """Yield (id, number of the source, origin) of the extents' documents, duplicates included."""
     for _, buffer in _read_each(extents, index_alone=True):
         batch = pa.ipc.read_record_batch(buffer, _INDEX)
         names = ("id", "number", *Origin._fields)
@@ -188,10 +184,10 @@ def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin
 
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
-    """Distinct documents of the extents, ordered by id, and how many duplicates were left out.
+    """Read the distinct documents of the extents, ordered by id, and count the duplicates left out.
 
-    Equal for equal documents, whatever extents they lie in. The arrays are views of the files' bytes: 2.2 bytes a
-    token and 4 a sentence in memory. SpillError where a file is not as it was written.
+    The result does not depend on how documents are spread over extents. The arrays are views of the files' bytes: 2.2
+    bytes a token and 4 a sentence in memory. Raises SpillError if a file has changed since it was written.
     """
     schema = _documents_schema(id_type)
     found: list[TokenizedDocument] = []
@@ -211,7 +207,7 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
 
 
 class _Pending(NamedTuple):
-    """A document before it is written."""
+    """A document that waits to be written."""
 
     bucket: int
     document: TokenizedDocument
@@ -222,21 +218,17 @@ def _join_indexes(batches: Iterable[pa.RecordBatch]) -> Index:
     ids, tokens = [np.zeros((0, ID_BYTES), np.uint8)], [np.zeros(0, np.int64)]
     sources = [np.zeros(0, np.uint16)]
     for batch in batches:
-        ids.append(_fixed_binary(batch.column(0)))
+        raw = batch.column(0).buffers()[1]
+        ids.append(np.frombuffer(raw, np.uint8, batch.num_rows * ID_BYTES).reshape(-1, ID_BYTES))
         tokens.append(batch.column(1).to_numpy())
         sources.append(batch.column(2).to_numpy())
     return Index(np.concatenate(ids), np.concatenate(tokens), np.concatenate(sources))
 
 
 def _documents_schema(id_type: pa.DataType) -> pa.Schema:
-    """One list a document; the field names are those of TokenizedDocument."""
-    return pa.schema(
-        [
-            pa.field("ids", pa.list_(id_type)),
-            pa.field("word_starts", pa.list_(pa.bool_())),
-            pa.field("sentence_lengths", pa.list_(pa.int32())),
-        ]
-    )
+    """One list per document; the field names are those of TokenizedDocument."""
+    kinds = {"ids": id_type, "word_starts": pa.bool_(), "sentence_lengths": pa.int32()}
+    return pa.schema([pa.field(name, pa.list_(kind)) for name, kind in kinds.items()])
 
 
 def _list_array(parts: Sequence[npt.NDArray[Any]], kind: pa.DataType) -> pa.Array:
@@ -250,15 +242,15 @@ def _split_list(column: pa.ListArray) -> list[npt.NDArray[Any]]:
     return np.split(values, column.offsets.to_numpy()[1:-1])
 
 
-def _fixed_binary(column: pa.FixedSizeBinaryArray) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(column.buffers()[1], np.uint8, len(column) * ID_BYTES).reshape(-1, ID_BYTES)
-
-
 def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tuple[Extent, pa.Buffer]]:
-    """Each extent with its bytes, or with those of its index; on a store several are asked for at a time."""
+    """Yield each extent with its bytes or those of its index; on a store, several are fetched at a time."""
 
     def read(extent: Extent) -> pa.Buffer:
-        return _read(extent, num_bytes=extent.index_bytes if index_alone else extent.num_bytes)
+        num_bytes = extent.index_bytes if index_alone else extent.num_bytes
+        data = storage.read_range(extent.path, offset=extent.offset, length=num_bytes)
+        if len(data) != num_bytes:
+            raise SpillError(f"{extent.path}: ends before byte {extent.offset + num_bytes}; run the build again")
+        return pa.py_buffer(data)
 
     listed = list(extents)
     if not any(storage.is_url(extent.path) for extent in listed):
@@ -267,10 +259,3 @@ def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tupl
         return
     with ThreadPoolExecutor(max_workers=_STORE_THREADS, thread_name_prefix="read-spill") as pool:
         yield from zip(listed, pool.map(read, listed), strict=True)
-
-
-def _read(extent: Extent, *, num_bytes: int) -> pa.Buffer:
-    data = storage.read_range(extent.path, offset=extent.offset, length=num_bytes)
-    if len(data) != num_bytes:
-        raise SpillError(f"{extent.path}: ends before byte {extent.offset + num_bytes}; run the build again")
-    return pa.py_buffer(data)

@@ -160,7 +160,7 @@ FAULTS = [
     ),
     ("values/aws.yaml", "disk_gib: 500", "disk_gib: 600", r"aws/spot\.yaml: does not match .*values/aws\.yaml"),
     ("values/aws.yaml", "region: us", "regoin: us", "unknown key 'regoin'"),
-    ("values/aws.yaml", "region: us", "region: a\nregion: us", "'region' stands twice"),
+    ("values/aws.yaml", "region: us", "region: a\nregion: us", "'region' appears twice"),
     ("values/gcp.yaml", "max_nodes: 8", "max_nodes: 8\n  min_nodes: 1", r"cpu\.min_nodes=1: these nodes never stop"),
     ("values/aws.yaml", "name: cloze", "name: cloze\nboot_timeout_s: 1800", "waits only start_timeout_s=1800"),
     (

@@ -17,7 +17,7 @@ MODULES = sorted(
     if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")
 )
 MODULES.remove("bench.lddl_job")  # a child that runs in LDDL's environment
-REMEDY = r"is not installed for \S+; run `make setup` once, then `\. \.venv/bin/activate`, or put .*\n"
+REMEDY = r"is not installed for \S+; run `make setup` once, then `\. \.venv/bin/activate`, or use .*\n"
 
 
 def run(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

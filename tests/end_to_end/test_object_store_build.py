@@ -206,7 +206,7 @@ def test_a_build_from_a_store_to_a_store_gives_the_bytes_of_a_local_one(
     assert main(["--config", config]) == 0
     assert f"{bucket}/sets/out: already complete, nothing to do" in capsys.readouterr().out
     assert main(["--config", config, "seed=9"]) == 2
-    assert "holds a finished data set made otherwise: config.seed: " in capsys.readouterr().err
+    assert "contains a data set built with different settings or input: config.seed: " in capsys.readouterr().err
     found, expected = (audit(root, workers=1) for root in (f"{bucket}/sets/out", tmp_path / "out"))
     assert (found.rows, found.findings) == (expected.rows, expected.findings)
 
@@ -255,7 +255,7 @@ def test_a_killed_build_goes_on_and_nothing_half_written_is_visible(
             assert shard.read().num_rows
     capsys.readouterr()
     assert main(["--config", "c.yaml", "seed=5"]) == 2
-    assert "holds an unfinished build made otherwise: config.seed: " in capsys.readouterr().err
+    assert "contains an unfinished build with different settings or input: config.seed: " in capsys.readouterr().err
     assert main(["--config", "c.yaml"]) == 0
     assert kept in capsys.readouterr().out
     check_same(small, "whole")
@@ -296,7 +296,7 @@ def test_a_refused_build_leaves_nothing_and_says_why(small: str, capsys: pytest.
     assert f"{bucket}/bad.txt, line 1" in refused(f"sources.0.path={bucket}/bad.txt")
     assert f"{bucket}/bad.txt, line 1" in refused(f"sources.0.path={bucket}/bad.txt", "--", "--runner=FnApiRunner")
     storage.write_bytes(f"{small}/mine.txt", b"mine")
-    assert f"output={small}: not empty and not a build of ours (found mine.txt)" in refused()
+    assert f"output={small}: contains files that no build has written (mine.txt)" in refused()
 
 
 def test_one_build_at_a_time_holds_a_folder(

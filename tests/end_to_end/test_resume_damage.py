@@ -43,7 +43,7 @@ def test_damaged_pieces_are_made_again_and_named(stopped: Path, capsys: pytest.C
         expected.append((str(path), said))
     (record,) = [path for path in work.glob("finished/split-*.json") if "3.txt-" in path.read_text()]
     flip(record)
-    expected.append((str(record), "its content has not the hash that it had"))
+    expected.append((str(record), "content does not match its recorded hash"))
     lines = go_on(capsys)
     said = [line for line in lines if line.startswith("damaged, so made again: ")]
     assert len(said) == len(expected)

@@ -96,7 +96,7 @@ def test_a_build_that_is_stopped_says_so_in_one_line(
     assert (len(members(process.pid)) > 1) == (workers > 1)
     left, errors = end_by(process, number)
     kept = folder / "out" / "_tmp"
-    note = f"{kept}: what is finished stays there; the same command goes on from it\n" if kept.exists() else ""
+    note = f"{kept}: finished pieces are kept; the same command goes on from them\n" if kept.exists() else ""
     assert (left, errors) == (status, f"{note}{line}\n")
     wait_for(lambda: not members(process.pid))
     assert not (folder / "out" / "manifest.json").exists()

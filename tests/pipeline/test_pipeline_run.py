@@ -60,7 +60,7 @@ def test_without_the_sample_the_remedy_is_named(
     monkeypatch.setattr(command, "_ROOT", folder)
     monkeypatch.setattr(command, "SAMPLE_CONFIG", config)
     assert main([]) == 2
-    assert capsys.readouterr().err.endswith("the sample corpus is not there; fetch it with `make sample`\n")
+    assert capsys.readouterr().err.endswith("the sample corpus is missing; fetch it with `make sample`\n")
 
 
 def test_paths_are_relative_to_the_current_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_a_missing_sample_is_named_with_the_remedy(
 ) -> None:
     monkeypatch.setattr(command, "_ROOT", folder)
     assert main([]) == 2
-    message = f"error: {folder}/data/sample: the sample corpus is not there; fetch it with `make sample`"
+    message = f"error: {folder}/data/sample: the sample corpus is missing; fetch it with `make sample`"
     assert capsys.readouterr().err.strip() == message
 
 
@@ -227,7 +227,7 @@ def test_errors_in_worker_processes_come_out_as_one_line(folder: Path) -> None:
     )
     assert done.returncode == 2, done.stderr
     *progress, error = done.stderr.strip().splitlines()
-    kept = "out/_tmp: what is finished stays there"  # the other file's split, where it was finished by then
+    kept = "out/_tmp: finished pieces are kept"  # the other file's split, where it was finished by then
     assert all(" s: read " in line or kept in line for line in progress), done.stderr
     assert error.startswith("error: ")
     assert "cut.xml.bz2" in error

@@ -163,8 +163,8 @@ def test_a_source_without_held_out_rows_is_named() -> None:
     (warning,) = list_warnings(replace(found, tallies={**found.tallies, "validation": held_out}), config=config)
     assert config.source_names == ("books-en", "jsonl-en", "text-en")
     assert warning == (
-        "no held-out row is of source books-en, so no evaluation tells its loss; raise validation_fraction, or set "
-        "unit: chapter, which makes documents of chapters"
+        "no held-out row comes from source books-en, so no evaluation measures its loss; raise validation_fraction, or "
+        "set unit: chapter, which makes documents of chapters"
     )
     assert not list_warnings(found, config=config)  # nothing is held out at all
 

@@ -89,6 +89,6 @@ def refuse(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["--config", "c.yaml", *words]) == 2
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
     error = capsys.readouterr().err.splitlines()[-1]
-    assert re.search("holds (an unfinished build|a finished data set) made otherwise: ", error)
-    assert re.search("or delete the folder to (begin anew|build it again)", error)
+    assert re.search("contains (an unfinished build|a data set built) with different settings or input: ", error)
+    assert re.search("or delete the folder to (start over|build it again)", error)
     return error

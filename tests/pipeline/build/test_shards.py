@@ -117,7 +117,7 @@ def test_one_document_is_enough_where_no_segment_comes_from_another() -> None:
     assert plan_shards([counted(0, 1, 10)], buckets=Buckets(1, 0, 0.0), fewest=1).num_shards["train"] == 1
     counts = [BucketCount(0, 3, 500, (2**60,)), BucketCount(1, 1, 10, (2**59,))]
     assert plan_shards(counts, buckets=Buckets(1, 1, 0.05), fewest=1).num_shards == {"train": 1, "validation": 1}
-    with pytest.raises(ValueError, match=r"holds out 0 of 3 documents; at least 1 is needed: the smallest"):
+    with pytest.raises(ValueError, match=r"holds out 0 of 3 documents, but must hold out at least 1: the smallest"):
         plan_shards(counts[:1], buckets=Buckets(1, 1, 0.01), fewest=1)
 
 

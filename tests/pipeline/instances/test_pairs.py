@@ -183,7 +183,7 @@ def test_pairs_refuse_what_they_cannot_pair():
     one = make_document([[1, 1], [1]], name=1)
     with pytest.raises(ValueError, match="there are 1 in the bucket"):
         make_pairs([one], config=make_config(), pass_number=0)
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="appears twice"):
         make_pairs([one, one], config=make_config(), pass_number=0)
     with pytest.raises(ValueError, match="no tokens"):
         make_pairs([one, make_document([], name=2)], config=make_config(), pass_number=0)

@@ -98,8 +98,8 @@ def test_foreign_and_unusable_outputs_are_refused(
     assert "choose an empty or new folder" in error
     (folder / "mine" / "_build.json").write_text("{}")
     assert "thesis.tex" in refused(folder, "output=mine", capsys=capsys)
-    assert "cannot be made or opened" in refused(folder, "output=corpus.txt", capsys=capsys)
-    assert "cannot be made or opened" in refused(folder, "output=corpus.txt/x", capsys=capsys)
+    assert "cannot be created or opened" in refused(folder, "output=corpus.txt", capsys=capsys)
+    assert "cannot be created or opened" in refused(folder, "output=corpus.txt/x", capsys=capsys)
 
 
 def test_an_output_that_cannot_be_written_is_refused(
@@ -134,7 +134,7 @@ def test_a_folder_of_that_name_without_a_mark_is_not_ours(
     monkeypatch.chdir(folder)
     (folder / "out" / "_tmp").mkdir(parents=True)
     (folder / "out" / "_tmp" / "thesis.tex").write_text("x")
-    assert "not empty and not a build of ours (found _tmp)" in refused(folder, capsys=capsys)
+    assert "contains files that no build has written (_tmp)" in refused(folder, capsys=capsys)
     (folder / "out" / "_tmp" / "thesis.tex").rename(folder / "thesis.tex")
     dead = take(folder / "out" / "_tmp", timeout_s=60, say=print)
     (claim,) = (folder / "out" / "_tmp" / "lease").glob("*.json")

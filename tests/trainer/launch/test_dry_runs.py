@@ -223,7 +223,7 @@ def test_of_a_finished_set_no_room_is_asked(
     words = ["--config", str(folder / "c.yaml"), "--dry-run"]
     assert build_main([*words, f"output={folder / 'set'}", "--price=1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].endswith("holds a finished set; the same settings and input leave it as it is")
+    assert lines[-1].endswith("holds a finished set; the same settings and input leave it unchanged")
     assert build_main([*words, f"output={folder / 'new'}"]) == 2
 
 
@@ -235,7 +235,7 @@ def test_what_is_in_the_output_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         assert text in pipeline_dry_run.describe_output(str(folder))
     (tmp_path / "mine").mkdir()
     write_text(tmp_path / "mine" / "a.txt", make_documents(1))
-    with pytest.raises(ConfigError, match="not empty and not a build of ours"):
+    with pytest.raises(ConfigError, match="contains files that no build has written"):
         pipeline_dry_run.describe_output(str(tmp_path / "mine"))
     with pytest.raises(ConfigError, match=r"a\.txt is a file; give a folder"):
         pipeline_dry_run.describe_output(str(tmp_path / "mine" / "a.txt" / "b"))
