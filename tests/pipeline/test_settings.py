@@ -99,7 +99,7 @@ def test_a_whole_number_stands_for_a_float_but_not_the_reverse() -> None:
         ("output.a.b=1", r"'output' is a value, it has no 'a'"),
         ("sources=[]", r"sources is empty; list at least one source"),
         ("sources.0.path=''", r"path is empty"),
-        ("sources.0.rows_per_document=3", r"not with kind books; remove them"),
+        ("sources.0.rows_per_document=3", r"not for kind books; remove them"),
         ("sources=[{kind: parquet, path: a, row: sentence}]", r"set exactly one of document_column"),
         ("sources=[{kind: parquet, path: a, rows_per_document: 3}]", r"need row: sentence"),
         ("vocabulary.train=true", r"needs vocabulary\.path"),
