@@ -121,9 +121,9 @@ def test_pipeline_refusals(override: str, message: str) -> None:
 
 
 def test_reference_mode_knows_only_what_was_published() -> None:
-    with pytest.raises(ConfigError, match="random_document only, not none"):
+    with pytest.raises(ConfigError, match="needs next_sentence: random_document, not none"):
         load_pipeline("mode=reference", "next_sentence=none")
-    with pytest.raises(ConfigError, match="whole_word and token, not span"):
+    with pytest.raises(ConfigError, match="whole_word or token, not span"):
         load_pipeline("mode=reference", "masking=span")
 
 
