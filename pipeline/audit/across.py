@@ -140,8 +140,9 @@ def _check_rows(
     sure = rows["bits"][twin] >= SURE_BITS + np.log2(max(1, num_rows))
     for chosen, note in ((twin[sure], False), (twin[~sure], True)):
         if chosen.size:
-            place, text = _twins(rows, chosen, head, shards)
-            text += " (by chance, if rows are short)" if note else ""
+            pairs = ((_place(rows[at], shards), _place(rows[head[at]], shards)) for at in chosen[:1000].tolist())
+            place, other = min(pairs)
+            text = f"identical to {other}" + " (short rows may be, by chance)" * note
             findings.add("identical rows", place, text, count=chosen.size, note=note)
     _count_repeated(rows, head, repeated)
     _check_labels(rows, new_pair, shards=shards, facts=facts, findings=findings)
@@ -151,11 +152,6 @@ def _check_rows(
 
 def _place(record: Any, shards: list[str]) -> Place:
     return Place(shards[int(record["shard"])], int(record["group"]), int(record["row"]))
-
-
-def _twins(rows: npt.NDArray[Any], chosen: Any, head: Any, shards: list[str]) -> tuple[Place, str]:
-    place, other = min((_place(rows[at], shards), _place(rows[head[at]], shards)) for at in chosen[:1000].tolist())
-    return place, f"identical to {other}"
 
 
 def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeated: npt.NDArray[np.int64]) -> None:

@@ -229,7 +229,7 @@ def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) ->
     return np.asarray(np.minimum.reduceat(size, begin), np.int64)
 
 
-def _is_in(values: Int64s, ascending: Int64s) -> npt.NDArray[np.bool_]:
+def _is_in(values: Int64s, ascending: Int64s) -> npt.NDArray[np.bool_]:  # half the time of np.isin
     if not ascending.size:
         return np.zeros(values.size, np.bool_)
     at = np.minimum(np.searchsorted(ascending, values), ascending.size - 1)

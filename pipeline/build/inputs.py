@@ -8,15 +8,7 @@ from typing import Any
 
 from pipeline.config import PipelineConfig
 from pipeline.documents import Split
-from pipeline.sources import (
-    ChangedInputError,
-    fingerprint_files,
-    join_fingerprints,
-    list_changed,
-    list_modified,
-    list_splits,
-    list_versions,
-)
+from pipeline.sources import fingerprint_files, join_fingerprints, list_modified, list_splits, list_versions
 from pipeline.tokenizer import WordTokenizer
 from pipeline.versions import hash_code, library_versions
 
@@ -44,10 +36,6 @@ class BuildInputs:
     def contents(self) -> dict[str, str]:
         """The content of each file, by path: its fingerprint and, for a large one, its time of change."""
         return {path: f"{found} {self.modified.get(path, '')}" for path, found in self.fingerprints.items()}
-
-    def list_changed_files(self) -> dict[str, str]:
-        """Return the present version of each file written since, by path."""
-        return list_changed(self.versions)
 
 
 def find_inputs(config: PipelineConfig) -> BuildInputs:
@@ -80,12 +68,3 @@ def describe_identity(
     if tokenizer is not None:
         identity["vocabulary_hash"] = tokenizer.vocabulary_hash
     return identity
-
-
-def describe_change(changed: Mapping[str, str], *, inputs: BuildInputs) -> ChangedInputError:
-    """Return the error for files that were written while the build read them; it names the first."""
-    path = min(changed)
-    return ChangedInputError(
-        f"{path}: was written while the build read it ({inputs.versions[path]}; now {changed[path]}); run the same "
-        f"command again once nothing writes to it"
-    )

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.build.advice import list_advice, refuse_few_books
-from pipeline.build.inputs import BuildInputs, describe_change, describe_identity, find_inputs
+from pipeline.build.inputs import BuildInputs, describe_identity, find_inputs
 from pipeline.build.read_split import split_key
 from pipeline.cleaning import write_rejects
 from pipeline.config import PipelineConfig
@@ -42,7 +42,7 @@ from pipeline.runtime import (
 )
 from pipeline.settings import to_tree
 from pipeline.shuffle import Buckets, choose_buckets
-from pipeline.sources import list_read_warnings, refuse_own_files
+from pipeline.sources import ChangedInputError, list_changed, list_read_warnings, refuse_own_files
 from pipeline.tally import BuildResult, ReadTally
 from pipeline.tokenizer import WordTokenizer
 from pipeline.units import count_of, describe_bytes
@@ -228,10 +228,14 @@ def run_graph(
 def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
     """Raise ChangedInputError if a file was written while it was read. First remove what was read of it and all shards,
     since any may hold some of it."""
-    if changed := inputs.list_changed_files():
+    if changed := list_changed(inputs.versions):
         good = [split for split in inputs.splits if split.path not in changed]
         sweep_work(context, splits=good, keep_shards=False)
-        raise describe_change(changed, inputs=inputs)
+        path = min(changed)
+        raise ChangedInputError(
+            f"{path}: was written while the build read it ({inputs.versions[path]}; now {changed[path]}); run the same "
+            f"command again once nothing writes to it"
+        )
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:

@@ -5,18 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from audit_sets import (
-    CLS,
-    FIRST_PIECE,
-    FIRST_WORD,
-    MASK,
-    PAD,
-    UNK,
-    faults,
-    first,
-    long_row,
-    shard_name,
-)
+from audit_sets import CLS, FIRST_PIECE, FIRST_WORD, MASK, PAD, UNK, faults, first, long_row, shard_name
 from corpora import build_text, make_documents, write_vocabulary
 from pipeline.audit.findings import Place
 from pipeline.audit.run import audit
