@@ -1,5 +1,5 @@
 """The auditor of finished data sets: `python -m pipeline.audit DIR [--json]`.
 
-It shares the contract with the build and the published numbers, but none of the code that makes pairs, masks and
-shards, so that a fault there is seen here.
+It shares the contract and the published numbers with the build, but none of the code that makes pairs, masks and
+shards, so that it finds faults of that code.
 """

@@ -1,4 +1,4 @@
-"""`python -m pipeline.audit DIR [--json]`: is this data set what it says it is?"""
+"""`python -m pipeline.audit DIR [--json]`: checks that a data set matches its manifest and the rules of its config."""
 
 from __future__ import annotations
 
@@ -12,21 +12,17 @@ from pipeline.console import command, exit_with
 from pipeline.units import count_of
 
 _EPILOGUE = """exit status: 0 clean, 1 faults, 2 cannot be read.
-Notes are what is odd but explained: quirks of the published algorithm where the set was made with mode: reference,
-and short rows that are alike by chance."""
+Notes are odd but explained: quirks of the published algorithm if the set was built with mode: reference, and short
+rows that are identical by chance."""
 
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Audit a finished data set and print a table of checks."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.audit",
-        description=main.__doc__,
-        epilog=_EPILOGUE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", metavar="DIR", help="the data set's folder")
-    parser.add_argument("--json", action="store_true", help="the same as data")
+    parser = argparse.ArgumentParser("python -m pipeline.audit", description=main.__doc__, epilog=_EPILOGUE)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("folder", metavar="DIR", help="folder or URL of the data set")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--strict", action="store_true", help="exit with 1 for notes too")
     parser.add_argument("--workers", type=int, default=None, help="processes (default: all cores)")
     options = parser.parse_args(arguments)

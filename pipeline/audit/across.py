@@ -1,7 +1,7 @@
 """Checks over all shards: identical rows, documents in two shards or both splits, contradicting labels.
 
-Workers spill 48 bytes a row and 24 a document of each row group, cut by hash into parts of about PART_BYTES; each is
-then sorted alone. So memory is flat, whatever the size of the set; the spill lies in a temporary folder.
+Workers spill 48 bytes a row and 24 a document of each row group to a temporary folder, split by hash into parts of
+about PART_BYTES. Each part is sorted alone, so memory does not grow with the set.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from pipeline.audit.following import document_keys
 
 PART_BYTES = 64_000_000
 SURE_BITS = 10
-"""Identical rows are a fault where chance would make less than one in a set of 2 ** SURE_BITS times as many rows; short
-rows are notes."""
+"""Identical rows are a fault if chance would give less than one in a set 2 ** SURE_BITS times as large, else a note."""
 _ACTION_BITS = 0.6
 """-log2 of the chance that two draws of 80/10/10 agree."""
 MIN_TOKENS = 32
-"""Rows below so many tokens are said twice by chance, as are those below half of max_seq_length."""
+"""Shorter rows, and rows below half of max_seq_length, may be repeated by chance."""
 ROW = np.dtype(
     [
         ("pair", "<u8", 2),
@@ -42,12 +41,12 @@ DOCUMENT = np.dtype([("id", "<u8", 2), ("shard", "<u4"), ("group", "<u4")])
 
 
 def num_parts(rows: int) -> int:
-    """How many parts the spill of so many rows is cut into."""
+    """Return the number of parts for the spill of `rows` rows."""
     return max(1, -(-rows * ROW.itemsize // PART_BYTES))
 
 
 def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabulary) -> npt.NDArray[Any]:
-    """One record of ROW for each row."""
+    """Return one ROW record per row: ROW[n]."""
     found = np.zeros(len(block), ROW)
     keys = vocabulary.keys[block.ids]
     for half in range(2):
@@ -66,7 +65,7 @@ def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabul
 
 
 def _surprise(block: Block) -> npt.NDArray[np.float64]:
-    """float64[n]: bits by which equal masks of a row would be a surprise; a run of neighbours counts as one choice."""
+    """Return float64[n]: -log2 of the chance of equal masks; a run of neighbouring positions counts as one choice."""
     lists, sizes = block.entry_lists, np.diff(block.list_offsets)
     new = np.ones(lists.size, np.bool_)
     new[1:] = (np.diff(block.positions) != 1) | (np.diff(lists) != 0)
@@ -77,7 +76,7 @@ def _surprise(block: Block) -> npt.NDArray[np.float64]:
 
 
 def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
-    """One record of DOCUMENT for each document in the block."""
+    """Return one DOCUMENT record per document in the block."""
     ids = np.concatenate([block.document, block.second[block.has_second]])
     halves = np.unique(np.ascontiguousarray(ids).view("<u8").reshape(-1, 2), axis=0)
     found = np.zeros(len(halves), DOCUMENT)
@@ -92,7 +91,7 @@ class Spill:
         self._folder, self._shard, self._parts = folder, shard, parts
 
     def add(self, kind: str, records: npt.NDArray[Any], *, key: npt.NDArray[np.uint64]) -> None:
-        """Append records to the parts that their keys (uint64, evenly spread) choose."""
+        """Append each record to the part that its key (uint64, evenly spread) selects."""
         part = mix(key) % np.uint64(self._parts)
         order = np.argsort(part, kind="stable")
         cuts = np.searchsorted(part[order], np.arange(1, self._parts, dtype=np.uint64))
@@ -103,7 +102,7 @@ class Spill:
 
 
 def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """All records of one part, shards in their order."""
+    """Return all records of one part, ordered by shard."""
     files = sorted(folder.glob(f"{kind}-{part}-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
     return np.concatenate([np.zeros(0, dtype), *(np.fromfile(path, dtype) for path in files)])
 
@@ -111,17 +110,16 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
 def check_part(
     folder: Path, part: int, *, shards: list[str], held_out: list[bool], num_rows: int, facts: Facts
 ) -> tuple[Findings, npt.NDArray[np.int64]]:
-    """Judge one part; also returns int64[2, shards]: rows that stand in another shard too, and documents."""
+    """Check one part. Return its findings and int64[2, shards]: rows repeated in another shard, and documents."""
     findings = Findings()
     validation = np.array(held_out, np.bool_)
-    by_shard = np.zeros((2, len(shards)), np.int64)
     rows = read_part(folder, "rows", part, dtype=ROW)
-    by_shard[0] = _check_rows(
+    repeated = _check_rows(
         rows, shards=shards, validation=validation, num_rows=num_rows, facts=facts, findings=findings
     )
     documents = read_part(folder, "documents", part, dtype=DOCUMENT)
-    by_shard[1] = _check_documents(documents, shards=shards, validation=validation, findings=findings)
-    return findings, by_shard
+    present = _check_documents(documents, shards=shards, validation=validation, findings=findings)
+    return findings, np.stack([repeated, present])
 
 
 def _check_rows(
@@ -142,8 +140,9 @@ def _check_rows(
     sure = rows["bits"][twin] >= SURE_BITS + np.log2(max(1, num_rows))
     for chosen, note in ((twin[sure], False), (twin[~sure], True)):
         if chosen.size:
-            place, text = _twins(rows, chosen, head, shards)
-            text += " (short rows do so by chance)" if note else ""
+            pairs = ((_place(rows[at], shards), _place(rows[head[at]], shards)) for at in chosen[:1000].tolist())
+            place, other = min(pairs)
+            text = f"identical to {other}" + " (short rows may be, by chance)" * note
             findings.add("identical rows", place, text, count=chosen.size, note=note)
     _count_repeated(rows, head, repeated)
     _check_labels(rows, new_pair, shards=shards, facts=facts, findings=findings)
@@ -155,19 +154,11 @@ def _place(record: Any, shards: list[str]) -> Place:
     return Place(shards[int(record["shard"])], int(record["group"]), int(record["row"]))
 
 
-def _twins(rows: npt.NDArray[Any], chosen: Any, head: Any, shards: list[str]) -> tuple[Place, str]:
-    places = [(_place(rows[number], shards), _place(rows[head[number]], shards)) for number in chosen[:1000].tolist()]
-    place, other = min(places)
-    return place, f"identical to {other}"
-
-
 def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeated: npt.NDArray[np.int64]) -> None:
-    """Rows of each shard that are identical to a row of another shard."""
+    """Add to `repeated` (int64[shards]) the rows of each shard that are identical to a row of another shard."""
     shard = rows["shard"].astype(np.int64)
     starts = np.unique(head)
-    lowest = np.minimum.reduceat(shard, starts)
-    highest = np.maximum.reduceat(shard, starts)
-    mixed = lowest != highest
+    mixed = np.minimum.reduceat(shard, starts) != np.maximum.reduceat(shard, starts)
     foreign = np.repeat(mixed, np.diff(starts, append=rows.size))
     repeated += np.bincount(shard[foreign], minlength=repeated.size)
 
@@ -175,7 +166,7 @@ def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeate
 def _check_labels(
     rows: npt.NDArray[Any], new_pair: Bools, *, shards: list[str], facts: Facts, findings: Findings
 ) -> None:
-    """The same two segments of one document, labelled next in one row and not next in another."""
+    """Find the same two segments of one document labelled next in one row and not next in another."""
     if facts.next_sentence != "random_document":
         return
     group = np.cumsum(new_pair) - 1
@@ -189,7 +180,7 @@ def _check_labels(
             place, other = min(
                 (_place(rows[at], shards), _place(rows[at - 1], shards)) for at in chosen[:1000].tolist()
             )
-            text = f"not next, but the same two segments are labelled next in {other}"
+            text = f"labelled not next, but the same two segments are labelled next in {other}"
             findings.add("true next", place, text, count=chosen.size, note=short or facts.published)
 
 
@@ -205,32 +196,34 @@ def _check_leaks(
     inside = np.flatnonzero(np.repeat(both, np.diff(starts, append=rows.size)) & held)
     shortest = min(MIN_TOKENS, facts.max_seq_length // 2)
     long = rows["length"][inside] >= shortest
-    for chosen, note in ((inside[long], False), (inside[~long], True)):
+    for chosen, size, note in (
+        (inside[long], f"at least {shortest}", False),
+        (inside[~long], f"fewer than {shortest}", True),
+    ):
         if chosen.size:
             place = min(_place(rows[at], shards) for at in chosen[:1000].tolist())
-            text = f"a held-out row of {'fewer than ' * note}{shortest} tokens{' or more' * (not note)}"
-            findings.add("leakage", place, f"{text} stands in training too", count=chosen.size, note=note)
+            findings.add(
+                "leakage", place, f"held-out row of {size} tokens is in training too", count=chosen.size, note=note
+            )
 
 
 def _check_documents(
     documents: npt.NDArray[Any], *, shards: list[str], validation: Bools, findings: Findings
 ) -> npt.NDArray[np.int64]:
-    """Documents of each shard."""
+    """Return int64[shards]: documents of each shard."""
     if not documents.size:
         return np.zeros(len(shards), np.int64)
     order = np.lexsort((documents["group"], documents["shard"], documents["id"][:, 1], documents["id"][:, 0]))
     documents = documents[order]
     starts = np.flatnonzero(np.append(True, (documents["id"][1:] != documents["id"][:-1]).any(axis=1)))
     findings.looked("documents", starts.size)
-    lowest = np.minimum.reduceat(documents["shard"], starts)
-    highest = np.maximum.reduceat(documents["shard"], starts)
+    several = np.minimum.reduceat(documents["shard"], starts) != np.maximum.reduceat(documents["shard"], starts)
     held = validation[documents["shard"]]
     leaked = np.logical_or.reduceat(held, starts) & ~np.logical_and.reduceat(held, starts)
-    split = (lowest != highest) & ~leaked
     if validation.any():
         findings.looked("leakage", starts.size)
     for check, wrong, text in (
-        ("documents", split, "in two shards"),
+        ("documents", several & ~leaked, "in two shards"),
         ("leakage", leaked, "in both training and validation"),
     ):
         numbers = np.flatnonzero(wrong)
@@ -240,7 +233,7 @@ def _check_documents(
             record = min(records, key=lambda item: (shards[int(item["shard"])], int(item["group"])))
             name = record["id"].astype("<u8").tobytes().hex()
             place = Place(shards[int(record["shard"])], int(record["group"]))
-            findings.add(check, place, f"document {name} stands {text}", count=numbers.size)
+            findings.add(check, place, f"document {name} is {text}", count=numbers.size)
     fresh = np.append(True, (documents["id"][1:] != documents["id"][:-1]).any(axis=1))
     fresh[1:] |= documents["shard"][1:] != documents["shard"][:-1]
     return np.bincount(documents["shard"][fresh], minlength=len(shards))

@@ -1,6 +1,6 @@
-"""A row group as flat arrays, and the facts of the set that checks need.
+"""A row group as flat arrays (16 bytes a token), and the facts of the set that checks need.
 
-16 bytes a token; nothing here trusts the file: lengths, ids and positions may be anything.
+Nothing here trusts the file: lengths, ids and positions may have any value.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _BY_ROW = (
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tables by token id. keys: uint64, the same for a token in every process. special: stands for no text ([UNK]
-    too). unused: reserved. continues, ends: bool, the piece continues (ends) a word; None where pieces do not say.
-    unk, cls, sep, mask: their ids.
+    """Tables by token id. keys: uint64, equal for a token in every process. special: represents no text ([UNK] too).
+    unused: reserved. continues, ends: bool, the piece continues (ends) a word; None if pieces do not tell. unk, cls,
+    sep, mask: ids of these tokens.
     """
 
     tokens: list[str]
@@ -56,11 +56,11 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a set before it is read.
+    """What is known about a set before its rows are read.
 
-    published: made by the published algorithm, whose known quirks are notes. masking: whole_word, token or span.
-    draw: word or piece. mask_sets: K. next_sentence: as in the config. most_passes: over a document of each source;
-    empty where that is not known.
+    published: built by the published algorithm, whose known quirks are notes. masking: whole_word, token or span.
+    draw: word or piece. mask_sets: K. next_sentence: as in the config. most_passes: most passes over a document, by
+    source; empty if unknown.
     """
 
     published: bool
@@ -76,10 +76,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """n rows. Row r is ids[offsets[r]:offsets[r + 1]]; its mask sets are lists set_rows == r, in order.
+    """n rows. Row r is ids[offsets[r]:offsets[r + 1]]; its mask sets are the lists with list_rows == r, in order.
 
-    ids: int64[tokens]. label: int64[n], -1 where null. document, second: uint8[n, 16], zero where absent;
-    has_second: bool[n]. List l has entries list_offsets[l] to list_offsets[l + 1] of positions and inputs (int64 each).
+    ids: int64[tokens]. label: int64[n], -1 if null. document, second: uint8[n, 16], zero if absent. has_second:
+    bool[n]. List l has the entries list_offsets[l] to list_offsets[l + 1] of positions and inputs (int64 each).
     numbers: int64[n], the row's number in its row group.
     """
 
@@ -106,7 +106,7 @@ class Block:
 
     @property
     def lengths(self) -> Int64s:
-        """Tokens of each row as stored, whatever num_tokens says."""
+        """int64[n]: stored tokens of each row (num_tokens may differ)."""
         return np.diff(self.offsets)
 
     @property
@@ -120,11 +120,11 @@ class Block:
         return np.repeat(np.arange(self.list_rows.size), np.diff(self.list_offsets))
 
     def place(self, row: int | np.integer[Any]) -> Place:
-        """Where row `row` of this block stands."""
+        """Return the place of row `row` of this block."""
         return Place(self.file, self.row_group, int(self.numbers[row]))
 
     def take(self, rows: Bools) -> Block:
-        """The rows where `rows` is true."""
+        """Return the rows for which `rows` (bool[n]) is true."""
         if rows.all():
             return self
         lists = rows[self.list_rows]
@@ -144,7 +144,7 @@ class Block:
 
 
 def offsets_of(lengths: Int64s) -> Int64s:
-    """Cumulative offsets, from 0, of consecutive runs of these lengths."""
+    """Return the cumulative offsets, from 0, of consecutive runs of these lengths."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -156,7 +156,7 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def hash_runs(values: npt.NDArray[np.uint64], offsets: Int64s, *, salt: int) -> npt.NDArray[np.uint64]:
-    """64-bit hash of each run of values, its order included; 0 values give a hash too."""
+    """Return a 64-bit hash of each run of values, which depends on their order; an empty run has a hash too."""
     lengths = np.diff(offsets)
     place = np.arange(values.size, dtype=np.int64) - np.repeat(offsets[:-1], lengths)
     base = np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)

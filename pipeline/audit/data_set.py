@@ -1,6 +1,6 @@
-"""A data set of this pipeline as blocks: what its manifest says, its files, its shards.
+"""Reads a data set of this pipeline: manifest, files, and shards as blocks, one row group at a time.
 
-Reads one row group at a time, page checksums verified.
+Page checksums are verified at every read.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pipeline.output import PUBLISHED
 from pipeline.tokenizer import WordTokenizer, read_tokenizer
 
 KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
-"""Files of a set beside those that the manifest lists."""
+"""Files of a set that the manifest does not list."""
 
 
 def describe_set(manifest: Manifest) -> Facts:
-    """The facts of a set; what an older or foreign config leaves out has the default of the pipeline."""
+    """Return the facts of a set; settings that its config lacks (older release) have the pipeline's defaults."""
     config = manifest.config
     published = config.get("mode", "strict") == "reference"
     return Facts(
@@ -57,9 +57,9 @@ def describe_set(manifest: Manifest) -> Facts:
 
 
 def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tuple[Vocabulary, Any]:
-    """The vocabulary of the tokenizer folder and its `tokenizers` pipeline, checked against the manifest.
+    """Return the vocabulary of the tokenizer folder and its `tokenizers` pipeline; check both against the manifest.
 
-    Where the folder cannot be read the tables are made of the manifest's numbers, and words are not known.
+    If the folder cannot be read, the tables are made from the manifest's numbers and the pipeline is None.
     """
     special = {name: getattr(manifest.special, name) for name in ("unk", "cls", "sep", "mask")}
     place = Place(f"{TOKENIZER_FOLDER}/tokenizer.json")
@@ -84,8 +84,9 @@ def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tup
         text = f"the folder's vocabulary hash is {tokenizer.vocabulary_hash}, the manifest's {manifest.vocabulary_hash}"
         findings.add("vocabulary", place, text)
     if tokenizer.vocab_size != manifest.vocabulary_size:
-        text = f"{tokenizer.vocab_size} tokens, the manifest says {manifest.vocabulary_size}"
-        findings.add("vocabulary", place, text)
+        findings.add(
+            "vocabulary", place, f"{tokenizer.vocab_size} tokens, the manifest says {manifest.vocabulary_size}"
+        )
     names = {name: getattr(tokenizer.special, name) for name in special}
     if names | {"pad": tokenizer.special.pad} != special | {"pad": manifest.special.pad}:
         findings.add("vocabulary", place, f"special ids {names}, the manifest says {special}")
@@ -95,23 +96,24 @@ def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tup
 
 
 def check_folder(root: str, manifest: Manifest, *, findings: Findings) -> None:
-    """Files that the manifest lists without rows in them, and files that it does not list."""
+    """Check listed files other than shards, and find files that the manifest does not list."""
     for name, expected in manifest.files.items():
         findings.looked("files")
         path = resolve_inside(root, name)
         if storage.find_file(path) is None:
             findings.add("files", Place(name), "listed in the manifest but missing")
         elif file_sha256(path) != expected:
-            findings.add("files", Place(name), f"sha256 is not the manifest's {expected}")
+            findings.add("files", Place(name), f"sha256 differs from the manifest's {expected}")
     listed = {shard.path for shard in manifest.shards} | set(manifest.files) | KNOWN_FILES
     for file in storage.list_files(root):
         findings.looked("unlisted files")
         if file.name not in listed:
-            findings.add("unlisted files", Place(file.name), "the manifest does not list it; readers of the folder may")
+            text = "not listed in the manifest, but programs that read the whole folder would use it"
+            findings.add("unlisted files", Place(file.name), text)
 
 
 def check_file(root: str, shard: Shard, *, findings: Findings) -> bool:
-    """Size, footer and whole-file hash of a shard; whether there is a file at all."""
+    """Check size, footer and whole-file hash of a shard. Return whether the file exists."""
     findings.looked("files")
     try:
         verify_shard(root, shard, full=True)
@@ -122,7 +124,7 @@ def check_file(root: str, shard: Shard, *, findings: Findings) -> bool:
 
 
 def check_schema(file: pq.ParquetFile, shard: Shard, manifest: Manifest, *, findings: Findings) -> bool:
-    """Columns and metadata of a shard; whether its rows can be read as blocks."""
+    """Check columns and metadata of a shard. Return whether its rows can be read as blocks."""
     findings.looked("schema")
     expected = schema.sentence_pair_schema(manifest.vocabulary_size, vocabulary_hash=manifest.vocabulary_hash)
     found = file.schema_arrow
@@ -147,25 +149,24 @@ def check_schema(file: pq.ParquetFile, shard: Shard, manifest: Manifest, *, find
 
 
 def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Equal but for the names and nullability of list elements."""
+    """Whether two types are equal, ignoring names and nullability of list elements."""
     if pa.types.is_list(expected):
         return pa.types.is_list(found) and _same_type(found.value_type, expected.value_type)
     return bool(found == expected)
 
 
 def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Findings) -> tuple[Block, Bools]:
-    """Row group `group` as a block, and the rows (bool[n]) whose positions and replacements do not go together.
+    """Return row group `group` as a block, and the rows (bool[n]) whose positions and replacements differ in number.
 
-    Raises OSError or pyarrow.ArrowException where a page is damaged.
+    Raises OSError or pyarrow.ArrowException if a page is damaged.
     """
     names = [field.name for field in schema.sentence_pair_schema(1, vocabulary_hash="")]
     table = file.read_row_group(group, columns=names).combine_chunks()
     count = table.num_rows
     column = {name: table[name].combine_chunks() for name in names}
-    ids = _flat(column[schema.INPUT_IDS])
-    document, without = _document_ids(column[schema.DOCUMENT_ID])
+    document, _ = _document_ids(column[schema.DOCUMENT_ID])
     second, has_no_second = _document_ids(column[schema.SECOND_DOCUMENT_ID])
-    _check_ids(column, without, has_no_second, name=name, group=group, findings=findings)
+    _check_ids(column, name=name, group=group, findings=findings)
     position_sets, input_sets = column[schema.MASKED_POSITIONS], column[schema.MASKED_INPUTS]
     sets, other_sets = _lengths(position_sets), _lengths(input_sets)
     position_lists, input_lists = position_sets.flatten(), input_sets.flatten()
@@ -173,19 +174,15 @@ def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Finding
     mismatched = sets != other_sets
     rows, other_rows = np.repeat(np.arange(count), sets), np.repeat(np.arange(count), other_sets)
     usable = ~mismatched[rows]
-    other_usable = ~mismatched[other_rows]
-    uneven = sizes[usable] != other_sizes[other_usable]
+    uneven = sizes[usable] != other_sizes[~mismatched[other_rows]]
     mismatched[rows[usable][uneven]] = True
     keep, other_keep = ~mismatched[rows], ~mismatched[other_rows]
-    positions = _flat(position_lists)[np.repeat(keep, sizes)]
-    inputs = _flat(input_lists)[np.repeat(other_keep, other_sizes)]
-    label = column[schema.NEXT_SENTENCE_LABEL]
     block = Block(
-        ids=ids,
+        ids=_flat(column[schema.INPUT_IDS]),
         offsets=offsets_of(_lengths(column[schema.INPUT_IDS])),
         num_tokens=_numbers(column[schema.NUM_TOKENS]),
         first_length=_numbers(column[schema.FIRST_LENGTH]),
-        label=_numbers(label, absent=-1),
+        label=_numbers(column[schema.NEXT_SENTENCE_LABEL], absent=-1),
         document=document,
         second=second,
         has_second=~has_no_second,
@@ -193,8 +190,8 @@ def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Finding
         pass_number=_numbers(column[schema.PASS_NUMBER]),
         list_rows=rows[keep],
         list_offsets=offsets_of(sizes[keep]),
-        positions=positions,
-        inputs=inputs,
+        positions=_flat(position_lists)[np.repeat(keep, sizes)],
+        inputs=_flat(input_lists)[np.repeat(other_keep, other_sizes)],
         numbers=np.arange(count),
         file=name,
         row_group=group,
@@ -202,9 +199,7 @@ def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Finding
     return block, mismatched
 
 
-def _check_ids(
-    column: dict[str, Any], without: Bools, absent: Bools, *, name: str, group: int, findings: Findings
-) -> None:
+def _check_ids(column: dict[str, Any], *, name: str, group: int, findings: Findings) -> None:
     for key in (schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID):
         lengths = np.asarray(pa.compute.binary_length(column[key]).fill_null(16))
         for row in np.flatnonzero(lengths != 16)[:1].tolist():
@@ -228,7 +223,7 @@ def _flat(array: pa.Array) -> Int64s:
 
 
 def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
-    """uint8[n, 16] (zero where null or of another length) and where it is null."""
+    """Return the ids, uint8[n, 16] (zero if null or of another length), and the null rows, bool[n]."""
     null = np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
     found = b"".join(value if value is not None and len(value) == 16 else bytes(16) for value in array.to_pylist())
     return np.frombuffer(found, np.uint8).reshape(-1, 16), null
@@ -237,10 +232,10 @@ def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
 def check_counts(
     root: str, manifest: Manifest, *, counts: dict[str, Counts], token_counts: Int64s | None, findings: Findings
 ) -> None:
-    """Rows, tokens, lengths and labels of each split, rows and tokens of each source, and the counts of tokens, as the
-    manifest and token_counts.parquet have them.
+    """Compare rows, tokens, lengths and labels of each split, rows and tokens of each source, and counts of token ids
+    with the manifest and token_counts.parquet.
 
-    token_counts: int64[vocabulary], found in the training rows; None where some rows could not be read.
+    token_counts: int64[vocabulary], counted in the training rows; None if some rows could not be read.
     """
 
     def compare(what: str, stated: Any, found: Any) -> None:
@@ -256,7 +251,7 @@ def check_counts(
         for length, count in enumerate(stated.get("lengths", ())):
             if count != found.lengths.get(length, 0):
                 compare(f"{split}: rows of {length} tokens", count, found.lengths.get(length, 0))
-        total = found.labels.get(0, 0) + found.labels.get(1, 0)
+        total = found.num_labels
         if stated.get("not_next_rate") is not None and total:
             compare(f"{split}: not_next_rate", stated["not_next_rate"], found.labels.get(1, 0) / total)
     of_training = counts["train"]
@@ -279,4 +274,4 @@ def check_counts(
     found_counts[[index for index in special if index < found_counts.size]] = 0
     if stated_counts.size != found_counts.size or (different := stated_counts != found_counts).any():
         first = int(np.argmax(different)) if stated_counts.size == found_counts.size else stated_counts.size
-        findings.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"id {first}: the count is not that of the rows")
+        findings.add("vocabulary", Place(TOKEN_COUNTS_NAME), f"id {first}: the count differs from the rows")

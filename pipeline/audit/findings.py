@@ -1,6 +1,6 @@
-"""What an audit found: for every check how much was looked at, how much is wrong, and where the first fault stands.
+"""The results of an audit: for every check, how much was checked, how much is wrong, and where the first fault is.
 
-Findings merge in any order to the same result, so that they depend on neither processes nor the order of shards.
+Findings merge to the same result in any order, so they depend neither on processes nor on the order of shards.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ CHECKS: Mapping[str, str] = {
     "schema": "shards: columns, types, schema version, vocabulary hash",
     "vocabulary": "facts of the tokenizer folder and of the token counts",
     "counts": "numbers of the manifest counted again",
-    "layout": "rows: [CLS] A [SEP] B [SEP], num_tokens, first_length, columns that belong together",
+    "layout": "rows: [CLS] A [SEP] B [SEP], num_tokens, first_length, label and second document agree",
     "token ids": "ids in rows and mask sets: inside the vocabulary",
     "lengths": "rows: at most max_seq_length tokens",
-    "sources": "rows: a source of the manifest, a pass that its weight gives",
+    "sources": "rows: a source of the manifest, a pass that its weight allows",
     "label balance": "next-sentence labels: share of not next",
     "negatives' documents": "labels against the documents of both segments",
-    "true next": "negatives: not what another row shows to follow",
+    "true next": "negatives: no other row shows the second segment as the next",
     "mask sets": "mask sets: K a row, a replacement for every position, none empty",
-    "mask positions": "masked positions: ascending, inside the row, none twice",
+    "mask positions": "masked positions: ascending, inside the row, no duplicates",
     "max predictions": "mask sets: at most max_predictions positions",
     "special targets": "masked positions: no special token is a target",
     "special replacements": "masked positions: no special or unused id as random replacement",
     "whole words": "mask sets: no word is masked in part",
     "one draw a word": "words masked: all pieces are [MASK] or none is",
-    "mask rate": "mask sets: as many positions as the rule takes",
+    "mask rate": "mask sets: as many positions as masked_probability gives",
     "80/10/10": "masked positions: shares of [MASK], kept, random",
-    "identical rows": "rows: none twice, masks and label included",
-    "repeated shards": "shards: not mostly rows of other shards",
+    "identical rows": "rows: no duplicates, masks and label included",
+    "repeated shards": "shards: at most half of the rows are in other shards too",
     "documents": "documents: each in one shard",
     "leakage": "documents and rows: none in both training and validation",
-    "even shards": "shards: as even as their writer makes them",
+    "even shards": "shards: documents and tokens at least what the build writes to each",
 }
-"""Every check with what it looks at, in the order of the table."""
+"""Every check with what it checks, in the order of the table."""
 
 
 class Place(NamedTuple):
-    """Where something stands. row_group and row (within the row group) are -1 where they do not apply."""
+    """A place in a data set. row_group and row (within the row group) are -1 if they do not apply."""
 
     file: str
     row_group: int = -1
@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Finding:
-    """One check: `looked_at` things, of which `faults` are wrong and `notes` odd but explained."""
+    """The result of one check: of `looked_at` things, `faults` are wrong and `notes` are odd but explained."""
 
     looked_at: int = 0
     faults: int = 0
@@ -65,7 +65,7 @@ class Finding:
     first_fault: tuple[Place, str] | None = None
     first_note: tuple[Place, str] | None = None
     remark: str = ""
-    """What was measured, or why nothing was looked at."""
+    """What was measured."""
 
 
 @dataclass(slots=True)
@@ -75,13 +75,12 @@ class Findings:
     by_check: dict[str, Finding] = field(default_factory=lambda: {name: Finding() for name in CHECKS})
 
     def looked(self, check: str, count: int = 1) -> None:
-        """Count what a check looked at."""
+        """Add `count` to what a check looked at."""
         self.by_check[check].looked_at += int(count)
 
     def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
-        """Count `count` faults (or notes) whose first example stands at `place`."""
-        finding = self.by_check[check]
-        example = (place, text)
+        """Add `count` faults (or notes) whose first example is at `place`."""
+        finding, example = self.by_check[check], (place, text)
         if note:
             finding.notes += int(count)
             finding.first_note = min(finding.first_note or example, example)
@@ -89,12 +88,8 @@ class Findings:
             finding.faults += int(count)
             finding.first_fault = min(finding.first_fault or example, example)
 
-    def remark(self, check: str, text: str) -> None:
-        """Say what was measured, or why a check had nothing to look at."""
-        self.by_check[check].remark = text
-
     def merge(self, other: Findings) -> None:
-        """Add others to these."""
+        """Add `other` to these findings."""
         for name, more in other.by_check.items():
             own = self.by_check[name]
             own.looked_at += more.looked_at
@@ -106,17 +101,17 @@ class Findings:
 
     @property
     def faults(self) -> int:
-        """All faults."""
+        """Number of faults of all checks."""
         return sum(finding.faults for finding in self.by_check.values())
 
     @property
     def notes(self) -> int:
-        """All notes."""
+        """Number of notes of all checks."""
         return sum(finding.notes for finding in self.by_check.values())
 
 
 def to_table(findings: Findings) -> str:
-    """Plain text: a line a check, under it the first fault, the first note and the remark."""
+    """Return a text table: one line per check, and below it the first fault, the first note and the remark."""
     width = max(map(len, CHECKS))
     lines = [f"{'check':<{width}}  {'looked at':>13}  {'faults':>9}  {'notes':>9}  of"]
     for name, what in CHECKS.items():
@@ -132,7 +127,7 @@ def to_table(findings: Findings) -> str:
 
 
 def to_data(findings: Findings) -> list[dict[str, Any]]:
-    """The same as JSON-able data."""
+    """Return the same as JSON-able data."""
     return [
         {
             "check": name,

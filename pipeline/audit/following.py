@@ -1,8 +1,8 @@
-"""Negatives that are the true next segment: found where another row of the same document shows it.
+"""Finds negatives whose second segment really is the next one, if another row of the same document shows it.
 
-Two readings of a shard. The first keeps 32 bytes for each negative (the document, the last tokens of A and the first of
-B as one hash; B's length and hash); the second looks for that text inside every segment of the document, and where a
-true next follows its first segment. What is too short or too monotonous is left to the check of contradicting labels.
+A shard is read twice. The first reading keeps 32 bytes per negative: a hash of the document, the last tokens of A and
+the first of B; B's length and hash. The second looks for that text in every segment of the document and across the seam
+of its positive pairs. Text that is too short or repetitive is left to the check for contradicting labels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.audit.findings import Findings, Place
 WINDOW = 4
 """Tokens of A's end, and of B's beginning, that are looked up."""
 MIN_TOKENS, MIN_DIFFERENT = 12, 5
-"""Shorter second segments are said again by chance, and so are those with fewer different tokens in the window."""
+"""Shorter second segments, and those with fewer distinct tokens in the window, recur by chance."""
 _FACTORS = mix(np.arange(1, 2 * WINDOW + 1, dtype=np.uint64)) | np.uint64(1)
 _TABLE_BITS = 22
 
@@ -27,13 +27,13 @@ UInt64s: TypeAlias = npt.NDArray[np.uint64]
 
 
 def document_keys(ids: npt.NDArray[np.uint8]) -> UInt64s:
-    """64 bits of each 16-byte document id."""
+    """Return a 64-bit hash of each 16-byte document id."""
     words = np.ascontiguousarray(ids).view(np.uint64).reshape(-1, 2)
     return mix(words[:, 0] + mix(words[:, 1]))
 
 
 def _windows(keys: UInt64s) -> UInt64s:
-    """Hash of the 2 * WINDOW tokens from each on; keys of the last tokens have no meaning."""
+    """Return a hash of the 2 * WINDOW tokens from each position on; those of the last tokens are meaningless."""
     padded = np.concatenate([keys, np.zeros(2 * WINDOW, np.uint64)])
     total = np.zeros(keys.size, np.uint64)
     for step, factor in enumerate(_FACTORS):
@@ -43,7 +43,7 @@ def _windows(keys: UInt64s) -> UInt64s:
 
 @dataclass(slots=True)
 class Negatives:
-    """What the first reading keeps; call `seal` before the second."""
+    """The negatives that the first reading keeps; call `seal` before the second."""
 
     keys: list[UInt64s] = field(default_factory=list)
     lengths: list[Int64s] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Negatives:
     rows: list[Int64s] = field(default_factory=list)
 
     def add(self, block: Block, *, vocabulary: Vocabulary) -> None:
-        """Remember the negatives of a block."""
+        """Keep the negatives of a block."""
         first, lengths = block.first_length, block.lengths
         second = lengths - first - 1
         chosen = np.flatnonzero((block.label == 1) & (first - 2 >= WINDOW) & (second >= MIN_TOKENS))
@@ -72,7 +72,7 @@ class Negatives:
         self.rows.append(block.numbers[chosen])
 
     def seal(self) -> Sealed:
-        """All of them, ordered for looking up."""
+        """Return all negatives, sorted for look-up."""
         keys = np.concatenate(self.keys)
         order = np.argsort(keys, kind="stable")
         keys, hashes = keys[order], np.concatenate(self.hashes)[order]
@@ -84,7 +84,7 @@ class Negatives:
 
 @dataclass(slots=True)
 class Sealed:
-    """Negatives in the order of their keys. found: bool, those whose second segment was seen to follow the first."""
+    """Negatives sorted by key. found: bool, true if the second segment was seen to follow the first."""
 
     keys: UInt64s
     lengths: Int64s
@@ -95,7 +95,7 @@ class Sealed:
     found: Bools
 
     def search(self, block: Block, *, vocabulary: Vocabulary) -> None:
-        """Mark the negatives that the text of this block shows to be true."""
+        """Mark the negatives whose second segment follows the first in the text of this block."""
         if not self.keys.size or not len(block):
             return
         row = block.token_rows
@@ -105,9 +105,8 @@ class Sealed:
         row = row[inside]
         segment = 2 * row + (second & (block.label[row] == 1))
         keys = vocabulary.keys[block.ids[inside]]
-        names = np.where(
-            second & (block.label[row] == 1), document_keys(block.second)[row], document_keys(block.document)[row]
-        )
+        negative = second & (block.label[row] == 1)
+        names = np.where(negative, document_keys(block.second)[row], document_keys(block.document)[row])
         whole = np.zeros(keys.size, np.bool_)
         reach = 2 * WINDOW - 1
         if keys.size > reach:
@@ -127,11 +126,11 @@ class Sealed:
                     self.found[number] = follows == self.hashes[number]
 
     def report(self, findings: Findings, *, file: str, published: bool) -> None:
-        """Count what was looked at and found."""
+        """Add the negatives checked, and those marked as faults (notes if `published`), to `findings`."""
         findings.looked("true next", self.keys.size)
         if self.found.any():
             numbers = np.flatnonzero(self.found)
             first = min(numbers.tolist(), key=lambda number: (self.groups[number], self.rows[number]))
             place = Place(file, int(self.groups[first]), int(self.rows[first]))
-            text = "not next, but its second segment follows the first in the same document"
+            text = "labelled not next, but the second segment follows the first in the same document"
             findings.add("true next", place, text, count=numbers.size, note=published)

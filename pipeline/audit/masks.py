@@ -1,7 +1,7 @@
 """Checks of the mask sets of one row group: shape, targets, replacements, whole words, budget, 80/10/10.
 
-The rule of the budget is checked set by set and exactly, whatever the lengths of words: a set is smaller than its
-budget only where no word left over would fit, and larger only where the first word alone is.
+The budget is checked exactly for every set: it may be below its budget only if no remaining word would fit, and above
+only if it is a single word.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pipeline.audit.rows import Counts, report
 
 
 def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: Bools) -> Bools:
-    """Number, size and positions of the mask sets; returns the rows (bool[n]) where they can be looked into.
+    """Check number, size and positions of the mask sets. Return the rows (bool[n]) whose mask sets are well-formed.
 
-    mismatched: bool[n], rows whose positions and replacements do not go together (found while reading).
+    mismatched: bool[n], rows whose positions and replacements differ in number (found while reading).
     """
     rows, sizes = block.list_rows, np.diff(block.list_offsets)
     findings.looked("mask sets", rows.size)
@@ -41,13 +41,13 @@ def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: B
     beyond = _rows_with(block, np.bincount(lists[outside], minlength=rows.size) > 0)
     unsorted = _rows_with(block, np.bincount(lists[falling], minlength=rows.size) > 0)
     report(findings, "mask positions", block, beyond, "a masked position beyond the row of {length} tokens")
-    report(findings, "mask positions", block, unsorted, "masked positions that do not ascend, or one twice")
+    report(findings, "mask positions", block, unsorted, "masked positions do not ascend, or one is repeated")
     sound: Bools = ~(mismatched | wrong | beyond | unsorted)
     return sound
 
 
 def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
-    """bool[n]: rows with one of these lists, given by a mask or by number."""
+    """Return bool[n]: rows with at least one of these lists, given as a mask or by number."""
     found = np.zeros(len(block), np.bool_)
     found[block.list_rows[lists]] = True
     return found
@@ -63,10 +63,10 @@ def check_masks(
     findings: Findings,
     counts: Counts,
 ) -> None:
-    """Targets, replacements, words, budget and shares of sound rows.
+    """Check targets, replacements, words and budget of sound rows, and count 80/10/10.
 
-    starts: bool[tokens], where words begin (find_words, or join_published in a published set); known: bool[n], rows
-    for which that is known.
+    starts: bool[tokens], tokens that begin a word (find_words, or join_published for a published set). known: bool[n],
+    rows whose words are known.
     """
     place = block.offsets[:-1][block.list_rows[block.entry_lists]] + block.positions
     targets = block.ids[place]
@@ -91,7 +91,7 @@ def _check_targets(block: Block, targets: Int64s, *, facts: Facts, vocabulary: V
     report(findings, "special targets", block, hard, "a special token is a target")
     text = np.bincount(block.token_rows[~vocabulary.special[block.ids]], minlength=len(block)) > 0
     soft = _rows_with(block, np.bincount(lists[unknown], minlength=block.list_rows.size) > 0) & text
-    report(findings, "special targets", block, soft, "[UNK] is a target beside other words", note=facts.published)
+    report(findings, "special targets", block, soft, "[UNK] is a target in a row with words", note=facts.published)
 
 
 def _check_replacements(
@@ -107,7 +107,7 @@ def _check_replacements(
         findings.add(
             "special replacements",
             block.place(block.list_rows[block.entry_lists[first]]),
-            f"{vocabulary.tokens[int(inputs[first])]} stands at position {int(block.positions[first])}",
+            f"{vocabulary.tokens[int(inputs[first])]} is the replacement at position {int(block.positions[first])}",
             count=entries.size,
             note=facts.published,
         )
@@ -128,8 +128,8 @@ def _count_shares(block: Block, targets: Int64s, *, mask: int, counts: Counts) -
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """Words of a block: int64 each the first token, tokens and row; bool each whether it holds what is never masked and
-    whether masking may choose it. of: int64[tokens], the word of each token.
+    """Words of a block. begin, length, row: int64, first token, tokens and row of each word. special: bool, it holds a
+    token that is never masked. eligible: bool, masking may choose it. of: int64[tokens], the word of each token.
     """
 
     begin: Int64s
@@ -142,20 +142,20 @@ class _Words:
     @classmethod
     def cut(cls, block: Block, starts: Bools, *, facts: Facts, vocabulary: Vocabulary) -> _Words:
         never = vocabulary.special[block.ids]
-        if facts.published:  # [UNK] is a word like others, [CLS] and [SEP] are not even part of one
+        if facts.published:  # [UNK] is a word like others; [CLS] and [SEP] belong to none
             never = (block.ids == vocabulary.cls) | (block.ids == vocabulary.sep)
             starts = starts | never
         begin = np.flatnonzero(starts)
         length = np.diff(begin, append=block.ids.size)
         special = np.logical_or.reduceat(never, begin) if begin.size else np.zeros(0, np.bool_)
-        if facts.published:  # pieces after a [SEP] are glued to the word before it: neither word is judged
+        if facts.published:  # pieces after a [SEP] are joined to the word before it: neither word is checked
             special[np.flatnonzero(special[1:] & (length[1:] > 1))] = True
         eligible = ~special & (length <= facts.max_predictions)
         return cls(begin, length, block.token_rows[begin], special, eligible, np.cumsum(starts) - 1)
 
 
 def _masked_words(block: Block, words: _Words, place: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Words masked, one entry for each (list, word): list, word, first entry, masked pieces; ascending."""
+    """Return the masked words, one for each (list, word), ascending: list, word, first entry, masked pieces."""
     lists, word = block.entry_lists, words.of[place]
     new = np.ones(place.size, np.bool_)
     new[1:] = (np.diff(lists) != 0) | (np.diff(word) != 0)
@@ -178,18 +178,20 @@ def _check_words(
     findings.looked("whole words", int(np.count_nonzero(known[block.list_rows])))
     usable = np.bincount(words.row[words.eligible], minlength=len(block)) > 0
     cut = look & (pieces < words.length[word]) & ~words.special[word] & usable[block.list_rows[lists]]
-    report(findings, "whole words", block, _rows_with(block, lists[cut]), "a word is masked in part")
+    report(findings, "whole words", block, _rows_with(block, lists[cut]), "only part of a word is masked")
     if facts.draw == "word":
         findings.looked("one draw a word", int(np.count_nonzero(look)))
         masked = np.add.reduceat((block.inputs == vocabulary.mask).astype(np.int64), first) if first.size else first
         split = look & (masked > 0) & (masked < pieces) & (pieces == words.length[word])
-        report(findings, "one draw a word", block, _rows_with(block, lists[split]), "a word's pieces are drawn apart")
+        text = "pieces of one word have different draws"
+        report(findings, "one draw a word", block, _rows_with(block, lists[split]), text)
 
 
 def _check_budget(
     block: Block, words: _Words, place: Int64s, known: Bools, *, facts: Facts, findings: Findings, counts: Counts
 ) -> None:
-    """size == N, or less and no word left over fits, or more and the set is one word (not in a published set)."""
+    """Check that each set meets its budget, or is below it and no remaining word fits, or is a single word above it
+    (not in a published set)."""
     sizes = np.diff(block.list_offsets)
     budget = np.maximum(1, np.rint(block.lengths * facts.masked_probability)).astype(np.int64)
     budget = np.minimum(budget, facts.max_predictions)[block.list_rows]
@@ -207,13 +209,12 @@ def _check_budget(
         fits = _smallest_left(block, words, place, short) <= (budget - sizes)[short]
         wrong = np.zeros(sizes.size, np.bool_)
         wrong[short[fits]] = True
-        report(
-            findings, "mask rate", block, _rows_with(block, wrong), "a mask set below its budget that a word would fit"
-        )
+        text = "a mask set below its budget although another word would fit"
+        report(findings, "mask rate", block, _rows_with(block, wrong), text)
 
 
 def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) -> Int64s:
-    """int64[lists]: tokens of the shortest word that masking may choose and left alone; huge where there is none."""
+    """Return int64[lists]: tokens of the shortest unmasked eligible word; the largest int64 if there is none."""
     per_row = np.bincount(words.row, minlength=len(block))
     first = np.cumsum(per_row) - per_row
     rows = block.list_rows[lists]
@@ -228,7 +229,7 @@ def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) ->
     return np.asarray(np.minimum.reduceat(size, begin), np.int64)
 
 
-def _is_in(values: Int64s, ascending: Int64s) -> npt.NDArray[np.bool_]:
+def _is_in(values: Int64s, ascending: Int64s) -> npt.NDArray[np.bool_]:  # half the time of np.isin
     if not ascending.size:
         return np.zeros(values.size, np.bool_)
     at = np.minimum(np.searchsorted(ascending, values), ascending.size - 1)

@@ -1,6 +1,6 @@
-"""Checks of one row group on its own: layout, ids, lengths, labels, documents.
+"""Checks one row group on its own: layout, ids, lengths, labels, documents.
 
-Pure: a block in, faults into a findings out; the rows that pass go on to the checks of masks.
+Pure: takes a block, adds to Findings and Counts; only rows that pass reach the checks of masks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.audit.findings import Findings
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over rows that are judged when every shard was read. Shares are judged over the whole set."""
+    """Sums over rows, judged once every shard is read: shares are checked over the whole set."""
 
     rows: int = 0
     tokens: int = 0
@@ -25,16 +25,16 @@ class Counts:
     entries: int = 0
     shown: dict[str, int] = field(default_factory=lambda: {"mask": 0, "kept": 0, "random": 0})
     run_squares: int = 0
-    """Sum of squared lengths of runs of neighbouring masked positions: draws in a run may be one draw."""
+    """Sum of squared lengths of runs of neighbouring masked positions: a run may share one draw."""
     wanted: int = 0
-    """Positions that the budgets ask for, summed over the mask sets judged by it."""
+    """Positions that the budgets ask for, summed over the mask sets checked."""
     taken: int = 0
     lengths: dict[int, int] = field(default_factory=dict)
     source_rows: dict[int, int] = field(default_factory=dict)
     source_tokens: dict[int, int] = field(default_factory=dict)
 
     def merge(self, other: Counts) -> None:
-        """Add other sums to these."""
+        """Add `other` to these sums."""
         for name in ("rows", "tokens", "short_negatives", "entries", "run_squares", "wanted", "taken"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("labels", "shown", "lengths", "source_rows", "source_tokens"):
@@ -42,29 +42,23 @@ class Counts:
             for key, count in getattr(other, name).items():
                 own[key] = own.get(key, 0) + count
 
+    @property
+    def num_labels(self) -> int:
+        """Rows with a next-sentence label."""
+        return self.labels.get(0, 0) + self.labels.get(1, 0)
+
 
 def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
-    """Add the rows where `wrong` (bool[n]); `text` describes the first and may name {length}, {label} and so on."""
+    """Add the rows for which `wrong` (bool[n]) is true; `text` describes the first and may use {length}, {label} ..."""
     rows = np.flatnonzero(wrong)
     if rows.size:
-        findings.add(
-            check, block.place(rows[0]), text.format(**_words(block, int(rows[0]))), count=rows.size, note=note
-        )
-
-
-def _words(block: Block, row: int) -> dict[str, int]:
-    return {
-        "length": int(block.lengths[row]),
-        "num_tokens": int(block.num_tokens[row]),
-        "source": int(block.source[row]),
-        "pass_number": int(block.pass_number[row]),
-        "first_length": int(block.first_length[row]),
-        "label": int(block.label[row]),
-    }
+        names = ("num_tokens", "source", "pass_number", "first_length", "label")
+        values = {"length": block.lengths[rows[0]], **{name: getattr(block, name)[rows[0]] for name in names}}
+        findings.add(check, block.place(rows[0]), text.format(**values), count=rows.size, note=note)
 
 
 def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
-    """Check every row; returns those (bool[n]) whose layout and ids are sound."""
+    """Check every row. Return the rows (bool[n]) whose layout and ids are sound."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
     for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):
@@ -80,13 +74,8 @@ def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: 
         _check_passes(block, facts=facts, findings=findings)
 
     findings.looked("lengths", len(block))
-    report(
-        findings,
-        "lengths",
-        block,
-        block.lengths > facts.max_seq_length,
-        f"{{length}} tokens, max_seq_length is {facts.max_seq_length}",
-    )
+    too_long = block.lengths > facts.max_seq_length
+    report(findings, "lengths", block, too_long, f"{{length}} tokens, max_seq_length is {facts.max_seq_length}")
     findings.looked("token ids", block.ids.size + block.inputs.size)
     outside = (block.ids < 0) | (block.ids >= vocabulary.size)
     bad_ids = np.zeros(len(block), np.bool_)
@@ -113,11 +102,10 @@ def _check_passes(block: Block, *, facts: Facts, findings: Findings) -> None:
 
 
 def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabulary, findings: Findings) -> Bools:
-    """Rows of another layout. Every row is counted once, with the first thing that is wrong."""
+    """Return the rows with a wrong layout. Each is counted once, for the first thing that is wrong."""
     findings.looked("layout", len(block))
     lengths, first = block.lengths, block.first_length
     paired = block.has_second
-    shortest = np.where(paired, 5, 3)
     faulty = np.zeros(len(block), np.bool_)
 
     def found(wrong: Bools, text: str) -> None:
@@ -126,20 +114,19 @@ def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabu
         faulty[fresh] = True
 
     found(block.num_tokens != lengths, "num_tokens is {num_tokens}, input_ids has {length}")
-    found(lengths < shortest, "{length} tokens have no room for the segments and their special tokens")
-    found(paired & ((first < 3) | (first > lengths - 2)), "first_length {first_length} does not cut {length} tokens")
+    found(lengths < np.where(paired, 5, 3), "{length} tokens are too few for the segments and their special tokens")
+    found(paired & ((first < 3) | (first > lengths - 2)), "first_length {first_length} does not divide {length} tokens")
     found(~paired & (first != lengths), "first_length {first_length} of {length} tokens, but no second segment")
     whole = np.flatnonzero(~faulty & ~skip)
     begin, end = block.offsets[:-1][whole], block.offsets[1:][whole]
-    wrong = np.zeros(len(block), np.bool_)
-    wrong[whole] = block.ids[begin] != vocabulary.cls
-    found(wrong, "does not begin with [CLS]")
-    wrong = np.zeros(len(block), np.bool_)
-    wrong[whole] = block.ids[begin + first[whole] - 1] != vocabulary.sep
-    found(wrong, "no [SEP] at the end of the first segment (first_length {first_length})")
-    wrong = np.zeros(len(block), np.bool_)
-    wrong[whole] = block.ids[end - 1] != vocabulary.sep
-    found(wrong, "does not end with [SEP]")
+    for place, token, text in (
+        (begin, vocabulary.cls, "does not begin with [CLS]"),
+        (begin + first[whole] - 1, vocabulary.sep, "no [SEP] at first_length {first_length}, the end of segment A"),
+        (end - 1, vocabulary.sep, "does not end with [SEP]"),
+    ):
+        wrong = np.zeros(len(block), np.bool_)
+        wrong[whole] = block.ids[place] != token
+        found(wrong, text)
     inside = np.zeros(block.ids.size, np.bool_)
     known = (block.ids >= 0) & (block.ids < vocabulary.size)
     inside[known] = vocabulary.special[block.ids[known]] & (block.ids[known] != vocabulary.unk)
@@ -147,7 +134,7 @@ def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabu
     found(extra, "special tokens inside a segment")
     expected = {"none": (-1,), "sentence_order": (-1, 0, 1)}.get(facts.next_sentence, (0, 1))
     found(~np.isin(block.label, expected), f"label {{label}} with next_sentence: {facts.next_sentence}")
-    found((block.label == -1) == paired, "a label without a second segment, or the other way round")
+    found((block.label == -1) == paired, "a label without a second segment, or a second segment without a label")
     return faulty
 
 
@@ -158,19 +145,15 @@ def _check_documents(block: Block, *, facts: Facts, findings: Findings) -> None:
     if facts.next_sentence == "sentence_order":
         report(findings, check, block, block.has_second & ~same, "sentence_order, but the segments' documents differ")
         return
+    text = "labelled not next, but both segments come from the same document"
+    report(findings, check, block, (block.label == 1) & same & block.has_second, text, note=facts.published)
     report(
-        findings,
-        check,
-        block,
-        (block.label == 1) & same & block.has_second,
-        "not next, but both segments come from the same document",
-        note=facts.published,
+        findings, check, block, (block.label == 0) & ~same, "labelled next, but the segments come from two documents"
     )
-    report(findings, check, block, (block.label == 0) & ~same, "next, but the segments come from two documents")
 
 
 def count_labels(block: Block, *, first_words: Int64s, counts: Counts) -> None:
-    """Count the negatives whose first segment is one word, which a document of a single word always gives.
+    """Count the negatives whose first segment is one word: a document of a single word gives only negatives.
 
     first_words: int64[n], words of each first segment.
     """

@@ -1,7 +1,4 @@
-"""The audit of a whole set: shards over all cores, then the checks that need all of them.
-
-Two rounds of processes: one job a shard, one a part of the spill.
-"""
+"""Audits a whole set in two rounds of processes: one job per shard, then one per part of the spill."""
 
 from __future__ import annotations
 
@@ -28,9 +25,9 @@ from pipeline.dataset import Manifest, read_manifest
 from pipeline.shuffle import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
 
 DEVIATIONS = 5.0
-"""Shares are faults beyond so many binomial standard deviations: by chance once in 1.7 million."""
+"""Binomial standard deviations beyond which a share is a fault: by chance once in 1.7 million."""
 PUBLISHED_NOT_NEXT = (0.4, 0.75)
-"""Not-next labels of a published set: every chunk of a single sentence is one; beyond is a fault there too."""
+"""Share of not-next labels in a published set, where every chunk of a single sentence is one; beyond it is a fault."""
 _SLACK_WITHOUT_WORDS = 0.1
 
 In = TypeVar("In")
@@ -39,7 +36,7 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What came of an audit."""
+    """The result of an audit."""
 
     root: str
     published: bool
@@ -50,7 +47,7 @@ class Audit:
 
 
 def audit(root: str | Path, *, workers: int | None = None) -> Audit:
-    """Audit a finished data set. DataSetError (ValueError) if the folder holds none that can be read."""
+    """Audit a finished data set. Raises DataSetError (a ValueError) if `root` holds none that can be read."""
     folder = str(root)
     findings = Findings()
     manifest = read_manifest(folder)
@@ -58,7 +55,8 @@ def audit(root: str | Path, *, workers: int | None = None) -> Audit:
     held_out = [shard.split == "validation" for shard in manifest.shards]
     facts = data_set.describe_set(manifest)
     num_rows = sum(shard.rows for shard in manifest.shards)
-    workers = min(workers or _cores(), max(1, len(names)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(workers or cores, max(1, len(names)))
     data_set.check_folder(folder, manifest, findings=findings)
     vocabulary, _ = data_set.load_vocabulary(folder, manifest, findings=findings)
     replaceable = vocabulary.size
@@ -85,12 +83,8 @@ def audit(root: str | Path, *, workers: int | None = None) -> Audit:
     return Audit(folder, facts.published, len(names), totals.rows, totals.tokens, findings)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) -> list[Out]:
-    """function of every item, in their order; in this process where one worker is enough."""
+    """Return function(item) of every item, in order; runs in this process if one worker is enough."""
     if workers == 1 or len(items) == 1:
         return [function(item) for item in items]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -98,29 +92,28 @@ def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) ->
 
 
 def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: Findings) -> None:
-    """Balance of labels, mask rate and 80/10/10 over the whole set."""
+    """Check the balance of labels, the mask rate and 80/10/10 over the whole set."""
     whole = Place("(all shards)")
-    labels = totals.labels.get(0, 0) + totals.labels.get(1, 0)
+    labels = totals.num_labels
     if facts.next_sentence != "none" and labels:
         share = totals.labels.get(1, 0) / labels
         chance = DEVIATIONS * math.sqrt(0.25 / labels)
         low, high = 0.5 - chance, 0.5 + chance + totals.short_negatives / labels
         findings.looked("label balance", labels)
-        findings.remark("label balance", f"{100 * share:.2f}% not next; {100 * low:.2f} to {100 * high:.2f}% expected")
+        expectation = f"{100 * low:.2f} to {100 * high:.2f}% expected"
+        findings.by_check["label balance"].remark = f"{100 * share:.2f}% not next; {expectation}"
         if not low <= share <= high:
             bottom, top = PUBLISHED_NOT_NEXT
             note = facts.published and bottom - chance <= share <= top + chance
-            text = f"{100 * share:.2f}% of labels are not next"
-            findings.add("label balance", whole, text, note=note)
+            findings.add("label balance", whole, f"{100 * share:.2f}% of labels are not next", note=note)
     if not totals.entries:
         return
-    random = 0.1 * (1 - 1 / replaceable)
-    expected = {"mask": 0.8, "kept": 0.1 + 0.1 / replaceable, "random": random}
+    expected = {"mask": 0.8, "kept": 0.1 + 0.1 / replaceable, "random": 0.1 - 0.1 / replaceable}
     if facts.published:
         expected = {"mask": 0.8 + 0.1 / replaceable, "kept": 0.1 + 0.1 / replaceable, "random": 0.1 - 0.2 / replaceable}
     findings.looked("80/10/10", totals.entries)
     shares = {name: totals.shown[name] / totals.entries for name in expected}
-    findings.remark("80/10/10", ", ".join(f"{100 * share:.2f}% {name}" for name, share in shares.items()))
+    findings.by_check["80/10/10"].remark = ", ".join(f"{100 * share:.2f}% {name}" for name, share in shares.items())
     for name, probability in expected.items():
         chance = DEVIATIONS * math.sqrt(probability * (1 - probability) * totals.run_squares) / totals.entries
         if abs(shares[name] - probability) > chance + 1 / totals.entries:
@@ -128,29 +121,29 @@ def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: F
             findings.add("80/10/10", whole, text)
     if totals.wanted:
         rate, due = totals.taken / totals.wanted, DEVIATIONS / math.sqrt(totals.wanted)
-        findings.remark("mask rate", f"{totals.taken:,} positions, the budgets sum to {totals.wanted:,}")
-        judged = findings.by_check["mask rate"].looked_at
-        if not judged:
+        finding = findings.by_check["mask rate"]
+        finding.remark = f"{totals.taken:,} masked positions, the budgets sum to {totals.wanted:,}"
+        if not finding.looked_at:
             findings.looked("mask rate", totals.wanted)
             if abs(rate - 1) > _SLACK_WITHOUT_WORDS + due:
-                text = f"{totals.taken:,} masked positions, the budgets sum to {totals.wanted:,}"
-                findings.add("mask rate", whole, text)
+                findings.add("mask rate", whole, finding.remark)
 
 
 def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str], *, findings: Findings) -> None:
-    """Shards more than half of whose rows stand in other shards."""
+    """Find shards with more than half of their rows in other shards too."""
     findings.looked("repeated shards", len(names))
     for name, repeated, result in zip(names, foreign.tolist(), results, strict=True):
         if repeated * 2 > result.counts.rows > 0:
-            text = f"{repeated:,} of its {result.counts.rows:,} rows stand in other shards too"
+            text = f"{repeated:,} of its {result.counts.rows:,} rows are in other shards too"
             findings.add("repeated shards", Place(name), text)
 
 
 def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *, findings: Findings) -> None:
-    """Our writer's rule: where a part has several shards, each has MIN_DOCUMENTS and its share of the mean's tokens.
+    """Check the writer's rule: if a split has several shards, each has MIN_DOCUMENTS documents and MIN_SHARE_OF_MEAN of
+    the mean tokens.
 
-    The rule is about buckets, of which there may be more than shards, so a shard may have less than that share of the
-    mean shard: where the config does not name their number, half of it is asked for.
+    The mean is over buckets, which may outnumber the shards. If the config does not give their number, half of the
+    share is required.
     """
     stated = manifest.config.get("shards", "auto")
     for split in ("train", "validation"):
@@ -177,6 +170,5 @@ def _check_numbers(
         counts["validation" if held else "train"].merge(result.counts)
         if not held and found is not None:
             found = None if result.token_counts is None else found + result.token_counts
-    data_set.check_counts(
-        root, manifest, counts=counts, token_counts=found if np.ndim(found) else None, findings=findings
-    )
+    found = found if np.ndim(found) else None
+    data_set.check_counts(root, manifest, counts=counts, token_counts=found, findings=findings)

@@ -1,4 +1,4 @@
-"""The audit of one shard, in a process of its own: files, schema, every row group twice, and what it spills.
+"""Audits one shard in its own process: file, schema, every row group twice; spills rows and documents.
 
 Memory: one row group as flat arrays (about 16 bytes a token of int64) and 40 bytes for each negative of the shard.
 """
@@ -28,7 +28,7 @@ from pipeline.dataset import Manifest, Shard
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """Shard number `number` of the manifest at `root`; parts: parts of the spill."""
+    """Shard `number` of the manifest at `root`; `parts` is the number of parts of the spill."""
 
     root: str
     number: int
@@ -39,27 +39,26 @@ class ShardJob:
 
     @property
     def entry(self) -> Shard:
-        """What the manifest says of the shard."""
+        """The shard's entry in the manifest."""
         return self.manifest.shards[self.number]
 
 
 @dataclass(slots=True)
 class Result:
-    """What came of it. token_counts: int64[vocabulary]; None where not all rows could be read."""
+    """The result of one job. token_counts: int64[vocabulary]; None if some rows could not be read."""
 
     findings: Findings
     counts: Counts
     token_counts: npt.NDArray[np.int64] | None = None
-    lengths: tuple[int, int] = (0, 0)
 
 
 def audit_shard(job: ShardJob) -> Result:
-    """Everything about one shard that can be seen without the others; rows and documents go to the spill."""
-    findings, counts = Findings(), Counts()
+    """Check everything about one shard that needs no other shard; spill its rows and documents."""
+    findings = Findings()
     path = storage.join(job.root, job.entry.path)
+    result = Result(findings, Counts())
     if not data_set.check_file(job.root, job.entry, findings=findings):
-        return Result(findings, counts)
-    result = Result(findings, counts)
+        return result
     try:
         with storage.open_parquet(path) as file:
             if data_set.check_schema(file, job.entry, job.manifest, findings=findings):
@@ -72,17 +71,15 @@ def audit_shard(job: ShardJob) -> Result:
 
 
 def _audit_groups(file: pq.ParquetFile, job: ShardJob, result: Result) -> None:
-    findings, counts = result.findings, result.counts
-    # what the folder itself lacks was counted before, once
+    findings = result.findings
+    # run.audit has reported faults of the tokenizer folder
     vocabulary, backend = data_set.load_vocabulary(job.root, job.manifest, findings=Findings())
     spill = Spill(Path(job.spill), shard=job.number, parts=job.parts)
     negatives = Negatives()
     seeks = job.facts.next_sentence == "random_document"
-    group_rows: list[int] = []
-    group_tokens: list[int] = []
+    group_rows, group_tokens, good_groups = list[int](), list[int](), list[int]()
     masked, most = 0, 0
     tokens: npt.NDArray[np.int64] | None = np.zeros(vocabulary.size, np.int64)
-    good_groups: list[int] = []
     for group in range(file.metadata.num_row_groups):
         findings.looked("pages")
         try:
@@ -111,11 +108,10 @@ def _audit_groups(file: pq.ParquetFile, job: ShardJob, result: Result) -> None:
         if seeks:
             negatives.add(block, vocabulary=vocabulary)
     result.token_counts = tokens
-    _check_entry(job, group_rows, group_tokens, masked, most, whole=tokens is not None, findings=findings)
+    if tokens is not None:
+        _check_entry(job, group_rows, group_tokens, masked, most, findings=findings)
     if seeks and good_groups:
         _seek_following(file, job, vocabulary, negatives, good_groups, findings=findings)
-    if counts.lengths:
-        result.lengths = min(counts.lengths), max(counts.lengths)
 
 
 def _audit_block(
@@ -147,7 +143,7 @@ def _seek_following(
     *,
     findings: Findings,
 ) -> None:
-    """The second reading: does any segment show that a negative is the true next?"""
+    """Read the shard again and report negatives whose second segment really is the next."""
     sealed = negatives.seal()
     if sealed.keys.size:
         for group in groups:
@@ -158,12 +154,10 @@ def _seek_following(
 
 
 def _check_entry(
-    job: ShardJob, rows: list[int], tokens: list[int], masked: int, most: int, *, whole: bool, findings: Findings
+    job: ShardJob, rows: list[int], tokens: list[int], masked: int, most: int, *, findings: Findings
 ) -> None:
-    """What the manifest says of the shard, counted again (where all of it could be read)."""
+    """Compare the shard's entry in the manifest with what was counted."""
     entry = job.entry
-    if not whole:
-        return
     for what, stated, found in (
         ("row_group_rows", list(entry.row_group_rows), rows),
         ("row_group_tokens", list(entry.row_group_tokens), tokens),
@@ -174,9 +168,8 @@ def _check_entry(
     ):
         findings.looked("counts")
         if stated != found:
-            findings.add(
-                "counts", Place(job.entry.path), f"{what}: the manifest says {_cut(stated)}, counted {_cut(found)}"
-            )
+            text = f"{what}: the manifest says {_cut(stated)}, counted {_cut(found)}"
+            findings.add("counts", Place(entry.path), text)
 
 
 def _cut(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""Where words begin in rows that are ids alone: from the pieces' own marks, or by the tokenizer on a sample of rows.
+"""Finds where words begin in rows of ids: by the marks of the pieces, or by tokenizing a sample of rows again.
 
 WordPiece marks the pieces that continue a word, BPE those that end one. Byte-level BPE marks neither: up to
-SAMPLED_ROWS rows of a row group are decoded and tokenized again, and those that come out the same are known.
+SAMPLED_ROWS rows of a row group are decoded and tokenized again; the words of rows that give the same ids are known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
 
 
 def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, int], backend: Tokenizer) -> Vocabulary:
-    """The tables of a vocabulary; `names` has the ids of unk, cls, sep and mask."""
+    """Return the tables of a vocabulary; `names` has the ids of unk, cls, sep and mask."""
     model = json.loads(backend.to_str())["model"]
     prefix = model.get("continuing_subword_prefix") if model["type"] == "WordPiece" else None
     suffix = model.get("end_of_word_suffix") if model["type"] == "BPE" else None
@@ -36,9 +36,10 @@ def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, in
 
 
 def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | None) -> tuple[Bools, Bools]:
-    """Word starts (bool[tokens]; special tokens and the first token of a segment are starts) and known rows (bool[n]).
+    """Return the word starts, bool[tokens], and the rows whose words are known, bool[n].
 
-    The rows must have the layout [CLS] A [SEP] B [SEP] and ids inside the vocabulary.
+    Special tokens and the first token of a segment are starts too. The rows must have the layout [CLS] A [SEP] B [SEP]
+    and ids inside the vocabulary.
     """
     ids = block.ids
     known = np.ones(len(block), np.bool_)
@@ -59,7 +60,7 @@ def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | Non
 
 
 def join_published(block: Block, starts: Bools, *, vocabulary: Vocabulary) -> Bools:
-    """Word starts as published: a second segment that begins with "##" continues the first segment's last word."""
+    """Return word starts as published: a second segment that begins with "##" continues the last word of the first."""
     if vocabulary.continues is None:
         return starts
     paired = np.flatnonzero(block.first_length < block.lengths)

@@ -1,4 +1,4 @@
-"""The recipe of a build: its Beam graph, one split read, one shard written, and what of a config is hardly meant."""
+"""The recipe of a build: its Beam graph, reading a split, writing a shard, and advice on likely config mistakes."""
 
 from pipeline.build.advice import list_advice, refuse_few_books
 from pipeline.build.read_split import spill_documents

@@ -1,7 +1,7 @@
-"""The Beam graph of a build: few, coarse elements, nothing but names and counts across the shuffles.
+"""The Beam graph of a build: few, coarse elements; only names and counts cross the shuffles.
 
-It uses neither tagged outputs nor finish_bundle output, which some engines lose, and counters for display alone.
-Any engine gives the same shards, because every group is sorted and every draw is keyed by the data.
+It avoids tagged outputs and finish_bundle output, which some engines lose; counters are for display only.
+Every engine gives the same shards, because every group is sorted and every draw is keyed by the data.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ DROPPED_NAME = "near-duplicates"
 def build_graph(
     pipeline: beam.Pipeline, *, splits: Sequence[Split], context: BuildContext, workers: int | None = None
 ) -> None:
-    """Lay out the whole build on `pipeline`; its result is left as RESULT_NAME in the exchange folder.
+    """Lay out the whole build on `pipeline`; the last step writes the result to RESULT_NAME in the exchange folder.
 
-    `workers`: of an engine that deals the elements to its workers once and for all, as FnApiRunner does, and would
-    leave a large file and half of the rest to one of them; None: any worker takes the next split.
+    Give `workers` if the engine deals all elements to its workers at once, as FnApiRunner does: then each gets splits
+    of about equal size in all. None: any idle worker takes the next split.
     """
     dealt = [(split,) for split in splits] if workers is None else deal_splits(splits, workers=workers)
     read = (
@@ -75,7 +75,7 @@ def build_graph(
 
 
 def find_near_duplicates(read: beam.PCollection, *, context: BuildContext) -> beam.pvalue.AsSingleton:
-    """The path of the file that says which documents to leave out as near duplicates (signatures.read_dropped)."""
+    """Return the path of the file that lists the near duplicates to leave out (signatures.read_dropped)."""
     dropped = (
         read
         | "Band keys" >> beam.FlatMap(_bands_of)
@@ -87,11 +87,20 @@ def find_near_duplicates(read: beam.PCollection, *, context: BuildContext) -> be
     return beam.pvalue.AsSingleton(dropped)
 
 
-class CompareSignatures(beam.DoFn):
-    """(partition, band extents) -> path of a file of matches, where there are any."""
-
+class _Step(beam.DoFn):
     def __init__(self, context: BuildContext) -> None:
         self.context = context
+
+
+class _TokenizerStep(_Step):
+    def setup(self) -> None:
+        self.tokenizer = WordTokenizer.from_path(
+            self.context.tokenizer, lowercase=self.context.config.vocabulary.lowercase
+        )
+
+
+class CompareSignatures(_Step):
+    """(partition, band extents) -> path of a file of matches, if there are any."""
 
     def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
         settings = self.context.config.cleaning.near_duplicates
@@ -104,11 +113,8 @@ class CompareSignatures(beam.DoFn):
                 yield [path]
 
 
-class ChooseDropped(beam.DoFn):
-    """Paths of all matches -> path of what to leave out."""
-
-    def __init__(self, context: BuildContext) -> None:
-        self.context = context
+class ChooseDropped(_Step):
+    """Paths of all matches -> path of the list of documents to leave out."""
 
     def process(self, paths: list[str]) -> Iterator[str]:
         with report_failure(self.context.exchange):
@@ -117,19 +123,7 @@ class ChooseDropped(beam.DoFn):
             yield path
 
 
-class _Step(beam.DoFn):
-    """A step that leaves the reason of its failure where the main process finds it."""
-
-    def __init__(self, context: BuildContext) -> None:
-        self.context = context
-
-    def setup(self) -> None:
-        self.tokenizer = WordTokenizer.from_path(
-            self.context.tokenizer, lowercase=self.context.config.vocabulary.lowercase
-        )
-
-
-class SpillSplits(_Step):
+class SpillSplits(_TokenizerStep):
     """Split -> SplitResult."""
 
     def process(self, split: Split) -> Iterator[SplitResult]:
@@ -140,22 +134,16 @@ class SpillSplits(_Step):
             yield spill_split(split, context=self.context, tokenizer=self.tokenizer, report=report)
 
 
-class CountBuckets(beam.DoFn):
+class CountBuckets(_Step):
     """(bucket, extents) -> BucketCount."""
-
-    def __init__(self, context: BuildContext) -> None:
-        self.context = context
 
     def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
         with report_failure(self.context.exchange):
             yield count_bucket(element, dropped)
 
 
-class PlanShards(beam.DoFn):
+class PlanShards(_Step):
     """(tally, all bucket counts) -> ShardPlan; refuses sources without documents."""
-
-    def __init__(self, context: BuildContext) -> None:
-        self.context = context
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
         with report_failure(self.context.exchange):
@@ -172,7 +160,7 @@ class PlanShards(beam.DoFn):
             yield plan
 
 
-class WriteShards(_Step):
+class WriteShards(_TokenizerStep):
     """((split name, index, count), groups of extents) -> BuildResult of one shard."""
 
     def process(
@@ -194,11 +182,8 @@ class WriteShards(_Step):
             )
 
 
-class LeaveResult(beam.DoFn):
-    """Writes the sum of everything where the main process finds it: engines cannot return values."""
-
-    def __init__(self, context: BuildContext) -> None:
-        self.context = context
+class LeaveResult(_Step):
+    """(result, tally) -> RESULT_NAME in the exchange folder, for the main process: engines cannot return values."""
 
     def process(self, result: BuildResult, tally: ReadTally) -> None:
         with report_failure(self.context.exchange):
@@ -207,11 +192,10 @@ class LeaveResult(beam.DoFn):
 
 
 def load_result(context: BuildContext) -> tuple[BuildResult, ReadTally]:
-    """What LeaveResult wrote."""
+    """Read what LeaveResult wrote."""
     tree = json.loads(storage.read_bytes(storage.join(context.exchange, RESULT_NAME)))
-    return results_from_tree(tree["result"], folder=context.spills), reads_from_tree(
-        tree["read"], folder=context.spills
-    )
+    folder = context.spills
+    return results_from_tree(tree["result"], folder=folder), reads_from_tree(tree["read"], folder=folder)
 
 
 def write_shard(
@@ -224,7 +208,7 @@ def write_shard(
     dropped: str | None,
     report: WorkReport,
 ) -> BuildResult:
-    """What is recorded of a shard that an earlier start finished from the same documents; else build and record it."""
+    """Return the record of a shard that an earlier start finished from the same documents; else build and record it."""
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
     key = [name, content, None if dropped is None else file_sha256(dropped)]
     recorded = context.ledger.find("shard", key=key)
@@ -251,7 +235,7 @@ def write_shard(
 
 
 def _report_work(context: BuildContext, *, stage: Stage, key: Any) -> WorkReport:
-    """A report that also counts for Beam, as cloze/read_documents and the like, and ends work that is in vain."""
+    """Return a report that also counts for Beam (cloze/read_documents ...) and raises if the build was abandoned."""
 
     def count(name: str, value: int) -> None:
         raise_if_abandoned(context.exchange)
@@ -265,7 +249,7 @@ def _leave(tree: Any, *, path: str) -> None:
 
 
 def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
-    """Distinct documents of a bucket that stay; reads the index of each extent only."""
+    """Count the distinct documents that a bucket keeps; reads only the index of each extent."""
     bucket, extents = element
     index = read_index(extents)
     kept = index.distinct()
@@ -279,7 +263,7 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
 def assign_shard(
     element: tuple[int, Iterable[Extent]], plan: ShardPlan
 ) -> Iterator[tuple[tuple[str, int, int], tuple[Extent, ...]]]:
-    """Key a bucket's extents by the shard that it goes to."""
+    """Key a bucket's extents by the shard that holds the bucket."""
     bucket, extents = element
     split, index = plan.shard_of[bucket]
     yield (split, index, plan.num_shards[split]), tuple(extents)

@@ -1,4 +1,4 @@
-"""What a build reads, found once at its start: splits, fingerprints of their files, and which build it is."""
+"""What a build reads, found once at its start: splits, fingerprints of their files, and the identity of the build."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from typing import Any
 
 from pipeline.config import PipelineConfig
 from pipeline.documents import Split
-from pipeline.sources import (
-    ChangedInputError,
-    fingerprint_files,
-    join_fingerprints,
-    list_changed,
-    list_modified,
-    list_splits,
-    list_versions,
-)
+from pipeline.sources import fingerprint_files, join_fingerprints, list_modified, list_splits, list_versions
 from pipeline.tokenizer import WordTokenizer
 from pipeline.versions import hash_code, library_versions
 
 
 @dataclass(frozen=True, slots=True)
 class BuildInputs:
-    """The input as it was found. `fingerprints`, `modified` (of large files alone) and `versions` are by path."""
+    """The input at the start of a build. `fingerprints`, `modified` (large files only) and `versions` are by path."""
 
     splits: Sequence[Split]
     fingerprints: Mapping[str, str]
@@ -42,16 +34,12 @@ class BuildInputs:
 
     @property
     def contents(self) -> dict[str, str]:
-        """What each file holds, by path: its fingerprint and the time of a large one."""
+        """The content of each file, by path: its fingerprint and, for a large one, its time of change."""
         return {path: f"{found} {self.modified.get(path, '')}" for path, found in self.fingerprints.items()}
-
-    def list_changed_files(self) -> dict[str, str]:
-        """The files that were written since, by path: what they are now."""
-        return list_changed(self.versions)
 
 
 def find_inputs(config: PipelineConfig) -> BuildInputs:
-    """List the splits of the config's sources and fingerprint their files. ValueError as list_splits."""
+    """List the splits of the config's sources and fingerprint their files. Raises ValueError as list_splits does."""
     splits = list_splits(config.sources)
     versions = list_versions(split.path for split in splits)  # first: a file may change while it is hashed
     fingerprints = fingerprint_files(split.path for split in splits)
@@ -61,7 +49,7 @@ def find_inputs(config: PipelineConfig) -> BuildInputs:
 def describe_identity(
     config: PipelineConfig, *, inputs: BuildInputs, tokenizer: WordTokenizer | None
 ) -> dict[str, Any]:
-    """What makes two builds the same; `tokenizer`: of a given vocabulary, None if one is trained."""
+    """Return what two builds must share to be the same. `tokenizer` is the given vocabulary; None if one is trained."""
     paths = {
         name: {split.path for split in inputs.splits if config.sources[split.source].called == name}
         for name in config.source_names
@@ -80,12 +68,3 @@ def describe_identity(
     if tokenizer is not None:
         identity["vocabulary_hash"] = tokenizer.vocabulary_hash
     return identity
-
-
-def describe_change(changed: Mapping[str, str], *, inputs: BuildInputs) -> ChangedInputError:
-    """The error for files that were written while the build read them; it names the first."""
-    path = min(changed)
-    return ChangedInputError(
-        f"{path}: was written while the build read it ({inputs.versions[path]}; now {changed[path]}); run the same "
-        f"command again once nothing writes to it"
-    )

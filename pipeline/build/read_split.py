@@ -1,6 +1,6 @@
-"""One split of the input to a spill file: read, clean, tokenize, count. Every document is somewhere in the counts.
+"""Turns one split of the input into a spill file: read, clean, tokenize, count. Every document is counted.
 
-A split is finished when its record stands (pipeline/runtime/ledger.py); a later start then takes what is recorded.
+A split is finished once its record is written (pipeline/runtime/ledger.py); a later start then uses the record.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pipeline.tokenizer import WordTokenizer
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """What reading one split gave: counts, and where the tokens of each bucket lie."""
+    """The result of reading one split: counts, and where the tokens of each bucket lie."""
 
     tally: ReadTally
     extents: tuple[tuple[int, Extent], ...]
     bands: tuple[tuple[int, BandExtent], ...] = ()
-    """Where the band keys of each partition lie, where near duplicates are looked for."""
+    """Where the band keys of each partition lie; empty unless near duplicates are searched for."""
 
 
 def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
-    """What is recorded of a split that an earlier start finished; else read it whole, and record it."""
+    """Return the record of the split if an earlier start finished it; else read the split and record it."""
     report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
     recorded = context.ledger.find("split", key=split_key(split, context=context))
     if recorded is not None:
@@ -64,7 +64,7 @@ def spill_documents(
     tokenizer: WordTokenizer,
     report: WorkReport,
 ) -> SplitResult:
-    """Documents go to a spill file, everything left out is counted with its reason. On an error no file is left."""
+    """Write documents to a spill file and count whatever is left out by reason. On an error no file remains."""
     tally = ReadTally()
     source = context.config.sources[split.source]
     number = context.config.source_names.index(source.called)
@@ -116,12 +116,12 @@ def spill_documents(
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """What names a split's record: its place and its file's content. How it is read is in the build's hash."""
+    """Return the key of a split's record: its place and its file's content. The build's hash covers how it is read."""
     return {**asdict(split), "input": context.inputs[split.path]}
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
-    """JSON without folders: a build's output may stand elsewhere when it goes on."""
+    """Return JSON data without folders: the output may have moved before the build continues."""
     extents = [[bucket, [Path(extent.path).name, *astuple(extent)[1:]]] for bucket, extent in result.extents]
     bands = [
         [bucket, [Path(band.keys).name, Path(band.signatures).name, *astuple(band)[2:]]]

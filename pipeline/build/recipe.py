@@ -1,7 +1,4 @@
-"""The recipe of a build.
-
-List the splits, get the vocabulary, build every shard on a Beam engine, check, publish, manifest last.
-"""
+"""The recipe of a build: list splits, get the vocabulary, build shards on an engine, check, publish, manifest last."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any
 
 from pipeline import storage
 from pipeline.build.advice import list_advice, refuse_few_books
-from pipeline.build.inputs import BuildInputs, describe_change, describe_identity, find_inputs
+from pipeline.build.inputs import BuildInputs, describe_identity, find_inputs
 from pipeline.build.read_split import split_key
 from pipeline.cleaning import write_rejects
 from pipeline.config import PipelineConfig
@@ -45,7 +42,7 @@ from pipeline.runtime import (
 )
 from pipeline.settings import to_tree
 from pipeline.shuffle import Buckets, choose_buckets
-from pipeline.sources import list_read_warnings, refuse_own_files
+from pipeline.sources import ChangedInputError, list_changed, list_read_warnings, refuse_own_files
 from pipeline.tally import BuildResult, ReadTally
 from pipeline.tokenizer import WordTokenizer
 from pipeline.units import count_of, describe_bytes
@@ -53,11 +50,11 @@ from pipeline.vocabulary import check_name, given_vocabulary, trained_vocabulary
 
 
 def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = say_at_once) -> Manifest:
-    """Build the data set that `config` describes into config.output; returns its manifest.
+    """Build the data set that `config` describes into config.output; return its manifest.
 
-    A finished set of the same config and inputs is left as it is, an unfinished one is continued: of what an earlier
-    start had finished, all that still has its hash is kept. Raises ValueError for whatever the user can mend, naming
-    place, value and remedy; where that is input or settings, nothing is left in the output folder.
+    A finished set of the same config and inputs stays unchanged. An unfinished one is continued: finished parts that
+    still match their hash are kept. Raises ValueError, naming place, value and remedy, for whatever the user can fix;
+    if that is input or settings, nothing stays in the output folder.
     """
     started = time.time()
     check_engine(config, beam_options=beam_options)
@@ -77,7 +74,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         if output.finished:
             say(f"{output.root}: already complete, nothing to do")
             return read_manifest(output.root)
-        say_what_it_is(config, inputs=inputs, workers=workers, vocabulary=given, say=say)
+        say_what_is_read(config, inputs=inputs, workers=workers, vocabulary=given, say=say)
         with open_cluster(config, most=most, say=say) as cluster:
             workers = workers if cluster is None else cluster.workers
             tokenizer = given or find_or_train_vocabulary(
@@ -109,8 +106,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
 
 
 def check_paths(config: PipelineConfig) -> None:
-    """ValueError for what would be noticed late: files of ours where a source reads, rejects that cannot be written, a
-    name that no vocabulary can have."""
+    """Raise ValueError early if a source would read the build's own files, if rejects cannot be written, or if the
+    vocabulary to train has an invalid file name."""
     refuse_own_files(config)
     rejects = config.cleaning.keep_rejects
     if rejects is not None and not storage.is_url(rejects):
@@ -120,10 +117,10 @@ def check_paths(config: PipelineConfig) -> None:
         check_name(Path(given), settings=config.vocabulary)
 
 
-def say_what_it_is(
+def say_what_is_read(
     config: PipelineConfig, *, inputs: BuildInputs, workers: int, vocabulary: WordTokenizer | None, say: Say
 ) -> None:
-    """Say how much is read by whom, and what of the config is hardly meant. ValueError for books that are too few."""
+    """Print the size of the input, the workers and advice on the config. Raises ValueError for too few books."""
     where = count_of(workers, "worker") if config.engine == "local" else f"engine {config.engine}"
     say(f"{count_of(len(inputs.splits), 'split')}, {describe_bytes(inputs.num_bytes)} of input, {where}")
     refuse_few_books(config, splits=inputs.splits)
@@ -140,7 +137,7 @@ def find_or_train_vocabulary(
     beam_options: Sequence[str],
     cluster: DaskCluster | None,
 ) -> WordTokenizer:
-    """The vocabulary that an earlier start had trained for this build, else a new one; the output notes its hash."""
+    """Return the vocabulary that an earlier start trained for this build, else a new one; the output notes its hash."""
     tokenizer = find_trained_vocabulary(config, output=output, say=say)
     if tokenizer is None:
         scratch = output.folder("vocabulary")
@@ -154,8 +151,7 @@ def find_or_train_vocabulary(
 def find_trained_vocabulary(
     config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say
 ) -> WordTokenizer | None:
-    """The vocabulary that an earlier start had trained for this build alone; None if it is missing or has changed, and
-    then nothing of it is left."""
+    """Return the vocabulary that an earlier start trained for this build only; None if it is missing or has changed."""
     settings = config.vocabulary
     folder = output.folder("vocabulary")
     path = storage.join(folder, vocabulary_name(config))
@@ -167,7 +163,7 @@ def find_trained_vocabulary(
     except ValueError:
         tokenizer = None
     if tokenizer is None or tokenizer.vocabulary_hash != output.vocabulary_hash:
-        say(f"damaged, so made again: {path}: changed since it was written")
+        say(f"damaged, so rebuilt: {path}: changed since it was written")
         return None
     return tokenizer
 
@@ -180,7 +176,7 @@ def describe_context(
     tokenizer: WordTokenizer,
     output: OutputFolder | StoredOutput,
 ) -> BuildContext:
-    """What the workers need to know. The tokenizer is in the output's staging folder, from where they get it."""
+    """Return what the workers need to know. They read the tokenizer from the output's staging folder."""
     return BuildContext(
         config=config,
         buckets=buckets,
@@ -194,11 +190,11 @@ def describe_context(
 
 
 def begin_or_resume(context: BuildContext, *, splits: Sequence[Split], resumes: bool, say: Say) -> None:
-    """Remove what an earlier start left half-made, and say what it had finished."""
+    """Remove what an earlier start left unfinished, and say what it finished."""
     found = sweep_work(context, splits=splits)
     if resumes:
         of_splits, shards = count_of(len(splits), "split"), count_of(found["shard"], "shard")
-        say(f"resuming: records of {found['split']} of {of_splits} and {shards} are there")
+        say(f"resuming: found records of {found['split']} of {of_splits} and of {shards}")
 
 
 def run_graph(
@@ -209,7 +205,7 @@ def run_graph(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> tuple[BuildResult, ReadTally]:
-    """Build every shard. Raises as run_on_engine."""
+    """Build every shard. Raises as run_on_engine does."""
     from pipeline.engines import local  # Beam takes 2 s to import
 
     local.note_unknown(beam_options)
@@ -230,16 +226,20 @@ def run_graph(
 
 
 def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
-    """ChangedInputError for files that were written while they were read. What was read of them is removed, and all
-    shards: any may hold some of it."""
-    if changed := inputs.list_changed_files():
+    """Raise ChangedInputError if a file was written while it was read. First remove what was read of it and all shards,
+    since any may hold some of it."""
+    if changed := list_changed(inputs.versions):
         good = [split for split in inputs.splits if split.path not in changed]
         sweep_work(context, splits=good, keep_shards=False)
-        raise describe_change(changed, inputs=inputs)
+        path = min(changed)
+        raise ChangedInputError(
+            f"{path}: was written while the build read it ({inputs.versions[path]}; now {changed[path]}); run the same "
+            f"command again once nothing writes to it"
+        )
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
-    """Remove files and records of all but finished `splits` and shards; count the records that are left."""
+    """Remove all files and records except those of finished `splits` and shards; count the records that remain."""
     names = {context.ledger.record_name("split", split_key(split, context=context)) for split in splits}
     return context.ledger.sweep(folders=(SPILLS, SHARDS), splits=names, keep_shards=keep_shards)
 
@@ -247,17 +247,17 @@ def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards:
 def say_what_was_done(
     progress: ProgressPrinter, *, context: BuildContext, num_splits: int, resumes: bool, say: Say
 ) -> None:
-    """Sum up what was read and written, made again and kept."""
+    """Sum up what was read and written, rebuilt and kept."""
     say(progress.summary())
     for fault in context.ledger.take_damaged():
-        say(f"damaged, so made again: {fault}")
+        say(f"damaged, so rebuilt: {fault}")
     if resumes:
         kept, of_shards = progress.count_kept(), count_of(progress.read_plan()["shards"], "shard")
         say(f"resumed: {kept['read']} of {count_of(num_splits, 'split')} and {kept['shard']} of {of_shards} kept")
 
 
 def leave_rejects(config: PipelineConfig, *, scratch: Path, read: ReadTally, result: BuildResult, say: Say) -> None:
-    """Write what was left out to cleaning.keep_rejects, if that is set."""
+    """Write the documents left out to cleaning.keep_rejects, if that is set."""
     if config.cleaning.keep_rejects is None:
         return
     folder = scratch / "rejects"
@@ -267,7 +267,7 @@ def leave_rejects(config: PipelineConfig, *, scratch: Path, read: ReadTally, res
 
 
 def say_what_came_out(manifest: Manifest, *, root: Any, say: Say) -> None:
-    """Rows and shards of the finished set, and where its report is."""
+    """Print the rows and shards of the finished set, and the path of its report."""
     say(
         f"{root}: {count_of(manifest.num_rows('train'), 'training row')} ({manifest.num_tokens('train'):,} tokens) in "
         f"{count_of(len(manifest.shards_of('train')), 'shard')}, "

@@ -1,7 +1,7 @@
-"""One bucket to one Parquet file: pair, mask, permute, write, read again, and only then give it its name.
+"""Turns one bucket into one Parquet file: pair, mask, permute, write, verify, and only then rename to its final name.
 
-Deterministic bytes: rows are permuted by a key of the bucket's content, and the writer leaves neither time nor host
-in the file. Memory: the bucket's documents (3 bytes a token), its pairs (60 bytes each) and one row group.
+Deterministic bytes: a key of the bucket's content permutes the rows, and the writer stores neither time nor host.
+Memory: the bucket's documents (3 bytes a token), its pairs (60 bytes each) and one row group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.tally import LENGTH_BITS, NUM_EXAMPLES, WORD_PIECES, BuildResult, 
 from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 ROW_GROUP_TOKENS = 1 << 20
-"""A row group holds about so many tokens: 2 to 5 MB on disk."""
+"""Approximate size of a row group: 2 to 5 MB on disk."""
 _ENCODINGS = {
     "input_ids.list.element": "BYTE_STREAM_SPLIT",
     "masked_positions.list.element.list.element": "DELTA_BINARY_PACKED",
@@ -41,8 +41,8 @@ _ENCODINGS = {
     schema.NUM_TOKENS: "BYTE_STREAM_SPLIT",
     schema.FIRST_LENGTH: "BYTE_STREAM_SPLIT",
 }
-"""The smallest of those measured on novels at length 128, K = 4: 180 bytes a row of ids (dictionary 186, plain 190),
-12 a set of positions (17, 20), 13 a set of inputs (15, 13); ZSTD level 1 is within 3% of level 9 at a third of its
+"""The smallest encodings measured on novels at length 128, K = 4: 180 bytes a row of ids (dictionary 186, plain 190),
+12 a set of positions (17, 20), 13 a set of inputs (15, 13). ZSTD level 1 is within 3% of level 9 in a third of the
 time."""
 _DICTIONARIES = [
     schema.NEXT_SENTENCE_LABEL,
@@ -54,7 +54,7 @@ _DICTIONARIES = [
 
 
 class ShardError(PassingError):
-    """A shard just written does not read back as it was."""
+    """A shard just written reads back with other content."""
 
 
 def build_shard(
@@ -69,13 +69,12 @@ def build_shard(
     dropped: str | None = None,
     report: WorkReport | None = None,
 ) -> BuildResult:
-    """Build the shard of one bucket as `folder`/(last part of `name`) and count what is in it.
+    """Build the shard of one bucket as `folder`/(last part of `name`) and count its content.
 
-    `name` is the path that the manifest will list. The file is written in `scratch`, on the same file system, and
-    appears in `folder` in one rename, after it was verified; where `folder` is on a store it is written and verified
-    in a local temporary folder and then uploaded. `dropped`: the file of near duplicates to leave out;
-    `report` is told of every row group. Raises SpillError or ShardError where a file does not read back as it was
-    written; then, as after any error, what was written is removed.
+    `name` is the path that the manifest will list. The file is written and verified in `scratch`, on the same file
+    system, then renamed into `folder`; if `folder` is on a store, in a local temporary folder, then uploaded.
+    `dropped` is the file of near duplicates to leave out; `report` counts every row group. Raises SpillError or
+    ShardError if a file reads back with other content. After any error the written file is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
@@ -151,7 +150,7 @@ def _write_rows(
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
-    """Read a file whole, page checksums included; ShardError where it does not hold what `shard` says."""
+    """Read the whole file with page checksums; raise ShardError if its content differs from `shard`."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             metadata = file.metadata
@@ -167,24 +166,22 @@ def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.i
                 lengths += np.bincount(found, minlength=lengths.size)
                 tokens.append(int(found.sum()))
     except (OSError, pa.ArrowInvalid) as error:
-        raise ShardError(
-            f"{path}: just written, but does not read back ({error}); check the disk and run again"
-        ) from error
+        raise ShardError(f"{path}: just written, but cannot be read ({error}); check the disk and run again") from error
     if rows != shard.row_group_rows or tuple(tokens) != shard.row_group_tokens or (lengths != rows_by_length).any():
         raise ShardError(
-            f"{path}: reads back with rows {rows} and tokens {tuple(tokens)} in its row groups, written were "
-            f"{shard.row_group_rows} and {shard.row_group_tokens}; check the disk and run again"
+            f"{path}: reads back with rows {rows} and tokens {tuple(tokens)} in its row groups, but "
+            f"{shard.row_group_rows} and {shard.row_group_tokens} were written; check the disk and run again"
         )
 
 
 def _permute(documents: Sequence[TokenizedDocument], instances: Instances, *, seed: int) -> npt.NDArray[np.int64]:
-    """Order of the rows, by a key of what the bucket holds."""
+    """Return the order of the rows, drawn by a key of the bucket's documents."""
     content = draws.key_bytes(seed, *(document.id for document in documents))
     return draws.generator(seed, "permute", content).permutation(len(instances))
 
 
 def _cut_groups(lengths: npt.NDArray[np.int64], *, order: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """Row numbers of each row group, in order of writing: about equal numbers of tokens, near ROW_GROUP_TOKENS."""
+    """Return the row numbers of each row group in writing order, with about equal tokens near ROW_GROUP_TOKENS."""
     stops = np.cumsum(lengths[order])
     count = max(1, round(int(stops[-1]) / ROW_GROUP_TOKENS))
     cuts = np.searchsorted(stops, stops[-1] * np.arange(1, count) // count)
@@ -192,11 +189,10 @@ def _cut_groups(lengths: npt.NDArray[np.int64], *, order: npt.NDArray[np.int64])
 
 
 def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
-    """Rows and their mask sets as the columns of the schema (its types, without its metadata)."""
+    """Return rows and their mask sets as the columns of the schema (its types, without its metadata)."""
     offsets = pa.array(rows.offsets.astype(np.int32))
     positions, inputs = _nest(masks, num_rows=len(rows))
     no_label = rows.label < 0
-    second = _binary(rows.second_document_id, mask=~rows.has_second)
     columns = {
         schema.INPUT_IDS: pa.ListArray.from_arrays(offsets, pa.array(rows.ids)),
         schema.NUM_TOKENS: pa.array(np.diff(rows.offsets).astype(np.uint16)),
@@ -205,7 +201,7 @@ def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
         schema.MASKED_POSITIONS: positions,
         schema.MASKED_INPUTS: inputs,
         schema.DOCUMENT_ID: _binary(rows.document_id, mask=None),
-        schema.SECOND_DOCUMENT_ID: second,
+        schema.SECOND_DOCUMENT_ID: _binary(rows.second_document_id, mask=~rows.has_second),
         schema.PASS_NUMBER: pa.array(rows.pass_number.astype(np.uint16)),
         schema.SOURCE: pa.array(rows.source),
     }
@@ -213,7 +209,7 @@ def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
 
 
 def _nest(masks: Sequence[Masks], *, num_rows: int) -> tuple[pa.ListArray, pa.ListArray]:
-    """K mask sets of n rows as list<list>: the sets of a row stand together."""
+    """Return positions and inputs of K mask sets of n rows as list<list>; a row's sets are adjacent."""
     sets = len(masks)
     counts = np.stack([np.diff(mask.offsets) for mask in masks], axis=1)
     inner = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
@@ -285,15 +281,14 @@ def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id:
 
 
 def _count_text(tally: RowTally, rows: Rows) -> npt.NDArray[np.uint8]:
-    """Count the tokens of text by position and by pieces of their word; returns the latter for every token, at most
-    WORD_PIECES, 0 for [CLS] and the closing [SEP]s."""
+    """Count text tokens by position and by the number of pieces of their word. Return that number for every token:
+    uint8[tokens], at most WORD_PIECES, 0 for [CLS] and the closing [SEP]s."""
     lengths = np.diff(rows.offsets)
     begin = np.flatnonzero(rows.word_starts)
     sizes = np.diff(begin, append=rows.ids.size)
     pieces = np.repeat(np.minimum(sizes, WORD_PIECES).astype(np.uint8), sizes)
     ends = rows.offsets[:-1] + rows.first_length - 1
-    special = (rows.offsets[:-1], ends, (rows.offsets[1:] - 1)[rows.has_second])
-    for places in special:
+    for places in (rows.offsets[:-1], ends, (rows.offsets[1:] - 1)[rows.has_second]):
         pieces[places] = 0
     counts = np.bincount(pieces, minlength=WORD_PIECES + 1)
     counts[0] = 0
@@ -322,7 +317,7 @@ def _example(rows: Rows, mask: Masks, row: int) -> Example:
 
 @contextmanager
 def _partial_file(final: str, *, scratch: str | Path) -> Iterator[Path]:
-    """A local file to write that is put under its final name at the end; on an error it is removed."""
+    """Yield a local file to write; move it to its final name at the end, or remove it on an error."""
     with ExitStack() as stack:
         if storage.is_url(final):
             stack.enter_context(storage.name_full_disk(tempfile.gettempdir()))
@@ -339,5 +334,5 @@ def _partial_file(final: str, *, scratch: str | Path) -> Iterator[Path]:
 def _commit(partial: Path, final: str) -> None:
     if storage.is_url(final):
         storage.store_file(partial, final)
-        return
-    storage.rename_file(partial, final=Path(final))
+    else:
+        storage.rename_file(partial, final=Path(final))

@@ -1,4 +1,4 @@
-"""Text before tokens: characters, sentences, languages, which documents are left out, and the rejects kept to read."""
+"""Text before tokens: characters, sentences, languages, filters of documents, and files of rejects."""
 
 from pipeline.cleaning.characters import has_words, normalize_line, normalize_text
 from pipeline.cleaning.filters import DocumentFilter, beginning, excerpt

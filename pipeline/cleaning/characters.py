@@ -1,6 +1,6 @@
-"""Characters: NFC, no control characters, single spaces. Pure, linear in the text.
+"""Normalizes characters: NFC, no control characters, single spaces. Pure, linear in the text.
 
-Plain ASCII passes at about 1 GB/s, other text in which nothing is to be changed at 200 MB/s.
+Plain ASCII passes at about 1 GB/s, other text that needs no change at 200 MB/s.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import unicodedata
 
 import numpy as np
 
-# Removed: C0 and C1 controls but white space, soft hyphen, zero-width space, word joiner, direction marks and
-# embeddings, byte order mark, interlinear and replacement characters, variation selectors' tags, lone surrogates,
-# noncharacters. Kept: the zero-width joiner and non-joiner (U+200C, U+200D), which Persian and Indic spelling needs.
+# Removed: C0 and C1 controls except white space, soft hyphen, zero-width space, word joiner, direction marks and
+# embeddings, byte order mark, interlinear and replacement characters, tag characters, lone surrogates, noncharacters.
+# Kept: the zero-width joiner and non-joiner (U+200C, U+200D), which Persian and Indic spelling needs.
 _REMOVED = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f"
     "\ufdd0-\ufdef\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]+"
@@ -22,16 +22,15 @@ _LINE_BREAKS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029\x1c-\x1e]")
 _ODD_UNITS = np.array(
     [_REMOVED.match(chr(unit)) is not None or _LINE_BREAKS.match(chr(unit)) is not None for unit in range(1 << 16)]
 )
-"""Whether a unit of UTF-16 is, or may be half of, a character that is removed or a line break. Surrogates all are."""
+"""bool[65536]: whether a UTF-16 unit is, or may be half of, a removed character or a line break (any surrogate may)."""
 _WORTH_A_LOOK, _LOOK_CHARACTERS = 1_000, 1 << 20
 _ODD_ASCII = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def normalize_text(text: str, *, keep_reserved: bool = False) -> str:
-    """NFC, line breaks as \\n, no control characters; line breaks and runs of spaces are left as they are.
+    """Return the text in NFC, with \\n as line breaks and without control characters; runs of spaces stay.
 
-    `keep_reserved`: the noncharacters U+FDD0-FDEF, which stand for missing templates (pipeline/wikitext/scanner.py),
-    stay.
+    `keep_reserved` keeps the noncharacters U+FDD0-FDEF, which mark missing templates (pipeline/wikitext/scanner.py).
     """
     if text.isascii():
         if _ODD_ASCII.search(text) is None:
@@ -44,7 +43,7 @@ def normalize_text(text: str, *, keep_reserved: bool = False) -> str:
 
 
 def _has_odd(text: str) -> bool:
-    """Whether anything in the text may have to be removed or made a line break."""
+    """Whether the text may contain a removed character or an unusual line break."""
     for start in range(0, len(text), _LOOK_CHARACTERS):
         part = text[start : start + _LOOK_CHARACTERS].encode("utf-16-le", "surrogatepass")
         if _ODD_UNITS[np.frombuffer(part, np.uint16)].any():
@@ -53,10 +52,10 @@ def _has_odd(text: str) -> bool:
 
 
 def normalize_line(text: str) -> str:
-    """One line: as normalize_text, with every run of white space made one space, none at the ends."""
+    """Normalize as normalize_text, then replace every run of white space by one space and strip the ends."""
     return " ".join(normalize_text(text).split())
 
 
 def has_words(text: str) -> bool:
-    """Whether there is a letter or a digit of any script."""
+    """Whether the text has a letter or digit of any script."""
     return any(map(str.isalnum, text))

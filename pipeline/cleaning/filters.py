@@ -1,7 +1,7 @@
-"""Which documents are left out, and why: length, repetition, symbols, script, stop words. Pure.
+"""Decides which documents are left out, and why: length, repetition, symbols, script, stop words. Pure.
 
-The first filter that fails names the reason. A filter that is off costs nothing; all of them together pass over the
-characters once (25 MB/s) and over the words twice.
+The first filter that fails gives the reason. A filter that is off costs nothing; all together read the characters once
+(25 MB/s) and the words twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.documents import Document, Drop
 
 EXCERPT_CHARACTERS = 80
 _ENOUGH_WORDS = 20
-"""A document of fewer words may by chance have no stop word."""
+"""Shorter documents may have no stop word by chance."""
 _WORDS = re.compile(r"[^\W\d_]+")
 
 
@@ -32,11 +32,10 @@ class DocumentFilter:
         self._stop_words = stop_words(source.language)
 
     def reject(self, document: Document) -> Drop | None:
-        """The reason why this document is left out, with the measure and the limit; else None."""
-        if not self._active:
-            return None
-        for reason, measured in self._faults(document):
-            return Drop(reason, document.name, measured)
+        """Return why this document is left out, with the measured value and the limit; None if it stays."""
+        if self._active:
+            for reason, measured in self._faults(document):
+                return Drop(reason, document.name, measured)
         return None
 
     def _faults(self, document: Document) -> Iterator[tuple[str, str]]:
@@ -58,8 +57,7 @@ class DocumentFilter:
             if share > config.max_repeated_lines:
                 yield "repeated_lines", f"{share:.2f} repeated, max_repeated_lines={config.max_repeated_lines}"
         if config.max_symbols is not None or config.min_script is not None:
-            counts = Counter("".join(document.sentences))
-            yield from self._character_faults(counts)
+            yield from self._character_faults(Counter("".join(document.sentences)))
         if config.min_stop_words is not None and self._stop_words:
             found = _WORDS.findall(" ".join(document.sentences).lower())
             share = sum(map(self._stop_words.__contains__, found)) / max(1, len(found))
@@ -83,7 +81,7 @@ class DocumentFilter:
 
 
 def beginning(document: Document) -> str:
-    """The first sentences of a document, enough for an excerpt."""
+    """Return the first EXCERPT_CHARACTERS + 1 characters of a document: enough for `excerpt` to see if it is cut."""
     begin = document.sentences[0]
     for sentence in document.sentences[1:]:
         if len(begin) > EXCERPT_CHARACTERS:
@@ -93,15 +91,12 @@ def beginning(document: Document) -> str:
 
 
 def excerpt(text: str) -> str:
-    """How a text begins, on one line, at most EXCERPT_CHARACTERS long."""
+    """Return the beginning of a text on one line, at most EXCERPT_CHARACTERS long."""
     begin = text[: EXCERPT_CHARACTERS + 1].replace("\n", " ")
     return begin if len(begin) <= EXCERPT_CHARACTERS else begin[: EXCERPT_CHARACTERS - 3].rstrip() + "..."
 
 
 def _is_symbol(character: str) -> bool:
-    return not (character.isalnum() or character.isspace() or _is_mark(character))
-
-
-def _is_mark(character: str) -> bool:
-    """Combining marks are parts of letters (Devanagari vowels, niqqud), and so are the joiners of their scripts."""
-    return unicodedata.category(character).startswith("M") or character in "\u200c\u200d"
+    # combining marks (Devanagari vowels, niqqud) and the joiners of their scripts are parts of letters
+    mark = unicodedata.category(character).startswith("M") or character in "\u200c\u200d"
+    return not (mark or character.isalnum() or character.isspace())

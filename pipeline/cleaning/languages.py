@@ -1,7 +1,7 @@
-"""What a language looks like from outside: the script of its letters, and its commonest words. Pure.
+"""The script and the most common words of a language. Pure.
 
-A rule, not a model: it tells Russian from English and German from English in running text, and costs a table look-up a
-character or word. It does not tell languages apart that have no list here and share a script.
+These are tables, not a model: they distinguish Russian from English and German from English in running text, at the
+cost of one look-up per character or word, but not languages that share a script and have no word list.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """Scripts that a language is written in, as Unicode names its letters; LATIN for a language not listed."""
+    """Return the scripts of a language, as in the Unicode names of its letters; LATIN if it is not listed."""
     for code in (language, language.partition("-")[0]):
         if code in _MIXED:
             return _MIXED[code]
@@ -58,7 +58,7 @@ def scripts_of(language: str) -> tuple[str, ...]:
 
 @cache
 def script_of(letter: str) -> str:
-    """Script of a letter: the first word of its Unicode name (LATIN, HANGUL, CJK); "" where it has none."""
+    """Return the script of a letter: the first word of its Unicode name (LATIN, HANGUL, CJK); "" if it has no name."""
     name = unicodedata.name(letter, "")
     for width in _WIDTHS:
         name = name.removeprefix(width)
@@ -67,7 +67,7 @@ def script_of(letter: str) -> str:
 
 @cache
 def stop_words(language: str) -> frozenset[str]:
-    """The commonest words of a language, in lower case; none for a language without a list."""
+    """Return the most common words of a language in lower case; empty for a language without a list."""
     return _lists().get(language) or _lists().get(language.partition("-")[0], frozenset())
 
 

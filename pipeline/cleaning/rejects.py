@@ -1,4 +1,4 @@
-"""Documents left out, kept for people to read: one JSON line each, in the order of the lines.
+"""Writes the documents left out to a file for people to read: one JSON line each, sorted by line.
 
 Workers write sorted runs of bounded size; merging them gives the same bytes for any number of workers.
 """
@@ -21,7 +21,7 @@ _MAX_OPEN_RUNS = 64
 
 
 class RejectWriter:
-    """Writes sorted runs into `folder`; where that is None it does nothing. On an error its files are removed."""
+    """Writes sorted runs into `folder`, or does nothing if it is None. On an error its files are removed."""
 
     def __init__(self, folder: str | Path | None, *, run_characters: int = _RUN_CHARACTERS) -> None:
         self._folder = None if folder is None else str(folder)
@@ -44,7 +44,7 @@ class RejectWriter:
                 storage.delete(run)
 
     def add(self, *, source: int, name: str, reason: str, detail: str, text: str) -> None:
-        """Take one document. `source` is the index into the config's sources; sentences are joined by line breaks."""
+        """Add one document. `source` is the index into the config's sources; `text` has one sentence per line."""
         if self._folder is None:
             return
         entry = {"source": source, "name": name, "reason": reason, "detail": detail, "text": text}
@@ -66,9 +66,9 @@ class RejectWriter:
 
 
 def write_rejects(runs: Sequence[str], *, folder: str | Path, scratch: Path) -> str:
-    """Merge runs into `folder`/rejects.jsonl, which appears whole; returns its path or URL.
+    """Merge runs into `folder`/rejects.jsonl, which appears whole; return its path or URL.
 
-    Opens at most 64 files at a time and leaves merged runs in `scratch`.
+    Opens at most 64 files at a time and leaves intermediate files in `scratch`.
     """
     waiting = list(runs)
     made = 0

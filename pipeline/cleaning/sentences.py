@@ -1,8 +1,7 @@
-"""Paragraphs to sentences with sentencex, whose rules are data by language, and whose wrong ends are mended. Pure.
+"""Splits paragraphs into sentences with sentencex, which has rules by language, and corrects its wrong ends. Pure.
 
-Linear in the text: a line is cut at white space before it gets longer than MAX_LINE_CHARACTERS, so that no line,
-however long, can hold more than that in the splitter. 15-40 Mchar/s (Korean 9), a quarter
-of it for the mending.
+Linear in the text: lines longer than MAX_LINE_CHARACTERS are cut at white space before they reach sentencex.
+15-40 Mchar/s (Korean 9), a quarter of the time for the corrections.
 """
 
 from __future__ import annotations
@@ -15,21 +14,20 @@ import sentencex
 from pipeline.cleaning.characters import normalize_text
 
 MAX_LINE_CHARACTERS = 100_000
-# sentencex takes time by the square of the quotation marks in a line (3 s for 100,000); a line full of them is cut
-# finer.
+# The time of sentencex grows with the square of the quotation marks in a line (3 s for 100,000): with more, cut finer.
 MAX_QUOTATION_MARKS = 2_000
-# And by the square of the sentences in a line without spaces, such as Chinese (1 to 6 s for 100,000 characters).
+# It also grows with the square of the sentences in a line without spaces (Chinese: 1 to 6 s for 100,000 characters).
 _LONGEST_WORDS = 200
 _FINE_CHARACTERS = 5_000
 _QUOTATION_MARKS = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d\u300e\u300f()[]"
 
 
 def split_sentences(text: str, *, language: str, keep_reserved: bool = False) -> list[str]:
-    """Sentences of `text`, in order, none empty, white space normalised; a line break always ends a sentence.
+    """Return the sentences of `text` in order, none empty, white space normalised; a line break ends a sentence.
 
-    `language` is a code as in Wikipedia's addresses (en, ko, zh-yue); sentencex falls back to a related language
-    and at last to English. The number of an item (2.) and a closing bracket are no sentences of their own; Korean and
-    Japanese go on behind a quotation, in the middle of a word. `keep_reserved` as in normalize_text.
+    `language` is a code as in Wikipedia's addresses (en, ko, zh-yue); sentencex falls back to a related language, then
+    to English. An item number (2.) or a closing bracket is not a sentence; a Korean or Japanese sentence may continue
+    after a quotation, even within a word. `keep_reserved` as in normalize_text.
     """
     sentences: list[str] = []
     for line in normalize_text(text, keep_reserved=keep_reserved).split("\n"):
@@ -50,20 +48,20 @@ _NUMBER = re.compile(r"[(\uff08]?\d{1,4}\.\s*")
 _LOOK_BACK = 10
 _CLOSING = "\u300d\u300f\u300b\u3009\u3011\u3015)\uff09"
 _QUOTED = re.compile(rf"[\"'\u2019\u201d{_CLOSING}]\s*\Z")
-# Dates are written 2010. 11. 12., and items of laws are counted by syllables too (ga., na., da. ...).
+# Dates are written 2010. 11. 12.; items of laws are numbered by syllables too (ga., na., da. ...).
 _KOREAN_NUMBER = re.compile(
     r"(?:(?:\A|[\s(~\u223c-])\d{1,4}"
     r"|\A[\uac00\ub098\ub2e4\ub77c\ub9c8\ubc14\uc0ac\uc544\uc790\ucc28\uce74\ud0c0\ud30c\ud558])\.\s*\Z"
 )
-# No space stands before what belongs to a word, but often one before irago, iraneun, iramyeo (said).
+# A particle follows without a space, but irago, iraneun, iramyeo (said) often follow with one.
 _KOREAN_GOES_ON = re.compile(r"[\uac00-\ud7a3]")
 _KOREAN_SAID = re.compile(r"\uc774?\ub77c(?:\uace0|\ub294|\uba70|\uba74\uc11c)(?!\w)")
-# Ordinals of Croatian, Estonian, Danish, Polish: 1990. godine. Georgian letters all count as small ones.
+# Ordinals of Croatian, Estonian, Danish, Polish: 1990. godine. Georgian letters all count as lower case.
 _ORDINAL = re.compile(r"\d\.\s+\Z")
 _WITHOUT_CASE = ("ka", "xmf")
-# Thai ends sentences with a space; its points stand in abbreviations (kho so, the year of our era).
+# Thai ends sentences with a space; points mark abbreviations (kho so, the year of our era).
 _THAI_POINT = re.compile(r"[\u0e01-\u0e4e]\.\s*\Z")
-# Particles, but none of the words that begin alike: toki, tokoro, nochi, hajime, nimo, moshi, deha, yagate, nao ...
+# Particles, but not words that begin like one: toki, tokoro, nochi, hajime, nimo, moshi, deha, yagate, nao ...
 _JAPANESE_GOES_ON = re.compile(
     "\u3063\u3066|\u3068(?![\u304d\u3053\u3066\u308a])|\u306e(?!\u3061)|[\u3092\u304c]|\u306f(?!\u3058)|\u306b(?!\u3082)"
     "|\u3082(?![\u3057\u3061\u3063])|\u3067(?![\u306f\u3082\u304d])|\u3084(?![\u304c\u306f])|\u306a(?![\u304a\u305c\u304b\u3093])"
@@ -75,14 +73,14 @@ _BEFORE_DIGIT = re.compile("[\u3002\uff01\uff1f\uff61](?=\\d)")
 _BRACKETS = re.compile(
     "([(\uff08\u300c\u300e\u300a\u3008\u3010\u3014\u201c])|[)\uff09\u300d\u300f\u300b\u3009\u3011\u3015\u201d]"
 )
-# Of scripts that are written without spaces, but ASCII's, which end sentences only before one.
+# Full stops of scripts written without spaces; those of ASCII end a sentence only before a space.
 _STOP = re.compile(
     f"[\u3002\uff01\uff1f\uff61\u0589\u104b\u17d4\u17d5\u0f0d\u0f0e\u0964\u0965\u1362](?![{re.escape(_QUOTATION_MARKS)}{_CLOSING}])"
 )
 
 
 def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
-    """Full stops of Chinese and Japanese end a sentence before a digit too, where no bracket is open. Linear."""
+    """Cut after a Chinese or Japanese full stop before a digit too, if no bracket is open. Linear."""
     for sentence in sentences:
         start = looked = depth = 0
         for found in _BEFORE_DIGIT.finditer(sentence):
@@ -96,7 +94,7 @@ def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _mend_ends(sentences: Iterable[str], *, language: str) -> Iterator[str]:
-    """What was cut apart joined where no sentence ends; every character stays in its place."""
+    """Join parts that sentencex cut where no sentence ends; no character is changed."""
     parts: list[str] = []
     for sentence in sentences:
         rest = sentence
@@ -111,7 +109,7 @@ def _mend_ends(sentences: Iterable[str], *, language: str) -> Iterator[str]:
 
 
 def _goes_on(before: str, after: str, *, language: str) -> bool:
-    """Whether `after` belongs to the sentence whose last part is `before`."""
+    """Whether `after` continues the sentence whose last part is `before`."""
     if len(before) <= _LOOK_BACK and _NUMBER.fullmatch(before) is not None:
         return True
     last = max(0, len(before) - _LOOK_BACK)
@@ -132,7 +130,7 @@ def _goes_on(before: str, after: str, *, language: str) -> bool:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """The line in pieces below the cap, cut at white space, or in the middle of a word longer than it."""
+    """Cut a line into pieces up to the cap, at white space, or within a word that is longer than the cap."""
     if len(line) <= _FINE_CHARACTERS:
         yield line
         return
@@ -149,8 +147,8 @@ def _pieces(line: str) -> Iterator[str]:
 
 
 def _cut_at_stops(line: str) -> Iterator[str]:
-    """A line without spaces, cut every _FINE_CHARACTERS behind the next full stop outside brackets; after twice as many
-    behind any. Linear."""
+    """Cut a line without spaces after _FINE_CHARACTERS at the next full stop outside brackets, after twice as many at
+    any full stop. Linear."""
     start = looked = depth = 0
     for found in _STOP.finditer(line):
         if found.end() - start < _FINE_CHARACTERS:

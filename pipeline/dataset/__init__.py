@@ -1,4 +1,4 @@
-"""The contract between pipeline and trainer: columns, manifest, and the names of the files of a data set."""
+"""The contract between pipeline and trainer: columns, manifest and file names of a data set."""
 
 from pipeline.dataset import schema
 from pipeline.dataset.manifest import (

@@ -1,7 +1,7 @@
-"""The manifest: what a data set consists of, written last; a folder without one is not a data set.
+"""The manifest: lists everything in a data set and is written last; a folder without one is not a data set.
 
-Readers open only what it lists. Size and footer hash of every shard are checked when a set is opened
-(milliseconds a shard), page checksums at every read, whole-file hashes on request.
+Readers open only what it lists. Opening a set checks size and footer hash of every shard (milliseconds each); every
+read checks page checksums; whole-file hashes are checked on request.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TOKENIZER_FOLDER = "tokenizer"
 TOKEN_COUNTS_NAME = "token_counts.parquet"
 _PARQUET_MAGIC = b"PAR1"
 _TAIL_BYTES = 1 << 16
-"""Read from the end of a Parquet file in one request; most footers fit."""
+"""Bytes read from the end of a Parquet file in one request; most footers fit."""
 _STORE_THREADS = 16
-"""Shards checked at a time on a store, where each takes two requests."""
+"""Shards checked at the same time on a store, with two requests each."""
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 SplitName: TypeAlias = Literal["train", "validation"]
@@ -47,7 +47,7 @@ class Shard(Settings):
     path: str
     """Relative to the data set's folder, with forward slashes."""
     split: SplitName
-    """Which part of the set it belongs to."""
+    """The split of the set it belongs to."""
     rows: int
     """Sentence pairs in it."""
     tokens: int
@@ -84,12 +84,12 @@ class Special(Settings):
 
 
 class Manifest(Settings):
-    """Everything that identifies a data set, and how it was made."""
+    """Everything that identifies a data set, and how it was built."""
 
     schema_version: int
     """Version of the column contract."""
     config: dict[str, Any]
-    """The full pipeline config, without workers and output."""
+    """The settings that shape the data (PipelineConfig.data_tree)."""
     seed: int
     """Seed of every draw."""
     versions: dict[str, str]
@@ -101,17 +101,17 @@ class Manifest(Settings):
     special: Special
     """Ids of the special tokens."""
     max_seq_length: int
-    """No row is longer."""
+    """Longest row in tokens."""
     max_predictions: int
-    """No mask set of a row has more positions."""
+    """Most positions in a mask set of a row."""
     mask_sets: int
-    """K, mask sets beside each row."""
+    """K, mask sets of each row."""
     next_sentence: str
-    """How the second segment was chosen; none: there is no second segment."""
+    """How the second segment was chosen; none: rows have no second segment."""
     sources: tuple[str, ...]
     """Names of the sources, as the column `source` counts them."""
     shards: tuple[Shard, ...]
-    """Every Parquet file of the set, in order of path."""
+    """Every Parquet file of the set, ordered by path."""
     files: dict[str, str]
     """sha256 of every other file that readers use (tokenizer, token counts), by relative path."""
     drops: dict[str, int]
@@ -121,45 +121,45 @@ class Manifest(Settings):
 
     @property
     def hash(self) -> str:
-        """sha256 over everything above: equal for equal data, whoever built it, wherever."""
+        """sha256 over everything above: equal for equal data, whoever builds it."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
 
     def shards_of(self, split: SplitName) -> tuple[Shard, ...]:
-        """The shards of one split, in order of path."""
+        """Return the shards of one split, ordered by path."""
         return tuple(shard for shard in self.shards if shard.split == split)
 
     def num_rows(self, split: SplitName) -> int:
-        """Rows of one split."""
+        """Return the number of rows in one split."""
         return sum(shard.rows for shard in self.shards_of(split))
 
     def num_tokens(self, split: SplitName) -> int:
-        """Tokens of one split, specials included."""
+        """Return the number of tokens in one split, special tokens included."""
         return sum(shard.tokens for shard in self.shards_of(split))
 
     def row_lengths(self, split: SplitName) -> tuple[int, ...]:
-        """Rows of one split by their number of tokens, from 0. DataSetError where the counts do not add up."""
+        """Return the number of rows in one split by length in tokens, from 0. Raises DataSetError if the counts do not
+        add up."""
         found = self.statistics.get("splits", {}).get(split, {}).get("lengths", ())
         if (sum(found), sum(map(mul, found, count()))) != (self.num_rows(split), self.num_tokens(split)):
             raise DataSetError(
-                f"{MANIFEST_NAME}: statistics.splits.{split}.lengths holds {sum(found):,} rows, the shards "
+                f"{MANIFEST_NAME}: statistics.splits.{split}.lengths has {sum(found):,} rows, the shards have "
                 f"{self.num_rows(split):,}, or their tokens differ; build the set again"
             )
         return tuple(found)
 
 
 def canonical_json(tree: Any) -> bytes:
-    """JSON bytes that depend on the values alone: sorted keys, no spaces, ASCII."""
+    """Return JSON bytes that depend only on the values: sorted keys, no spaces, ASCII."""
     return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def shard_name(split: SplitName, index: int, count: int) -> str:
-    """Relative path of shard `index` of `count`: data/train-00000-of-00064.parquet."""
+    """Return the relative path of shard `index` of `count`, such as data/train-00000-of-00064.parquet."""
     return f"data/{split}-{index:05d}-of-{count:05d}.parquet"
 
 
 def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any]) -> str:
-    """Write OUT/manifest.json atomically; then it is on the disk. `run` (workers, time, host facts) is kept beside and
-    enters no hash."""
+    """Write OUT/manifest.json atomically and durably; return its path. `run` (workers, time, host) enters no hash."""
     tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
     path = storage.join(root, MANIFEST_NAME)
     text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
@@ -168,19 +168,19 @@ def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any])
 
 
 def read_manifest(root: str | Path) -> Manifest:
-    """Read OUT/manifest.json and check its own hash. DataSetError names what is wrong and the remedy; OSError where a
-    store cannot be reached or denies access."""
+    """Read OUT/manifest.json and check its own hash. Raises DataSetError with the remedy, or OSError if a store cannot
+    be reached or denies access."""
     path = storage.join(root, MANIFEST_NAME)
     try:
         text = storage.read_bytes(path)
     except _MISSING as error:
         above = _find_set_above(root)
         if above is not None:
-            raise DataSetError(f"{root}: lies inside the data set {above}; give the set itself, {above}") from error
+            raise DataSetError(f"{root}: is inside the data set {above}; give the set itself, {above}") from error
         if not storage.exists(root) or isinstance(error, NotADirectoryError):
             no_bucket = f" ({error})" if storage.is_url(root) else ""
             raise DataSetError(
-                f"{root}: no such data set folder{no_bucket}; build one with `make preprocess` or correct `data`"
+                f"{root}: no such data set folder{no_bucket}; build it with `make preprocess` or correct `data`"
             ) from error
         raise DataSetError(
             f"{root}: has no {MANIFEST_NAME}, so it is not a (finished) data set; run the same `make preprocess` again"
@@ -191,7 +191,7 @@ def read_manifest(root: str | Path) -> Manifest:
         version = tree.get("schema_version")
         if version != SCHEMA_VERSION:
             raise DataSetError(
-                f"{path}: schema version {version}, this release reads {SCHEMA_VERSION}; build the set again"
+                f"{path}: schema version {version}, but this release reads {SCHEMA_VERSION}; build the set again"
             )
         manifest = Manifest.model_validate_json(json.dumps(tree))
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValidationError) as error:
@@ -204,7 +204,7 @@ def read_manifest(root: str | Path) -> Manifest:
 
 
 def _find_set_above(root: str | Path) -> str | None:
-    """The data set of which this is a folder or a shard; None where there is none, or a store does not tell."""
+    """Return the data set that has `root` as a folder or shard; None if there is none or a store does not tell."""
     folder = str(root).rstrip("/")
     with suppress(OSError):
         for _ in range(2):
@@ -217,7 +217,7 @@ def _find_set_above(root: str | Path) -> str | None:
 def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
     """Read the manifest and verify every listed file: size and footer hash, or the whole sha256 with `full`.
 
-    Raises DataSetError that names the file and what differs.
+    Raises DataSetError, which names the file and what differs.
     """
     manifest = read_manifest(root)
     verify_shards(root, manifest.shards, full=full)
@@ -235,7 +235,7 @@ def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
 
 
 def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = False) -> None:
-    """Check shards against their entries, on a store several at a time; the first that differs is the DataSetError."""
+    """Check shards against their entries, several at once on a store. Raises DataSetError for the first mismatch."""
     if not storage.is_url(root):
         for shard in shards:
             verify_shard(root, shard, full=full)
@@ -245,7 +245,7 @@ def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = Fal
 
 
 def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
-    """Check one shard against its entry; DataSetError names file, expected and found."""
+    """Check one shard against its entry. Raises DataSetError, which names file, expected and found."""
     path = resolve_inside(root, shard.path)
     try:
         with storage.open_input(path) as stream:
@@ -266,21 +266,22 @@ def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
 
 
 def resolve_inside(root: str | Path, name: str) -> str:
-    """Path or URL of `name` under `root`; DataSetError where it is absolute or climbs out."""
+    """Return the path or URL of `name` under `root`. Raises DataSetError if it is absolute or leaves `root`."""
     pure = PurePosixPath(name)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name:
-        raise DataSetError(f"{storage.join(root, MANIFEST_NAME)}: path '{name}' leaves the data set's folder; refused")
+        where = storage.join(root, MANIFEST_NAME)
+        raise DataSetError(f"{where}: path '{name}' leaves the data set's folder; build the set again")
     return storage.join(root, str(pure))
 
 
 def file_sha256(path: str | Path) -> str:
-    """sha256 of a whole file, read in blocks."""
+    """Return the sha256 of a whole file, read in blocks."""
     with storage.open_input(path, read_ahead=8 * storage.READ_AHEAD_BYTES) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def footer_sha256(path: str | Path) -> str:
-    """sha256 of a Parquet file's footer. DataSetError where the file does not end as Parquet does."""
+    """Return the sha256 of a Parquet file's footer. Raises DataSetError if the file does not end as Parquet does."""
     with storage.open_input(path) as stream:
         return _hash_footer(stream, path=path)
 

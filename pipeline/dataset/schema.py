@@ -1,7 +1,7 @@
-"""The columns of a data set: one row is one sentence pair, stored once, unmasked, with K mask sets beside it.
+"""The columns of a data set: one row is one sentence pair, stored once, unmasked, with its K mask sets.
 
-This is the contract between pipeline and trainer; whoever changes it raises SCHEMA_VERSION.
-The ids are uint16 up to 65,536 vocabulary entries and int32 above.
+This is the contract between pipeline and trainer: any change must raise SCHEMA_VERSION.
+Ids are uint16 up to 65,536 vocabulary entries and int32 above.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import pyarrow as pa
 SCHEMA_VERSION = 2
 
 INPUT_IDS = "input_ids"
-"""list<id>: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] where there is no second segment; unmasked."""
+"""list<id>: [CLS] A [SEP] B [SEP], or [CLS] A [SEP] if there is no second segment; unmasked."""
 NUM_TOKENS = "num_tokens"
 """uint16: length of input_ids."""
 FIRST_LENGTH = "first_length"
 """uint16: tokens of the first segment, its [CLS] and [SEP] included; segment ids follow from it."""
 NEXT_SENTENCE_LABEL = "next_sentence_label"
-"""uint8: 0 = B follows A, 1 = it does not (transformers' convention); null where next_sentence is none."""
+"""uint8: 0 = B follows A, 1 = it does not (transformers' convention); null if there is no second segment."""
 MASKED_POSITIONS = "masked_positions"
 """list<list<uint16>>: K lists of ascending positions to predict; the label is input_ids at the position."""
 MASKED_INPUTS = "masked_inputs"
-"""list<list<id>>: K lists of the ids that stand at those positions after masking ([MASK], kept or replaced)."""
+"""list<list<id>>: K lists of the input ids at those positions after masking ([MASK], kept or replaced)."""
 DOCUMENT_ID = "document_id"
-"""binary(16 bytes): 128-bit hash of the cleaned text of the document that A comes from."""
+"""binary(16 bytes): 128-bit hash of the cleaned text of A's document."""
 SECOND_DOCUMENT_ID = "second_document_id"
-"""binary(16 bytes): the same for B; null where there is no second segment."""
+"""binary(16 bytes): the same for B; null if there is no second segment."""
 PASS_NUMBER = "pass_number"
-"""uint16: which pass over the corpus made the pair, from 0."""
+"""uint16: number of the pass over the corpus that made the pair, from 0."""
 SOURCE = "source"
-"""uint16: which source the document of A came from, an index into the manifest's `sources`."""
+"""uint16: source of A's document, an index into the manifest's `sources`."""
 
 METADATA_SCHEMA_VERSION = b"cloze.schema_version"
 METADATA_VOCABULARY_HASH = b"cloze.vocabulary_hash"
@@ -38,12 +38,12 @@ MAX_UINT16_VOCABULARY = 65_536
 
 
 def id_type(vocabulary_size: int) -> pa.DataType:
-    """Arrow type of token ids: uint16 where every id fits, otherwise int32."""
+    """Return the Arrow type of token ids: uint16 if every id fits, else int32."""
     return pa.uint16() if vocabulary_size <= MAX_UINT16_VOCABULARY else pa.int32()
 
 
 def sentence_pair_schema(vocabulary_size: int, *, vocabulary_hash: str) -> pa.Schema:
-    """Arrow schema of a shard, with schema version and vocabulary hash as key-value metadata."""
+    """Return the Arrow schema of a shard, with schema version and vocabulary hash as key-value metadata."""
     ids = id_type(vocabulary_size)
     return pa.schema(
         [
@@ -66,7 +66,7 @@ def sentence_pair_schema(vocabulary_size: int, *, vocabulary_hash: str) -> pa.Sc
 
 
 def token_counts_schema() -> pa.Schema:
-    """Arrow schema of token_counts.parquet: how often each id stands in the training input_ids, specials left out."""
+    """Return the Arrow schema of token_counts.parquet: counts of ids in the training input_ids, special tokens 0."""
     return pa.schema(
         [
             pa.field("id", pa.int32(), nullable=False),

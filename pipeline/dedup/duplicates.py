@@ -1,6 +1,6 @@
-"""Duplicates and near duplicates dropped from a bucket.
+"""Counts the duplicates and near duplicates dropped from a bucket.
 
-Copies meet in one bucket, because it is chosen by hash of the text. What is said of them comes from the spill's index.
+Copies share a bucket, because the hash of the text selects it. Their names come from the spill's index.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 
 
 class Match(NamedTuple):
-    """The document that another one is nearly the same as: its name, and the share of shingles in common."""
+    """The document that a near duplicate resembles: its name, and the share of common shingles."""
 
     name: str
     similarity: float
 
+    def __str__(self) -> str:
+        return f"{self.similarity:.2f} like {self.name}"
+
 
 def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
-    """Counts, examples and rejects of the copies and near duplicates in a bucket.
+    """Return counts and examples of the copies and near duplicates in a bucket, and add them to `rejects`.
 
-    Of copies one of the source that the rows name stays (Index.distinct), the first by (name, source).
-    Memory: the origins of duplicates alone, text included where rejects are kept.
+    Of copies, the first by (name, source) among those of the source that the rows name stays (Index.distinct).
+    Memory: only the origins of duplicates, with text if rejects are kept.
     """
     tally = ReadTally()
     copies = _repeated_ids(extents)
@@ -40,11 +43,11 @@ def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], 
         if name in copies:
             waiting.setdefault(name, []).append((number, origin))
         elif name in near:
-            _leave_out(origin, NEAR_DUPLICATE, _say(near[name]), tally=tally, rejects=rejects)
+            _leave_out(origin, NEAR_DUPLICATE, str(near[name]), tally=tally, rejects=rejects)
     for name, found in waiting.items():
         (_, first), *others = sorted(found, key=lambda item: (item[0], item[1].name, item[1].source))
         if name in near:
-            _leave_out(first, NEAR_DUPLICATE, _say(near[name]), tally=tally, rejects=rejects)
+            _leave_out(first, NEAR_DUPLICATE, str(near[name]), tally=tally, rejects=rejects)
         for _, origin in others:
             _leave_out(origin, DUPLICATE, f"same text as {first.name}", tally=tally, rejects=rejects)
     return tally
@@ -54,10 +57,6 @@ def _repeated_ids(extents: Sequence[Extent]) -> frozenset[bytes]:
     ids = read_index(extents).ids
     _, first, counts = np.unique(ids.view(f"V{ID_BYTES}").ravel(), return_index=True, return_counts=True)
     return frozenset(ids[position].tobytes() for position in first[counts > 1])
-
-
-def _say(match: Match) -> str:
-    return f"{match.similarity:.2f} like {match.name}"
 
 
 def _leave_out(origin: Origin, reason: str, detail: str, *, tally: ReadTally, rejects: RejectWriter) -> None:

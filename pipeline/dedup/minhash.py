@@ -1,7 +1,7 @@
-"""Near duplicates by MinHash and banding (Broder 1997; Leskovec, Rajaraman, Ullman 2014, chapter 3). Pure.
+"""Finds near duplicates by MinHash and banding (Broder 1997; Leskovec, Rajaraman, Ullman 2014, chapter 3). Pure.
 
-Every result is a function of the set of documents: not of their order, of paths or of workers. Signing reads about 3 MB
-of text a second.
+Results depend only on the set of documents, not on their order, on paths or on workers. Signing reads about 3 MB of
+text a second.
 """
 
 from __future__ import annotations
@@ -27,24 +27,18 @@ _UNSPACED = (
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 _BATCH_SHINGLES = 4096
 _FOUND = 0.98
-"""Chance at least that a pair exactly at the threshold meets in a band."""
+"""Least chance that a pair exactly at the threshold shares a band."""
 _NEIGHBOURS = 16
 _MATCHES = 4
 _NAME_BYTES = 64
 MATCH_TYPE = np.dtype(
-    [
-        ("id", "V16"),
-        ("words", "<i8"),
-        ("kept_id", "V16"),
-        ("similarity", "<f4"),
-        ("kept_name", f"S{_NAME_BYTES}"),
-    ]
+    [("id", "V16"), ("words", "<i8"), ("kept_id", "V16"), ("similarity", "<f4"), ("kept_name", f"S{_NAME_BYTES}")]
 )
-"""A document, a better one, and the share of shingles that they have in common."""
+"""A document, a better-ranked one, and their share of common shingles."""
 
 
 def shingle_hashes(sentences: Sequence[str], *, words: int) -> tuple[npt.NDArray[np.uint32], int]:
-    """uint32 hash of every run of `words` words (of all words where there are fewer), and the number of words."""
+    """Return the uint32 hash of every run of `words` words (of all if there are fewer), and the number of words."""
     hashes = [crc32(word.encode()) for word in _WORDS.findall("\n".join(sentences).casefold())]
     if not hashes:
         return np.zeros(0, np.uint32), 0
@@ -66,7 +60,7 @@ class Signer:
         self._empty = MinHash(num_perm=config.permutations, seed=config.seed, hashfunc=int)
 
     def sign(self, sentences: Sequence[str]) -> tuple[Signatures, int] | None:
-        """uint32[permutations] and the number of words; None for a document without words."""
+        """Return the signature, uint32[permutations], and the number of words; None for a document without words."""
         hashes, words = shingle_hashes(sentences, words=self._config.shingle_words)
         if not words:
             return None
@@ -79,7 +73,7 @@ class Signer:
 
 @cache
 def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
-    """(bands, rows of each): the most selective of those that find a pair at the threshold with 98% or more."""
+    """Return (bands, rows per band): the most selective that find a pair at the threshold with at least 98% chance."""
     for rows in range(permutations, 0, -1):
         bands = permutations // rows
         if 1 - (1 - threshold**rows) ** bands >= _FOUND:
@@ -88,7 +82,7 @@ def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
 
 
 def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s:
-    """uint64[documents, bands]: equal where two documents agree in all rows of a band."""
+    """Return uint64[documents, bands]: equal if two documents agree in all rows of a band."""
     keys = np.empty((len(signatures), bands), np.uint64)
     for band in range(bands):
         key = np.full(len(signatures), np.uint64(draws.key(0, "band", band)))
@@ -101,10 +95,10 @@ def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s
 def compare_group(
     ids: Sequence[bytes], *, words: Sequence[int], names: Sequence[str], signatures: Signatures, threshold: float
 ) -> npt.NDArray[Any]:
-    """MATCH_TYPE: the verified pairs among documents that share a band key; at most four for each document.
+    """Return MATCH_TYPE: the verified pairs among documents that share a band key, at most four per document.
 
-    Documents are ranked (more words first, then the smaller id) and each is compared with the 16 best and with the 16
-    just before it, so that the cost is linear in the size of the group. Copies of one id count once.
+    Documents are ranked (more words first, then the smaller id). Each is compared with the 16 best and the 16 just
+    before it, so the cost is linear in the size of the group. Copies of one id count once.
     """
     first = {ids[index]: index for index in sorted(range(len(ids)), key=lambda index: names[index], reverse=True)}
     ranked = sorted(first.values(), key=lambda index: (-words[index], ids[index]))
@@ -121,10 +115,10 @@ def compare_group(
 
 
 def choose_dropped(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Of distinct matches those to act on, as MATCH_TYPE, one for each document to leave out, ordered by id.
+    """Return one of the distinct matches for each document to leave out: MATCH_TYPE, ordered by id.
 
-    From the best rank down a document stays unless it matches one that stays; so nothing is dropped for the sake of
-    something that is dropped as well.
+    From the best rank down, a document stays unless it matches one that stays, so nothing is dropped in favour of a
+    document that is dropped as well.
     """
     dropped: dict[bytes, int] = {}
     order = sorted(range(matches.size), key=lambda index: (-matches["words"][index], matches["id"][index].tobytes()))

@@ -1,7 +1,7 @@
 """Files of the search for near duplicates: signatures of each split, and its band keys by partition.
 
-As with tokens, only names and offsets of coarse pieces cross the shuffle. A partition is a share of the band keys,
-by remainder, so that documents that share a key meet; it loads the signatures of those documents alone.
+Only names and offsets of coarse pieces cross the shuffle. The remainder of a band key selects its partition, so that
+documents that share a key meet; a partition loads only the signatures of those documents.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pipeline.errors import PassingError
 
 _FLUSH_DOCUMENTS = 4096
 _ROWS_AT_ONCE = 100_000
-"""Signatures in memory while groups are compared: 70 MB; a greater group is in memory alone."""
+"""Signatures in memory while groups are compared: 70 MB; a larger group is loaded alone."""
 _ENTRY = np.dtype([("key", "<u8"), ("batch", "<i4"), ("row", "<i4")])
 
 
 class _Row(NamedTuple):
-    """A signed document; `signature` is packed."""
+    """A signed document; `signature` has the bytes of uint32[permutations]."""
 
     id: bytes
     words: int
@@ -43,7 +43,7 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BandExtent:
-    """Band keys of one partition: `entries` of them from `offset` in a file beside the split's signatures."""
+    """Band keys of one partition: `entries` keys from byte `offset` of file `keys`, and the file of `signatures`."""
 
     keys: str
     signatures: str
@@ -52,17 +52,15 @@ class BandExtent:
 
 
 class SignatureWriter:
-    """Signs documents into two files under `folder`; where `config` is None it does nothing.
+    """Signs documents into two files under `folder`, or does nothing if `config` is None.
 
     Memory: 4096 signatures and their keys. On an error the files are removed.
     """
 
-    def __init__(
-        self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int) -> None:
         self._config, self._partitions = config, partitions
         self.extents: list[tuple[int, BandExtent]] = []
-        """(partition, extent) of everything written; complete once the writer is closed."""
+        """(partition, extent) of all keys written; complete once the writer is closed."""
         if config is None:
             return
         self._signer = Signer(config)
@@ -94,7 +92,7 @@ class SignatureWriter:
         self._files.__exit__(kind, error, trace)
 
     def add(self, document: Document) -> None:
-        """Take a document; one without words has no near duplicates."""
+        """Add a document; one without words has no near duplicates."""
         if self._config is None:
             return
         signed = self._signer.sign(document.sentences)
@@ -109,11 +107,8 @@ class SignatureWriter:
             return
         ids, words, names, rows = zip(*self._pending, strict=True)
         signatures = np.stack(rows)
-        packed = [signature.tobytes() for signature in rows]
-        columns = [
-            pa.array(column, field.type)
-            for column, field in zip((ids, words, names, packed), self._schema, strict=True)
-        ]
+        values = (ids, words, names, [signature.tobytes() for signature in rows])
+        columns = [pa.array(column, field.type) for column, field in zip(values, self._schema, strict=True)]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
         keys = band_keys(signatures, bands=self._bands, rows=self._rows)
         entries = np.empty(keys.size, _ENTRY)
@@ -132,7 +127,7 @@ class SignatureWriter:
 
 
 def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDArray[Any]:
-    """MATCH_TYPE, distinct: the near duplicates that share a band key of this partition."""
+    """Return the distinct near duplicates that share a band key of this partition: MATCH_TYPE."""
     files: dict[str, int] = {}
     parts, owners = [np.zeros(0, _ENTRY)], [np.zeros(0, np.int64)]
     for extent in extents:
@@ -162,7 +157,7 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
 
 
 def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """(start, size) of neighbouring groups together until they hold _ROWS_AT_ONCE documents."""
+    """Collect the (start, size) of neighbouring groups until they hold _ROWS_AT_ONCE documents."""
     packed: list[tuple[int, int]] = []
     held = 0
     for start, size in zip(starts, sizes, strict=True):
@@ -176,8 +171,8 @@ def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[t
 
 
 def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
-    """The row of each entry, which lies in the file of that number. Each file is opened once, one at a time: there is
-    one for each split."""
+    """Return the row of each entry; owner: int64[entries], the index of its file in `files`. There is a file per split,
+    so each is opened once, one at a time."""
     found: dict[int, _Row] = {}
     owners, batches = owner.tolist(), entries["batch"].tolist()
     by_place: list[int] = np.lexsort((entries["batch"], owner)).tolist()
@@ -190,13 +185,12 @@ def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: n
 
 
 def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Each pair once, in an order of its own."""
-    raw = np.unique(matches.view(f"V{MATCH_TYPE.itemsize}"))
-    return raw.view(MATCH_TYPE)
+    """Return each match once, ordered by its bytes."""
+    return np.unique(matches.view(f"V{MATCH_TYPE.itemsize}")).view(MATCH_TYPE)
 
 
 def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
-    """Read files of matches (numpy, MATCH_TYPE), decide, and write what is to be left out, ordered by id.
+    """Read files of matches (numpy, MATCH_TYPE), choose the documents to leave out, and write them ordered by id.
 
     Memory: 120 bytes for each pair of near duplicates, whatever the size of the corpus.
     """
@@ -207,25 +201,19 @@ def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
 
 
 def read_dropped(path: str, ids: Sequence[bytes]) -> dict[bytes, Match]:
-    """Those of these documents that are to be left out."""
+    """Return the matches of those documents in `ids` that are to be left out, by id."""
     table = np.frombuffer(storage.read_bytes(path), MATCH_TYPE)
     if not table.size:
         return {}
-    rows = {row["id"].tobytes(): row for row in table[np.isin(table["id"], np.array(ids, f"V{ID_BYTES}"))]}
     return {
-        name: Match(row["kept_name"].decode(errors="replace"), round(float(row["similarity"]), 4))
-        for name, row in rows.items()
+        row["id"].tobytes(): Match(row["kept_name"].decode(errors="replace"), round(float(row["similarity"]), 4))
+        for row in table[np.isin(table["id"], np.array(ids, f"V{ID_BYTES}"))]
     }
 
 
 def _signature_schema(permutations: int) -> pa.Schema:
-    fields = {
-        "id": pa.binary(ID_BYTES),
-        "words": pa.int64(),
-        "name": pa.string(),
-        "signature": pa.binary(4 * permutations),
-    }
-    return pa.schema(list(fields.items()))
+    signature = pa.binary(4 * permutations)
+    return pa.schema({"id": pa.binary(ID_BYTES), "words": pa.int64(), "name": pa.string(), "signature": signature})
 
 
 class _SignatureReader:
@@ -242,7 +230,7 @@ class _SignatureReader:
         self._source.close()
 
     def rows(self, batch: int, rows: npt.NDArray[Any]) -> Iterator[_Row]:
-        """Those rows of a batch."""
+        """Return the given rows of a batch."""
         with storage.name_errors(self._path):
             found = self._file.get_batch(batch).take(pa.array(rows))
         return map(_Row, *(column.to_pylist() for column in found.columns))

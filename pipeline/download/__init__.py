@@ -1,1 +1,1 @@
-"""Downloads: the sample corpus, and the Wikipedia dumps that a config names."""
+"""Downloads the sample corpus and the Wikipedia dumps that a config names."""

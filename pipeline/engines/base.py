@@ -1,6 +1,6 @@
-"""Where the workers of a build are: processes of this machine, a Dask cluster, or a Ray cluster that gets one.
+"""Where the workers of a build run: processes on this machine, a Dask cluster, or a Dask cluster inside Ray.
 
-Dask and Ray are imported where an engine needs them, so that a local build needs neither.
+Dask and Ray are imported only for their engines, so a local build needs neither.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _PACKAGES = {"dask": ("dask", "distributed"), "ray": ("cryptography", "dask", "d
 
 
 def check_engine(config: PipelineConfig, *, beam_options: Sequence[str]) -> None:
-    """Refuse an engine whose packages or address are missing, or beside which another runner is named."""
+    """Raise ConfigError if the engine's packages or address are missing, or if Beam options name another runner."""
     if config.engine == "local":
         return
     missing = [name for name in _PACKAGES[config.engine] if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"engine={config.engine} needs {', '.join(missing)}, not installed here; install the package with "
+            f"engine={config.engine} needs {', '.join(missing)}, not installed here; install this package with "
             f"pip install '.[pipeline,{config.engine}]'"
         )
     if config.engine == "dask" and not config.dask.address:
-        raise ConfigError("engine=dask needs dask.address, the address of the scheduler, such as tcp://scheduler:8786")
+        raise ConfigError("engine=dask needs dask.address; set it to the scheduler's, such as tcp://scheduler:8786")
     runners = [option for option in beam_options if option.partition("=")[0] in ("--runner", "--dask_client_address")]
     if runners:
-        raise ConfigError(f"engine={config.engine} says where the workers are, and so does {runners[0]}; remove one")
+        raise ConfigError(f"engine={config.engine} and the option {runners[0]} both choose a runner; remove one")
 
 
 @contextmanager
 def open_cluster(config: PipelineConfig, *, most: int, say: Say) -> Iterator[DaskCluster | None]:
-    """The cluster of the config's engine, with at least one worker; None for processes of this machine.
+    """Yield the cluster of the config's engine, with at least one worker; None for processes on this machine.
 
-    `most`: pieces of work, more workers than which are no use. What was started for the build is ended again. Raises
-    ValueError where no worker comes in time.
+    `most` is the largest useful number of workers (pieces of work). On exit, whatever was started here is stopped.
+    Raises ValueError if no worker comes in time.
     """
     if config.engine == "local":
         yield None
@@ -52,7 +52,7 @@ def open_cluster(config: PipelineConfig, *, most: int, say: Say) -> Iterator[Das
         assert config.dask.address is not None  # check_engine
         cluster = find_workers(config.dask.address, wait_s=config.dask.worker_wait_s, say=say)
         if config.workers is not None:
-            say(f"warning: workers={config.workers} is not used; the Dask cluster has the workers it was started with")
+            say(f"warning: workers={config.workers} has no effect with engine=dask; the cluster decides; remove it")
         yield cluster
     else:
         from pipeline.engines.ray_cluster import start_workers
@@ -63,7 +63,7 @@ def open_cluster(config: PipelineConfig, *, most: int, say: Say) -> Iterator[Das
 
 @contextmanager
 def watched(progress: ProgressPrinter, *, config: PipelineConfig) -> Iterator[None]:
-    """Tell Prometheus what is done, where the engine is Ray."""
+    """Report progress to Prometheus while the body runs, if the engine is Ray."""
     if config.engine != "ray":
         yield
         return
@@ -74,8 +74,8 @@ def watched(progress: ProgressPrinter, *, config: PipelineConfig) -> Iterator[No
 
 
 def choose_workers(config: PipelineConfig, *, say: Say) -> int:
-    """Number of local worker processes; more than there are cores is allowed, with a warning."""
+    """Return the number of local worker processes; warn if it exceeds the number of cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if config.engine == "local" and config.workers is not None and config.workers > cores:
-        say(f"warning: workers={config.workers} is more than the {count_of(cores, 'core')} of this machine")
+        say(f"warning: workers={config.workers} exceeds the {count_of(cores, 'core')} of this machine")
     return config.workers or cores

@@ -1,6 +1,6 @@
-"""A worker process of the local engine: Beam's own, but quiet, and gone when the build failed elsewhere or was killed.
+"""A worker process of the local engine: Beam's own, but quiet, and it exits if the build fails elsewhere or is killed.
 
-Without that a build of hours would tell of a bad file only when every other worker is done with its share.
+Otherwise a build of hours would report a bad file only after all other workers have finished their share.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from contextlib import suppress
 from pathlib import Path
 
 ABORT_VARIABLE = "CLOZE_ABORT_FILE"
-"""Environment variable with the path of a file; once that exists, workers end."""
+"""Environment variable with the path of a file; workers exit once it exists."""
 HELD_VARIABLE = "CLOZE_HELD_FOLDER"
-"""Environment variable with a folder that a worker locks (shared) while it lives, so that a build that follows a killed
-one can wait for the workers of that."""
+"""Environment variable with a folder that each worker locks (shared) while it lives, so that the next build can wait
+for workers of a killed one."""
 BUILD_VARIABLE = "CLOZE_BUILD_PROCESS"
-"""Environment variable with the id of the process whose workers these are; where it is gone, workers end."""
+"""Environment variable with the id of the build's main process; workers exit once it is gone."""
 _CHECK_EVERY_S = 1.0
 
 
 def silence_beam() -> None:
-    """Import Beam without its complaints about absent cloud packages, and let it log nothing: it logs every error in a
-    worker several times with tracebacks, and raises it all the same."""
+    """Import Beam without its warnings about missing cloud packages, and turn off its logs: it logs every error of a
+    worker several times with tracebacks, and raises it as well."""
     logging.disable(logging.CRITICAL)
     try:
         import apache_beam  # noqa: F401
@@ -37,7 +37,7 @@ def silence_beam() -> None:
 
 
 def main() -> None:
-    """Run the worker that the environment variables of Beam describe."""
+    """Run the worker that Beam's environment variables describe."""
     folder = os.environ.get(HELD_VARIABLE)
     if folder:
         hold_folder(folder)
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def hold_folder(folder: str) -> None:
-    """Lock a folder, shared, until this process ends; one that cannot be locked, or is gone, is left as it is."""
+    """Lock a folder (shared) until this process ends; do nothing if it cannot be locked or is gone."""
     with suppress(OSError):
         fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -75,6 +75,6 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def python_path() -> str:
-    """Worker processes import `pipeline` from where this one has it, installed or not."""
+    """Return the PYTHONPATH with which workers import the same `pipeline` as this process, installed or not."""
     before = os.environ.get("PYTHONPATH")
-    return _ROOT if not before else f"{_ROOT}{os.pathsep}{before}"
+    return f"{_ROOT}{os.pathsep}{before}" if before else _ROOT

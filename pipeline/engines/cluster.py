@@ -11,14 +11,14 @@ class DaskCluster:
     """A Dask cluster as a build sees it."""
 
     address: str
-    """Of its scheduler."""
+    """Address of its scheduler."""
     name: str
-    """What messages call it."""
+    """Name of the cluster in messages."""
     workers: int
-    """Processes that work, or will."""
+    """Number of workers, present or expected."""
     wait_s: float
-    """How long to wait for a worker where there is none."""
+    """How long to wait for a worker if there is none."""
     security: Any = None
-    """distributed.Security of a cluster that speaks TLS."""
+    """distributed.Security if the cluster uses TLS."""
     attempts: int = 1
-    """Times that a graph is run where the scheduler is lost: more than once where it is started again by itself."""
+    """Most runs of a graph if the scheduler is lost; above 1 if a lost scheduler restarts by itself."""

@@ -1,7 +1,6 @@
-"""A graph on a Dask cluster: what a lost worker had in hand is done by another, and every wait has an end.
+"""Runs a graph on a Dask cluster: another worker takes over the tasks of a lost one, and every wait has a limit.
 
-A piece that was finished before its worker was lost is taken from its record (pipeline/runtime/ledger.py), not made
-again.
+Work that was finished before its worker was lost is taken from its record (pipeline/runtime/ledger.py).
 """
 
 # ruff: noqa: E402
@@ -38,18 +37,18 @@ from pipeline.versions import describe_code
 
 _LOGGER = logging.getLogger(__name__)
 _PARTITIONS_A_WORKER = 8
-"""Pieces of a list of splits, so many for each worker: enough to spread what is left at the end."""
+"""Pieces of the list of splits per worker: enough to spread the rest evenly at the end."""
 _LEAST_PARTITIONS = 16
 _CONNECT_S = 30.0
 _ANSWER_S = 120.0
-"""A scheduler that says nothing for so long is taken for lost."""
+"""A scheduler that does not answer for this long counts as lost."""
 _POLL_S, _LOOK_S = 0.1, 2.0
 _SAY_AFTER_S, _SAY_EVERY_S = 5.0, 60.0
 _LET_GO_S = 30.0
 
 
 class LostSchedulerError(PassingError):
-    """The scheduler is gone, and with it what it knew of the graph."""
+    """The scheduler is gone, and with it the state of the graph."""
 
 
 def run_on_dask(
@@ -60,10 +59,10 @@ def run_on_dask(
     held: str,
     beam_options: Sequence[str],
 ) -> None:
-    """Run the graph that `lay_out` puts on a pipeline; what a worker that was lost had in hand is done by another.
+    """Run the graph that `lay_out` puts on a pipeline; another worker takes over the tasks of a lost one.
 
-    On any error the tasks that still work are told through the folder `exchange` to stop, and waited for. Raises what
-    a task raised, PassingError where workers or scheduler are gone for good.
+    On any error, running tasks are told to stop through the folder `exchange` and waited for. Raises the error of a
+    task, or PassingError if the workers or the scheduler are gone for good.
     """
     try:
         for attempt in range(1, cluster.attempts + 1):
@@ -73,7 +72,7 @@ def run_on_dask(
             except LostSchedulerError as error:
                 if attempt == cluster.attempts:
                     raise
-                _LOGGER.warning("warning: %s; it is started again and goes on from what is finished", error)
+                _LOGGER.warning("warning: %s; restarting it and continuing from finished work", error)
     except BaseException as error:
         leave_failure(
             exchange,
@@ -113,8 +112,8 @@ def _run_once(
 
 @contextmanager
 def connect(cluster: DaskCluster) -> Iterator[Client]:
-    """A client of the cluster's scheduler. LostSchedulerError where none answers."""
-    for name in ("distributed", "distributed.client"):  # each has a level; what they have to say is raised as well
+    """Yield a client of the cluster's scheduler. Raises LostSchedulerError if it does not answer."""
+    for name in ("distributed", "distributed.client"):  # each has its own level; their errors are raised as well
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
         client = Client(cluster.address, security=cluster.security, timeout=_CONNECT_S)
@@ -128,7 +127,7 @@ def connect(cluster: DaskCluster) -> Iterator[Client]:
 
 
 def _attend(client: Client, futures: Sequence[Any], *, cluster: DaskCluster) -> None:
-    """Until the futures are done; raises what a task raised."""
+    """Wait until the futures are done; raise the error of a task."""
     look, alone_since = time.monotonic(), None
     while not all(future.done() for future in futures):
         time.sleep(_POLL_S)
@@ -142,7 +141,7 @@ def _attend(client: Client, futures: Sequence[Any], *, cluster: DaskCluster) -> 
             if time.monotonic() - alone_since > cluster.wait_s:
                 raise PassingError(
                     f"{cluster.name}: all workers are gone and none has come back in {cluster.wait_s:g} s; start "
-                    "workers and run the same command again: it goes on from what is finished"
+                    "workers and run the same command again: it continues from finished work"
                 )
     for future in futures:
         if future.status == "error":
@@ -152,7 +151,7 @@ def _attend(client: Client, futures: Sequence[Any], *, cluster: DaskCluster) -> 
 
 
 def count_workers(client: Client, *, cluster: DaskCluster) -> int:
-    """Workers that the scheduler has now. LostSchedulerError where it does not answer."""
+    """Return the number of workers connected now. Raises LostSchedulerError if the scheduler does not answer."""
     try:
         return len(client.sync(client.scheduler.ncores, callback_timeout=_ANSWER_S))
     except (OSError, AttributeError) as error:  # AttributeError: the client has given up
@@ -160,22 +159,22 @@ def count_workers(client: Client, *, cluster: DaskCluster) -> int:
 
 
 def _explain(error: BaseException) -> BaseException:
-    """What a task raised, as the user should see it."""
+    """Return the error of a task as the user should see it."""
     if isinstance(error, KilledWorker):
         return PassingError(
             f"{error.allowed_failures + 1} workers were lost one after another over the same piece of work (out of "
-            "memory?); give workers more memory and run the same command again: it goes on from what is finished"
+            "memory?); give workers more memory and run the same command again: it continues from finished work"
         )
     if isinstance(error, ModuleNotFoundError) or "No module named" in str(error):
         return PassingError(
-            f"the package is not installed where the Dask scheduler and its workers run ({error}); install it there, "
-            "as docs/how-to/engines.md says"
+            f"this package is not installed on the Dask scheduler and its workers ({error}); install it there, see "
+            "docs/how-to/engines.md"
         )
     return error
 
 
 def _wait_until_free(folder: str) -> None:
-    """Until no task holds the folder, at most _LET_GO_S."""
+    """Wait until no task holds the folder, at most _LET_GO_S."""
     deadline = time.monotonic() + _LET_GO_S
     while folder and time.monotonic() < deadline:
         try:
@@ -194,36 +193,36 @@ def _wait_until_free(folder: str) -> None:
 
 
 def _wait_until_idle(exchange: str, *, cluster: DaskCluster) -> None:
-    """The same where nothing can be locked: until no worker that answers says that it works, at most _LET_GO_S."""
+    """Wait until no worker that answers is still working, at most _LET_GO_S; for stores, which have no locks."""
     deadline = time.monotonic() + _LET_GO_S
     with suppress(Exception), connect(cluster) as client:
         working = True
         while working and (left := deadline - time.monotonic()) > 0:
-            time.sleep(_POLL_S)  # also for what was taken back a moment ago to be so on the workers
+            time.sleep(_POLL_S)  # also lets a cancellation of a moment ago reach the workers
             counts = client.sync(client.run, count_working, exchange, on_error="ignore", callback_timeout=left)
             working = any(counts.values())
 
 
 def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
-    """The cluster of a scheduler, once it has a worker. ValueError where there is no scheduler or no worker in time."""
+    """Return the cluster of a scheduler once it has a worker. Raises ValueError if neither comes in time."""
     cluster = DaskCluster(address, name=f"dask.address={address}", workers=1, wait_s=wait_s)
     with connect(cluster) as client:
-        await_worker(client, cluster=cluster, waiting_for=lambda: "start some with `dask worker`", say=say)
+        await_worker(client, cluster=cluster, waiting_for=lambda: "start workers with `dask worker`", say=say)
         threads = client.nthreads()
     if not threads:
-        raise PassingError(f"{cluster.name}: its last worker has just left; start some with `dask worker`")
+        raise PassingError(f"{cluster.name}: its last worker has just left; start workers with `dask worker`")
     say(f"Dask at {address}: {count_of(len(threads), 'worker')}")
     if max(threads.values()) > 1:
         say(
-            f"warning: a Dask worker has {max(threads.values())} threads, of which one works at a time, since the "
-            "pipeline is bound by Python; start workers with --nthreads 1 and one for each core"
+            f"warning: a Dask worker has {max(threads.values())} threads, but only one works at a time, since the "
+            "pipeline is bound by Python; start one worker per core with --nthreads 1"
         )
     return replace(cluster, workers=sum(threads.values()))
 
 
 def await_worker(client: Client, *, cluster: DaskCluster, waiting_for: Callable[[], str], say: Say) -> None:
-    """Until the scheduler has a worker; says soon, and every minute, what it waits for. PassingError after
-    cluster.wait_s."""
+    """Wait until the scheduler has a worker; say after 5 s, then every minute, what is missing. Raises PassingError
+    after cluster.wait_s."""
     began = time.monotonic()
     tell = began + _SAY_AFTER_S
     while not count_workers(client, cluster=cluster):

@@ -1,7 +1,7 @@
-"""Beam's DaskRunner made fit for a build: side inputs are computed once, and a step travels to a worker once.
+"""Beam's DaskRunner adapted to a build: each side input is computed once, and each step is sent to a worker once.
 
-Beam's own lets every task that reads a side input compute it anew, which here means to read the text again, and sends
-each step with each of its tasks. This module is what the scheduler and its workers import.
+Beam's own computes a side input again for every task that reads it, which here means reading the text again, and sends
+each step with each of its tasks. The scheduler and its workers import this module.
 """
 
 # ruff: noqa: E402
@@ -45,21 +45,21 @@ from distributed import Client
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What every task of one run of a graph goes by."""
+    """Facts of one run of a graph that every task needs."""
 
     run: str
     """Name of this run."""
     code: dict[str, str]
-    """describe_code() of the process that wants the data."""
+    """describe_code() of the build's main process."""
     folder: str
     """Folder of this run that every worker must see."""
     held: str
-    """Folder that is locked (shared) while a task works; "": none."""
+    """Folder that is locked (shared) while a task runs; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A ParDo as it travels to the workers."""
+    """A ParDo as it is sent to the workers."""
 
     context: RunContext
     label: str
@@ -72,7 +72,7 @@ class Step:
 
 
 class _Kept(threading.local):
-    """Steps that were set up in this thread, of one run."""
+    """Steps of one run that are set up in this thread."""
 
     run = ""
 
@@ -82,7 +82,7 @@ class _Kept(threading.local):
 
 _kept = _Kept()
 _working: Counter[str] = Counter()
-"""Steps that work in this process now, by the folder of their run."""
+"""Steps that run in this process now, by the folder of their run."""
 _counting = threading.Lock()
 
 
@@ -95,14 +95,14 @@ class _Collector(Receiver):
 
 
 class RunStep(transform_evaluator.DaskBagOp):
-    """ParDo, a task for each partition of its input."""
+    """ParDo as one task per partition of its input."""
 
     def __init__(self, applied: Any, bag_kwargs: Any, *, context: RunContext) -> None:
         super().__init__(applied, bag_kwargs)
         self._context = context
 
     def apply(self, input_bag: Bag, side_inputs: Sequence[SideInputMap] | None = None) -> Bag:
-        """The bag of what the step gives for `input_bag`."""
+        """Return the bag of the step's outputs for `input_bag`."""
         transform, sides = self.transform, side_inputs or ()
         main_input = next(iter(self.applied.main_inputs.values()))
         step = Step(
@@ -120,10 +120,10 @@ class RunStep(transform_evaluator.DaskBagOp):
 
 
 class Spread(transform_evaluator.DaskBagOp):
-    """Create: a list dealt out to partitions like cards, since the splits of a build are sorted by size."""
+    """Create: deals a list to the partitions in turn, since the splits of a build are sorted by size."""
 
     def apply(self, input_bag: Any, side_inputs: Any = None) -> Bag:
-        """The bag of the list."""
+        """Return the bag of the list."""
         items = list(self.transform.values)
         size = self.bag_kwargs.get("partition_size")
         number = -(-len(items) // size) if size else self.bag_kwargs["npartitions"]
@@ -133,13 +133,13 @@ class Spread(transform_evaluator.DaskBagOp):
 
 
 class Group(transform_evaluator.DaskBagOp):
-    """GroupByKey in two tasks for each partition, where Dask's own takes one for each pair of them.
+    """GroupByKey in two tasks per partition; Dask's own takes one per pair of partitions.
 
-    For that each worker fetches all that crosses: 100 bytes for each bucket of each split, 25 MB at 16 GB of text.
+    The cost: each worker fetches everything that crosses, 100 bytes per bucket and split, 25 MB at 16 GB of text.
     """
 
     def apply(self, input_bag: Bag, side_inputs: Any = None) -> Bag:
-        """The bag of (key, values), as many partitions as before; each key is in one of them."""
+        """Return the bag of (key, values) with as many partitions as before; each key is in one of them."""
         number, run = input_bag.npartitions, uuid.uuid4().hex
         dealt = {(f"deal-{run}", index): (_deal, (input_bag.name, index), number) for index in range(number)}
         name = f"group-{run}"
@@ -148,7 +148,7 @@ class Group(transform_evaluator.DaskBagOp):
 
 
 def _deal(elements: Iterable[tuple[Any, Any]], number: int) -> list[dict[Any, list[Any]]]:
-    """The values by key, the keys dealt out to `number` parts alike in every process."""
+    """Return the values by key in `number` parts; a key goes to the same part in every process."""
     parts: list[dict[Any, list[Any]]] = [{} for _ in range(number)]
     for key, value in elements:
         part = parts[zlib.crc32(repr(key).encode()) % number]
@@ -165,14 +165,14 @@ def _gather(index: int, dealt: list[list[dict[Any, list[Any]]]]) -> list[tuple[A
 
 
 class BuildRunner(beam_dask.DaskRunner):
-    """Runs one graph on the cluster of `client`, in `partitions` pieces unless the options say otherwise."""
+    """Runs one graph on the cluster of `client`, in `partitions` pieces unless the options set a number."""
 
     def __init__(self, client: Client, *, context: RunContext, partitions: int) -> None:
         super().__init__()
         self._client, self._context, self._partitions = client, context, partitions
 
     def run_pipeline(self, pipeline: beam.Pipeline, options: PipelineOptions) -> beam_dask.DaskRunnerResult:
-        """Hand the graph to the scheduler."""
+        """Submit the graph to the scheduler."""
         given = options.view_as(beam_dask.DaskOptions).get_all_options(drop_default=True, current_only=True)
         sizes = beam_dask.DaskOptions._extract_bag_kwargs(given) or {"npartitions": self._partitions}
         pipeline.replace_all(dask_overrides())
@@ -185,9 +185,9 @@ class BuildRunner(beam_dask.DaskRunner):
 
 
 def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[Any]:
-    """What a step gives for the elements of one partition; runs in a worker.
+    """Return the outputs of a step for the elements of one partition; runs in a worker.
 
-    Raises PassingError where the worker has other code or does not see the folder of the run.
+    Raises PassingError if the worker has other code or does not see the folder of the run.
     """
     elements = list(elements)
     if not elements:
@@ -229,7 +229,7 @@ def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[
 
 
 def _unpack(packed: bytes) -> Step:
-    """The step; the first of a run looks at where it is, and what was kept of another run is let go."""
+    """Load a step; the first of a run checks the worker and drops the steps kept from another run."""
     step: Step = pickler.loads(packed)
     if step.context.run != _kept.run:
         _kept.steps.clear()
@@ -239,14 +239,14 @@ def _unpack(packed: bytes) -> Step:
 
 
 def check_worker(context: RunContext) -> None:
-    """Refuse to work with other code than that of the process that wants the data, or without its storage."""
+    """Raise PassingError if this worker's code differs from the main process's or if it does not see the folder."""
     here, found = socket.gethostname(), describe_code()
     differences = [
         f"{name} {found.get(name)}, not {value}" for name, value in context.code.items() if found.get(name) != value
     ]
     if differences:
         raise PassingError(
-            f"the worker on {here} has {'; '.join(differences)}: its rows might differ; install the same there"
+            f"the worker on {here} has {'; '.join(differences)}: its rows might differ; install the same version there"
         )
     if "://" not in context.folder and not os.path.isdir(context.folder):
         raise PassingError(
@@ -257,7 +257,7 @@ def check_worker(context: RunContext) -> None:
 
 @contextmanager
 def _holding(context: RunContext) -> Iterator[None]:
-    """Lock its folder, shared, during the body, and count; a folder that cannot be locked is left as it is."""
+    """Lock the run's `held` folder (shared), if it can be locked, and count a running step during the body."""
     descriptor = -1
     if context.held:
         with suppress(OSError):
@@ -273,7 +273,7 @@ def _holding(context: RunContext) -> Iterator[None]:
 
 
 def count_working(folder: str) -> int:
-    """Steps of the run with this folder that work in this process now."""
+    """Return the number of steps of the run with this folder that run in this process now."""
     return _working[folder]
 
 
@@ -290,7 +290,7 @@ def _join(partitions: list[list[Any]]) -> list[Any]:
 
 @contextmanager
 def _translating(operations: dict[type, Any]) -> Iterator[None]:
-    """Beam's table of transforms and their operations on Dask, with ours in it during the body."""
+    """Put our operations into Beam's table of transforms on Dask during the body."""
     table = beam_dask.TRANSLATIONS
     before = dict(table)
     table.update(operations)

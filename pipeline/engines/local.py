@@ -1,6 +1,6 @@
 """Runs a graph on an engine: Beam's FnApiRunner with one process a worker, a Dask cluster, or any Beam runner.
 
-Beam turns an error in a worker into a RuntimeError that holds a traceback as text; here it becomes what it was.
+Beam turns an error in a worker into a RuntimeError with a traceback as text; here the original error is raised.
 """
 
 # ruff: noqa: E402
@@ -36,20 +36,20 @@ from pipeline.signals import raise_caught
 
 _LOGGER = logging.getLogger(__name__)
 _WORKER_THREAD = "run_worker"
-"""Beam's name for the thread that waits for a worker process, and raises where that ends with an error."""
+"""Beam's name for the thread that waits for a worker process and raises if it ends with an error."""
 _LOST_WORKER = (
-    "a worker process ended without a word (killed, or out of memory?); run again, with a smaller `workers` if memory "
-    "was short"
+    "a worker process ended without an error message (killed, or out of memory?); run the same command again, with "
+    "fewer workers if memory was short"
 )
 _LAST_WORDS_S = 10.0
 _LOOK_EVERY_S = 0.2
-"""How long a signal may wait at most for the main thread of a build."""
+"""Longest time until the main thread of a build handles a signal."""
 _IGNORE_INTERRUPTS = "trap '' INT"
-"""Ctrl-C reaches every process of a terminal; workers leave it to the main process, which ends them."""
+"""Ctrl-C reaches every process of a terminal; workers ignore it, and the main process ends them."""
 
 
 class WorkerError(ValueError):
-    """An error of the user's in a worker: the message is the original one, `details` its traceback."""
+    """A user error in a worker, with the original message; `details` is its traceback."""
 
     def __init__(self, message: str, *, details: str, keeps: Keeps) -> None:
         super().__init__(message)
@@ -66,12 +66,11 @@ def run_on_engine(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> None:
-    """Run the graph that `lay_out` puts on a pipeline. Workers leave the reason of a failure in the folder `exchange`.
+    """Run the graph that `lay_out` puts on a pipeline. Workers write the reason of a failure to the folder `exchange`.
 
-    They hold a lock on the folder `held` while they live, if one is given. Local processes, which end without a
-    clean-up, leave their temporary files in the folder `temporary`, if one is given, for the caller to remove.
-    It runs on the Dask `cluster`, if one is given. Else FnApiRunner works with `workers` processes (one: in this
-    process); a --runner option names another.
+    The Dask `cluster` runs it, if given, else FnApiRunner with `workers` processes (one: this process); a --runner
+    option names another. Workers lock the folder `held`, if given, while they live. Local processes put temporary files
+    into the folder `temporary`, if given; the caller removes them.
     Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for our own mistakes.
     """
     if cluster is not None:
@@ -106,7 +105,7 @@ def run_on_engine(
 
 @contextmanager
 def _failures_explained(exchange: str) -> Iterator[None]:
-    """Raise what a worker left in the folder `exchange` instead of what an engine made of it."""
+    """Replace an engine's error with the failure that a worker wrote to the folder `exchange`."""
     try:
         yield
     except Exception as error:
@@ -120,9 +119,9 @@ def _failures_explained(exchange: str) -> Iterator[None]:
 
 
 def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
-    """Run to the end, or until a worker process is lost, for which FnApiRunner would wait without end.
+    """Run to the end or until a worker process is lost, for which FnApiRunner would wait forever.
 
-    So the runner works in a thread of its own. However it ends, the worker processes are gone on return.
+    So the runner has its own thread. However it ends, the worker processes are gone on return.
     """
     outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -150,19 +149,19 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
         if error is not None:
             raise error
     except BaseException as error:
-        leave_failure(exchange, message=str(error), details=format_exc(), is_users=False)  # the other workers end now
+        leave_failure(exchange, message=str(error), details=format_exc(), is_users=False)  # this ends the other workers
         for thread in threading.enumerate():
             if thread.name == _WORKER_THREAD:
                 thread.join(timeout=_LAST_WORDS_S)
-        beams, after = set(threading.enumerate()) - others, keep_quiet  # they end later, with errors of their own
+        beams, after = set(threading.enumerate()) - others, keep_quiet  # these end later, with more errors
         raise
     finally:
         threading.excepthook = after
 
 
 def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
-    """What the runner's thread ended with. Looks again and again: a signal that comes while this thread is not quite
-    asleep, or that the kernel hands to another thread, sets Python's flag and wakes nobody."""
+    """Return the error of the runner's thread, or None. Polls, because a signal that arrives just before this thread
+    sleeps, or that the kernel gives to another thread, would not wake it."""
     while True:
         try:
             return outcome.get(timeout=_LOOK_EVERY_S)
@@ -171,7 +170,7 @@ def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException
 
 
 def note_unknown(beam_options: Sequence[str]) -> None:
-    """Warn of options that Beam would drop without a word; the runner named may still know them."""
+    """Warn of options that Beam would silently drop; the runner may still know them."""
     known = set(PipelineOptions([]).get_all_options())
     given = set(PipelineOptions(list(beam_options)).get_all_options(retain_unknown_options=True))
     for name in sorted(given - known):

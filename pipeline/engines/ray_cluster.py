@@ -1,7 +1,7 @@
-"""A Dask cluster in actors of Ray: Ray brings the nodes and replaces what is lost, Beam's DaskRunner works on them.
+"""A Dask cluster in Ray actors: Ray provides nodes and replaces lost ones, Beam's DaskRunner runs the graph on them.
 
-The scheduler lives on the node of this process, each worker in an actor of its own that Ray starts again, elsewhere if
-need be. All speak TLS with a key made for this one build. Nothing is left when the build ends, however it ends.
+The scheduler runs on the node of this process. Each worker is an actor that Ray restarts, on another node if necessary.
+All use TLS with a key made for this build. Nothing remains when the build ends, however it ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import ray
@@ -32,19 +33,19 @@ from pipeline.settings import ConfigError
 from pipeline.units import count_of
 
 _OBJECT_STORE_BYTES = 100 << 20
-"""Of a Ray of our own; only actors use it."""
+"""Object store of a local Ray; only actors use it."""
 _SCHEDULER_START_S = 180.0
 _ATTEMPTS = 3
-"""Times that a graph is run: Ray starts a lost scheduler again at the same address."""
+"""Most runs of a graph: Ray restarts a lost scheduler at the same address."""
 _AGAIN_S = 1.0
 
 
 @contextmanager
 def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say) -> Iterator[DaskCluster]:
-    """A Dask cluster of `workers` actors (None: as many as there is room for), at most `most`; they end with the body.
+    """Yield a Dask cluster of `workers` actors (None: as many as fit), at most `most`; they end with the body.
 
-    The body begins when the first worker is there; Ray starts the others as nodes come. Raises ConfigError for a Ray
-    that does not answer or a number that cannot be chosen, PassingError where no worker starts in time.
+    The body begins once the first worker is there; Ray starts the others as nodes come. Raises ConfigError if Ray does
+    not answer or no worker fits, PassingError if no worker starts in time.
     """
     each = resources_of(config)
     with _ray_session(each, workers=workers):
@@ -62,9 +63,8 @@ def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say
         )
         code = {"env_vars": {"PYTHONPATH": python_path()}}  # ours, whatever version is installed there
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        scheduler_class = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=here, runtime_env=code)(
-            DaskScheduler
-        )
+        options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here, "runtime_env": code}
+        scheduler_class = ray.remote(**options)(DaskScheduler)
         custom = {name: amount for name, amount in each.items() if name != "CPU"}
         worker_class = ray.remote(num_cpus=each["CPU"], resources=custom, max_restarts=-1, runtime_env=code)(DaskWorker)
         actors: list[Any] = []
@@ -73,44 +73,42 @@ def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say
             _await_scheduler(actors[0])
             actors += [worker_class.remote(address, security) for _ in range(number)]
             say(f"Ray: {count_of(number, 'worker')} of {_describe(each)}")
+            waiting_for = partial(describe_waiting, each, number=number)
             with connect(cluster) as client:
-                await_worker(
-                    client, cluster=cluster, waiting_for=lambda: describe_waiting(each, number=number), say=say
-                )
+                await_worker(client, cluster=cluster, waiting_for=waiting_for, say=say)
             yield cluster
         finally:
             for actor in reversed(actors):
-                with suppress(Exception):  # a cluster that is lost has none of them
+                with suppress(Exception):  # a lost cluster has none of them
                     ray.kill(actor, no_restart=True)
 
 
 def resources_of(config: RayConfig) -> dict[str, float]:
-    """What a worker asks Ray for."""
+    """Return the resources that a worker requests from Ray, by name."""
     custom = {} if config.resource is None else {config.resource: config.cpus_per_worker}
     return {"CPU": config.cpus_per_worker, **custom}
 
 
 def count_room(each: Mapping[str, float]) -> int:
-    """Workers that the present nodes can hold. ConfigError where that is none."""
+    """Return the number of workers that fit on the present nodes. Raises ConfigError if none does."""
     total = ray.cluster_resources()
     room: int = min(math.floor(total.get(name, 0.0) / amount) for name, amount in each.items())
     if room < 1:
         raise ConfigError(
             f"workers is not set, and the Ray cluster has no room now for a worker of {_describe(each)} (it has "
-            f"{_describe_all()}); set workers to the number that nodes should come for, or correct ray.resource"
+            f"{_describe_all()}); set workers, so that nodes are started for them, or correct ray.resource"
         )
     return room
 
 
 def describe_waiting(each: Mapping[str, float], *, number: int) -> str:
-    """What is asked for, what the cluster has, and what of it is free."""
+    """Describe what is requested, what the cluster has, and how much of it is free."""
     free = ray.available_resources()
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     shown = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in each)
     return (
-        f"{count_of(number, 'worker')} of {_describe(each)} asked for; the cluster has {_describe_all()} on "
-        f"{count_of(nodes, 'node')}, "
-        f"of which {shown} free; add nodes, let other jobs end, or lower workers"
+        f"{count_of(number, 'worker')} of {_describe(each)} requested; the cluster has {_describe_all()} on "
+        f"{count_of(nodes, 'node')}, of which {shown} are free; add nodes, let other jobs end, or lower workers"
     )
 
 
@@ -126,12 +124,12 @@ def _describe_all() -> str:
 
 @contextmanager
 def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[None]:
-    """Connect to the cluster of RAY_ADDRESS, else start a Ray on this machine; disconnect, and end it, at the end."""
+    """Connect to the cluster of RAY_ADDRESS, or start Ray on this machine; disconnect or stop it at the end."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     where = os.environ.get("RAY_ADDRESS")
     if not where:
-        os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15 a busy machine leaves workers next to nothing
+        os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's default of 15 a busy machine starves workers
         cores = len(os.sched_getaffinity(0))
         arguments |= {
             "address": "local",
@@ -141,7 +139,7 @@ def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[
             "include_dashboard": False,
         }
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # Ray's own processes inherit this mask: what `timeout` or Slurm sends to all of a command is for this one alone.
+    # Ray's processes inherit this mask: a SIGTERM that `timeout` or Slurm sends to all processes stops only this one.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         ray.init(**arguments)
@@ -149,11 +147,11 @@ def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[
         ray.shutdown()
         raise ConfigError(
             f"Ray ({where or 'on this machine'}) does not answer: {' '.join(str(error).split())}; run this on a "
-            "node of the cluster (`ray job submit`), or unset RAY_ADDRESS to start one on this machine"
+            "node of the cluster (`ray job submit`), or unset RAY_ADDRESS to start Ray on this machine"
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():  # Ray has put its own in their place
+            for number, handler in handlers.items():  # Ray has replaced them
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
@@ -180,46 +178,41 @@ def _await_scheduler(actor: Any) -> None:
 
 
 class DaskScheduler:
-    """The scheduler, in an actor."""
+    """The Dask scheduler in an actor."""
 
     def __init__(self, address: str, security: Security) -> None:
         self._ready = threading.Event()
         _serve(lambda: self._run(address, security=security))
 
     def wait(self) -> None:
-        """Return when it listens."""
+        """Return once it listens."""
         self._ready.wait()
 
     async def _run(self, address: str, *, security: Security) -> None:
         host, port = address.removeprefix("tls://").rsplit(":", 1)
         async with Scheduler(
-            host=host,
-            port=int(port),
-            protocol="tls",
-            security=security,
-            dashboard=False,
-            dashboard_address=":0",
+            host=host, port=int(port), protocol="tls", security=security, dashboard=False, dashboard_address=":0"
         ) as scheduler:
             self._ready.set()
             await scheduler.finished()
 
 
 class DaskWorker:
-    """A worker of one thread, in an actor: a new one whenever the scheduler was lost."""
+    """A Dask worker of one thread in an actor; it starts anew whenever the scheduler was lost."""
 
     def __init__(self, address: str, security: Security) -> None:
         _serve(lambda: self._run(address, security=security))
 
     async def _run(self, address: str, *, security: Security) -> None:
         while True:
-            with suppress(OSError):  # no scheduler yet, or again
+            with suppress(OSError):  # no scheduler yet, or no longer
                 async with Worker(
                     address,
                     host=ray.util.get_node_ip_address(),
                     protocol="tls",
                     security=security,
                     nthreads=1,
-                    memory_limit=0,  # Ray's own monitor ends actors where memory is short
+                    memory_limit=0,  # Ray's own monitor ends actors if memory is short
                     dashboard=False,
                     dashboard_address=":0",
                 ) as worker:
@@ -228,7 +221,7 @@ class DaskWorker:
 
 
 def _serve(make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run it in a thread; when it ends the process does, and Ray starts another."""
+    """Run the coroutine in a thread; when it ends, the process exits and Ray starts another."""
 
     def run() -> None:
         try:

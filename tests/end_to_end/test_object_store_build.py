@@ -269,8 +269,8 @@ def test_a_damaged_shard_of_a_stopped_build_is_made_again(small: str, capsys: py
     storage.write_bytes(f"{small}/data/{name}", data[:100] + b"X" + data[101:])
     storage.write_bytes(f"{small}/data/stray.parquet", b"of nobody")
     assert main(["--config", "c.yaml"]) == 0
-    assert "resuming: records of 4 of 4 splits and 3 shards are there" in (said := capsys.readouterr().out)
-    assert f"damaged, so made again: {small}/data/{name}: changed since it was written" in said
+    assert "resuming: found records of 4 of 4 splits and of 3 shards" in (said := capsys.readouterr().out)
+    assert f"damaged, so rebuilt: {small}/data/{name}: changed since it was written" in said
     assert storage.read_bytes(f"{small}/data/{name}") == data
     assert open_data_set(small, full=True).num_rows("train")
     assert not storage.exists(f"{small}/data/stray.parquet")

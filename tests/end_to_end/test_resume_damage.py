@@ -45,7 +45,7 @@ def test_damaged_pieces_are_made_again_and_named(stopped: Path, capsys: pytest.C
     flip(record)
     expected.append((str(record), "content does not match its recorded hash"))
     lines = go_on(capsys)
-    said = [line for line in lines if line.startswith("damaged, so made again: ")]
+    said = [line for line in lines if line.startswith("damaged, so rebuilt: ")]
     assert len(said) == len(expected)
     assert all(any(path in line and fault in line for line in said) for path, fault in expected), said
     assert "resumed: 1 of 4 splits and 1 of 3 shards kept" in lines

@@ -142,7 +142,7 @@ def test_more_workers_than_cores_is_a_warning(folder: Path) -> None:
     lines: list[str] = []
     config = make_config(folder, sources=[{"kind": "text", "path": str(folder / "corpus.txt")}])
     assert base.choose_workers(config.model_copy(update={"workers": cores + 1}), say=lines.append) == cores + 1
-    assert lines == [f"warning: workers={cores + 1} is more than the {cores} cores of this machine"]
+    assert lines == [f"warning: workers={cores + 1} exceeds the {cores} cores of this machine"]
     assert base.choose_workers(config.model_copy(update={"workers": None}), say=lines.append) == cores
     assert len(lines) == 1
 
@@ -251,7 +251,7 @@ def test_a_killed_worker_ends_the_build_with_a_clear_error(folder: Path) -> None
     os.kill(workers[0], signal.SIGKILL)
     _, error = process.communicate(timeout=600)
     assert process.returncode == 2, error
-    assert error.strip().splitlines()[-1].startswith("error: a worker process ended without a word")
+    assert error.strip().splitlines()[-1].startswith("error: a worker process ended without an error message")
     assert not (folder / "out").exists()
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 

@@ -99,7 +99,7 @@ def test_a_whole_number_stands_for_a_float_but_not_the_reverse() -> None:
         ("output.a.b=1", r"'output' is a value and has no 'a'"),
         ("sources=[]", r"sources is empty; list at least one source"),
         ("sources.0.path=''", r"path is empty"),
-        ("sources.0.rows_per_document=3", r"not with kind books; remove them"),
+        ("sources.0.rows_per_document=3", r"not for kind books; remove them"),
         ("sources=[{kind: parquet, path: a, row: sentence}]", r"set exactly one of document_column"),
         ("sources=[{kind: parquet, path: a, rows_per_document: 3}]", r"need row: sentence"),
         ("vocabulary.train=true", r"needs vocabulary\.path"),
@@ -121,9 +121,9 @@ def test_pipeline_refusals(override: str, message: str) -> None:
 
 
 def test_reference_mode_knows_only_what_was_published() -> None:
-    with pytest.raises(ConfigError, match="random_document only, not none"):
+    with pytest.raises(ConfigError, match="needs next_sentence: random_document, not none"):
         load_pipeline("mode=reference", "next_sentence=none")
-    with pytest.raises(ConfigError, match="whole_word and token, not span"):
+    with pytest.raises(ConfigError, match="whole_word or token, not span"):
         load_pipeline("mode=reference", "masking=span")
 
 

@@ -54,8 +54,8 @@ def test_a_vocabulary_of_another_script_is_named() -> None:
 @pytest.mark.parametrize(
     ("language", "advice"),
     [
-        ("kr", "sources.0.language='kr': a country's code; its language is 'ko'"),
-        ("korean", "sources.0.language='korean': no Wikipedia has this code"),
+        ("kr", "sources.0.language='kr' is a country code; give the language code 'ko'"),
+        ("korean", "sources.0.language='korean' is not the code of any Wikipedia"),
         ("ko", ""),
         ("zh-yue", ""),
         ("pt-br", ""),
@@ -91,18 +91,18 @@ def test_the_other_case_than_the_vocabularys_is_advised_on(
 def test_settings_of_text_that_a_tokenizer_json_overrules_are_named() -> None:
     config = make_config(vocabulary={"path": "t.json", "lowercase": False})
     assert list_advice(config, tokenizer=None) == [
-        "vocabulary.lowercase: not looked at, since t.json says so itself; leave it out"
+        "vocabulary.lowercase has no effect: t.json has this setting itself; remove it"
     ]
     assert not list_advice(make_config(vocabulary={"path": "t.json"}), tokenizer=None)
 
 
-BESIDE = "vocabulary.size=30000 has no effect: {path} is there, with 112 entries, and is used as it is; "
+BESIDE = "vocabulary.size=30000 has no effect: {path} exists, with 112 entries, and is used unchanged; "
 
 
 @pytest.mark.parametrize(
     ("settings", "doubts"),
     [
-        ({"size": 30_000}, [BESIDE + "leave it out"]),
+        ({"size": 30_000}, [BESIDE + "remove it"]),
         ({"size": 30_000, "train": True}, [BESIDE + "name another file to train one"]),
         (
             {"algorithm": "bpe", "min_pair_count": 3},
@@ -144,7 +144,7 @@ def test_books_too_few_to_hold_out_are_refused_before_they_are_read(
     splits = [Split(0, f"{number}.txt", 0, -1, 9, 9) for number in range(books)]
     if refused:
         with pytest.raises(
-            ValueError, match=r"^\d+ books?, a document each, .*; set unit: chapter in the source, which"
+            ValueError, match=r"^\d+ books?, one document each, .*; set unit: chapter in the source, which"
         ):
             refuse_few_books(config, splits=splits)
         by_chapter = config.model_copy(update={"sources": (source.model_copy(update={"unit": "chapter"}),)})
@@ -176,4 +176,4 @@ def test_a_tokenizer_that_leaves_out_what_it_does_not_know_is_advised_on(unknown
     backend.add_special_tokens(list(special))
     config = make_config(vocabulary={"path": "t.json"})
     found = list_advice(config, tokenizer=WordTokenizer(backend, origin="t.json"))
-    assert ["leaves out characters" in line for line in found] == ([] if unknown else [True])
+    assert ["drops characters" in line for line in found] == ([] if unknown else [True])

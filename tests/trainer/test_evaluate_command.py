@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused_in_one_line(
     for words, told in (
         ([tmp_path / "gone", data], "gone: has no config.json; give the folder of an export"),
         ([run_folder, data], "is a run directory, not a model; export it first"),
-        ([exported[0], data / "data"], f"lies inside the data set {data}; give the set itself"),
+        ([exported[0], data / "data"], f"is inside the data set {data}; give the set itself"),
         ([exported[0], tmp_path / "other"], "its vocabulary"),
         ([exported[0], data, "--max-pairs=0"], "--max-pairs=0: give at least 1"),
         ([exported[0], data, "--device=cuda"], "--device=cuda: torch finds no GPU"),

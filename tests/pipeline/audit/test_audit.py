@@ -17,14 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from audit_sets import (
-    FIRST_WORD,
-    change,
-    faults,
-    first,
-    notes,
-    shard_name,
-)
+from audit_sets import FIRST_WORD, change, faults, first, notes, shard_name
 from corpora import build_text, make_documents
 from pipeline.audit.__main__ import main
 from pipeline.audit.findings import CHECKS, Findings, Place
@@ -162,10 +155,7 @@ def test_schema_version_columns_and_hash(copied: Path) -> None:
     rewrite(3, lambda table: table.drop_columns(["pass_number"]))
     found = audit(copied, workers=1)
     assert faults(found)["schema"] == 4
-    assert first(found, "schema") == (
-        Place(shard_name(copied, 0)),
-        "metadata cloze.schema_version is 9, not 2",
-    )
+    assert first(found, "schema") == (Place(shard_name(copied, 0)), "metadata cloze.schema_version is 9, not 2")
 
 
 def test_an_absent_value_is_a_fault_of_the_schema(copied: Path) -> None:

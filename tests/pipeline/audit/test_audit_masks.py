@@ -5,18 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from audit_sets import (
-    CLS,
-    FIRST_PIECE,
-    FIRST_WORD,
-    MASK,
-    PAD,
-    UNK,
-    faults,
-    first,
-    long_row,
-    shard_name,
-)
+from audit_sets import CLS, FIRST_PIECE, FIRST_WORD, MASK, PAD, UNK, faults, first, long_row, shard_name
 from corpora import build_text, make_documents, write_vocabulary
 from pipeline.audit.findings import Place
 from pipeline.audit.run import audit
@@ -66,7 +55,7 @@ def test_special_tokens_as_targets_and_replacements(copied: Path) -> None:
     assert faults(found)["special targets"] == 2
     assert first(found, "special targets") == (Place(shard_name(copied, 0), 0, 2), "a special token is a target")
     assert faults(found)["special replacements"] == 3
-    assert first(found, "special replacements")[1].startswith("[PAD] stands at position")
+    assert first(found, "special replacements")[1].startswith("[PAD] is the replacement at position")
 
 
 def test_unused_ids_as_replacement(tmp_path: Path) -> None:
@@ -80,7 +69,7 @@ def test_unused_ids_as_replacement(tmp_path: Path) -> None:
 
     edit_rows(tmp_path / "out", plant)
     found = audit(tmp_path / "out", workers=1)
-    assert first(found, "special replacements")[1].startswith("[unused0] stands at position")
+    assert first(found, "special replacements")[1].startswith("[unused0] is the replacement at position")
 
 
 def pieces_of(row: dict[str, Any]) -> list[list[int]]:
@@ -109,7 +98,7 @@ def test_words_cut_by_masks(copied: Path) -> None:
     edit_rows(copied, plant)
     found = audit(copied, workers=1)
     assert faults(found)["whole words"] == 2
-    assert first(found, "whole words") == (Place(shard_name(copied, 0), 0, 4), "a word is masked in part")
+    assert first(found, "whole words") == (Place(shard_name(copied, 0), 0, 4), "only part of a word is masked")
 
 
 def test_pieces_of_a_word_drawn_apart(copied: Path) -> None:

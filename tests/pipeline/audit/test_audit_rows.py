@@ -6,17 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from audit_sets import (
-    CLS,
-    FIRST_WORD,
-    MASK,
-    SEP,
-    change,
-    faults,
-    first,
-    long_row,
-    shard_name,
-)
+from audit_sets import CLS, FIRST_WORD, MASK, SEP, change, faults, first, long_row, shard_name
 from pipeline.audit.findings import Place
 from pipeline.audit.run import audit
 from pipeline.dataset.manifest import read_manifest

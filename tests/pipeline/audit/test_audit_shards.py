@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from audit_sets import (
-    CLS,
-    FIRST_WORD,
-    MASK,
-    SEP,
-    faults,
-    first,
-    long_row,
-    notes,
-    shard_name,
-)
+from audit_sets import CLS, FIRST_WORD, MASK, SEP, faults, first, long_row, notes, shard_name
 from pipeline.audit.findings import Place
 from pipeline.audit.run import audit
 from pipeline.dataset.manifest import read_manifest

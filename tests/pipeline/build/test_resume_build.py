@@ -53,7 +53,7 @@ def test_a_build_killed_at_every_stage_ends_with_the_same_bytes(
         assert sum(name.startswith("shard-") for name in records) == shards
         assert not (folder / "out" / "manifest.json").exists()
         assert (folder / "out" / "data").exists() == (shards == 3), "data/ appears whole, when all is ready"
-        resuming = f"resuming: records of {before[0]} of {SPLITS} splits and {count_of(before[1], 'shard')} are there"
+        resuming = f"resuming: found records of {before[0]} of {SPLITS} splits and of {count_of(before[1], 'shard')}"
         assert (resuming in done.stdout) == (before != (0, 0))
         before = (splits, shards)
     lines = go_on(capsys)
@@ -227,7 +227,7 @@ def test_a_vocabulary_trained_for_the_build_is_kept(
     tokens = path.read_text().splitlines()
     path.write_text("\n".join([*tokens[:-2], tokens[-1], tokens[-2]]) + "\n")
     lines = go_on(capsys, *words)
-    assert f"damaged, so made again: {path}: changed since it was written" in lines
+    assert f"damaged, so rebuilt: {path}: changed since it was written" in lines
     assert "resumed: 4 of 4 splits and 3 of 3 shards kept" in lines
     shutil.rmtree(folder / "out")
     stop_before_publishing(monkeypatch, *words)

@@ -267,7 +267,7 @@ def test_pages_have_checksums_that_readers_verify(tmp_path: Path, tokenizer: Wor
         data = bytearray(whole)
         data[place] ^= 1
         path.write_bytes(data)
-        with pytest.raises(ShardError, match=r"does not read back \(.*CRC checksum"):
+        with pytest.raises(ShardError, match=r"cannot be read \(.*CRC checksum"):
             verify_written(path, shard=shard, rows_by_length=lengths)
 
 

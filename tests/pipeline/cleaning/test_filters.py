@@ -135,9 +135,9 @@ def test_excerpts_are_short_and_of_one_line() -> None:
 
 
 def test_contradictory_bounds_are_refused() -> None:
-    with pytest.raises(ValidationError, match="min_words=9 is more than max_words=8"):
+    with pytest.raises(ValidationError, match="min_words=9 exceeds max_words=8"):
         CleaningConfig(min_words=9, max_words=8)
-    with pytest.raises(ValidationError, match="min_characters=9 is more than max_characters=8"):
+    with pytest.raises(ValidationError, match="min_characters=9 exceeds max_characters=8"):
         CleaningConfig(min_characters=9, max_characters=8)
 
 

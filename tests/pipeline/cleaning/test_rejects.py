@@ -17,10 +17,7 @@ from pipeline.runtime.command import absolute_paths
 from pipeline.settings import ConfigError
 
 DOCUMENTS = make_documents(30, sentences=(6, 9))
-PARTS = [
-    [*DOCUMENTS, ["ba de"], [*DOCUMENTS[2], "ba de fi"]],
-    [DOCUMENTS[0], DOCUMENTS[1], ["fi go"], ["."]],
-]
+PARTS = [[*DOCUMENTS, ["ba de"], [*DOCUMENTS[2], "ba de fi"]], [DOCUMENTS[0], DOCUMENTS[1], ["fi go"], ["."]]]
 
 
 def build_parts(folder: Path, *, workers: int, rejects: str | None) -> Manifest:

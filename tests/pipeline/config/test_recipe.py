@@ -82,9 +82,7 @@ def test_the_recipe_names_engines_as_the_command_takes_them(recipe: Path) -> Non
 
 
 def test_books_that_are_missing_are_named_before_anything_is_fetched(
-    recipe: Path,
-    mirror: Mirror,
-    capsys: pytest.CaptureFixture[str],
+    recipe: Path, mirror: Mirror, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_dump(mirror)
     words = ["config", "--config", str(recipe), f"download.mirror={mirror.url}"]
@@ -101,11 +99,7 @@ def test_books_that_are_missing_are_named_before_anything_is_fetched(
         command.read_config(split_arguments(["--config", str(recipe)], program="test"))
 
 
-def test_the_recipe_fetches_once_and_builds(
-    recipe: Path,
-    mirror: Mirror,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_recipe_fetches_once_and_builds(recipe: Path, mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
     data = put_dump(mirror)
     put_books(Path("data/bookcorpus"))
     words = ["--config", str(recipe), f"download.mirror={mirror.url}", "workers=1", "validation_fraction=0.2"]

@@ -59,8 +59,7 @@ def test_a_part_of_a_set_asks_for_the_set(data_set: Path, inside: str) -> None:
     with pytest.raises(DataSetError) as caught:
         read_manifest(data_set / inside)
     assert (
-        str(caught.value)
-        == f"{data_set / inside}: lies inside the data set {data_set}; give the set itself, {data_set}"
+        str(caught.value) == f"{data_set / inside}: is inside the data set {data_set}; give the set itself, {data_set}"
     )
 
 

@@ -196,7 +196,7 @@ def test_waits_for_workers_and_scheduler_have_an_end(
     assert on_dask(dask, "dask.worker_wait_s=0.5") == 2
     assert "all workers are gone and none has come back in 0.5 s" in capsys.readouterr().err
     assert on_dask(dask, "dask.worker_wait_s=0.5") == 2
-    assert "no worker in 0.5 s: start some with `dask worker`" in capsys.readouterr().err
+    assert "no worker in 0.5 s: start workers with `dask worker`" in capsys.readouterr().err
     monkeypatch.setattr(dask_cluster, "_CONNECT_S", 0.5)
     dask.processes[0].kill()
     dask.processes[0].wait()
@@ -226,7 +226,7 @@ def test_work_in_vain_ends(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--engine", "dask"], "engine=dask needs dask.address"),
-        (["--engine=dask", "dask.address=tcp://x:1", "--", "--runner=X"], "and so does --runner=X; remove one"),
+        (["--engine=dask", "dask.address=tcp://x:1", "--", "--runner=X"], "--runner=X both choose a runner; remove"),
         (["--engine=dask", "dask.address=nowhere"], "no Dask scheduler answers at nowhere"),
         (["--engine"], "--engine needs a value"),
         (["--engine=flink"], "engine='flink'"),
@@ -256,7 +256,7 @@ def test_losses_are_explained() -> None:
     killed = KilledWorker("run_step-1", SimpleNamespace(address="tcp://x:1"), 3)
     assert "4 workers were lost one after another over the same piece of work" in str(dask_cluster._explain(killed))
     absent = ModuleNotFoundError("No module named 'pipeline'")
-    assert "the package is not installed where the Dask scheduler" in str(dask_cluster._explain(absent))
+    assert "this package is not installed on the Dask scheduler" in str(dask_cluster._explain(absent))
     other = OSError("disk")
     assert dask_cluster._explain(other) is other
 

@@ -82,7 +82,7 @@ def test_lost_actors_are_replaced_and_change_no_byte(folder: Path, repository: P
     out, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
     assert "Ray: 1 worker of 1 CPU\n" in out
-    assert re.search(r"the connection to its Dask scheduler was lost.*; it is started again", error)
+    assert re.search(r"the connection to its Dask scheduler was lost.*; restarting it", error)
     assert "The above exception" not in error
     assert Path(f"{os.environ[CALLS]}.0").exists(), "the worker was killed"
     assert Path(f"{os.environ[CALLS]}.1").exists(), "the scheduler was killed"
@@ -99,8 +99,8 @@ def test_a_build_that_waits_says_for_what_and_takes_everything_back(
     assert process.stdout is not None
     while "no worker yet" not in (line := process.stdout.readline()):
         assert process.poll() is None
-    assert "3 workers of 1 CPU and 1 preprocessing asked for; the cluster has 2 CPU on 1 node, of which" in line
-    assert " CPU, 0 preprocessing free; add nodes" in line
+    assert "3 workers of 1 CPU and 1 preprocessing requested; the cluster has 2 CPU on 1 node, of which" in line
+    assert " CPU, 0 preprocessing are free; add nodes" in line
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=600)[1].splitlines()[-1] == "terminated"
     assert process.returncode == 143

@@ -115,7 +115,7 @@ def test_a_source_that_its_weight_empties_is_named(tmp_path: Path) -> None:
             {"mode": "reference", "masks_per_pair": 1},
             "mode: reference reads .* weight=0.5; remove it",
         ),
-        ([{"weight": 900}], {"passes": 100}, r"weight=900 times passes=100 is above 65,534"),
+        ([{"weight": 900}], {"passes": 100}, r"weight=900 times passes=100 exceeds 65,534"),
         ([{"weight": 0}], {}, "weight"),
         ([{"name": "a b"}], {}, "name"),
     ],

@@ -85,11 +85,11 @@ def test_a_named_encoding_reads_books_and_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "books", "encoding": "klingon"}, "klingon is no text encoding that Python knows"),
-        ({"kind": "text", "encoding": "utf-16"}, "no line breaks of one byte"),
-        ({"kind": "jsonl", "encoding": "cp949"}, "encoding goes with kinds books and text"),
-        ({"kind": "text", "unit": "chapter"}, "unit: chapter goes with kind books"),
-        ({"kind": "books", "encoding": "hex"}, "is no text encoding"),
+        ({"kind": "books", "encoding": "klingon"}, "klingon is not a text encoding of Python"),
+        ({"kind": "text", "encoding": "utf-16"}, "no one-byte line breaks"),
+        ({"kind": "jsonl", "encoding": "cp949"}, "encoding is for kinds books and text"),
+        ({"kind": "text", "unit": "chapter"}, "unit: chapter is for kind books"),
+        ({"kind": "books", "encoding": "hex"}, "is not a text encoding"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, str], message: str) -> None:

@@ -250,7 +250,7 @@ def test_hangul_is_kept_whole_or_taken_apart_by_a_setting(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_text("".join(f"{token}\n" for token in WordTokenizer(backend, origin="x").tokens), encoding="utf-8")
     assert describe_text(WordTokenizer.from_path(path, lowercase=True).backend)["hangul"] == "jamo"
-    with pytest.raises(ConfigError, match="hangul: jamo takes all characters apart"):
+    with pytest.raises(ConfigError, match="hangul: jamo decomposes all characters"):
         validate(VocabularyConfig, {"hangul": "jamo", "lowercase": False}, origin="x")
 
 

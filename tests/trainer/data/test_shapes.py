@@ -212,7 +212,7 @@ def test_batches_that_cannot_be_are_refused(data: tuple[Path, Manifest]) -> None
     ):
         derive_shape(manifest, batch=BatchConfig(pairs=250, lanes=1, tokens_per_slot=12_800, exact_pairs=True))
     other = manifest.model_copy(update={"statistics": {}})
-    with pytest.raises(DataSetError, match=r"statistics\.splits\.train\.lengths holds 0 rows, the shards 6,000"):
+    with pytest.raises(DataSetError, match=r"statistics\.splits\.train\.lengths has 0 rows, the shards have 6,000"):
         derive_shape(other, batch=BatchConfig(pairs=128))
     with pytest.raises(PlanError, match="holds no train rows"):
         derive_shape(make_manifest([]), batch=BatchConfig(pairs=8))
