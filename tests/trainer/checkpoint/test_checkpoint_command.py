@@ -134,7 +134,9 @@ def test_the_writer_keeps_the_best(run: Path) -> None:
 
 def test_keeping_the_best_needs_evaluations() -> None:
     settings = {"data": "d", "output": "o", "batch": {"pairs": 8}, "max_steps": 9, "checkpoint": {"keep_best": 1}}
-    with pytest.raises(ValueError, match=r"keep_best=1 needs held-out losses on the way; set evaluation\.every_steps"):
+    with pytest.raises(
+        ValueError, match=r"keep_best=1 needs held-out losses during training; set evaluation\.every_steps"
+    ):
         TrainerConfig.model_validate(settings)
 
 

@@ -155,16 +155,19 @@ def test_lengths(phases: str, steps: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["phases=[{}, {}]"], "phases 0, 1 give neither max_steps nor share"),
-        (["phases=[{max_steps: 60}, {max_steps: 41}]"], "take 101 steps in all, max_steps=100; make them equal"),
+        (["phases=[{}, {}]"], "phases 0, 1 set neither max_steps nor share"),
+        (["phases=[{max_steps: 60}, {max_steps: 41}]"], "take 101 steps in total, but max_steps=100; make them equal"),
         (["phases=[{max_steps: 100}, {}]"], r"phases\.1 gets 0 of max_steps=100 steps"),
         (["phases=[{max_steps: 120}, {}]"], r"phases\.1 gets -20 of max_steps=100 steps"),
-        (["phases=[{max_steps: 50, share: 0.5}, {}]"], r"phases\.0: max_steps=50 and share=0\.5 both say how long"),
+        (
+            ["phases=[{max_steps: 50, share: 0.5}, {}]"],
+            r"phases\.0: max_steps=50 and share=0\.5 both set the phase's length",
+        ),
         (["phases=[{share: 0.5}, {batch: {exact_pairs: true, tokens: 9}}]"], r"phases\.1: batch\.exact_pairs needs"),
         (["phases=[{batch: {pairs: 4, tokens: 9}}]"], r"phases\.0: give exactly one of batch\.pairs and batch\.tokens"),
         (["phases=[{batch: {lanes: 2}}]", "workers=3"], r"workers=3 exceeds phases\.0\.batch\.lanes=2"),
-        (["phases=[{learning_rate: 1}]"], r"phases\.0 has a learning_rate or schedule.*set schedule\.span=phase"),
-        (["phases=[{schedule: {warmup_steps: 1}}]"], r"phases\.0 has a learning_rate or schedule of its own"),
+        (["phases=[{learning_rate: 1}]"], r"phases\.0 has its own learning_rate or schedule.*set schedule\.span=phase"),
+        (["phases=[{schedule: {warmup_steps: 1}}]"], r"phases\.0 has its own learning_rate or schedule"),
         (
             ["phases=[{share: 0.9}, {}]", "schedule={span: phase, warmup_steps: 10}"],
             r"phases\.1\.schedule\.warmup_steps=10 leaves none of the 10 steps of phases\.1",

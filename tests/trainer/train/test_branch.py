@@ -325,7 +325,7 @@ def test_what_does_not_go_with_the_checkpoint_is_refused(data: Path, original: P
     assert "was trained with model.size=tiny, this run has model.size=mini" in refused(model={"size": "mini"})
     assert "model.norm=post, this run has model.norm=pre" in refused(model={"size": "tiny", "norm": "pre"})
     assert "3 steps are done, max_steps=3 counts them too" in refused(max_steps=3)
-    assert "brings weights, model.initialize_from=/m other ones" in refused(
+    assert "and model.initialize_from=/m both give the initial weights" in refused(
         model={"size": "tiny", "initialize_from": "/m"}
     )
     assert f"resume_from={tmp_path}: holds no checkpoint" in refused(resume_from=str(tmp_path))
