@@ -12,8 +12,8 @@ from torch import nn
 from pipeline import storage
 from pipeline.storage import StorageError
 from small_runs import make_config
+from trainer.checkpoint import CheckpointWriter, find_checkpoints
 from trainer.checkpoint.format import open_manifest, step_of
-from trainer.checkpoint.load import CheckpointWriter, find_checkpoints
 from trainer.engine.engine import Engine
 from trainer.telemetry.log_files import RunFiles
 from untrained_run import _StillEngine

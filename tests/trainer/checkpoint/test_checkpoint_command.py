@@ -16,12 +16,11 @@ from pipeline.signals import StopRequest
 from pipeline.storage import durable
 from pipeline.storage.lease import hold
 from small_runs import make_config
-from trainer.checkpoint import command
+from trainer.checkpoint import CheckpointWriter, command
 from trainer.checkpoint import writer as checkpoint_writer
 from trainer.checkpoint.format import put_back, read_manifest, step_of, write_json, write_manifest
 from trainer.checkpoint.load import (
     CheckpointError,
-    CheckpointWriter,
     find_checkpoints,
     newest_verified,
     read_state,
@@ -223,7 +222,7 @@ def test_a_save_without_room_is_refused_with_both_numbers(
     monkeypatch.setattr(checkpoint_writer, "free_bytes", lambda folder: 1000)
     writer = make_writer(tmp_path)
     needed = f"{9 * 3 * 4 + checkpoint_writer.ROOM_BYTES:,}"
-    message = rf"checkpoints: a checkpoint needs {needed} bytes and 1,000 are free; free space there, lower"
+    message = rf"checkpoints: a checkpoint needs {needed} bytes, but 1,000 are free; free space there, lower"
     assert re.search(message, caplog.text)  # told when the run begins
     with pytest.raises(CheckpointError, match=rf"step 2: .*{message}"):
         writer.save(2, plan_state={})

@@ -166,13 +166,13 @@ DAMAGE: dict[str, tuple[Callable[[str], object], str]] = {
     "manifest torn": (lambda f: storage.write_bytes(f"{f}/manifest.json", b"{"), "manifest.json: is not valid JSON"),
     "outside": (
         lambda f: write_manifest(f, step=3, files=read_manifest(f), attempt="../step-00000002"),
-        "'../step-00000002' leads out of the checkpoint",
+        "'../step-00000002' points outside the checkpoint",
     ),
     "stale": (
         lambda f: storage.write_bytes(
             f"{f}/manifest.json", storage.read_bytes(f"{storage.parent_of(f)}/step-00000002/manifest.json")
         ),
-        "is of step 2, but stands in folder step-00000003",
+        "is of step 2, but its folder is called step-00000003",
     ),
 }
 
@@ -185,7 +185,7 @@ def test_damage_is_named_and_the_one_before_is_taken(run: str, caplog: pytest.Lo
         with pytest.raises(CheckpointError, match=message):
             load.read_weights(folder)
         assert newest_verified(find_checkpoints(run)) == f"{run}/checkpoints/step-00000002", damage
-        assert "checkpoint step-00000003 is passed over" in caplog.text
+        assert "checkpoint step-00000003 is skipped" in caplog.text
         caplog.clear()
 
 
