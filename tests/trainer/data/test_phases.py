@@ -313,7 +313,7 @@ def test_a_state_without_phases_is_of_the_first(sets: tuple[Path, Path], tmp_pat
 def test_a_state_of_other_phases_is_refused(sets: tuple[Path, Path], tmp_path: Path) -> None:
     phases = opened(two_phases(sets, tmp_path))
     first, second = (each.plan for each in phases)
-    with pytest.raises(PlanError, match=r"step 6 is of phase 2, but this run has 2 phase"):
+    with pytest.raises(PlanError, match=r"step 6 is of phase 2, counted from 0, but this run has 2 phase"):
         find_start(phases, at(first, step=6, phase=2, phase_step=1))
     with pytest.raises(PlanError, match=r"step 6 is 1 steps into phase 1, which began after step 5.*steps 5 to 9"):
         find_start(phases, at(second, step=6, phase=1, phase_step=1))
