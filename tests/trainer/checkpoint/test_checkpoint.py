@@ -202,7 +202,7 @@ def link_out(folder: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "bit": (lambda f: flip_bit(f / "rank-00001-of-00002.safetensors"), "rank-00001-of-00002.safetensors: sha256 is"),
-    "torn": (lambda f: os.truncate(f / "rank-00000-of-00002.safetensors", 999), "has 999 bytes, manifest.json says"),
+    "torn": (lambda f: os.truncate(f / "rank-00000-of-00002.safetensors", 999), "has 999 bytes, but manifest.json"),
     "part": (lambda f: (f / "rank-00001-of-00002.safetensors").unlink(), "is missing .listed in manifest.json"),
     "state": (lambda f: (f / "state.json").unlink(), "state.json: is missing"),
     "state bit": (lambda f: flip_bit(f / "state.json"), "state.json: sha256 is"),
@@ -360,7 +360,7 @@ def resume_other_model(rank: int, run: str) -> Any:
 
 def test_another_model_is_refused(worker_group: Groups, saved_run: tuple[Path, Any]) -> None:
     for answer in worker_group(2).run(catch, resume_other_model, str(saved_run[0])):
-        assert "parameter embedding.weight has shape (101, 24) there and (101, 16) in this model" in answer
+        assert "parameter embedding.weight has shape (101, 24) there, but (101, 16) in this model" in answer
 
 
 def test_changed_versions_and_threads_are_warned_of(worker_group: Groups, run_dir: Path) -> None:

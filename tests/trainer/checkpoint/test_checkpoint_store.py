@@ -161,7 +161,7 @@ def test_saving_again_replaces_in_one_write(run: str) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[str], object], str]] = {
     "bit": (lambda f: flip_bit(part_of(f)), "00001.safetensors: sha256 is"),
-    "torn": (lambda f: storage.write_bytes(part_of(f), b"abc"), "has 3 bytes, manifest.json says"),
+    "torn": (lambda f: storage.write_bytes(part_of(f), b"abc"), "has 3 bytes, but manifest.json says"),
     "part": (lambda f: storage.delete(part_of(f)), "is missing .listed in manifest.json"),
     "manifest torn": (lambda f: storage.write_bytes(f"{f}/manifest.json", b"{"), "manifest.json: is not valid JSON"),
     "outside": (

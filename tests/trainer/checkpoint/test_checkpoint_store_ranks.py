@@ -105,7 +105,7 @@ def test_a_failed_save_ends_for_all_and_leaves_the_others_alone(worker_group: Gr
     group, environment = worker_group(2), environment_of(s3_server)
     group.run(within, environment, train_and_save, run, 1, "fp32", [3], 3)
     for victim, messages in (
-        (0, (r"rank 0 could not write s3://.*No space", r"rank 0 gave up step-00000004/[0-9a-f]{16}; its own message")),
+        (0, (r"rank 0 could not write s3://.*No space", r"rank 0 gave up step-00000004/[0-9a-f]{16}; see its own")),
         (1, (r"rank 1 could not write its part of step-00000004.*No space", r"rank 1 could not write s3://.*No space")),
     ):
         answers = group.run(within, environment, save_with_trouble, run, victim)
