@@ -353,7 +353,7 @@ def test_the_model_card_tells_of_the_phases(sets: tuple[Path, Path], tmp_path: P
     facts: dict[str, Any] = {"data_card": "", "step": 9, "num_parameters": 1, "training": None, "evaluation": None}
     manifest = read_manifest(sets[1])
     card = render_model_card(two_phases(sets, tmp_path), manifest=manifest, phase=1, **facts)
-    assert "This is the data set of phase 2 of 2 (see Training), in which the checkpoint was written." in card
+    assert "This is the data set of phase 2 of 2 (see Training), to which the checkpoint belongs." in card
     assert "phases:\n- max_steps: 4\n- batch:\n    pairs: 6\n    lanes: 3\n" in card
     assert str(sets[1]) not in card
     assert "phases" not in render_model_card(make_config(sets[0], tmp_path), manifest=manifest, **facts)

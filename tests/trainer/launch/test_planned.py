@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.settings import ConfigError, dump_yaml
 from small_runs import make_config, write_small_set
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.data.phases import open_phases, resolve_phases
 from trainer.launch import dry_run, planned
 from trainer.launch.run_directory import write_config

@@ -261,7 +261,7 @@ def test_paths_are_made_absolute_and_the_model_card_names_the_source(
         training=None,
         evaluation=None,
     )
-    assert f"its steps go on from the checkpoint `{tmp_path / 'old' / 'run'}` of another run" in card
+    assert f"it continues from the checkpoint `{tmp_path / 'old' / 'run'}` of another run" in card
     assert "from scratch" not in card
 
 
