@@ -7,7 +7,8 @@ it stops instead of starting anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +62,9 @@ def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = No
     `through`: prefer those up to that step, if there are any. Collective: each rank verifies its share of the files.
     Raises CheckpointError on every rank if there are checkpoints but none verifies, or if it does not fit the model.
     """
-    complaints = []
-    for folder in checkpoints.newest_first(through=through):
-        found = verify_together(folder, engine=engine)
-        if not found:
-            return restore(folder, engine=engine)
-        if engine.rank == 0:
-            _pass_over(folder, why=found)
-        complaints.append(found)
-    if complaints:
-        raise _none_verifies(checkpoints.run, complaints)
-    return None
+    judge, level = partial(verify_together, engine=engine), logging.WARNING if engine.rank == 0 else logging.DEBUG
+    folder = _find_valid(checkpoints, judge=judge, through=through, level=level)
+    return None if folder is None else restore(folder, engine=engine)
 
 
 def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
@@ -102,27 +95,14 @@ def newest_verified(checkpoints: Checkpoints) -> Location | None:
 
     Raises CheckpointError if there are checkpoints but none verifies: the run must not start again from zero.
     """
-    complaints = []
-    for folder in checkpoints.newest_first():
-        try:
-            verify(folder)
-        except CheckpointError as error:
-            _pass_over(folder, why=str(error))
-            complaints.append(str(error))
-        else:
-            return folder
-    if complaints:
-        raise _none_verifies(checkpoints.run, complaints)
-    return None
+    return _find_valid(checkpoints, judge=_find_damage)
 
 
 def verify_together(folder: Location, *, engine: Engine) -> str:
     """Return what is wrong with a checkpoint, or "". Collective. CheckpointError on all ranks if a store fails."""
     damage = failure = ""
     try:
-        verify(folder, rank=engine.rank, world_size=engine.world_size)
-    except CheckpointError as error:
-        damage = str(error)
+        damage = _find_damage(folder, rank=engine.rank, world_size=engine.world_size)
     except OSError as error:  # proves no damage, so no older checkpoint may replace this one
         failure = str(error)
     answers: list[tuple[str, str]] = [("", "")] * engine.world_size
@@ -133,15 +113,35 @@ def verify_together(folder: Location, *, engine: Engine) -> str:
     return next((damage for damage, _ in answers if damage), "")
 
 
-def _pass_over(folder: Location, *, why: str) -> None:
-    logger.warning("checkpoint %s is skipped: %s", step_name(step_of(folder)), why)
+def _find_damage(folder: Location, *, rank: int = 0, world_size: int = 1) -> str:
+    try:
+        verify(folder, rank=rank, world_size=world_size)
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
-def _none_verifies(run_dir: str | Path, complaints: Sequence[str]) -> CheckpointError:
-    return CheckpointError(
-        f"{checkpoints_folder(run_dir)}: none of its {len(complaints)} checkpoints verifies "
-        f"({'; '.join(complaints)}); restore one, or start anew with another output"
-    )
+def _find_valid(
+    checkpoints: Checkpoints,
+    *,
+    judge: Callable[[Location], str],
+    through: int | None = None,
+    level: int = logging.WARNING,
+) -> Location | None:
+    """Return the newest checkpoint without damage; `judge` returns a checkpoint's damage, or ""."""
+    found: list[str] = []
+    for folder in checkpoints.newest_first(through=through):
+        damage = judge(folder)
+        if not damage:
+            return folder
+        logger.log(level, "checkpoint %s is skipped: %s", step_name(step_of(folder)), damage)
+        found.append(damage)
+    if found:
+        raise CheckpointError(
+            f"{checkpoints_folder(checkpoints.run)}: none of its {len(found)} checkpoints verifies "
+            f"({'; '.join(found)}); restore one, or start anew with another output"
+        )
+    return None
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:

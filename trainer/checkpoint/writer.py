@@ -111,7 +111,31 @@ class CheckpointWriter:
         Waits for the previous save and raises its error, or CheckpointError if this save cannot begin.
         """
         self.finish()
-        save = self._begin(step, plan_state=plan_state, guard=guard or {}, data_hash=data_hash, rows=rows or {})
+        engine = self._engine
+        save = _Save(
+            run=self._run,
+            draft=self._begin_draft(step),
+            files=self._files,
+            rank=engine.rank,
+            state=CheckpointState(
+                step=step,
+                steps_taken=engine.steps_taken,
+                loss_scale=asdict(engine.loss_scale),
+                plan_state=dict(plan_state),
+                config=self._config.model_dump(mode="json"),
+                world_size=engine.world_size,
+                threads=torch.get_num_threads(),
+                versions=library_versions(engine.device),
+                guard=dict(guard or {}),
+                data_hash=data_hash,
+                rows=dict(rows or {}),
+            ),
+            slices=self._copy_slices(),
+            generators=_generators(engine.device),
+            keep=self._config.checkpoint,
+            lease_token=self._lease_token,
+            deadline=time.monotonic() + self._config.collective_timeout_s,
+        )
         self._thread = threading.Thread(target=self._write, args=(save,), name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
@@ -129,18 +153,10 @@ class CheckpointWriter:
         deadline = time.monotonic() + self._config.collective_timeout_s
         _insist(self._files.send, what="the end of the run waits", deadline=deadline)
 
-    def _begin(
-        self,
-        step: int,
-        *,
-        plan_state: Mapping[str, Any],
-        guard: Mapping[str, Any],
-        data_hash: str,
-        rows: Mapping[str, Any],
-    ) -> _Save:
-        engine = self._engine
+    def _begin_draft(self, step: int) -> Draft:
+        """Create the draft on rank 0 and open it on every rank. Collective."""
         token, trouble = 0, ""
-        if engine.rank == 0:
+        if self._engine.rank == 0:
             token = secrets.randbelow(2**62) + 1
             try:
                 self._open_draft(step, token).begin()
@@ -149,36 +165,13 @@ class CheckpointWriter:
                     token = -1 - free
             except OSError as error:
                 token, trouble = 0, f": {error}"
-        token = engine.broadcast_int(token)
+        token = self._engine.broadcast_int(token)
         if token == 0:
             raise CheckpointError(f"rank 0 could not create a folder in {self._root}{trouble}")
         if token < 0:
             message = _no_room(self._root, needed=self._bytes_needed, free=-1 - token)
             raise CheckpointError(f"step {step}: {message}; the same command goes on from the last checkpoint")
-        return _Save(
-            run=self._run,
-            draft=self._open_draft(step, token),
-            files=self._files,
-            rank=engine.rank,
-            state=CheckpointState(
-                step=step,
-                steps_taken=engine.steps_taken,
-                loss_scale=asdict(engine.loss_scale),
-                plan_state=dict(plan_state),
-                config=self._config.model_dump(mode="json"),
-                world_size=engine.world_size,
-                threads=torch.get_num_threads(),
-                versions=library_versions(engine.device),
-                guard=dict(guard),
-                data_hash=data_hash,
-                rows=dict(rows),
-            ),
-            slices=self._copy_slices(),
-            generators=_generators(engine.device),
-            keep=self._config.checkpoint,
-            lease_token=self._lease_token,
-            deadline=time.monotonic() + self._config.collective_timeout_s,
-        )
+        return self._open_draft(step, token)
 
     def _open_draft(self, step: int, token: int) -> Draft:
         return open_draft(self._root, step=step, token=token, world_size=self._engine.world_size)

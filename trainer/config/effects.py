@@ -66,14 +66,10 @@ def find_idle_settings(config: TrainerFields) -> list[IdleSetting]:
 
 def _find_in_places(config: TrainerFields) -> Iterator[IdleSetting]:
     if not is_url(config.output):
-        yield IdleSetting(
-            "working_folder",
-            f"output={config.output} is on a disk, where the logs are kept",
-            "set output to an s3:// or gs:// URL",
-        )
-    of_ray = ("cpus_per_worker", "start_timeout_s", "resize_interval_s", "ingest.object_store_mb")
+        why = f"output={config.output} is on a disk, where the logs are kept"
+        yield IdleSetting("working_folder", why, "set output to an s3:// or gs:// URL")
     if config.launcher == "processes":
-        for key in of_ray:
+        for key in ("cpus_per_worker", "start_timeout_s", "resize_interval_s", "ingest.object_store_mb"):
             yield IdleSetting(key, "it is for Ray, which launcher=processes does not start", "set launcher=ray")
         return
     if config.device == "cuda":
@@ -86,9 +82,8 @@ def _find_in_places(config: TrainerFields) -> Iterator[IdleSetting]:
 def _find_in_guard(config: TrainerFields) -> Iterator[IdleSetting]:
     guard, longest = config.guard, max(config.phase_steps)
     if guard.spike_factor is None:
-        yield IdleSetting(
-            "guard.spike_window", "without guard.spike_factor no step is a spike", "set guard.spike_factor"
-        )
+        why = "without guard.spike_factor no step is a spike"
+        yield IdleSetting("guard.spike_window", why, "set guard.spike_factor")
     elif guard.spike_window >= longest:
         yield IdleSetting(
             "guard.spike_factor",
@@ -97,9 +92,8 @@ def _find_in_guard(config: TrainerFields) -> Iterator[IdleSetting]:
             "lower guard.spike_window",
         )
     if guard.max_rollbacks == 0:
-        yield IdleSetting(
-            "guard.skip_before", "with guard.max_rollbacks=0 the run never rolls back", "raise guard.max_rollbacks"
-        )
+        why = "with guard.max_rollbacks=0 the run never rolls back"
+        yield IdleSetting("guard.skip_before", why, "raise guard.max_rollbacks")
 
 
 def _find_in_schedule(config: TrainerFields) -> Iterator[IdleSetting]:
@@ -111,11 +105,8 @@ def _find_in_schedule(config: TrainerFields) -> Iterator[IdleSetting]:
     if constant and not _all_override(config, "schedule.final_factor"):
         yield IdleSetting("schedule.final_factor", "schedule.name=constant never falls", "set schedule.name=linear")
     if run.warmup_steps is not None and not _all_override(config, "schedule.warmup_fraction"):
-        yield IdleSetting(
-            "schedule.warmup_fraction",
-            f"schedule.warmup_steps={run.warmup_steps} replaces it",
-            "set schedule.warmup_steps=null",
-        )
+        why = f"schedule.warmup_steps={run.warmup_steps} replaces it"
+        yield IdleSetting("schedule.warmup_fraction", why, "set schedule.warmup_steps=null")
     for index, (phase, schedule) in enumerate(zip(config.phases, schedules, strict=False) if by_phase else ()):
         place = f"phases.{index}.schedule"
         if schedule.name == "constant":

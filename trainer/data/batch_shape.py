@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset import Manifest, SplitName
+from pipeline.dataset import Manifest
 from pipeline.units import count_of
 from trainer.config import BatchConfig
 from trainer.data.micro_batch import MicroBatchShape
@@ -129,12 +129,12 @@ class Lengths:
         return high
 
 
-def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "train") -> BatchShape:
-    """Derive lanes and micro-batch shape for one split. Raises PlanError that names setting and remedy."""
-    rows, tokens = manifest.num_rows(split), manifest.num_tokens(split)
+def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
+    """Derive lanes and micro-batch shape for the training rows. Raises PlanError that names setting and remedy."""
+    rows, tokens = manifest.num_rows("train"), manifest.num_tokens("train")
     if rows == 0:
-        raise PlanError(f"the data set holds no {split} rows; build it from more documents")
-    lengths = Lengths(np.array(manifest.row_lengths(split), dtype=np.int64))
+        raise PlanError("the data set holds no train rows; build it from more documents")
+    lengths = Lengths(np.array(manifest.row_lengths("train"), dtype=np.int64))
     stated = Fraction(batch.pairs) if batch.pairs is not None else Fraction((batch.tokens or 0) * rows, tokens)
     pairs = stated if batch.exact_pairs else min(stated, Fraction(rows))
     lanes = batch.lanes or _derive_lanes(lengths, pairs=pairs, batch=batch, longest=manifest.max_seq_length)
@@ -161,7 +161,7 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "
         most = max(most, _round_up(fitting + _DEVIATIONS * math.sqrt(fitting * lengths.variation) + 1))
     masked = most * manifest.max_predictions
     if not batch.exact_pairs:
-        expected = size * sum(shard.masked for shard in manifest.shards_of(split)) / (tokens * manifest.mask_sets)
+        expected = size * sum(shard.masked for shard in manifest.shards_of("train")) / (tokens * manifest.mask_sets)
         masked = max(manifest.max_predictions, min(masked, _round_up(expected + _DEVIATIONS * math.sqrt(expected))))
     mean = min(float(pairs), lanes * held)
     least = min(int(lane_pairs), size // longest, masked // manifest.max_predictions)

@@ -20,7 +20,7 @@ from trainer.data.row_groups import ROW, ROW_GROUP, SHARD
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Columns of n rows that were read at once, as read-only numpy views of Arrow's buffers."""
+    """Columns of n rows that were read at once, as read-only numpy views of Arrow's buffers; [n] by default."""
 
     ids: NDArray[np.integer]
     """Tokens of all rows; row i has those from starts[i] to starts[i + 1]."""
@@ -33,17 +33,11 @@ class Rows:
     masked_starts: NDArray[np.integer]
     """[n + 1]"""
     first_lengths: NDArray[np.uint16]
-    """[n]"""
     nsp_labels: NDArray[np.int8]
-    """[n]"""
     sources: NDArray[np.uint16]
-    """[n]"""
     shards: NDArray[np.int32]
-    """[n]"""
     row_groups: NDArray[np.int32]
-    """[n]"""
     rows: NDArray[np.int32]
-    """[n]"""
     epoch: int
     """Epoch of all rows."""
 

@@ -117,24 +117,15 @@ def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tu
     opened = []
     for phase, manifest in zip(phases, manifests, strict=True):
         try:
-            opened.append(_open_phase(phase, manifest=manifest))
+            shape = derive_shape(manifest, batch=phase.config.batch)
+            seed = order_seed(phase.config.seed, phase=phase.index)
+            plan = Plan(manifest, lanes=shape.lanes, shape=shape.micro_batch, seed=seed, pairs=shape.pairs)
         except ValueError as error:
             if len(phases) == 1:
                 raise
             raise PlanError(f"phases.{phase.index}: {error}") from error
+        opened.append(OpenPhase(phase, manifest, shape, plan))
     return tuple(opened)
-
-
-def _open_phase(phase: Phase, *, manifest: Manifest) -> OpenPhase:
-    shape = derive_shape(manifest, batch=phase.config.batch)
-    plan = Plan(
-        manifest,
-        lanes=shape.lanes,
-        shape=shape.micro_batch,
-        seed=order_seed(phase.config.seed, phase=phase.index),
-        pairs=shape.pairs,
-    )
-    return OpenPhase(phase, manifest, shape, plan)
 
 
 def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> None:

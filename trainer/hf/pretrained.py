@@ -21,7 +21,6 @@ from pipeline.storage import Location, locate
 from trainer.config import MODEL_SHAPES, ModelConfig
 from trainer.hf.vocabulary_check import check_same_vocabulary
 from trainer.hf.weight_names import (
-    ACTIVATIONS,
     MASKED_ARCHITECTURES,
     MODEL_TYPES,
     PAIR_HEADS,
@@ -209,12 +208,7 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Lo
         ("num_attention_heads", 12, (config.num_heads,), heads),
         ("hidden_size", 768, (config.width,), heads),
         ("intermediate_size", 3072, (FEED_FORWARD_FACTOR * config.width,), heads),
-        (
-            "hidden_act",
-            "gelu",
-            accepted,
-            f"model.activation={config.activation} ({ACTIVATIONS[config.activation]}) means",
-        ),
+        ("hidden_act", "gelu", accepted, f"model.activation={config.activation} means"),
         ("layer_norm_eps", 1e-12, (LAYER_NORM_EPSILON,), "every model here has"),
         ("type_vocab_size", 2, (NUM_SEGMENTS,), "every model here has"),
         ("position_embedding_type", "absolute", ("absolute", None), "every model here has"),
@@ -253,7 +247,7 @@ def read_tensors(folder: Location) -> dict[str, Tensor]:
 
 
 def _rename(tensors: Mapping[str, Tensor], *, folder: Location) -> dict[str, Tensor]:
-    """Rename LayerNorm.gamma and beta (early TensorFlow conversions), add missing `bert.` prefixes, drop tied copies."""
+    """Rename LayerNorm.gamma and beta (early TensorFlow conversions), add missing `bert.`, drop tied copies."""
     renamed: dict[str, Tensor] = {}
     for old, tensor in tensors.items():
         name = old.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
