@@ -53,7 +53,7 @@ class GuardConfig(Settings):
     max_bad_steps: Positive = 3
     """Bad steps in a row after which the run rolls back to the last checkpoint before them."""
     max_rollbacks: Count = 1
-    """Rollbacks after which the next one stops the run."""
+    """Number of rollbacks; if another one would be needed, the run stops."""
     skip_before: Count = 100
     """Steps before the first bad one whose data is skipped after a rollback, with the data of the bad ones."""
     spike_factor: Annotated[float, Field(gt=1.0)] | None = None

@@ -27,7 +27,7 @@ _FULL_ROWS = 10
 _DEVIATIONS = 6.0
 _MULTIPLE = 8
 _UNITS = 512
-"""Number of length bins, rounded up; rows of at most this many tokens have one bin per token."""
+"""Maximum number of length bins; if rows have at most this many tokens, a bin is one token."""
 _MANY_ROWS = 32
 """Micro-batches that hold this many longest rows leave as much unused as any larger ones."""
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_LABEL = -1
-"""Label of a pair without a next-sentence label; its weight in the loss is zero."""
+"""Label of positions and pairs that have nothing to predict; their weight in the loss is zero."""
 MOST_TOKENS = 2**31 - 1
 """Maximum tokens of a micro-batch, whose positions are int32."""
 
