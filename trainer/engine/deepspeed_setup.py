@@ -117,8 +117,6 @@ def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool = F
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     logging.getLogger("DeepSpeed").setLevel(logging.INFO if logs else logging.WARNING)
     if precision == "fp16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
-        raise ConfigError(
-            f"precision=fp16: this machine's {device.type} does not support it; set precision=bf16 or fp32"
-        )
+        raise ConfigError(f"precision=fp16: not supported on this {device.type}; set precision=bf16 or fp32")
     module: ModuleType = deepspeed
     return module

@@ -70,9 +70,7 @@ def estimate_memory(
     activations = _activations(config, shape=shape, size=size)
     chunk = min(shape.masked, max(1, GPU_CHUNK_BYTES // (size * rows))) * rows
     loss = chunk * size + rows * width * 4
-    ends = (
-        size * numel + 2 * activations / model.num_layers
-    )  # end of backward: all gradients, and one layer's activations
+    ends = size * numel + 2 * activations / model.num_layers  # of backward: all gradients, one layer's activations
     return Memory(
         {
             "weights": size * (numel + (shared if stage == 3 else 0)),
