@@ -104,10 +104,7 @@ class Packer:
                 self._rows, self._place = taken, 0
             rows, start = self._rows, self._place
             stop = min(
-                len(rows),
-                start + pairs,
-                _fits(rows.starts, start, tokens),
-                _fits(rows.masked_starts, start, masked),
+                len(rows), start + pairs, _fits(rows.starts, start, tokens), _fits(rows.masked_starts, start, masked)
             )
             if stop > start:
                 parts.append(Stretch(rows, start, stop))

@@ -120,8 +120,7 @@ def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Pre
     norms = [_norm(gradient, device=engine.device) for gradient in gradients]
     values = torch.stack([*(loss.detach().double() for loss in losses.values()), *norms]).tolist()
     return Passed(
-        losses=dict(zip(losses, values, strict=False)),
-        norms=dict(zip(parameters, values[len(losses) :], strict=True)),
+        losses=dict(zip(losses, values, strict=False)), norms=dict(zip(parameters, values[len(losses) :], strict=True))
     )
 
 

@@ -26,12 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     done = export(
-        options.run,
-        out=options.out,
-        data=options.data,
-        step=options.step,
-        best=options.best,
-        dtype=options.dtype,
+        options.run, out=options.out, data=options.data, step=options.step, best=options.best, dtype=options.dtype
     )
     print(
         f"exported step {done.step:,} ({done.checkpoint}) to {done.folder}: {done.model_type}, "

@@ -19,13 +19,7 @@ from toy_training import gather_state, make_config, make_engine, save_checkpoint
 from trainer.checkpoint import CheckpointWriter, commit, load
 from trainer.checkpoint import writer as checkpoint_writer
 from trainer.checkpoint.format import read_json, read_manifest, step_of, write_json, write_manifest
-from trainer.checkpoint.load import (
-    CheckpointError,
-    find_checkpoints,
-    newest_verified,
-    read_state,
-    read_weights,
-)
+from trainer.checkpoint.load import CheckpointError, find_checkpoints, newest_verified, read_state, read_weights
 from trainer.config.schema import TrainerConfig
 from trainer.engine.deepspeed_setup import INITIAL_LOSS_SCALE
 from trainer.engine.engine import Engine, LossScale

@@ -7,48 +7,23 @@ import math
 import re
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from torch import nn
 
 from pipeline.signals import StopRequest
 from pipeline.storage import durable
 from pipeline.storage.lease import hold
 from small_runs import make_config
-from trainer.checkpoint import CheckpointWriter, command
+from stored_checkpoints import kept, make_writer, write
+from trainer.checkpoint import command
 from trainer.checkpoint import writer as checkpoint_writer
-from trainer.checkpoint.format import put_back, read_manifest, step_of, write_json, write_manifest
-from trainer.checkpoint.load import (
-    CheckpointError,
-    find_checkpoints,
-    newest_verified,
-    read_state,
-)
+from trainer.checkpoint.format import put_back, read_manifest, write_json, write_manifest
+from trainer.checkpoint.load import CheckpointError, find_checkpoints, newest_verified, read_state
 from trainer.checkpoint.retention import choose_kept, rank_evaluations
 from trainer.config import CheckpointConfig, TrainerConfig
-from trainer.engine.engine import Engine
 from trainer.launch.run_directory import write_config
 from trainer.telemetry.metrics import EVALUATIONS_NAME, JsonLines
-from untrained_run import _StillEngine
-
-
-def make_writer(run: Path, **checkpoint: Any) -> CheckpointWriter:
-    """Of a model of nine numbers; no process group."""
-    engine = _StillEngine(cast(Any, nn.Linear(2, 3)))
-    config = make_config(run, run, checkpoint={"every_steps": 1, **checkpoint}, evaluation={"every_steps": 1})
-    return CheckpointWriter(run, engine=cast(Engine, engine), config=config)
-
-
-def write(run: Path, *steps: int, **checkpoint: Any) -> None:
-    writer = make_writer(run, **checkpoint)
-    for step in steps:
-        writer.save(step, plan_state={})
-        writer.finish()
-
-
-def kept(run: Path) -> list[int]:
-    return [step_of(folder) for folder in find_checkpoints(run).folders]
 
 
 def flip_bit(folder: Path) -> None:

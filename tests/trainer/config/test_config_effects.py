@@ -24,10 +24,7 @@ def load(*overrides: str) -> TrainerConfig:
 
 
 IDLE = [
-    (
-        ["guard.spike_window=7"],
-        r"guard\.spike_window=7 has no effect: without .*; set guard\.spike_factor",
-    ),
+    (["guard.spike_window=7"], r"guard\.spike_window=7 has no effect: without .*; set guard\.spike_factor"),
     (
         ["guard={spike_factor: 2, spike_window: 1000}"],
         r"guard\.spike_factor=2\.0 .*guard\.spike_window=1000 .*the run has 1000 steps; lower guard\.spike_window",
@@ -250,10 +247,7 @@ BOTH = {"checkpoint": {"every_steps": 1, "keep_best": 1}, "evaluation": {"every_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"evaluation": {"max_pairs": 16}},
-            r"evaluation\.max_pairs=16 has no effect: the data set holds no rows out",
-        ),
+        ({"evaluation": {"max_pairs": 16}}, r"evaluation\.max_pairs=16 has no effect: the data set holds no rows out"),
         ({"evaluation": {"max_pairs": None}}, r"evaluation\.max_pairs=None has no effect"),
         ({"evaluation": {"every_steps": 2}}, r"evaluation\.every_steps=2 has no effect"),
         (BOTH, r"evaluation\.every_steps=1 .*checkpoint\.keep_best=1 has no effect: no checkpoint is evaluated on"),

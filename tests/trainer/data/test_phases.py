@@ -132,10 +132,7 @@ def test_a_phase_inherits_what_it_does_not_give() -> None:
 
 def test_phases_survive_yaml_and_take_overrides(tmp_path: Path) -> None:
     config = load(f"output={tmp_path}", "phases=[{share: 0.5}, {}]", "phases.1.batch.pairs=16", "phases.1.data=e")
-    assert config.phases == (
-        PhaseConfig(share=0.5),
-        PhaseConfig.model_validate({"data": "e", "batch": {"pairs": 16}}),
-    )
+    assert config.phases == (PhaseConfig(share=0.5), PhaseConfig.model_validate({"data": "e", "batch": {"pairs": 16}}))
     assert load_settings(TrainerConfig, file=write_config(config)) == config
 
 

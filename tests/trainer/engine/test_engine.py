@@ -237,10 +237,7 @@ def look_at_the_process(rank: int) -> dict[str, Any]:
 
     linear = torch.nn.functional.linear
     make_engine(make_config(zero_stage=3)).close()
-    return {
-        "compiled": deepspeed.ops.__compatible_ops__,
-        "linear": torch.nn.functional.linear is linear,
-    }
+    return {"compiled": deepspeed.ops.__compatible_ops__, "linear": torch.nn.functional.linear is linear}
 
 
 def test_deepspeed_compiles_nothing_and_replaces_nothing(worker_group: Groups) -> None:

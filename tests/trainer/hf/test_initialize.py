@@ -33,12 +33,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.mark.parametrize(
     ("tokenizer", "positions", "longest"),
-    [
-        ({"model_max_length": 64}, 512, 64),
-        ({"model_max_length": 10**30}, 128, 128),
-        ({}, 128, 128),
-        (None, 128, 128),
-    ],
+    [({"model_max_length": 64}, 512, 64), ({"model_max_length": 10**30}, 128, 128), ({}, 128, 128), (None, 128, 128)],
 )
 def test_the_longest_row_of_given_weights_counts(
     worker_group: Callable[[int], WorkerGroup],
