@@ -116,9 +116,9 @@ def _find_in_schedule(config: TrainerFields) -> Iterator[IdleSetting]:
             yield IdleSetting(f"{place}.warmup_fraction", why, f"set {place}.warmup_steps=null")
 
 
-def _find_in_checkpoint(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> Iterator[IdleSetting]:
+def _find_in_checkpoint(config: TrainerFields) -> Iterator[IdleSetting]:
     every, steps = config.checkpoint.every_steps, config.max_steps
-    if not any(_phases_with_both(config, held_out=held_out)):
+    if not any(_phases_with_both(config)):
         yield IdleSetting(
             "checkpoint.keep_best",
             f"none of the checkpoints within max_steps={steps}, one every {every} steps, is evaluated",
@@ -133,7 +133,7 @@ def _find_in_checkpoint(config: TrainerFields, *, held_out: Sequence[int] | None
         )
 
 
-def _phases_with_both(config: TrainerFields, *, held_out: Sequence[int] | None) -> Iterator[bool]:
+def _phases_with_both(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> Iterator[bool]:
     """Yield for each phase whether one of its steps is both evaluated and checkpointed. The run's last step does not
     count: its checkpoint stays as the newest."""
     every = config.checkpoint.every_steps

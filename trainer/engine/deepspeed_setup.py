@@ -90,7 +90,7 @@ def bound_waits(timeout_s: int) -> None:
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
 
 
-def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool = False) -> ModuleType:
+def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool) -> ModuleType:
     """Import DeepSpeed for `device`, so that it neither probes compilers nor compiles on first use.
 
     `logs`: show the measurements that it is asked for. Sets DS_ACCELERATOR, LOCAL_RANK and, on GPUs,
