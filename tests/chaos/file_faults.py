@@ -78,7 +78,7 @@ def damage_checkpoints(stage: Stage) -> list[Finding]:
     for name, damage in DAMAGES.items():
         run = continue_copy(stopped, name=f"checkpoint-{name.replace(' ', '-')}", damage=damage)
         whole = damage is leave_a_half
-        broken = [] if whole or run.says(r"warning: checkpoint step-\d+ is passed over") else ["damage went unnoticed"]
+        broken = [] if whole or run.says(r"warning: checkpoint step-\d+ is skipped") else ["damage went unnoticed"]
         if run.executed()[len(stopped.executed())] != resumed_step(run) + 1:
             broken.append("the step after the checkpoint was not the next")
         happened = f"resumed at step {resumed_step(run)}, {'the newest' if whole else 'the newest was passed over'}"

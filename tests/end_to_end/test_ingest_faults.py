@@ -39,7 +39,7 @@ def test_a_flipped_bit_stops_with_shard_and_row_group(damaged: tuple[Path, Manif
     root, manifest, path = damaged
     flip_a_bit(path, row_group=1)
     stream = MicroBatchStream(make_plan(manifest), root)
-    message = rf"{path.name}, row group 1: cannot be read \(.*CRC checksum.*restore it, or build the set again"
+    message = rf"{path.name}, row group 1: cannot be read \(.*CRC checksum.*restore it, or build the data set again"
     with pytest.raises(DataSetError, match=message):
         list(stream.one_epoch())
     stream.close()
@@ -60,7 +60,7 @@ def test_a_row_group_that_cannot_be_read_is_passed_over_where_the_config_says_so
     assert epochs >= 3
     assert set(taken.values()) <= {epochs, epochs + 1}
     assert epochs * 21 <= sum(step.num_lost for step, _ in steps) <= (epochs + 1) * 21
-    assert f"rows are passed over (ingest.skip_corrupt): {path}, row group 1: cannot be read" in caplog.text
+    assert f"rows are skipped (ingest.skip_corrupt): {path}, row group 1: cannot be read" in caplog.text
     for world_size in (3, 4):
         assert_same(run(plan, root, steps=40, world_size=world_size, skip_corrupt=True), steps)
     for stop in (1, 7, 13):

@@ -121,7 +121,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     victim.write_bytes(content)
     report = run(pair, make_config(data, output))
     assert report.outcome.first_step == 6
-    assert any(line.startswith("warning: checkpoint step-00000007 is passed over") for line in report.said)
+    assert any(line.startswith("warning: checkpoint step-00000007 is skipped") for line in report.said)
     assert curve(output) == curve(uninterrupted)
 
 

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from toy_training import accumulate, gather_state, make_config, make_engine, train
-from trainer.checkpoint import load
+from toy_training import accumulate, gather_state, make_config, make_engine, save_checkpoint, train
+from trainer.checkpoint import CheckpointWriter, load
 from trainer.engine.engine import Engine
 from trainer.model import BertForPretraining
 from trainer.train.link import WorkerPlace
@@ -56,7 +56,7 @@ def check_stages(rank: int, folder: Path) -> None:
         seconds = time.perf_counter() - begun
         run = folder / str(number)
         curve = train(engine, config, first=1, last=4)
-        load.save(run, step=4, engine=engine, plan_state={}, config=config)
+        save_checkpoint(run, step=4, engine=engine, plan_state={}, config=config)
         state = gather_state(engine)
         curve += train(engine, config, first=5, last=8)
         engine.close()
@@ -119,7 +119,7 @@ def measure_large(rank: int, folder: Path) -> None:
             result = engine.step(1e-4)
         assert math.isfinite(result.grad_norm)
         torch.cuda.synchronize()
-        writer = load.CheckpointWriter(folder / f"large-{stage}", engine=engine, config=config)
+        writer = CheckpointWriter(folder / f"large-{stage}", engine=engine, config=config)
         times = []
         for step in (1, 2):
             dist.barrier()

@@ -1,4 +1,4 @@
-"""Checkpoints on a store, written without training, looked at and damaged."""
+"""Checkpoints written without training, on a store or a disk, looked at and damaged."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import nn
 from pipeline import storage
 from pipeline.storage import StorageError
 from small_runs import make_config
+from trainer.checkpoint import CheckpointWriter, find_checkpoints
 from trainer.checkpoint.format import open_manifest, step_of
-from trainer.checkpoint.load import CheckpointWriter, find_checkpoints
 from trainer.engine.engine import Engine
 from trainer.telemetry.log_files import RunFiles
 from untrained_run import _StillEngine
 
 
 def make_writer(
-    run: str, *, token: str | None = None, timeout_s: int = 60, files: RunFiles | None = None, **checkpoint: Any
+    run: str | Path, *, token: str | None = None, timeout_s: int = 60, files: RunFiles | None = None, **checkpoint: Any
 ) -> CheckpointWriter:
     """Of a model of nine numbers; no process group."""
     engine = _StillEngine(cast(Any, nn.Linear(2, 3)))
@@ -29,14 +29,14 @@ def make_writer(
     return CheckpointWriter(run, engine=cast(Engine, engine), config=config, lease_token=token, files=files)
 
 
-def write(run: str, *steps: int, **checkpoint: Any) -> None:
+def write(run: str | Path, *steps: int, **checkpoint: Any) -> None:
     writer = make_writer(run, **checkpoint)
     for step in steps:
         writer.save(step, plan_state={})
         writer.finish()
 
 
-def kept(run: str) -> list[int]:
+def kept(run: str | Path) -> list[int]:
     return [step_of(folder) for folder in find_checkpoints(run).folders]
 
 

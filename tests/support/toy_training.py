@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.checkpoint import CheckpointWriter
 from trainer.config.schema import TrainerConfig
 from trainer.engine.engine import Engine, StepResult
 from trainer.engine.schedules import learning_rate
@@ -102,6 +104,13 @@ def train(engine: Engine, config: TrainerConfig, *, first: int, last: int) -> li
         result: StepResult = engine.step(learning_rate(step, config))
         curve.append((loss, result.grad_norm))
     return curve
+
+
+def save_checkpoint(run: str | Path, *, step: int, engine: Engine, config: TrainerConfig, plan_state: Any) -> None:
+    """Write the checkpoint after `step` steps and wait for its commit. Collective."""
+    writer = CheckpointWriter(run, engine=engine, config=config)
+    writer.save(step, plan_state=plan_state)
+    writer.finish()
 
 
 def gather_parameters(engine: Engine) -> dict[str, Tensor]:

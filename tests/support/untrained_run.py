@@ -10,7 +10,7 @@ import torch
 from pipeline.dataset.manifest import TOKENIZER_FOLDER, Manifest, file_sha256, write_manifest
 from pipeline.tokenizer.tokenizer import WordTokenizer
 from synthetic import make_manifest, vocabulary, write_data_set
-from trainer.checkpoint.load import CheckpointWriter
+from trainer.checkpoint import CheckpointWriter
 from trainer.config import BatchConfig, ModelConfig, PhaseConfig, TrainerConfig
 from trainer.engine.engine import Engine, LossScale
 from trainer.engine.zero_state import LocalSlice

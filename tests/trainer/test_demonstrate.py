@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,26 +11,9 @@ import pytest
 from pipeline.dataset.manifest import read_manifest
 from trainer import demonstrate
 from trainer.model import BertForPretraining
-from untrained_run import VOCABULARY_SIZE, write_data, write_export
+from untrained_run import VOCABULARY_SIZE, write_data
 
 transformers = pytest.importorskip("transformers")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("set")
-    write_data(root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, BertForPretraining]:
-    return write_export(tmp_path_factory.mktemp("run"), data=data)
-
-
-@pytest.fixture
-def folder(exported: tuple[Path, BertForPretraining], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(exported[0], tmp_path / "model"))
 
 
 def test_fill_mask_agrees_with_transformers(exported: tuple[Path, BertForPretraining]) -> None:
@@ -63,18 +45,18 @@ def test_demonstration_prints_examples_and_refuses_bad_texts(folder: Path, capsy
 
 
 def test_held_out_texts_are_tried_shown_with_the_right_word_and_counted(
-    folder: Path, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tokenized: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill = demonstrate.FillMask(folder)
-    texts = demonstrate.draw_held_out(str(data), tokens=fill.tokens)
-    rows = [row for shard in read_manifest(data).shards_of("validation")
-            for row in pq.read_table(data / shard.path).to_pylist()]  # fmt: skip
+    texts = demonstrate.draw_held_out(str(tokenized), tokens=fill.tokens)
+    rows = [row for shard in read_manifest(tokenized).shards_of("validation")
+            for row in pq.read_table(tokenized / shard.path).to_pylist()]  # fmt: skip
     held_out = {tuple(row["input_ids"][: row["first_length"]]) for row in rows}
     for text in texts:
         assert text.ids[text.place] == fill.tokenizer.token_to_id("[MASK]")
         assert (*text.ids[: text.place], text.answer, *text.ids[text.place + 1 :]) in held_out
         assert len(fill.tokens[text.answer]) >= demonstrate.LETTERS
-    assert texts == demonstrate.draw_held_out(str(data), tokens=fill.tokens), "the same ones every time"
+    assert texts == demonstrate.draw_held_out(str(tokenized), tokens=fill.tokens), "the same ones every time"
     monkeypatch.setattr(demonstrate, "NUM_SHOWN", 3)
     known = iter([text.answer for text in texts])
 
@@ -85,7 +67,7 @@ def test_held_out_texts_are_tried_shown_with_the_right_word_and_counted(
 
     guessed: list[int] = []
     monkeypatch.setattr(demonstrate.FillMask, "guess_ids", guess)
-    assert demonstrate.main([str(folder), "--held-out", str(data)]) == 0
+    assert demonstrate.main([str(folder), "--held-out", str(tokenized)]) == 0
     shown = capsys.readouterr().out
     assert f"the 5 guesses hold the right word in 2 of these 3 texts and in 2 of {len(texts)} (" in shown
     assert (shown.count("right: "), shown.count("wrong: ")) == (2, 1)
@@ -93,10 +75,10 @@ def test_held_out_texts_are_tried_shown_with_the_right_word_and_counted(
 
 
 def test_held_out_texts_of_another_vocabulary_or_without_words_are_refused(
-    folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tokenized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demonstrate, "LETTERS", 99)
-    assert demonstrate.main([str(folder), "--held-out", str(data)]) == 2
+    assert demonstrate.main([str(folder), "--held-out", str(tokenized)]) == 2
     assert "no held-out row has a word of 99 letters that is a single token" in capsys.readouterr().err
     write_data(tmp_path / "other", size=VOCABULARY_SIZE - 7)
     assert demonstrate.main([str(folder), "--held-out", str(tmp_path / "other")]) == 2

@@ -17,42 +17,30 @@ from untrained_run import write_data, write_export
 from worker_group import WorkerGroup
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("set")
-    write_data(root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, BertForPretraining]:
-    return write_export(tmp_path_factory.mktemp("run"), data=data)
-
-
 def test_the_losses_are_those_of_a_run_that_starts_from_the_model(
     worker_group: Callable[[int], WorkerGroup],
     exported: tuple[Path, BertForPretraining],
-    data: Path,
+    tokenized: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """And a run evaluates them before its first step where evaluation.at_start says so, once."""
     settings = {"max_steps": 2, "workers": 1, "evaluation": {"at_start": True}, "precision": "fp32"}
     model = {"size": "tiny", "initialize_from": str(exported[0])}
-    config = make_config(data, tmp_path / "run", model=model, **settings)
+    config = make_config(tokenized, tmp_path / "run", model=model, **settings)
     report = run(worker_group(1), config)
     assert any(
         f"training from step 0 of 2 (with the weights of {exported[0]}): BERT tiny" in line for line in report.said
     )
     start, end = read_json_lines(tmp_path / "run" / "evaluations.jsonl")
     assert (start["step"], end["step"]) == (0, 2)
-    assert main([str(exported[0]), str(data), "--json"]) == 0
+    assert main([str(exported[0]), str(tokenized), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found.keys() == start.keys() - {"step", "phase"}
     assert found.pop("data_hash") == start["data_hash"]
     for key, value in found.items():
         assert value == pytest.approx(start[key], rel=1e-5), key
-    assert main([str(exported[0]), str(data), "--max-pairs", "9"]) == 0
+    assert main([str(exported[0]), str(tokenized), "--max-pairs", "9"]) == 0
     assert "masked tokens of 9 pairs" in capsys.readouterr().out.splitlines()[0]
 
     shutil.rmtree(tmp_path / "run" / "checkpoints")  # killed before its first checkpoint, and begun again
@@ -61,36 +49,36 @@ def test_the_losses_are_those_of_a_run_that_starts_from_the_model(
 
 
 def test_a_branch_evaluates_what_it_starts_from(
-    worker_group: Callable[[int], WorkerGroup], data: Path, tmp_path: Path
+    worker_group: Callable[[int], WorkerGroup], tokenized: Path, tmp_path: Path
 ) -> None:
-    run(worker_group(1), make_config(data, tmp_path / "run", max_steps=2, workers=1))
+    run(worker_group(1), make_config(tokenized, tmp_path / "run", max_steps=2, workers=1))
     branch = {"resume_from": str(tmp_path / "run" / "checkpoints" / "step-00000002"), "evaluation": {"at_start": True}}
-    run(worker_group(1), make_config(data, tmp_path / "branch", max_steps=4, workers=1, **branch))
+    run(worker_group(1), make_config(tokenized, tmp_path / "branch", max_steps=4, workers=1, **branch))
     assert [record["step"] for record in read_json_lines(tmp_path / "branch" / "evaluations.jsonl")] == [2, 4]
 
 
 def test_a_model_without_next_sentences_tells_none(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tokenized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_data(tmp_path / "plain", next_sentence="none")
     masked_only, _ = write_export(tmp_path / "run", data=tmp_path / "plain")
     assert json.loads((masked_only / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
-    assert main([str(masked_only), str(data)]) == 0
+    assert main([str(masked_only), str(tokenized)]) == 0
     assert "next-sentence" not in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_refused_in_one_line(
-    exported: tuple[Path, BertForPretraining], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: tuple[Path, BertForPretraining], tokenized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_data(tmp_path / "other", size=500)
     run_folder = exported[0].parent
     for words, told in (
-        ([tmp_path / "gone", data], "gone: has no config.json; give the folder of an export"),
-        ([run_folder, data], "is a run directory, not a model; export it first"),
-        ([exported[0], data / "data"], f"is inside the data set {data}; give the set itself"),
+        ([tmp_path / "gone", tokenized], "gone: has no config.json; give the folder of an export"),
+        ([run_folder, tokenized], "is a run directory, not a model; export it first"),
+        ([exported[0], tokenized / "data"], f"is inside the data set {tokenized}; give the set itself"),
         ([exported[0], tmp_path / "other"], "its vocabulary"),
-        ([exported[0], data, "--max-pairs=0"], "--max-pairs=0: give at least 1"),
-        ([exported[0], data, "--device=cuda"], "--device=cuda: torch finds no GPU"),
+        ([exported[0], tokenized, "--max-pairs=0"], "--max-pairs=0: give at least 1"),
+        ([exported[0], tokenized, "--device=cuda"], "--device=cuda: torch finds no GPU"),
     ):
         assert main(list(map(str, words))) == 2
         error = capsys.readouterr().err

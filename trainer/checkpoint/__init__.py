@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written by all ranks, whole or absent, loaded into any world size and ZeRO stage."""
+"""Checkpoints of a run: written by all ranks, whole or absent, and loaded at any world size and ZeRO stage."""
 
 from trainer.checkpoint.format import (
     STATE,

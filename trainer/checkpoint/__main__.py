@@ -1,4 +1,4 @@
-"""`python -m trainer.checkpoint RUN [list|verify|prune]`: what the checkpoints of a run are worth, and which may go."""
+"""`python -m trainer.checkpoint RUN [list|verify|prune]`: list, verify or remove the checkpoints of a run."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""`python -m trainer.checkpoint RUN [list|verify|prune]`: what a run's checkpoints are worth, and which may go.
+"""`python -m trainer.checkpoint RUN [list|verify|prune]`: list, verify or remove the checkpoints of a run.
 
-Nothing is removed unless a checkpoint that was just read whole stays.
+prune removes nothing unless at least one checkpoint that it has just verified remains.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from trainer.config import CONFIG_NAME, CheckpointConfig, read_run_config
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of one checkpoint; without what could not be read."""
+    """What could be read of one checkpoint."""
 
     folder: Location
     num_bytes: int
-    """As its manifest says."""
+    """According to its manifest."""
     written: str
     world_size: int | None
     trouble: str
-    """What is wrong; empty where every byte is as it was written."""
+    """What is wrong; empty if every byte verifies."""
 
     def line(self) -> str:
-        """For people."""
+        """Return the checkpoint's row below HEADER."""
         workers = "?" if self.world_size is None else str(self.world_size)
         return (
             f"{step_of(self.folder):>10}  {describe_bytes(self.num_bytes):>8}  {self.written:<19}  {workers:>7}  "
@@ -57,20 +57,20 @@ HEADER = f"{'step':>10}  {'size':>8}  {'written':<19}  {'workers':>7}  state"
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 done, 1 a checkpoint is damaged (verify), 2 refused."""
+    """Run the command. Returns the exit status: 0 done, 1 a checkpoint is damaged (verify only), 2 refused."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.checkpoint",
-        description="Checkpoints of a run: list shows each, with every byte verified; verify does that and exits with "
-        "1 where one is damaged; prune removes what the run's own settings, or those given here, do not keep.",
+        description="Checkpoints of a run: list verifies every byte of each and shows the result; verify does the same "
+        "and exits with 1 if one is damaged; prune removes what the run's settings, or those given here, do not keep.",
     )
     parser.add_argument("run", help="run directory, or its s3:// or gs:// URL")
     parser.add_argument("action", nargs="?", choices=("list", "verify", "prune"), default="list")
-    parser.add_argument("--keep-last", type=int, help="prune: newest checkpoints that stay")
-    parser.add_argument("--keep-every-steps", type=int, help="prune: those at multiples of this step stay")
+    parser.add_argument("--keep-last", type=int, help="prune: number of newest checkpoints to keep")
+    parser.add_argument("--keep-every-steps", type=int, help="prune: keep those at multiples of this step")
     parser.add_argument(
-        "--keep-best", type=int, help="prune: those with the least held-out loss that stay, of each phase"
+        "--keep-best", type=int, help="prune: number with the lowest held-out loss to keep in each phase"
     )
-    parser.add_argument("--damaged", action="store_true", help="prune: remove damaged ones too")
+    parser.add_argument("--damaged", action="store_true", help="prune: also remove damaged ones")
     options = parser.parse_args(arguments)
     run = locate(options.run)
     changes = {name: getattr(options, name) for name in ("keep_last", "keep_every_steps", "keep_best")}
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.action == "prune":
         return _prune(run, changes=changes, damaged=options.damaged)
     if changes or options.damaged:
-        raise CheckpointError(f"{options.action} takes no --keep-* and no --damaged; they are for prune")
+        raise CheckpointError(f"{options.action} takes no --keep-* and no --damaged; only prune does")
     reports = inspect(run)
     print(HEADER)
     for report in reports:
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def inspect(run: Location) -> list[Report]:
-    """Read every byte of every checkpoint, oldest first. CheckpointError where the run has none."""
+    """Verify every byte of every checkpoint, oldest first. Raises CheckpointError if the run has none."""
     folders = find_checkpoints(run).folders
     if not folders:
         raise CheckpointError(f"{checkpoints_folder(run)}: holds no checkpoint; give a run directory")
@@ -95,9 +95,9 @@ def inspect(run: Location) -> list[Report]:
 
 
 def prune(run: Location, *, config: CheckpointConfig, damaged: bool = False) -> tuple[list[Report], list[Report]]:
-    """Remove what `config` does not keep among the checkpoints that verify; returns (kept, removed).
+    """Remove the checkpoints that verify but that `config` does not keep. Returns (kept, removed).
 
-    Damaged ones count for nothing and stay, unless `damaged`. CheckpointError where none verifies: all stay.
+    Damaged ones are ignored and stay unless `damaged`. Raises CheckpointError, removing nothing, if none verifies.
     """
     reports = inspect(run)
     whole = {step_of(report.folder): report for report in reports if not report.trouble}

@@ -1,8 +1,8 @@
-"""Where the ranks of a run write one checkpoint together, and what makes it one.
+"""Drafts: how the ranks write one checkpoint together, and how it is committed.
 
-On a file system that is a hidden folder, which one rename makes the checkpoint. An object store has no rename: there
-the files lie in a folder of the attempt's own, which nobody looks into before the checkpoint's manifest, written once
-and last, names it; a later attempt at that step replaces that manifest in one write. Ranks meet through small files.
+On a file system a draft is a hidden folder that one rename turns into the checkpoint. An object store has no rename:
+each attempt writes into a folder of its own, which counts only when the checkpoint's manifest, written last and in one
+request, names it. A later attempt at the same step replaces that manifest. Ranks signal each other by small files.
 """
 
 from __future__ import annotations
@@ -32,54 +32,54 @@ _GIVEN_UP = "given-up"
 
 
 class Draft(Protocol):
-    """A checkpoint that is being written; every rank has its own object for it."""
+    """A checkpoint that is being written; each rank has its own object for it."""
 
     name: str
-    """For people."""
+    """Name in messages."""
     pause_s: float
-    """Seconds between looks at what the others do."""
+    """Seconds between checks of the other ranks' progress."""
 
     @property
     def files(self) -> Location:
         """The folder to write into."""
 
     def begin(self) -> None:
-        """Make room for it; by rank 0, before the others hear of it."""
+        """Create the draft. Rank 0 only, before the others learn of it."""
 
     def begin_part(self, rank: int) -> None:
-        """This rank will now write."""
+        """Announce that this rank starts to write."""
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
-        """This rank has written files of these manifest entries."""
+        """Announce that this rank has written the files of these manifest entries."""
 
     def fail_part(self, rank: int, *, reason: str) -> None:
-        """This rank cannot write; never raises."""
+        """Announce that this rank cannot write. Never raises."""
 
     def hear(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        """Entries of those of the ranks that have ended their parts. CheckpointError where one has failed."""
+        """Return the manifest entries of those `ranks` that are done. Raises CheckpointError if one has failed."""
 
     def seal(self, entries: Mapping[str, Any]) -> None:
-        """All that can be done before the commit; by rank 0."""
+        """Do all work that can precede the commit. Rank 0 only."""
 
     def commit(self) -> None:
-        """Make it the checkpoint of its step; by rank 0, under the lease."""
+        """Make the draft the checkpoint of its step. Rank 0 only, under the lease."""
 
     def give_up(self) -> None:
-        """Leave nothing that anybody waits for; by rank 0; never raises."""
+        """Abandon the draft, so that no rank waits for it. Rank 0 only; never raises."""
 
     def is_committed(self) -> bool | None:
-        """What came of it; None while nothing has."""
+        """Return True if committed, False if abandoned, None while undecided."""
 
 
 def open_draft(root: Location, *, step: int, token: int, world_size: int) -> Draft:
-    """The draft of that token, the same on all ranks."""
+    """Open the draft of a step; `token`, the same on all ranks, identifies the attempt."""
     if isinstance(root, Path):
         return _FolderDraft(root, step=step, token=token, world_size=world_size)
     return _StoreDraft(root, step=step, token=token)
 
 
 def remove_leftovers(root: Location) -> None:
-    """Remove what dead saves left. Nobody may be writing."""
+    """Remove the remains of saves that died. No save may be in progress."""
     if isinstance(root, Path):
         for path in root.iterdir():
             if path.name.startswith("."):
@@ -93,7 +93,7 @@ def remove_leftovers(root: Location) -> None:
         if folder.startswith(".") or MANIFEST not in names:
             storage.delete_tree(storage.join(root, folder))
         elif len(names) > 2:
-            with suppress(CheckpointError):  # damage stays, to be looked at
+            with suppress(CheckpointError):  # damaged ones stay for inspection
                 kept = storage.base_name(str(open_manifest(storage.join(root, folder))[0]))
                 for name in names - {MANIFEST, kept}:
                     storage.delete_tree(storage.join(root, folder, name))
@@ -143,14 +143,14 @@ class _FolderDraft:
             remove(replaced)  # the others wait for its name to go
 
     def give_up(self) -> None:
-        """Its name goes first, in one step: others still write into it, so it may not become empty."""
+        """Renames the folder first, in one step: other ranks may still write into it while it is removed."""
         trash = self.files.with_name(f".given-up-{self.name}")
         with suppress(OSError):
             self.files.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
 
     def is_committed(self) -> bool | None:
-        """A checkpoint of that step may stand there from before: it is this one's where its manifest names it."""
+        """An earlier checkpoint of that step may be there: it is this draft's only if its manifest names the draft."""
         if self.files.exists():
             return None
         with suppress(CheckpointError):
@@ -180,10 +180,10 @@ class _StoreDraft:
         self._may_stand = False
 
     def begin(self) -> None:
-        """Nothing: a folder is there as soon as a file is in it, and training waits for this."""
+        """Do nothing: a folder exists as soon as a file is in it."""
 
     def begin_part(self, rank: int) -> None:
-        """Nothing: the first to be heard of a part is its end."""
+        """Do nothing: only the end of a part is announced."""
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
         write_json(storage.join(self._meeting, f"rank-{rank}.done"), entries)
@@ -205,9 +205,9 @@ class _StoreDraft:
         self._entries = entries
 
     def commit(self) -> None:
-        self._may_stand = True  # also where the answer does not arrive
+        self._may_stand = True  # even if the answer does not arrive
         write_manifest(self._final, step=self._step, files=self._entries, attempt=self._attempt)
-        with suppress(OSError):  # the checkpoint stands; the next one clears this away
+        with suppress(OSError):  # the checkpoint is committed; the next save removes these files
             storage.delete_tree(self._meeting)
 
     def give_up(self) -> None:

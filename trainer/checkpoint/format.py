@@ -1,8 +1,8 @@
-"""Files of a checkpoint: written so that they are whole or absent, verified before anything trusts them.
+"""Files of a checkpoint: whole or absent, and verified before use.
 
-A checkpoint is a folder of safetensors and JSON files with a manifest of sizes and sha256. Invariant:
-bytes are hashed as they are written and reach the disk (fsync) before a name for them appears. On an object store the
-manifest is the name: it says in which folder of the checkpoint's the files lie. Nothing here is a pickle.
+A checkpoint is a folder of safetensors and JSON files with a manifest of sizes and sha256. Invariant: bytes are hashed
+while they are written and reach the disk (fsync) before their name appears. On an object store the manifest plays the
+part of the name: it tells in which subfolder the files are. Nothing here is a pickle.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """state.json: all of a run's state that is not a tensor."""
+    """Contents of state.json: the part of a run's state that is not tensors."""
 
     step: int
-    """Steps of the run that are done, skipped ones included."""
+    """Steps of the run done, skipped ones included."""
     steps_taken: int
-    """Updates the optimizer has applied (Adam's step count)."""
+    """Updates that the optimizer has applied (Adam's step count)."""
     loss_scale: dict[str, Any]
     plan_state: dict[str, Any]
     config: dict[str, Any]
@@ -56,19 +56,19 @@ class CheckpointState:
     world_size: int
     threads: int
     versions: dict[str, str]
-    """Python, libraries and device: compared with a warning, since bits may depend on them."""
+    """Python, libraries and device. A difference on resume is a warning, since results may depend on them."""
     guard: dict[str, Any] = field(default_factory=dict)
-    """What trainer.train.divergence knows: windows that are passed over, bad steps in a row."""
+    """State of trainer.train.divergence: windows of skipped data, bad steps in a row."""
     data_hash: str = ""
-    """Hash of the data set that the last step's rows are from; empty in older checkpoints."""
+    """Hash of the data set of the last step; empty in older checkpoints."""
     rows: dict[str, Any] = field(default_factory=dict)
-    """Of all rows that the weights were trained on (phases.rows_trained); empty in older checkpoints."""
+    """Facts about all rows that the weights were trained on (phases.rows_trained); empty in older checkpoints."""
 
 
 def write_tensors(path: Location, *, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Write CPU tensors (fp32 or uint8) as safetensors, straight from their memory, and fsync.
+    """Write CPU tensors (fp32 or uint8) as safetensors, without copies, and fsync.
 
-    Returns the file's manifest entry, {"bytes", "sha256"}: hashed while written, in one pass.
+    Returns the file's manifest entry, {"bytes", "sha256"}, hashed in the same pass.
     """
     if storage.is_url(path):
         with storage.open_stream(path) as file:
@@ -110,7 +110,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def write_json(path: Location, value: Any) -> dict[str, Any]:
-    """Write `value`, which appears whole. Returns the manifest entry."""
+    """Write `value` atomically as JSON. Returns the manifest entry."""
     data = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     storage.write_bytes(path, data, make_folders=False)
@@ -118,7 +118,7 @@ def write_json(path: Location, value: Any) -> dict[str, Any]:
 
 
 def read_json(path: Location) -> Any:
-    """Parse a JSON file; CheckpointError names it where it is absent or torn."""
+    """Parse a JSON file. Raises CheckpointError if it is missing or not valid."""
     try:
         return json.loads(storage.read_bytes(path))
     except FileNotFoundError as error:
@@ -135,9 +135,9 @@ def write_manifest(
     attempt: str | None = None,
     draft: str | None = None,
 ) -> None:
-    """Write the list of files; it carries a hash of itself.
+    """Write the manifest: the list of files, with a hash of the manifest itself.
 
-    `attempt`: the folder in `folder` where the files lie. `draft`: what the folder was called before the commit.
+    `attempt`: subfolder of `folder` that holds the files. `draft`: name of the folder before the commit.
     """
     body = {"format": FORMAT, "step": step, "files": {name: dict(entry) for name, entry in files.items()}}
     body |= {key: value for key, value in (("attempt", attempt), ("draft", draft)) if value is not None}
@@ -145,16 +145,16 @@ def write_manifest(
 
 
 def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
-    """File name -> {"bytes", "sha256"}, after checks of the manifest itself.
+    """Return file name -> {"bytes", "sha256"}, after checks of the manifest itself.
 
-    Raises CheckpointError where it is missing, torn, altered, of another format or another step than the
-    folder's name says, or names a file outside the folder.
+    Raises CheckpointError if it is missing, damaged, altered, of another format, of another step than the folder's name
+    says, or names a file outside the folder.
     """
     return open_manifest(folder)[1]
 
 
 def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]]:
-    """Where the checkpoint's files lie, and what `read_manifest` returns of them."""
+    """Return the folder that holds the checkpoint's files, and what `read_manifest` returns."""
     path, manifest = locate(folder, MANIFEST), _read_checked(folder)
     files: dict[str, dict[str, Any]] = manifest["files"]
     attempt = manifest.get("attempt")
@@ -165,9 +165,9 @@ def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]
 
 
 def draft_of(folder: Location) -> str | None:
-    """What a checkpoint's folder was called before it was committed; None for those of a store, and older ones.
+    """Return the name of a checkpoint's folder before the commit; None on a store and for older checkpoints.
 
-    Raises CheckpointError where there is no whole manifest.
+    Raises CheckpointError if the manifest is missing or damaged.
     """
     draft: str | None = _read_checked(folder).get("draft")
     return draft
@@ -178,35 +178,32 @@ def _read_checked(folder: Location) -> dict[str, Any]:
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise CheckpointError(f"{path}: format is {found!r}, this version reads {FORMAT!r}")
+        raise CheckpointError(f"{path}: format is {found!r}, but this version reads {FORMAT!r}")
     body = {key: value for key, value in manifest.items() if key != "sha256"}
     if manifest.get("sha256") != _hash_of(body):
         raise CheckpointError(f"{path}: was altered after it was written (its own sha256 differs)")
     if storage.base_name(folder) != step_name(manifest["step"]):
         name = storage.base_name(folder)
-        raise CheckpointError(f"{path}: is of step {manifest['step']}, but stands in folder {name}")
+        raise CheckpointError(f"{path}: is of step {manifest['step']}, but its folder is called {name}")
     return manifest
 
 
 def _inside(folder: Location, name: str, *, manifest: Location) -> Location:
     path = locate(folder, name) if _FILE_NAME.fullmatch(name) else None
     if path is None or (isinstance(path, Path) and path.is_symlink()):
-        raise CheckpointError(f"{manifest}: file name {name!r} leads out of the checkpoint; refused")
+        raise CheckpointError(f"{manifest}: file name {name!r} points outside the checkpoint; refused")
     return path
 
 
 def state_file(folder: Location) -> Location:
-    """Where the state of a checkpoint stands."""
+    """Return the path of a checkpoint's state.json."""
     if isinstance(folder, Path) and (folder / STATE).is_file():
         return folder / STATE
     return locate(open_manifest(folder)[0], STATE)
 
 
 def read_state(checkpoint: str | Path) -> CheckpointState:
-    """The state of a checkpoint that is not a tensor, its bytes verified.
-
-    CheckpointError where state.json is not as it was written or holds anything else.
-    """
+    """Read and verify a checkpoint's state.json. Raises CheckpointError if it is damaged or holds anything else."""
     folder = locate(checkpoint)
     place, files = open_manifest(folder)
     path = locate(place, STATE)
@@ -220,16 +217,16 @@ def read_state(checkpoint: str | Path) -> CheckpointState:
 
 
 def is_checkpoint(folder: Location) -> bool:
-    """Whether a folder looks like a checkpoint, whole or not; a run directory does not."""
+    """Return whether a folder looks like a checkpoint, whole or not; False for a run directory."""
     if isinstance(folder, Path) and (folder / STATE).is_file():
         return True
     return bool(_STEP.fullmatch(storage.base_name(folder))) and storage.find_file(locate(folder, MANIFEST)) is not None
 
 
 def verify(folder: Location, *, rank: int = 0, world_size: int = 1) -> None:
-    """Read every byte that the manifest lists, or this rank's share of the files.
+    """Read every byte of the files that the manifest lists, or of this rank's share of them.
 
-    CheckpointError names the first file that differs; OSError where a store does not answer.
+    Raises CheckpointError that names the first file that differs; OSError if a store does not answer.
     """
     place, files = open_manifest(folder)
     for name, entry in list(files.items())[rank::world_size]:
@@ -241,23 +238,23 @@ def _verify_file(path: Location, *, entry: Mapping[str, Any]) -> None:
     if found is None:
         raise CheckpointError(f"{path}: is missing (listed in {MANIFEST})")
     if found.size != entry["bytes"]:
-        raise CheckpointError(f"{path}: has {found.size} bytes, {MANIFEST} says {entry['bytes']}")
+        raise CheckpointError(f"{path}: has {found.size} bytes, but {MANIFEST} says {entry['bytes']}")
     with storage.open_input(path, read_ahead=_CHUNK_BYTES) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     if digest != entry["sha256"]:
-        raise CheckpointError(f"{path}: sha256 is {digest}, {MANIFEST} says {entry['sha256']}")
+        raise CheckpointError(f"{path}: sha256 is {digest}, but {MANIFEST} says {entry['sha256']}")
 
 
 def step_name(step: int) -> str:
-    """Folder name of the checkpoint after `step` steps."""
+    """Return the folder name of the checkpoint after `step` steps."""
     return f"step-{step:08d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The committed checkpoints of a run at one moment, unverified. True if there are any.
+    """The committed checkpoints of a run at one moment, not verified. True if there are any.
 
-    Listing them costs a look at every file on a store: list once, pass this on.
+    On a store, listing them means listing every file: list once and pass this on.
     """
 
     run: Location
@@ -273,13 +270,13 @@ class Checkpoints:
         return step_of(self.folders[-1]) if self.folders else 0
 
     def newest_first(self, *, through: int | None = None) -> list[Location]:
-        """The folders, newest first; only those up to step `through`, if there are any."""
+        """Return the folders, newest first: those up to step `through` if there are any, else all."""
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))
 
 
 def find_checkpoints(run_dir: str | Path) -> Checkpoints:
-    """List a run's checkpoints now."""
+    """List a run's checkpoints."""
     root = checkpoints_folder(run_dir)
     if not isinstance(root, Path):
         found = [file.name.split("/") for file in storage.list_files(root)]
@@ -291,20 +288,20 @@ def find_checkpoints(run_dir: str | Path) -> Checkpoints:
 
 
 def checkpoints_folder(run_dir: str | Path) -> Location:
-    """Where a run's checkpoints stand."""
+    """Return the folder of a run's checkpoints."""
     return locate(run_dir, "checkpoints")
 
 
 def step_of(folder: Location) -> int:
-    """Step of a checkpoint's folder."""
+    """Return the step of a checkpoint's folder. Raises CheckpointError if its name is another."""
     match = _STEP.fullmatch(storage.base_name(folder))
     if match is None:
-        raise CheckpointError(f"{folder}: is not a checkpoint; their folders are called {step_name(100)}")
+        raise CheckpointError(f"{folder}: is not a checkpoint; expected a folder called like {step_name(100)}")
     return int(match.group(1))
 
 
 def put_back(run_dir: str | Path) -> None:
-    """Give a checkpoint that was put aside its name again, where a kill came before the new one had it."""
+    """Rename back a checkpoint that was moved aside, if the process was killed before its replacement was in place."""
     root = checkpoints_folder(run_dir)
     for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
         final = aside.with_name(aside.name.removeprefix(ASIDE))
@@ -313,7 +310,7 @@ def put_back(run_dir: str | Path) -> None:
 
 
 def library_versions(device: torch.device) -> dict[str, str]:
-    """What the bits of a run may depend on besides its config: Python, libraries, device."""
+    """Return the versions that results may depend on: Python, libraries, device."""
     versions = {"python": platform.python_version()}
     for library in _LIBRARIES:
         with suppress(PackageNotFoundError):  # the trainer runs without Ray too

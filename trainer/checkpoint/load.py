@@ -1,14 +1,14 @@
-"""Checkpoints of a run: RUN/checkpoints/step-00000100/, whole or absent, for any world size and stage.
+"""Loading of checkpoints, RUN/checkpoints/step-00000100/, at any world size and ZeRO stage.
 
-What is resumed is the newest checkpoint whose every byte verifies: never one that is not whole, never silently
-nothing. Writing is writer.py, the files are format.py and slices.py; `python -m trainer.checkpoint RUN` is
-command.py.
+A run resumes from the newest checkpoint whose every byte verifies. It never loads a damaged one, and if none verifies
+it stops instead of starting anew.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,70 +31,47 @@ from trainer.checkpoint.format import (
     verify,
 )
 from trainer.checkpoint.slices import SavedTensors
-from trainer.checkpoint.writer import CheckpointWriter, save
 from trainer.engine import Engine, LossScale
-
-__all__ = [
-    "CheckpointError",
-    "CheckpointState",
-    "CheckpointWriter",
-    "find_checkpoints",
-    "find_together",
-    "newest_verified",
-    "read_state",
-    "read_weights",
-    "restore",
-    "resume",
-    "save",
-    "verify_together",
-]
 
 logger = logging.getLogger(__name__)
 
 
 def find_together(run_dir: str | Path) -> Checkpoints:
-    """The run's checkpoints as rank 0 lists them, once one that was put aside has its name again. Collective.
+    """Return the run's checkpoints as rank 0 lists them, after `put_back`. Collective.
 
     Raises CheckpointError on every rank if they cannot be listed.
     """
-    found: Checkpoints | str = ""
+    found: Checkpoints | str | None = None
     if dist.get_rank() == 0:
         try:
             put_back(run_dir)
             found = find_checkpoints(run_dir)
         except OSError as error:
             found = str(error)
-    found = _tell_all(found)
-    if isinstance(found, str):
-        raise CheckpointError(f"{checkpoints_folder(run_dir)}: cannot be read: {found}")
-    return found
+    told: list[Any] = [found]
+    dist.broadcast_object_list(told, src=0)
+    if isinstance(told[0], str):
+        raise CheckpointError(f"{checkpoints_folder(run_dir)}: cannot be read: {told[0]}")
+    checkpoints: Checkpoints = told[0]
+    return checkpoints
 
 
 def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
-    """Restore the newest checkpoint that verifies and return its state; None where the run has none.
+    """Restore the newest checkpoint that verifies and return its state; None if the run has no checkpoint.
 
-    `through`: the newest up to that step, where there is one. Collective: each rank verifies its share of the files.
-    Raises CheckpointError on every rank where there are checkpoints but none verifies, or where it does not fit the
-    model.
+    `through`: prefer those up to that step, if there are any. Collective: each rank verifies its share of the files.
+    Raises CheckpointError on every rank if there are checkpoints but none verifies, or if it does not fit the model.
     """
-    complaints = []
-    for folder in checkpoints.newest_first(through=through):
-        found = verify_together(folder, engine=engine)
-        if not found:
-            return restore(folder, engine=engine)
-        if engine.rank == 0:
-            _pass_over(folder, why=found)
-        complaints.append(found)
-    if complaints:
-        raise _none_verifies(checkpoints.run, complaints)
-    return None
+    judge, level = partial(verify_together, engine=engine), logging.WARNING if engine.rank == 0 else logging.DEBUG
+    folder = _find_valid(checkpoints, judge=judge, through=through, level=level)
+    return None if folder is None else restore(folder, engine=engine)
 
 
 def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
-    """Put a checkpoint into the engine, whatever world size, stage and precision wrote it. Collective.
+    """Load a checkpoint into the engine, whatever world size, stage and precision wrote it. Collective.
 
-    Reads the elements that this rank holds. Random generators are set where the world size is the same.
-    Raises CheckpointError where names or shapes of parameters are not the model's. Does not verify.
+    Each rank reads only the elements that it holds. Random generators are restored if the world size is the same.
+    Raises CheckpointError if names or shapes of parameters are not the model's. Does not verify the files' hashes.
     """
     folder = locate(checkpoint)
     state = read_state(folder)
@@ -114,32 +91,19 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
 
 
 def newest_verified(checkpoints: Checkpoints) -> Location | None:
-    """Folder of the newest checkpoint of a run whose every byte verifies; None where there is none at all.
+    """Return the folder of a run's newest checkpoint whose every byte verifies; None if it has no checkpoint.
 
-    Raises CheckpointError where there are some and none verifies: the run must not start again from zero.
+    Raises CheckpointError if there are checkpoints but none verifies: the run must not start again from zero.
     """
-    complaints = []
-    for folder in checkpoints.newest_first():
-        try:
-            verify(folder)
-        except CheckpointError as error:
-            _pass_over(folder, why=str(error))
-            complaints.append(str(error))
-        else:
-            return folder
-    if complaints:
-        raise _none_verifies(checkpoints.run, complaints)
-    return None
+    return _find_valid(checkpoints, judge=_find_damage)
 
 
 def verify_together(folder: Location, *, engine: Engine) -> str:
-    """What is wrong with a checkpoint; empty where nothing is. CheckpointError, on all ranks, where a store fails."""
+    """Return what is wrong with a checkpoint, or "". Collective. CheckpointError on all ranks if a store fails."""
     damage = failure = ""
     try:
-        verify(folder, rank=engine.rank, world_size=engine.world_size)
-    except CheckpointError as error:
-        damage = str(error)
-    except OSError as error:  # says nothing of the checkpoint: an older one must not take its place
+        damage = _find_damage(folder, rank=engine.rank, world_size=engine.world_size)
+    except OSError as error:  # proves no damage, so no older checkpoint may replace this one
         failure = str(error)
     answers: list[tuple[str, str]] = [("", "")] * engine.world_size
     dist.all_gather_object(answers, (damage, failure))
@@ -149,26 +113,39 @@ def verify_together(folder: Location, *, engine: Engine) -> str:
     return next((damage for damage, _ in answers if damage), "")
 
 
-def _tell_all(value: Any) -> Any:
-    """Rank 0's value. Collective."""
-    told = [value]
-    dist.broadcast_object_list(told, src=0)
-    return told[0]
+def _find_damage(folder: Location, *, rank: int = 0, world_size: int = 1) -> str:
+    try:
+        verify(folder, rank=rank, world_size=world_size)
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
-def _pass_over(folder: Location, *, why: str) -> None:
-    logger.warning("checkpoint %s is passed over: %s", step_name(step_of(folder)), why)
-
-
-def _none_verifies(run_dir: str | Path, complaints: Sequence[str]) -> CheckpointError:
-    return CheckpointError(
-        f"{checkpoints_folder(run_dir)}: none of its {len(complaints)} checkpoints verifies "
-        f"({'; '.join(complaints)}); bring one back, or start anew with another output"
-    )
+def _find_valid(
+    checkpoints: Checkpoints,
+    *,
+    judge: Callable[[Location], str],
+    through: int | None = None,
+    level: int = logging.WARNING,
+) -> Location | None:
+    """Return the newest checkpoint without damage; `judge` returns a checkpoint's damage, or ""."""
+    found: list[str] = []
+    for folder in checkpoints.newest_first(through=through):
+        damage = judge(folder)
+        if not damage:
+            return folder
+        logger.log(level, "checkpoint %s is skipped: %s", step_name(step_of(folder)), damage)
+        found.append(damage)
+    if found:
+        raise CheckpointError(
+            f"{checkpoints_folder(checkpoints.run)}: none of its {len(found)} checkpoints verifies "
+            f"({'; '.join(found)}); restore one, or start anew with another output"
+        )
+    return None
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """Parameter name -> fp32 tensor of its full shape, on the CPU. Verifies first; needs no DeepSpeed."""
+    """Return parameter name -> fp32 tensor of its full shape, on the CPU. Verifies first; needs no DeepSpeed."""
     folder = locate(checkpoint)
     verify(folder)
     weights = {}
@@ -186,8 +163,8 @@ def _check_model(
         there, here = saved.get(name), model.get(name)
         if there != here:
             raise CheckpointError(
-                f"{folder}: parameter {name} has shape {there} there and {here} in this model; "
-                f"the run was begun with another model.* or another vocabulary"
+                f"{folder}: parameter {name} has shape {there} there, but {here} in this model; "
+                f"the run began with another model.* or another vocabulary"
             )
 
 

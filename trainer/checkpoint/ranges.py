@@ -1,7 +1,7 @@
-"""A safetensors file on an object store, read by ranges: of safe_open's interface what checkpoints need.
+"""Reads a safetensors file on an object store by ranges, with the part of safe_open's interface that checkpoints need.
 
-Only the bytes asked for cross the network, in requests of READ_AHEAD_BYTES, since a rank asks for what it holds in the
-order in which it was written. Cost: that much memory a file, less where there are many: BUFFERED_BYTES in all.
+Only the requested bytes cross the network, in requests of READ_AHEAD_BYTES: a rank reads its elements in the order in
+which they were written. Cost: that much memory per file, but at most BUFFERED_BYTES over all files.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _DTYPES = {"F32": torch.float32, "U8": torch.uint8}
 
 
 def read_ahead_of(num_files: int) -> int:
-    """Bytes of a request where so many files are open."""
+    """Return the bytes per request if `num_files` files are open."""
     return min(READ_AHEAD_BYTES, max(_LEAST_BYTES, BUFFERED_BYTES // num_files))
 
 
 class RangedTensors:
-    """The tensors of one file of `num_files`, by name, inside a `with` block.
+    """The tensors of one file by name, inside a `with` block; `num_files`: files open at the same time.
 
-    CheckpointError where it is no safetensors file that the trainer writes.
+    Raises CheckpointError if the file is not a safetensors file.
     """
 
     def __init__(self, url: str, *, num_files: int = 1) -> None:
@@ -57,29 +57,29 @@ class RangedTensors:
         self._file.close()
 
     def metadata(self) -> dict[str, str]:
-        """What stands beside the tensors."""
+        """Return the metadata of the header."""
         return self._metadata
 
     def keys(self) -> list[str]:
-        """The tensors' names."""
+        """Return the names of the tensors."""
         return list(self._entries)
 
     def get_slice(self, name: str) -> RangedSlice:
-        """A tensor of one dimension, to be read in parts."""
+        """Return a handle that reads parts of a 1-D tensor."""
         return RangedSlice(self, name=name)
 
     def get_tensor(self, name: str) -> Tensor:
-        """The whole of a tensor."""
+        """Read a whole tensor."""
         shape = self.shape(name)
         return self.read(name, 0, math.prod(shape)).view(shape)
 
     def shape(self, name: str) -> list[int]:
-        """Sizes of a tensor's dimensions."""
+        """Return the shape of a tensor."""
         shape: list[int] = self._entries[name]["shape"]
         return shape
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Elements [start, stop) of a tensor, flattened."""
+        """Read elements [start, stop) of the flattened tensor."""
         entry = self._entries[name]
         dtype = _DTYPES[entry["dtype"]]
         wanted = (stop - start) * dtype.itemsize
@@ -91,13 +91,13 @@ class RangedTensors:
 
 
 class RangedSlice:
-    """One tensor of a file, of one dimension."""
+    """A 1-D tensor of a file; indexing with a slice reads its elements."""
 
     def __init__(self, file: RangedTensors, *, name: str) -> None:
         self._file, self._name = file, name
 
     def get_shape(self) -> list[int]:
-        """Sizes of its dimensions."""
+        """Return the shape."""
         return self._file.shape(self._name)
 
     def __getitem__(self, elements: slice) -> Tensor:

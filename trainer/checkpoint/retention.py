@@ -1,6 +1,6 @@
-"""Which checkpoints of a run stay: the newest, those at round steps, those with the least held-out loss.
+"""Which checkpoints of a run to keep: the newest, those at round steps, those with the lowest held-out loss.
 
-One rule for the writer and for the command line. It takes away names before bytes, and never that of the newest.
+The writer and the command line share this rule. The newest checkpoint always stays.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from trainer.config import CheckpointConfig
 from trainer.telemetry import EVALUATIONS_NAME, read_json_lines
 
 COMPARABLE = ("phase", "data_hash", "pairs", "masked")
-"""Two evaluations compare if they agree in these. A record that does not name one compares with others without it."""
+"""Evaluations are comparable if they agree in these keys; a missing key equals another missing one."""
 
 
 def choose_kept(
     steps: Iterable[int], *, config: CheckpointConfig, rankings: Iterable[Mapping[int, float]] = ()
 ) -> set[int]:
-    """The steps whose checkpoints stay; `rankings`: held-out losses after steps, those that compare in one mapping.
+    """Return the steps whose checkpoints stay. `rankings`: step -> held-out loss, one mapping per comparable set.
 
-    Each ranking keeps its own best `keep_best`: no loss of one says anything about a checkpoint of another.
+    Each ranking keeps its own best `keep_best`, since losses of different rankings are not comparable.
     """
     ordered = sorted(steps)
     kept = set(ordered[-config.keep_last :])
@@ -39,13 +39,13 @@ def choose_kept(
 
 
 def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
-    """Step -> held-out masked-LM plus next-sentence loss, a mapping for each set of evaluations that compare.
+    """Return step -> held-out masked-LM plus next-sentence loss, one mapping per comparable set of evaluations.
 
-    From RUN/evaluations.jsonl, without those not finite; the mapping with the newest evaluation is the last.
+    Reads RUN/evaluations.jsonl and leaves out losses that are not finite. The newest evaluation is in the last mapping.
     """
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
     for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
-        labelled = record.get("nsp_accuracy") is not None  # then a loss of null was not finite
+        labelled = record.get("nsp_accuracy") is not None  # so a loss of null was not finite
         if record["mlm_loss"] is not None and not (labelled and record["nsp_loss"] is None):
             key = tuple(record.get(name) for name in COMPARABLE)
             rankings[key] = rankings.pop(key, {}) | {
@@ -55,7 +55,7 @@ def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
 
 
 def remove(folder: Location) -> None:
-    """Take the name away first, so that a half-removed folder never looks like a checkpoint."""
+    """Remove a checkpoint; its name goes first, so that a half-removed folder never looks like a checkpoint."""
     if not isinstance(folder, Path):
         storage.delete(locate(folder, MANIFEST))
         storage.delete_tree(folder)

@@ -1,8 +1,8 @@
-"""The tensors of a checkpoint by name and element range, whoever wrote them on however many ranks.
+"""The tensors of a checkpoint by name and element range, whatever number of ranks wrote them.
 
-Each rank's file holds flat slices of parameters and moments; their offsets stand in its metadata. Files are
-mapped, on a store read by ranges, so that a rank reads only the elements it asks for. Needs neither DeepSpeed nor a
-process group.
+Each rank's file holds flat slices of parameters and moments, with their offsets in its metadata. Files are
+memory-mapped, or read by ranges on a store, so that a rank reads only the elements it needs. Needs neither DeepSpeed
+nor a process group.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _GENERATOR = "generator/"
 
 
 def part_name(rank: int, *, world_size: int) -> str:
-    """File name of a rank's part."""
+    """Return the file name of a rank's part."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a rank's slices (CPU) and generator states; returns the manifest entry."""
+    """Write a rank's slices (CPU) and generator states. Returns the manifest entry."""
     tensors: dict[str, Tensor] = {}
     places: dict[str, Any] = {}
     for piece in slices:
@@ -52,9 +52,9 @@ class _Piece:
 
 
 class SavedTensors:
-    """Parts of a checkpoint, open inside a `with` block.
+    """The tensors of a checkpoint, open inside a `with` block.
 
-    Raises CheckpointError unless they cover every parameter exactly once.
+    Raises CheckpointError unless the ranks' parts cover every parameter exactly once.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -87,7 +87,7 @@ class SavedTensors:
             self._check_cover(name, pieces)
 
     def read(self, name: str, start: int, stop: int, *, kinds: Iterable[str] = KINDS) -> dict[str, Tensor]:
-        """Elements [start, stop) of the flattened parameter and of its moments, fp32."""
+        """Return elements [start, stop) of the flattened parameter and of its moments, fp32, by kind."""
         wanted = [piece for piece in self._pieces[name] if piece.start < stop and start < piece.stop]
         return {
             kind: torch.cat(
@@ -102,7 +102,7 @@ class SavedTensors:
         }
 
     def read_generators(self, rank: int, *, world_size: int) -> dict[str, Tensor]:
-        """States of the random generators of that rank; empty where the world size was another."""
+        """Return the states of the rank's random generators; empty if the world size differs."""
         part = self._parts.get(part_name(rank, world_size=world_size))
         if part is None:
             return {}
@@ -115,7 +115,7 @@ class SavedTensors:
             if piece.start != reached:
                 raise CheckpointError(
                     f"{self.folder}: elements {reached} to {piece.start} of {name} are "
-                    f"{'missing' if piece.start > reached else 'there twice'}"
+                    f"{'missing' if piece.start > reached else 'present twice'}"
                 )
             reached = piece.stop
         total = math.prod(self.shapes[name])

@@ -1,8 +1,8 @@
-"""The writing half of checkpoints: every rank its own part, committed at once, off the training thread.
+"""Writing of checkpoints, in a thread beside training: every rank writes its part, and rank 0 commits them at once.
 
-Every rank writes into a draft (trainer/checkpoint/commit.py); rank 0 commits it when all parts are there. Ranks meet
-through files with a deadline, so that one rank's failure ends the save for all. Cost: memory for this rank's slices
-(12 bytes a parameter over all ranks, pinned where there is a GPU), and a pause for the copy into it.
+The ranks write into a draft (trainer/checkpoint/commit.py). They signal each other by files, with a deadline, so that
+one rank's failure ends the save on all. Cost: memory for this rank's slices (12 bytes per parameter over all ranks,
+pinned if there is a GPU), and a pause for the copy into it.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 ROOM_BYTES = 2**20
-"""For state, manifest, headers and generators."""
+"""Allowance for state, manifest, headers and generators."""
 RETRY_S = 5.0
-"""Pause before a store that has failed, which its client has then tried for a minute, is tried again in a save."""
+"""Pause before a save tries a failed store again, on which its client has then already spent a minute."""
 _LATER_S = 3.0
 
 
 class CheckpointWriter:
-    """Saves the checkpoints of one run. Each rank has one; `save` and `finish` are called by all ranks.
+    """Saves the checkpoints of one run. Each rank has one, and all ranks call `save` and `finish`.
 
-    `save` pauses training for the copy off the device alone; a thread writes and commits. `lease_token`: of the lease
-    that the job must have on the run directory when it commits. `files`: the run's logs, which are sent to a store
-    before a checkpoint in it is committed.
+    `save` pauses training only for the copy off the device; a thread writes and commits. `lease_token`: of the lease
+    that the job must hold on the run directory to commit. `files`: the run's logs, which are uploaded to a store before
+    a checkpoint there is committed.
     """
 
     def __init__(
@@ -106,60 +106,15 @@ class CheckpointWriter:
         data_hash: str = "",
         rows: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin the checkpoint after `step` steps; `plan_state`, `guard` and `rows` must be JSON.
+        """Begin the checkpoint after `step` steps. The arguments become CheckpointState's fields and must be JSON.
 
-        `data_hash`: of the data set that the step was made from. `rows`: CheckpointState.rows.
-        Waits for the one before, and raises what went wrong with it, or CheckpointError where this one
-        cannot be begun.
+        Waits for the previous save and raises its error, or CheckpointError if this save cannot begin.
         """
         self.finish()
-        save = self._begin(step, plan_state=plan_state, guard=guard or {}, data_hash=data_hash, rows=rows or {})
-        self._thread = threading.Thread(target=self._write, args=(save,), name=f"checkpoint-{step}", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Wait until the last checkpoint is committed; raises CheckpointError on every rank where it is not."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def send_logs(self) -> None:
-        """Send the run's logs once more, at its end, as patiently as with a checkpoint; for a run on a store."""
-        deadline = time.monotonic() + self._config.collective_timeout_s
-        _insist(self._files.send, what="the end of the run waits", deadline=deadline)
-
-    def _begin(
-        self,
-        step: int,
-        *,
-        plan_state: Mapping[str, Any],
-        guard: Mapping[str, Any],
-        data_hash: str,
-        rows: Mapping[str, Any],
-    ) -> _Save:
         engine = self._engine
-        token, trouble = 0, ""
-        if engine.rank == 0:
-            token = secrets.randbelow(2**62) + 1
-            try:
-                self._open_draft(step, token).begin()
-                if (free := self._find_shortage()) is not None:
-                    self._open_draft(step, token).give_up()
-                    token = -1 - free
-            except OSError as error:
-                token, trouble = 0, f": {error}"
-        token = engine.broadcast_int(token)
-        if token == 0:
-            raise CheckpointError(f"rank 0 could not create a folder in {self._root}{trouble}")
-        if token < 0:
-            message = _no_room(self._root, needed=self._bytes_needed, free=-1 - token)
-            raise CheckpointError(f"step {step}: {message}; the same command goes on from the last checkpoint")
-        return _Save(
+        save = _Save(
             run=self._run,
-            draft=self._open_draft(step, token),
+            draft=self._begin_draft(step),
             files=self._files,
             rank=engine.rank,
             state=CheckpointState(
@@ -171,9 +126,9 @@ class CheckpointWriter:
                 world_size=engine.world_size,
                 threads=torch.get_num_threads(),
                 versions=library_versions(engine.device),
-                guard=dict(guard),
+                guard=dict(guard or {}),
                 data_hash=data_hash,
-                rows=dict(rows),
+                rows=dict(rows or {}),
             ),
             slices=self._copy_slices(),
             generators=_generators(engine.device),
@@ -181,17 +136,53 @@ class CheckpointWriter:
             lease_token=self._lease_token,
             deadline=time.monotonic() + self._config.collective_timeout_s,
         )
+        self._thread = threading.Thread(target=self._write, args=(save,), name=f"checkpoint-{step}", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is committed. Raises CheckpointError on every rank if that fails."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def send_logs(self) -> None:
+        """Upload the logs at the end of a run on a store, with the same retries as a checkpoint."""
+        deadline = time.monotonic() + self._config.collective_timeout_s
+        _insist(self._files.send, what="the end of the run waits", deadline=deadline)
+
+    def _begin_draft(self, step: int) -> Draft:
+        """Create the draft on rank 0 and open it on every rank. Collective."""
+        token, trouble = 0, ""
+        if self._engine.rank == 0:
+            token = secrets.randbelow(2**62) + 1
+            try:
+                self._open_draft(step, token).begin()
+                if (free := self._find_shortage()) is not None:
+                    self._open_draft(step, token).give_up()
+                    token = -1 - free
+            except OSError as error:
+                token, trouble = 0, f": {error}"
+        token = self._engine.broadcast_int(token)
+        if token == 0:
+            raise CheckpointError(f"rank 0 could not create a folder in {self._root}{trouble}")
+        if token < 0:
+            message = _no_room(self._root, needed=self._bytes_needed, free=-1 - token)
+            raise CheckpointError(f"step {step}: {message}; the same command goes on from the last checkpoint")
+        return self._open_draft(step, token)
 
     def _open_draft(self, step: int, token: int) -> Draft:
         return open_draft(self._root, step=step, token=token, world_size=self._engine.world_size)
 
     def _find_shortage(self) -> int | None:
-        """Bytes that are free where they are too few; None where there is room, as always on a store."""
+        """Return the free bytes if they are too few; None if there is room, or on a store."""
         free = free_bytes(self._root) if isinstance(self._root, Path) else self._bytes_needed
         return free if free < self._bytes_needed else None
 
     def _copy_slices(self) -> list[LocalSlice]:
-        """The rank's slices, copied into the staging memory, which the write before has left."""
+        """Copy the rank's slices into the staging memory, which the previous write no longer uses."""
         copies, offset = [], 0
         for piece in self._engine.local_slices():
             tensors = {}
@@ -209,22 +200,6 @@ class CheckpointWriter:
             save.write()
         except BaseException as error:
             self._error = error
-
-
-def save(
-    run_dir: str | Path,
-    *,
-    step: int,
-    engine: Engine,
-    plan_state: Mapping[str, Any],
-    config: TrainerConfig,
-    data_hash: str = "",
-) -> Location:
-    """Write the checkpoint after `step` steps and return its folder when it is committed. Collective."""
-    writer = CheckpointWriter(run_dir, engine=engine, config=config)
-    writer.save(step, plan_state=plan_state, data_hash=data_hash)
-    writer.finish()
-    return locate(checkpoints_folder(run_dir), step_name(step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +224,7 @@ class _Save:
                 self._commit()
         except (OSError, CheckpointError) as error:
             if self.rank == 0:
-                self.draft.give_up()  # tells the others
+                self.draft.give_up()  # which tells the other ranks
             elif self._is_given_up():
                 raise self._given_up() from error
             else:
@@ -285,7 +260,7 @@ class _Save:
             try:
                 self._insist(self._prune_under_lease)
             except LeaseError as error:
-                raise CheckpointError(f"the checkpoint of step {self.state.step} stands, but {error}") from error
+                raise CheckpointError(f"the checkpoint of step {self.state.step} is committed, but {error}") from error
 
     def _commit_under_lease(self) -> None:
         with held(self.run, token=self.lease_token):
@@ -294,18 +269,18 @@ class _Save:
                 self._prune()
 
     def _prune_under_lease(self) -> None:
-        """On a store a commit may take longer than another job waits: what would go may be that job's by then."""
+        """Check the lease again: on a store another job may have taken over during a slow commit."""
         with held(self.run, token=self.lease_token):
             self._prune()
 
     def _prune(self) -> None:
         try:
             _prune(self.run, step=self.state.step, keep=self.keep, logs=self.files.folder)
-        except OSError as error:  # the checkpoint itself stands
-            logger.warning("an old checkpoint in %s could not be removed: %s", checkpoints_folder(self.run), error)
+        except OSError as error:  # the checkpoint itself is committed
+            logger.warning("an old checkpoint in %s cannot be removed: %s", checkpoints_folder(self.run), error)
 
     def _collect(self) -> dict[str, dict[str, Any]]:
-        """Manifest entries of all ranks, when all have written."""
+        """Wait until all ranks have written; return their manifest entries."""
         waiting = set(range(self.state.world_size))
         entries: dict[str, dict[str, Any]] = {}
         while True:
@@ -331,8 +306,8 @@ class _Save:
         return False
 
     def _given_up(self) -> CheckpointError:
-        time.sleep(_LATER_S)  # the first to fail is shown to the user: rank 0 still clears up before it says why
-        return CheckpointError(f"rank 0 gave up {self.draft.name}; its own message says why")
+        time.sleep(_LATER_S)  # the user sees the first failure: let rank 0, which cleans up first, be that one
+        return CheckpointError(f"rank 0 gave up {self.draft.name}; see its own message for the reason")
 
     def _insist(self, act: Callable[[], T]) -> T:
         return _insist(act, what=f"the checkpoint of step {self.state.step} waits", deadline=self.deadline)
@@ -344,7 +319,7 @@ class _Save:
 
 
 def _insist(act: Callable[[], T], *, what: str, deadline: float) -> T:
-    """Do what a store may refuse for a while, again until the deadline."""
+    """Retry `act` on errors of the store, until the deadline."""
     while True:
         try:
             return act()
@@ -358,7 +333,7 @@ def _insist(act: Callable[[], T], *, what: str, deadline: float) -> T:
 
 
 def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> None:
-    """Remove old checkpoints, what a dead save left, and those of a future that was given up."""
+    """Remove old checkpoints, remains of dead saves, and checkpoints after `step`, which the run went back behind."""
     remove_leftovers(checkpoints_folder(run))
     folders = find_checkpoints(run).folders
     past = [path for path in folders if step_of(path) <= step]
@@ -368,13 +343,13 @@ def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> N
             remove(path)
     for path in folders[len(past) :]:
         name = step_name(step_of(path))
-        logger.warning("checkpoint %s is removed: the run went back behind it and is now at step %d", name, step)
+        logger.warning("removing checkpoint %s: the run went back behind it and is now at step %d", name, step)
         remove(path)
 
 
 def _no_room(root: Location, *, needed: int, free: int) -> str:
     return (
-        f"{root}: a checkpoint needs {needed:,} bytes and {free:,} are free; free space there, lower "
+        f"{root}: a checkpoint needs {needed:,} bytes, but {free:,} are free; free space there, lower "
         f"checkpoint.keep_last (`python -m trainer.checkpoint {parent_of(root)} prune` removes old ones), or move the "
         f"run directory to a larger disk"
     )

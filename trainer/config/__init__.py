@@ -1,4 +1,4 @@
-"""The settings of a run, which of them have an effect together, and the config that a run has saved."""
+"""Settings of a run: their fields, the checks that compare them, and reading of saved configs."""
 
 from trainer.config.batch import BatchConfig
 from trainer.config.effects import find_idle_settings, refuse_idle_settings

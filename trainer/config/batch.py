@@ -1,4 +1,4 @@
-"""What a step takes and who reads it: `batch.*` and `ingest.*`."""
+"""Settings of the global batch and of reading the data: `batch.*` and `ingest.*`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class BatchConfig(Settings):
     """The global batch of one step: one micro-batch of every lane (docs/DESIGN.md)."""
 
     pairs: Positive | None = None
-    """Sentence pairs (rows of the data set) of an optimizer step, over all workers: the batch size of papers. On
-    average, or exactly with `exact_pairs`; at most those of the data set. Give this or tokens."""
+    """Sentence pairs (rows of the data set) per optimizer step, over all workers: the batch size in papers. An average,
+    or exact with `exact_pairs`; at most the rows of the data set. Set either this or tokens."""
     tokens: Positive | None = None
-    """Tokens of an optimizer step, over all workers, on average: a batch of pairs x mean length of a row. Give this or
-    pairs."""
+    """Mean tokens per optimizer step, over all workers: pairs x mean row length. Set either this or pairs."""
     lanes: Positive | None = None
-    """Lanes: parts that the rows are dealt into for the whole run. A step takes a micro-batch of each, and a worker has
-    its share of them, so this is also the largest number of workers, and no worker changes the batch. Null: derived."""
+    """Lanes: equal parts of the rows, fixed for the whole run. A step takes one micro-batch of each lane. Workers share
+    the lanes, so this is also the largest number of workers, and their number does not change the batch. Null:
+    derived."""
     tokens_per_slot: Positive | None = None
-    """Most tokens of a micro-batch. Null: derived, as few as keep the batch's pace."""
+    """Maximum tokens of a micro-batch. Null: derived, the fewest that keep the stated batch."""
     greatest_slot: Positive | None = None
-    """Most tokens of a micro-batch if neither lanes nor tokens_per_slot is given. Null: what the run's smallest GPU
-    holds by the estimate of trainer/engine/memory.py, at most 32,768; settled when the run begins and kept."""
+    """Maximum tokens of a micro-batch if neither lanes nor tokens_per_slot is set. Null: what the run's smallest GPU
+    holds by the estimate in trainer/engine/memory.py, at most 32,768; fixed when the run begins."""
     exact_pairs: bool = False
-    """Every step holds exactly `pairs` pairs, at a cost in fill."""
+    """Take exactly `pairs` pairs in every step; micro-batches are then less full."""
 
     @model_validator(mode="after")
     def _check_unit(self) -> BatchConfig:
@@ -40,13 +40,13 @@ class BatchConfig(Settings):
 
 
 class IngestConfig(Settings):
-    """Reading of the data."""
+    """How the data is read."""
 
     read_ahead_blocks: Positive = 4
-    """Row groups decoded ahead of their use, a worker."""
+    """Row groups that each worker decodes ahead of their use."""
     object_store_mb: Positive = 256
-    """Ray object store that a worker's read-ahead may fill, MB."""
+    """MB of Ray's object store that a worker's read-ahead may use."""
     verify: Literal["footers", "full"] = "footers"
-    """At start: sizes and footer hashes, or the sha256 of every shard. Page checksums are always verified."""
+    """Check at the start: sizes and footer hashes, or the sha256 of every shard. Page checksums are always verified."""
     skip_corrupt: bool = False
-    """Pass over training row groups that cannot be read, with a warning, and count their rows, instead of stopping."""
+    """Skip training row groups that cannot be read, with a warning, and count their rows, instead of stopping."""

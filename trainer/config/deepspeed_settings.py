@@ -1,7 +1,7 @@
-"""Raw DeepSpeed settings that a run may give: those that change speed, memory or logs, not what is computed.
+"""Raw DeepSpeed settings that a run may set: those that change speed, memory or logs, but not the results.
 
-Invariant: every other key is refused, since DeepSpeed 0.19.8 drops unknown keys at its top level without a word, and
-some known ones change the gradients (gradient_allreduce_op=sum multiplies them by the number of workers).
+Invariant: every other key is refused. DeepSpeed 0.19.8 silently drops unknown keys at its top level, and some known
+keys change the gradients (gradient_allreduce_op=sum multiplies them by the number of workers).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pydantic import BeforeValidator, Field
 from pipeline.settings import Settings, nested_settings
 
 _CHANGES_RESULTS = "changes what is computed; leave it out"
-_PROFILE = "is not taken; `python -m trainer.profiling` shows where a step's time goes"
-_RACES = "has raced with compiled models (DeepSpeed#8061, #5545), so that it stays off; leave it out"
-_NOT_SUPPORTED = "does not go with this engine, which keeps optimizer and checkpoints itself; leave it out"
+_PROFILE = "is not accepted; `python -m trainer.profiling` shows where a step's time goes"
+_RACES = "has raced with compiled models (DeepSpeed#8061, #5545) and stays off; leave it out"
+_NOT_SUPPORTED = "is not supported: this engine manages optimizer and checkpoints itself; leave it out"
 _REFUSED = {
     "train_batch_size": "batch.*",
     "train_micro_batch_size_per_gpu": "batch.*",
@@ -50,11 +50,11 @@ _REFUSED = {
     "zero_optimization.offload_param": _NOT_SUPPORTED,
     "zero_optimization.cpu_offload": _NOT_SUPPORTED,
 }
-"""Keys of DeepSpeed, and of sections of it: the field to set instead, or why not."""
+"""Dotted keys of DeepSpeed's config: the field to set instead, or why the key is refused."""
 
 
 def _to_whole(value: Any) -> Any:
-    """5e8, as DeepSpeed's documentation writes numbers of elements, is a whole number."""
+    """Accept 5e8, as DeepSpeed's documentation writes numbers of elements, as a whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -63,10 +63,10 @@ Bucket = Annotated[int, BeforeValidator(_to_whole), Field(ge=1)]
 
 
 class ZeroSettings(Settings):
-    """DeepSpeed's zero_optimization; null: as derived, or DeepSpeed's default."""
+    """DeepSpeed's zero_optimization; null: the derived value, or DeepSpeed's default."""
 
     contiguous_gradients: bool | None = None
-    """Copy gradients to one buffer as they come."""
+    """Copy gradients into one buffer as they are computed."""
     reduce_scatter: bool | None = None
     """Reduce-scatter gradients instead of all-reducing them."""
     reduce_bucket_size: Bucket | None = None
@@ -82,32 +82,32 @@ class ZeroSettings(Settings):
     stage3_param_persistence_threshold: Elements | None = None
     """Parameters with fewer elements stay whole on every rank. For ZeRO 3."""
     stage3_model_persistence_threshold: Elements | None = None
-    """Most elements that stay whole so. For ZeRO 3."""
+    """Maximum elements that stay whole under that threshold. For ZeRO 3."""
     stage3_max_live_parameters: Elements | None = None
-    """Most elements of gathered parameters. For ZeRO 3."""
+    """Maximum elements of gathered parameters. For ZeRO 3."""
     stage3_max_reuse_distance: Elements | None = None
-    """A parameter used again within so many elements is kept. For ZeRO 3."""
+    """A gathered parameter is kept if it is used again within this many elements. For ZeRO 3."""
     sub_group_size: Bucket | None = None
     """Elements of parameters that are updated together. For ZeRO 3."""
 
 
 class DeepSpeedSettings(Settings):
-    """Raw DeepSpeed settings; null: as derived."""
+    """Raw DeepSpeed settings; null: the derived value."""
 
     zero_optimization: ZeroSettings | None = None
     """Buckets and thresholds of ZeRO."""
     wall_clock_breakdown: bool | None = None
-    """Log the times of forward, backward and step in the workers' output."""
+    """Log the times of forward, backward and step to the workers' output."""
     memory_breakdown: bool | None = None
-    """Log memory between them, at the cost of a garbage collection each time."""
+    """Log memory between forward, backward and step; each report costs a garbage collection."""
 
     def given(self) -> dict[str, Any]:
-        """What is set, as DeepSpeed's dictionary; empty if nothing is, and without empty sections."""
+        """Return the settings that are not null, as DeepSpeed's dictionary without empty sections."""
         tree = self.model_dump(mode="json", exclude_none=True)
         return {key: value for key, value in tree.items() if value != {}}
 
     def has_reports(self) -> bool:
-        """Whether DeepSpeed is to log what it measures."""
+        """Whether DeepSpeed should log its measurements."""
         return bool(self.wall_clock_breakdown or self.memory_breakdown)
 
 
@@ -115,19 +115,19 @@ _PARTITIONED = ("allgather_partitions", "allgather_bucket_size", "use_multi_rank
 
 
 def zero_stages_of(key: str) -> tuple[int, ...]:
-    """The ZeRO stages in which a key of zero_optimization acts."""
+    """Return the ZeRO stages in which a key of zero_optimization has an effect."""
     if key in _PARTITIONED:
         return (1, 2)
     return (3,) if key.startswith("stage3_") or key == "sub_group_size" else (1, 2, 3)
 
 
 def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
-    """Raise ValueError for a key in `raw` that has a field of its own here, or must not be set, naming the remedy."""
+    """Raise ValueError for a key in `raw` that a field of the config sets or that is refused, naming the remedy."""
     sections = {name for name, field in DeepSpeedSettings.model_fields.items() if nested_settings(field.annotation)}
     for name in sections & raw.keys():
         if raw[name] is not None and not isinstance(raw[name], Mapping | Settings):
             raise ValueError(
-                f"deepspeed.{name}={raw[name]!r}: is a mapping in DeepSpeed's config; give one, or leave it out"
+                f"deepspeed.{name}={raw[name]!r}: must be a mapping of settings; give one, or leave it out"
             )
     for dotted in _leaves(raw):
         parts = dotted.split(".")
@@ -136,11 +136,11 @@ def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
             if reason in (_CHANGES_RESULTS, _NOT_SUPPORTED, _PROFILE, _RACES):
                 raise ValueError(f"deepspeed.{dotted}: {reason}")
             if reason is not None:
-                raise ValueError(f"deepspeed.{dotted}: has a field of its own in the trainer's config; set {reason}")
+                raise ValueError(f"deepspeed.{dotted}: has its own field in the trainer's config; set {reason} instead")
 
 
 def drop_unknown_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`raw`, as an earlier version may have saved it, without the keys that are not taken any more."""
+    """Return `raw`, which an earlier version may have saved, without keys that are no longer accepted."""
 
     def keep(tree: Mapping[str, Any], cls: type[Settings]) -> dict[str, Any]:
         kept = {}

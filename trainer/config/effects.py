@@ -1,7 +1,7 @@
-"""Refuses settings that cannot have an effect beside the others.
+"""Refuses settings that cannot have an effect, given the other settings.
 
-Invariant: a user never waits for what a setting promises and the run does not do. A value equal to the default promises
-nothing, so that a config which holds every field, as RUN/config.yaml does, loads.
+Invariant: no setting is accepted and then ignored. Values equal to the default are exempt, so that a config which holds
+every field, as RUN/config.yaml does, loads.
 """
 
 from __future__ import annotations
@@ -10,31 +10,29 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.settings import Settings
 from pipeline.storage import is_url
 from trainer.config.deepspeed_settings import ZeroSettings, zero_stages_of
-
-if TYPE_CHECKING:
-    from trainer.config.schema import TrainerConfig
+from trainer.config.fields import TrainerFields
 
 
 @dataclass(frozen=True, slots=True)
 class IdleSetting:
-    """A setting without effect, whatever its value."""
+    """A setting that has no effect, whatever its value."""
 
     key: str
-    """As `schedule.final_factor` or `phases.1.evaluation.max_pairs`."""
+    """For example `schedule.final_factor` or `phases.1.evaluation.max_pairs`."""
     why: str
     remedy: str
-    """What to change so that it has one."""
+    """What to change so that the setting has an effect."""
 
 
-def refuse_idle_settings(config: TrainerConfig, *, held_out: Sequence[int] | None = None) -> None:
-    """Raise ValueError that names every setting which was given and cannot have an effect: key, value, why, remedy.
+def refuse_idle_settings(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> None:
+    """Raise ValueError for settings that were given but have no effect; it names key, value, reason and remedy of each.
 
-    `held_out`: rows that each phase's data set holds out; without, only what the config alone says is checked.
+    `held_out`: number of held-out rows in each phase's data set; None: check what the config alone tells.
     """
     idle = find_idle_settings(config) if held_out is None else _find_idle_evaluation(config, held_out=held_out)
     faults = [
@@ -46,13 +44,13 @@ def refuse_idle_settings(config: TrainerConfig, *, held_out: Sequence[int] | Non
         raise ValueError("; ".join(faults))
 
 
-def find_given_idle(config: TrainerConfig) -> list[str]:
-    """Keys of the settings without effect that were given."""
+def find_given_idle(config: TrainerFields) -> list[str]:
+    """Return the keys of settings that were given but have no effect."""
     return [each.key for each in find_idle_settings(config) if _is_given(config, each.key)]
 
 
-def find_idle_settings(config: TrainerConfig) -> list[IdleSetting]:
-    """The settings of a config that can have no effect, given or not."""
+def find_idle_settings(config: TrainerFields) -> list[IdleSetting]:
+    """Return the settings that can have no effect, given or not."""
     return [
         *_find_in_places(config),
         *_find_in_guard(config),
@@ -66,17 +64,13 @@ def find_idle_settings(config: TrainerConfig) -> list[IdleSetting]:
     ]
 
 
-def _find_in_places(config: TrainerConfig) -> Iterator[IdleSetting]:
+def _find_in_places(config: TrainerFields) -> Iterator[IdleSetting]:
     if not is_url(config.output):
-        yield IdleSetting(
-            "working_folder",
-            f"output={config.output} is on a disk, where the logs are kept",
-            "give an output on a store",
-        )
-    of_ray = ("cpus_per_worker", "start_timeout_s", "resize_interval_s", "ingest.object_store_mb")
+        why = f"output={config.output} is on a disk, where the logs are kept"
+        yield IdleSetting("working_folder", why, "set output to an s3:// or gs:// URL")
     if config.launcher == "processes":
-        for key in of_ray:
-            yield IdleSetting(key, "it is for Ray, and launcher=processes starts none", "set launcher=ray")
+        for key in ("cpus_per_worker", "start_timeout_s", "resize_interval_s", "ingest.object_store_mb"):
+            yield IdleSetting(key, "it is for Ray, which launcher=processes does not start", "set launcher=ray")
         return
     if config.device == "cuda":
         yield IdleSetting("cpus_per_worker", "with device=cuda a worker asks for a GPU", "set device=cpu")
@@ -85,12 +79,11 @@ def _find_in_places(config: TrainerConfig) -> Iterator[IdleSetting]:
         yield IdleSetting("resize_interval_s", why, "set min_workers")
 
 
-def _find_in_guard(config: TrainerConfig) -> Iterator[IdleSetting]:
+def _find_in_guard(config: TrainerFields) -> Iterator[IdleSetting]:
     guard, longest = config.guard, max(config.phase_steps)
     if guard.spike_factor is None:
-        yield IdleSetting(
-            "guard.spike_window", "without guard.spike_factor no step is a spike", "set guard.spike_factor"
-        )
+        why = "without guard.spike_factor no step is a spike"
+        yield IdleSetting("guard.spike_window", why, "set guard.spike_factor")
     elif guard.spike_window >= longest:
         yield IdleSetting(
             "guard.spike_factor",
@@ -99,12 +92,11 @@ def _find_in_guard(config: TrainerConfig) -> Iterator[IdleSetting]:
             "lower guard.spike_window",
         )
     if guard.max_rollbacks == 0:
-        yield IdleSetting(
-            "guard.skip_before", "with guard.max_rollbacks=0 the run never goes back", "raise guard.max_rollbacks"
-        )
+        why = "with guard.max_rollbacks=0 the run never rolls back"
+        yield IdleSetting("guard.skip_before", why, "raise guard.max_rollbacks")
 
 
-def _find_in_schedule(config: TrainerConfig) -> Iterator[IdleSetting]:
+def _find_in_schedule(config: TrainerFields) -> Iterator[IdleSetting]:
     run, by_phase = config.schedule, config.schedule.span == "phase" and bool(config.phases)
     if run.span == "phase" and not config.phases:
         yield IdleSetting("schedule.span", "the run has no phases", "give phases")
@@ -113,27 +105,24 @@ def _find_in_schedule(config: TrainerConfig) -> Iterator[IdleSetting]:
     if constant and not _all_override(config, "schedule.final_factor"):
         yield IdleSetting("schedule.final_factor", "schedule.name=constant never falls", "set schedule.name=linear")
     if run.warmup_steps is not None and not _all_override(config, "schedule.warmup_fraction"):
-        yield IdleSetting(
-            "schedule.warmup_fraction",
-            f"schedule.warmup_steps={run.warmup_steps} takes its place",
-            "set schedule.warmup_steps=null",
-        )
+        why = f"schedule.warmup_steps={run.warmup_steps} replaces it"
+        yield IdleSetting("schedule.warmup_fraction", why, "set schedule.warmup_steps=null")
     for index, (phase, schedule) in enumerate(zip(config.phases, schedules, strict=False) if by_phase else ()):
         place = f"phases.{index}.schedule"
         if schedule.name == "constant":
             yield IdleSetting(f"{place}.final_factor", "a constant rate never falls", f"set {place}.name=linear")
         if phase.schedule.warmup_steps is not None:
-            why = f"{place}.warmup_steps={phase.schedule.warmup_steps} takes its place"
+            why = f"{place}.warmup_steps={phase.schedule.warmup_steps} replaces it"
             yield IdleSetting(f"{place}.warmup_fraction", why, f"set {place}.warmup_steps=null")
 
 
-def _find_in_checkpoint(config: TrainerConfig, *, held_out: Sequence[int] | None = None) -> Iterator[IdleSetting]:
+def _find_in_checkpoint(config: TrainerFields) -> Iterator[IdleSetting]:
     every, steps = config.checkpoint.every_steps, config.max_steps
-    if not any(_phases_with_both(config, held_out=held_out)):
+    if not any(_phases_with_both(config)):
         yield IdleSetting(
             "checkpoint.keep_best",
-            f"of the checkpoints within max_steps={steps}, one every {every} steps, none is evaluated",
-            "make evaluation.every_steps a divisor of checkpoint.every_steps, and that at most max_steps",
+            f"none of the checkpoints within max_steps={steps}, one every {every} steps, is evaluated",
+            "make evaluation.every_steps a divisor of checkpoint.every_steps, which must be at most max_steps",
         )
     kept = config.checkpoint.keep_every_steps
     if kept is not None and kept <= steps < math.lcm(kept, every) and steps % kept:
@@ -144,9 +133,9 @@ def _find_in_checkpoint(config: TrainerConfig, *, held_out: Sequence[int] | None
         )
 
 
-def _phases_with_both(config: TrainerConfig, *, held_out: Sequence[int] | None) -> Iterator[bool]:
-    """Whether there is a step in a phase after which it is evaluated and a checkpoint written; not for the run's last,
-    whose checkpoint stays as the newest."""
+def _phases_with_both(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> Iterator[bool]:
+    """Yield for each phase whether one of its steps is both evaluated and checkpointed. The run's last step does not
+    count: its checkpoint stays as the newest."""
     every = config.checkpoint.every_steps
     intervals = [phase.evaluation.every_steps for phase in config.phases] or [None]
     last = 0
@@ -158,7 +147,7 @@ def _phases_with_both(config: TrainerConfig, *, held_out: Sequence[int] | None) 
         yield meets and (held_out is None or held_out[index] > 0)
 
 
-def _find_in_deepspeed(config: TrainerConfig) -> Iterator[IdleSetting]:
+def _find_in_deepspeed(config: TrainerFields) -> Iterator[IdleSetting]:
     for key in ZeroSettings.model_fields if config.deepspeed.zero_optimization is not None else ():
         stages = zero_stages_of(key)
         if config.zero_stage not in stages:
@@ -166,15 +155,15 @@ def _find_in_deepspeed(config: TrainerConfig) -> Iterator[IdleSetting]:
             yield IdleSetting(f"deepspeed.zero_optimization.{key}", why, f"set zero_stage={stages[0]}")
 
 
-def _find_in_batch(config: TrainerConfig) -> Iterator[IdleSetting]:
+def _find_in_batch(config: TrainerFields) -> Iterator[IdleSetting]:
     batches = [phase.batch_in(config.batch) for phase in config.phases] or [config.batch]
     if all(batch.lanes is not None or batch.tokens_per_slot is not None for batch in batches):
-        why = "it limits micro-batches that are derived, and batch.lanes or batch.tokens_per_slot is given"
-        yield IdleSetting("batch.greatest_slot", why, "take batch.lanes and batch.tokens_per_slot out")
+        why = "it limits micro-batches that are derived, but batch.lanes or batch.tokens_per_slot is given"
+        yield IdleSetting("batch.greatest_slot", why, "leave out batch.lanes and batch.tokens_per_slot")
 
 
-def _find_in_evaluation(config: TrainerConfig) -> Iterator[IdleSetting]:
-    # One longer than the run is no mistake: a config of many steps is tried with a few.
+def _find_in_evaluation(config: TrainerFields) -> Iterator[IdleSetting]:
+    # An interval longer than the run is allowed: a config for many steps may be tried with few.
     for index, (phase, last) in enumerate(zip(config.phases, accumulate(config.phase_steps), strict=False)):
         own = phase.evaluation.every_steps
         if own is not None and own > last:
@@ -182,7 +171,7 @@ def _find_in_evaluation(config: TrainerConfig) -> Iterator[IdleSetting]:
             yield IdleSetting(f"phases.{index}.evaluation.every_steps", why, f"set it to at most {last}")
 
 
-def _find_in_engine(config: TrainerConfig) -> Iterator[IdleSetting]:
+def _find_in_engine(config: TrainerFields) -> Iterator[IdleSetting]:
     if config.compile is False:
         yield IdleSetting("self_check", "it checks compiled models, and compile=False", "leave compile out")
     if config.precision == "fp32":
@@ -202,26 +191,28 @@ _OVERRIDES = {
     "schedule.warmup_steps": ("schedule.warmup_steps", "schedule.warmup_fraction"),
     "schedule.warmup_fraction": ("schedule.warmup_steps", "schedule.warmup_fraction"),
 }
-"""Settings of the run that phases may take the place of: the settings of a phase, any of which does."""
+"""A setting of the run -> the settings of a phase that replace it; any one of them does."""
 
 
-def _find_overridden(config: TrainerConfig) -> Iterator[IdleSetting]:
+def _find_overridden(config: TrainerFields) -> Iterator[IdleSetting]:
     for key in _OVERRIDES:
         if _all_override(config, key):
-            yield IdleSetting(key, "every phase has its own", "leave that of a phase out")
+            yield IdleSetting(key, "every phase has its own", "leave it out of a phase")
 
 
-def _all_override(config: TrainerConfig, key: str) -> bool:
-    """Whether every phase has a setting of its own in place of the run's."""
+def _all_override(config: TrainerFields, key: str) -> bool:
+    """Return whether every phase replaces the run's setting."""
     return bool(config.phases) and all(
         any(_get(phase, own) is not None for own in _OVERRIDES[key]) for phase in config.phases
     )
 
 
-def _find_idle_evaluation(config: TrainerConfig, *, held_out: Sequence[int]) -> Iterator[IdleSetting]:
+def _find_idle_evaluation(config: TrainerFields, *, held_out: Sequence[int]) -> Iterator[IdleSetting]:
     remedy = "build the data set with validation_fraction above 0"
     for name in ("every_steps", "max_pairs"):
-        heirs = [rows for phase, rows in zip(config.phases, held_out, strict=False) if _own(phase, name) is None]
+        heirs = [
+            rows for phase, rows in zip(config.phases, held_out, strict=False) if _get(phase.evaluation, name) is None
+        ]
         if not any(heirs if config.phases else held_out):
             yield IdleSetting(f"evaluation.{name}", "the data set holds no rows out", remedy)
         for index, phase in enumerate(config.phases):
@@ -234,11 +225,6 @@ def _find_idle_evaluation(config: TrainerConfig, *, held_out: Sequence[int]) -> 
         yield IdleSetting("checkpoint.keep_best", "no checkpoint is evaluated on rows held out", remedy)
 
 
-def _own(phase: Any, name: str) -> int | None:
-    value: int | None = getattr(phase.evaluation, name)
-    return value
-
-
 def _get(config: Settings, key: str) -> Any:
     node: Any = config
     for part in key.split("."):
@@ -246,8 +232,8 @@ def _get(config: Settings, key: str) -> Any:
     return node
 
 
-def _is_given(config: TrainerConfig, key: str) -> bool:
-    """Whether the setting was given, with another value than its default."""
+def _is_given(config: TrainerFields, key: str) -> bool:
+    """Return whether the setting was given a value other than its default."""
     parent, _, name = key.rpartition(".")
     section: Settings = _get(config, parent) if parent else config
     default = type(section).model_fields[name].get_default(call_default_factory=True)

@@ -1,4 +1,4 @@
-"""The model: `model.*`, and the numbers that it computes in."""
+"""Settings of the model (`model.*`) and the precisions that it can compute in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL_SHAPES: dict[ModelSize, tuple[int, int, int]] = {
     "base": (12, 12, 768),
     "large": (24, 16, 1024),
 }
-"""Layers, attention heads, width of each published size; the feed-forward layer is four times as wide."""
+"""Layers, attention heads and width of each published size; the feed-forward layer is four times as wide."""
 
 
 class ModelConfig(Settings):
@@ -28,11 +28,11 @@ class ModelConfig(Settings):
 
     size: ModelSize = "base"
     """Layers/heads/width: tiny 2/2/128, mini 4/4/256, small 4/8/512, medium 8/8/512, base 12/12/768,
-    large 24/16/1024. Left out beside initialize_from: as in that folder; max_positions, activation and norm too."""
+    large 24/16/1024. With initialize_from, the folder's is the default; also of max_positions, activation and norm."""
     max_positions: Annotated[int, Field(ge=8, lt=2**16)] = 512
-    """Learned positions; longer input is refused."""
+    """Learned positions: the longest input that the model accepts."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
-    """GELU exact, or its tanh approximation."""
+    """Exact GELU, or its tanh approximation."""
     norm: Literal["post", "pre"] = "post"
     """LayerNorm after each sublayer (as published) or before."""
     dropout: Probability = 0.1
@@ -40,12 +40,12 @@ class ModelConfig(Settings):
     attention_dropout: Probability = 0.1
     """Dropout on attention probabilities."""
     output_bias: Literal["zeros", "unigram"] = "zeros"
-    """Start of the masked-LM head's bias: zeros (as published), or the logarithm of each token's share of the training
-    tokens, so that the first hundreds of steps need not learn word frequencies."""
+    """Initial bias of the masked-LM head: zeros (as published), or the logarithm of each token's share of the training
+    tokens, which saves the hundreds of steps that learning word frequencies takes."""
     initial_weights: Literal["published", "scaled"] = "published"
-    """published: every matrix with deviation 0.02. scaled: embeddings 0.05, other matrices 0.06, and the
-    masked-LM head passes the encoder's output on unchanged. For short runs of small models with norm=pre: from 0.02 a
-    tiny model spends millions of tokens before it looks at a word's neighbours."""
+    """published: every matrix with standard deviation 0.02. scaled: embeddings 0.05, other matrices 0.06, and the
+    masked-LM head starts as the identity. For short runs of small models with norm=pre: a tiny model that starts from
+    0.02 needs millions of tokens before it uses a word's neighbours."""
     initialize_from: str | None = None
     """Start from an exported model or a transformers BERT folder instead of random weights."""
 

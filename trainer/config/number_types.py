@@ -1,4 +1,4 @@
-"""Kinds of numbers that settings are."""
+"""Number types of settings, with their ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves: `checkpoint.*`, `evaluation.*`, `logging.*`."""
+"""Settings of what a run records: `checkpoint.*`, `evaluation.*`, `logging.*`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class CheckpointConfig(Settings):
     """When checkpoints are written and which are kept."""
 
     every_steps: Positive = 1000
-    """Steps between checkpoints; one is also written at the end and on SIGTERM or SIGINT."""
+    """Steps between checkpoints; another is written at the end and on SIGTERM or SIGINT."""
     keep_last: Positive = 3
-    """Newest checkpoints that stay."""
+    """Number of newest checkpoints to keep."""
     keep_every_steps: Positive | None = None
-    """Checkpoints at multiples of this step stay for ever."""
+    """Keep checkpoints at multiples of this step for ever."""
     keep_best: Count = 0
-    """Checkpoints with the least held-out loss that stay, of each phase, among those after whose step the run is
-    evaluated: multiples of evaluation.every_steps, a tenth of the run, and the ends of phases. Losses of another phase,
-    data set, or number of pairs are not compared: each has its own."""
+    """Number of checkpoints with the lowest held-out loss to keep in each phase. Only steps that are evaluated count:
+    multiples of evaluation.every_steps, a tenth of the run, and the ends of phases. Losses of different phases, data
+    sets or numbers of pairs are ranked separately."""
 
 
 class EvaluationConfig(Settings):
@@ -32,28 +32,28 @@ class EvaluationConfig(Settings):
     every_steps: Positive | None = None
     """Steps between evaluations; null: only at the end."""
     max_pairs: Positive | None = 4096
-    """Held-out pairs evaluated, the first of a fixed order; null: all."""
+    """Held-out pairs evaluated, the first in a fixed order; null: all."""
     at_start: bool = False
-    """Evaluate also before the first step: what given weights (model.initialize_from, resume_from) can do already."""
+    """Evaluate before the first step too, to measure the initial weights (model.initialize_from, resume_from)."""
 
 
 class LoggingConfig(Settings):
-    """What is shown and kept."""
+    """Progress lines and metrics."""
 
     every_steps: Positive = 10
-    """Steps between progress lines; metrics.jsonl has every step."""
+    """Steps between progress lines; metrics.jsonl records every step."""
     tracker: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
-    """Where the run is followed beside its own files. tensorboard: in RUN/tensorboard. wandb: offline in RUN/wandb
-    unless WANDB_MODE says otherwise. mlflow: in RUN/mlflow unless MLFLOW_TRACKING_URI says otherwise."""
+    """Tracker that gets the metrics besides RUN's own files. tensorboard: in RUN/tensorboard. wandb: offline in
+    RUN/wandb unless WANDB_MODE is set. mlflow: in RUN/mlflow unless MLFLOW_TRACKING_URI is set."""
     peak_tflops: PositiveFloat | None = None
-    """Dense bf16 peak of a GPU, 10^12 operations a second, for the share in the metrics; null: by the device's name."""
+    """Dense bf16 peak of one GPU in 10^12 operations per second, for the metrics' utilization; null: by device name."""
     row_ids: bool = False
     """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, the epoch in which the step begins, and [epoch,
-    shard, row group, row] of each pair; a step at the end of an epoch holds pairs of two."""
+    shard, row group, row] of each pair. A step at the end of an epoch has pairs of two epochs."""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_second_name(cls, tree: Any) -> Any:
         if isinstance(tree, Mapping) and "tensorboard" in tree:
-            raise ValueError("logging.tensorboard is gone: set logging.tracker=tensorboard or none")
+            raise ValueError("logging.tensorboard was removed; set logging.tracker=tensorboard or none")
         return tree

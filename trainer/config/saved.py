@@ -1,4 +1,4 @@
-"""The config that a run or a checkpoint holds, also of an earlier version."""
+"""Reading of configs that a run or a checkpoint has saved, also with an earlier version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIG_NAME = "config.yaml"
 
 
 def read_run_config(run: Location) -> TrainerConfig | None:
-    """RUN/config.yaml; None where there is none. ConfigError where it is not what a run can have written."""
+    """Read RUN/config.yaml; None if it is missing. Raises ConfigError if it is not a valid config."""
     path = locate(run, CONFIG_NAME)
     if storage.find_file(path) is None:
         return None
@@ -30,10 +30,10 @@ def read_run_config(run: Location) -> TrainerConfig | None:
 
 
 def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
-    """The config that a run or a checkpoint holds, also of an earlier version.
+    """Validate the tree of a saved config, also one of an earlier version; `origin` names it in errors.
 
-    Its `logging.tensorboard` becomes the tracker; settings without effect and raw DeepSpeed keys, which are refused
-    now, were not: the former stay, the latter go.
+    Converts `logging.tensorboard` to the tracker, drops raw DeepSpeed keys that are refused now, and keeps settings
+    without effect, which earlier versions accepted.
     """
     logging = tree.get("logging")
     if isinstance(logging, Mapping) and "tensorboard" in logging:
@@ -46,7 +46,7 @@ def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
 
 
 def drop_idle_settings(tree: Mapping[str, Any], *, origin: str, keep: Collection[str] = ()) -> dict[str, Any]:
-    """The tree of a config that a run saved, without settings that have no effect; those of `keep` stay."""
+    """Return the tree of a saved config without settings that have no effect; keys below those in `keep` stay."""
     while True:
         config = validate_saved(tree, origin=origin)
         tree = to_tree(config)

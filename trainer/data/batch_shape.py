@@ -1,7 +1,7 @@
-"""From the batch as papers state it (pairs or tokens a step) to lanes and micro-batches, by the data set's row lengths.
+"""Derives lanes and micro-batches from the stated batch (pairs or tokens per step) and the data set's row lengths.
 
-Never from the number of workers: the same data in the same order wherever it runs. The plan keeps the stated pace;
-micro-batches are as small as still allows that, a step's worth of pairs behind on average. Cost: 0.1 s.
+The number of workers plays no part: the data and its order are the same wherever a run goes. The plan keeps the stated
+pace, and micro-batches are the smallest that can keep up with it, one step's pairs behind on average. Cost: 0.1 s.
 """
 
 from __future__ import annotations
@@ -14,54 +14,54 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.dataset import Manifest, SplitName
+from pipeline.dataset import Manifest
 from pipeline.units import count_of
 from trainer.config import BatchConfig
 from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.plan import PlanError
 
 LARGEST_DERIVED_MICRO_BATCH = 32_768
-"""Tokens: larger micro-batches gain no speed on one GPU and cost memory. batch.greatest_slot takes its place."""
+"""Tokens: larger micro-batches gain no speed on one GPU and cost memory. batch.greatest_slot replaces it."""
 _EASY_LANES = 8
 _FULL_ROWS = 10
 _DEVIATIONS = 6.0
 _MULTIPLE = 8
 _UNITS = 512
-"""Lengths are told apart in so many units, rounded up: single tokens where rows are at most so long."""
+"""Maximum number of length bins; if rows have at most this many tokens, a bin is one token."""
 _MANY_ROWS = 32
-"""Micro-batches of so many longest rows leave free what micro-batches of any greater size do."""
+"""Micro-batches that hold this many longest rows leave as much unused as any larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """Lanes, micro-batches and what a step holds. Means are over many steps."""
+    """Lanes, micro-batches and the content of a step. Means are over many steps."""
 
     lanes: int
-    """G: micro-batches of a step, one a lane."""
+    """G: micro-batches per step, one per lane."""
     micro_batch: MicroBatchShape
-    """T, P, M."""
+    """Limits T, P and M of a micro-batch."""
     pairs: Fraction
-    """The plan's pace, pairs a step."""
+    """The plan's pace: pairs per step."""
     exact: bool
-    """Every step holds exactly so many."""
+    """Whether every step holds exactly that many."""
     pairs_mean: float
-    """Pairs a step: the pace, or less where batch.tokens_per_slot holds a little less."""
+    """Mean pairs per step: the pace, or slightly less if batch.tokens_per_slot holds less."""
     pairs_least: int
-    """No step holds fewer."""
+    """Lower bound of a step's pairs."""
     pairs_most: int
-    """No step holds more."""
+    """Upper bound of a step's pairs."""
     tokens_mean: float
-    """Real tokens a step."""
+    """Mean tokens per step, without padding."""
     steps_per_epoch: int
-    """Steps in which every row is read once; the last one runs on into the next epoch."""
+    """Steps that read every row once; the last one continues into the next epoch."""
 
     @property
     def fill(self) -> float:
-        """Share of the lanes x T tokens that is real."""
+        """Share of the lanes x T tokens that is not padding."""
         return self.tokens_mean / (self.lanes * self.micro_batch.tokens)
 
     def describe(self) -> str:
-        """Two lines for people."""
+        """Return two lines that tell the user the batch and the plan."""
         digits = 0 if self.pairs_mean.is_integer() else 1
         return (
             f"batch: {'exactly ' if self.exact else ''}{self.pairs_mean:,.{digits}f} pairs a step (least "
@@ -74,7 +74,7 @@ class BatchShape:
 
 
 class Lengths:
-    """How rows of given lengths (counts by number of tokens, from 0) fill micro-batches, in random order."""
+    """Predicts how rows in random order fill micro-batches; `counts[n]`: number of rows of n tokens."""
 
     def __init__(self, counts: NDArray[np.int64]) -> None:
         self.longest = int(counts.nonzero()[0][-1])
@@ -85,20 +85,20 @@ class Lengths:
         length = np.arange(self._shares.size)
         self._mean, square = float(self._shares @ length), float(self._shares @ length**2)
         self.variation = square / self._mean**2 - 1
-        """Square of the lengths' deviation as a share of their mean."""
+        """Squared coefficient of variation of the lengths."""
 
     def pairs_in(self, tokens: int) -> float:
-        """Mean pairs of a micro-batch that ends only where the next pair exceeds its tokens. At least one fits.
+        """Return the mean pairs of a micro-batch that ends when the next pair would exceed `tokens`. One pair must fit.
 
-        The row that did not fit is the first of the next micro-batch, so that long ones come first: the fixed point of
-        that.
+        The row that did not fit begins the next micro-batch, so long rows tend to come first. Iterates to the fixed
+        point of that effect.
         """
         size, longest = tokens // self._unit, self._shares.size - 1
         near = size if size < _MANY_ROWS * longest else size % longest + (_MANY_ROWS - 1) * longest
         fitting = self._fitting
         first = self._shares
         for _ in range(100):
-            # inside[x]: rows of a micro-batch, of those that begin in its first near - longest + x units
+            # inside[x]: rows that begin in the first near - longest + x units of a micro-batch
             inside = np.convolve(first, fitting[near : near + 2 * longest + 1], mode="valid")
             before, first = first, self._shares * (inside[-1] - inside[::-1])
             if np.abs(first - before).max() < 1e-9:
@@ -107,7 +107,7 @@ class Lengths:
 
     @cached_property
     def _fitting(self) -> NDArray[np.float64]:
-        """Entry 2 x longest + n: rows that begin in n units behind a row's end, the one at 0 included; 0 before it."""
+        """Entry 2 x longest + n: rows that begin within n units after a row's end, that at 0 included; 0 before it."""
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
         begins[2 * longest] = 1.0
@@ -117,24 +117,24 @@ class Lengths:
         return np.cumsum(begins)
 
     def tokens_for(self, pairs: float) -> int:
-        """Fewest tokens of micro-batches that keep the pace of `pairs` a micro-batch, behind by that number on average.
+        """Return the fewest tokens with which micro-batches keep a pace of `pairs` each, that number behind on average.
 
-        By queueing theory (Kingman) that takes half the variation in pairs more than the pace.
+        By queueing theory (Kingman), capacity must exceed the pace by half the variation.
         """
         wanted = pairs + self.variation / 2 - 1e-6
-        low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # which holds so many whatever comes
+        low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # which always holds that many
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.pairs_in(middle) >= wanted else (middle, high)
         return high
 
 
-def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "train") -> BatchShape:
-    """Lanes and micro-batch shape for one split. PlanError names the setting that cannot be, and the remedy."""
-    rows, tokens = manifest.num_rows(split), manifest.num_tokens(split)
+def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
+    """Derive lanes and micro-batch shape for the training rows. Raises PlanError that names setting and remedy."""
+    rows, tokens = manifest.num_rows("train"), manifest.num_tokens("train")
     if rows == 0:
-        raise PlanError(f"the data set holds no {split} rows; build it from more documents")
-    lengths = Lengths(np.array(manifest.row_lengths(split), dtype=np.int64))
+        raise PlanError("the data set holds no train rows; build it from more documents")
+    lengths = Lengths(np.array(manifest.row_lengths("train"), dtype=np.int64))
     stated = Fraction(batch.pairs) if batch.pairs is not None else Fraction((batch.tokens or 0) * rows, tokens)
     pairs = stated if batch.exact_pairs else min(stated, Fraction(rows))
     lanes = batch.lanes or _derive_lanes(lengths, pairs=pairs, batch=batch, longest=manifest.max_seq_length)
@@ -142,8 +142,8 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "
     name = f"batch.pairs={batch.pairs}" if batch.pairs is not None else f"batch.tokens={batch.tokens}"
     if lane_pairs < 1:
         raise PlanError(
-            f"{name} is {float(pairs):,.1f} pairs a step, fewer than batch.lanes={lanes}, of which each holds one at "
-            f"least; raise the batch or set batch.lanes to at most {max(1, int(pairs))}"
+            f"{name} is {float(pairs):,.1f} pairs a step, fewer than batch.lanes={lanes}, each of which needs at least "
+            f"one; raise the batch or set batch.lanes to at most {max(1, int(pairs))}"
         )
     longest, most = manifest.max_seq_length, math.ceil(lane_pairs)
     needed = max(longest, _tokens_needed(lengths, pairs=lane_pairs, exact=batch.exact_pairs, longest=longest))
@@ -153,16 +153,15 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "
         holds = f"holds about {max(1.0, held):,.1f} (mean length {lengths.mean:,.0f})"
         raise PlanError(
             f"{name} in batch.lanes={lanes} lanes is {float(lane_pairs):,.1f} pairs a micro-batch, but "
-            f"batch.tokens_per_slot="
-            f"{size} {'must hold them at any length' if batch.exact_pairs else holds}; set it to {needed} or leave it "
-            f"out, or raise batch.lanes"
+            f"batch.tokens_per_slot={size} {'must hold them at any length' if batch.exact_pairs else holds}; "
+            f"set it to {needed} or leave it out, or raise batch.lanes"
         )
     if not batch.exact_pairs:
         fitting = size / lengths.mean
         most = max(most, _round_up(fitting + _DEVIATIONS * math.sqrt(fitting * lengths.variation) + 1))
     masked = most * manifest.max_predictions
     if not batch.exact_pairs:
-        expected = size * sum(shard.masked for shard in manifest.shards_of(split)) / (tokens * manifest.mask_sets)
+        expected = size * sum(shard.masked for shard in manifest.shards_of("train")) / (tokens * manifest.mask_sets)
         masked = max(manifest.max_predictions, min(masked, _round_up(expected + _DEVIATIONS * math.sqrt(expected))))
     mean = min(float(pairs), lanes * held)
     least = min(int(lane_pairs), size // longest, masked // manifest.max_predictions)
@@ -180,10 +179,10 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig, split: SplitName = "
 
 
 def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, longest: int) -> int:
-    """Lanes that fill micro-batches of the given size.
+    """Return the number of lanes that fill micro-batches of batch.tokens_per_slot tokens.
 
-    Without one, a power of two: micro-batches of at most batch.greatest_slot tokens (null:
-    LARGEST_DERIVED_MICRO_BATCH), and up to 8 lanes while they stay long enough to be full.
+    If that is null, return a power of two: micro-batches have at most batch.greatest_slot tokens (null:
+    LARGEST_DERIVED_MICRO_BATCH), and there are up to 8 lanes while micro-batches stay long enough to be full.
     """
     mean = lengths.longest if batch.exact_pairs else lengths.mean
     if batch.tokens_per_slot is not None:
@@ -191,7 +190,7 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
         return max(1, min(math.ceil(0.99 * float(pairs) / max(1.0, held)), int(pairs)))
     lanes, step = 1, float(pairs) * mean
     greatest = max(batch.greatest_slot or LARGEST_DERIVED_MICRO_BATCH, _round_up(longest))
-    while step / lanes > greatest:  # more than that is needed, so that the search below begins near its end
+    while step / lanes > greatest:  # a lower bound, so that the search below starts near its end
         lanes *= 2
     exact = batch.exact_pairs
     while lanes < pairs and _tokens_needed(lengths, pairs=pairs / lanes, exact=exact, longest=longest) > greatest:
@@ -202,10 +201,10 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
 
 
 def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: int) -> int:
-    """Tokens of micro-batches that keep a pace of `pairs` each; `longest`: of the rows that the data set may have."""
+    """Return the tokens of micro-batches that keep a pace of `pairs` each; `longest`: the data set's max_seq_length."""
     return math.ceil(pairs) * longest if exact else _round_up(lengths.tokens_for(float(pairs)))
 
 
 def _round_up(value: float) -> int:
-    """To a multiple of 8, which matrix products like."""
+    """Round up to a multiple of 8, which matrix products prefer."""
     return -(-math.ceil(value) // _MULTIPLE) * _MULTIPLE

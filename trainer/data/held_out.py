@@ -1,8 +1,8 @@
-"""Whether documents that a phase holds out were trained on before, by an earlier one or by the source of a branch.
+"""Checks that no phase evaluates on documents that an earlier phase, or the source of a branch, trained on.
 
-A document is held out by a hash of its text against validation_fraction, so of two sets over one text that with the
-smaller fraction trains on what the other holds out. Cost: the ids of held-out rows; those of training rows only where
-the fractions leave a doubt.
+A document is held out if the hash of its text is below validation_fraction. So of two data sets over one text, the one
+with the smaller fraction trains on documents that the other holds out. Cost: reads the ids of held-out rows, and those
+of training rows only if the fractions permit a leak.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _IDS = [schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID]
 def check_held_out(
     phases: Sequence[OpenPhase], *, before: Sequence[tuple[Phase, Manifest]] = (), step: int = 0
 ) -> list[str]:
-    """Compare each phase's held-out documents with what the phases before it train on.
+    """Compare each phase's held-out documents with those that earlier phases train on.
 
-    `before`: what a branch's source trained on, up to `step`; phases that end by then are not evaluated any more.
-    Raises ConfigError with the numbers where some are the same. Returns a warning for each two sets that name a source
-    alike and have no document in common: then a leak cannot be told from their documents.
+    `before`: what a branch's source trained on, up to `step`; phases that end by then are no longer evaluated.
+    Raises ConfigError with the numbers if some documents are in both. Returns a warning for each two data sets that
+    share a source's name but no document: then a leak cannot be detected by document ids.
     """
     warnings = {}
     for index, later in enumerate(phases):
@@ -44,7 +44,7 @@ def check_held_out(
 
 
 def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, of: str) -> str:
-    """`manifest`: of the earlier phase, which is one `of` another run, in words, or of this one (empty)."""
+    """`manifest`: of the earlier phase. `of`: words that name its run, or "" for this one."""
     rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
     held_out = _documents_of(rows)
     known = pa.concat_tables([rows.slice(0, 0), *_read_ids(earlier, manifest=manifest, split="validation")])
@@ -67,14 +67,14 @@ def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, of: str) -
     if pc.any(_is_of(known, held_out)).as_py() or not shared:
         return ""
     return (
-        f"WARNING: {name}: none of its held-out documents is known to {other}, though both have a source "
-        f"{', '.join(shared)}: unless the texts differ, they were divided into documents or cleaned otherwise, and "
-        "the earlier phase may train on held-out text; build both from the same files with the same settings of sources"
+        f"WARNING: {name}: shares no held-out document with {other}, though both have a source "
+        f"{', '.join(shared)}: unless the texts differ, they were split into documents or cleaned differently, and the "
+        "earlier phase may train on held-out text; build both from the same files with the same source settings"
     )
 
 
 def _read_ids(phase: Phase, *, manifest: Manifest, split: SplitName, among: pa.Array | None = None) -> list[pa.Table]:
-    """Ids of the documents of a split's rows, a table a row group; only of rows with one `among` these."""
+    """Read the document ids of a split's rows, one table per row group; `among`: only rows with one of these ids."""
     groups = [(shard.path, i) for shard in manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
 
     def read(group: tuple[str, int]) -> pa.Table:
@@ -90,6 +90,6 @@ def _documents_of(rows: pa.Table) -> pa.Array:
 
 
 def _is_of(rows: pa.Table, documents: pa.Array) -> pa.ChunkedArray:
-    """[n] whether one of a row's documents is among these."""
+    """Return [n] booleans: whether one of a row's documents is among `documents`."""
     first, second = (pc.is_in(rows[name], value_set=documents) for name in _IDS)
     return pc.or_(first, second)

@@ -8,23 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_LABEL = -1
-"""Stands in the labels where there is nothing to predict; the weight there is zero."""
+"""Label of positions and pairs that have nothing to predict; their weight in the loss is zero."""
 MOST_TOKENS = 2**31 - 1
-"""Places in a micro-batch are int32."""
+"""Maximum tokens of a micro-batch, whose positions are int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchShape:
-    """Most that a micro-batch holds. ValueError where not even one pair of the greatest length would fit."""
+    """Maximum content of a micro-batch. Raises ValueError if a pair of the maximum length would not fit."""
 
     tokens: int
-    """T, tokens."""
+    """T: tokens."""
     pairs: int
-    """P, sentence pairs."""
+    """P: sentence pairs."""
     masked: int
-    """M, masked positions."""
+    """M: masked positions."""
     max_seq_length: int
-    """No pair, and no dummy sequence, is longer."""
+    """Maximum length of a pair or dummy sequence."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -33,82 +33,82 @@ class MicroBatchShape:
                 raise ValueError(f"micro-batch shape: {field.name}={value} must be at least 1")
         if self.tokens > MOST_TOKENS:
             raise ValueError(
-                f"micro-batches of {self.tokens:,} tokens exceed the {MOST_TOKENS:,} that can be numbered; lower the "
+                f"micro-batches of {self.tokens:,} tokens exceed the maximum of {MOST_TOKENS:,}; lower the "
                 f"batch or batch.tokens_per_slot, or raise batch.lanes"
             )
         if self.tokens < self.max_seq_length:
             raise ValueError(
                 f"batch.tokens_per_slot={self.tokens} is below the data set's max_seq_length={self.max_seq_length}: a "
-                f"pair of that length fits no micro-batch; raise it to at least {self.max_seq_length}"
+                f"pair of that length would not fit; raise it to at least {self.max_seq_length}"
             )
 
     @property
     def sequences(self) -> int:
-        """Sequences of a batch with constant shapes: the pairs, and the dummies that any rest of T tokens may take."""
+        """Sequences of a batch with constant shapes: the pairs, and the dummies that fill the rest of the T tokens."""
         return self.pairs + -(-self.tokens // self.max_seq_length)
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The pairs of one micro-batch, p >= 1 of them with n tokens and m masked positions in all."""
+    """One micro-batch: p >= 1 pairs with n tokens and m masked positions in total."""
 
     input_ids: NDArray[np.integer]
-    """[n] uint16 or int32: the pairs' tokens one after another, with the mask set's inputs in place."""
+    """[n] uint16 or int32: the concatenated tokens of the pairs, masked."""
     lengths: NDArray[np.int32]
     """[p] tokens of each pair."""
     first_lengths: NDArray[np.int32]
     """[p] tokens of each pair's first segment, [CLS] and [SEP] included."""
     masked_positions: NDArray[np.int32]
-    """[m] index into the n tokens, ascending."""
+    """[m] indices into the n tokens, ascending."""
     masked_labels: NDArray[np.integer]
-    """[m] ids that stood there before masking."""
+    """[m] token ids before masking."""
     nsp_labels: NDArray[np.int8]
-    """[p] 0 = next, 1 = not, NO_LABEL where there is no second segment."""
+    """[p] 0 = next, 1 = not next, NO_LABEL without a second segment."""
     sources: NDArray[np.uint16]
-    """[p] source of the first segment, an index into the manifest's `sources`."""
+    """[p] source of the first segment: index into the manifest's `sources`."""
     shards: NDArray[np.int32]
-    """[p] index of each row's shard among those of its split, in the manifest's order."""
+    """[p] index of the row's shard in its split, in the manifest's order."""
     row_groups: NDArray[np.int32]
-    """[p] its row group in the shard."""
+    """[p] index of the row group in the shard."""
     rows: NDArray[np.int32]
-    """[p] its row in the row group, as stored."""
+    """[p] index of the row in the row group, as stored."""
     epochs: NDArray[np.int32]
-    """[p] the epoch that it is of: a micro-batch may run on into the next."""
+    """[p] epoch of the row: a micro-batch may continue into the next epoch."""
 
     @property
     def num_tokens(self) -> int:
-        """n"""
+        """Number of tokens, n."""
         return int(self.input_ids.size)
 
     @property
     def num_pairs(self) -> int:
-        """p"""
+        """Number of pairs, p."""
         return int(self.lengths.size)
 
     @property
     def num_masked(self) -> int:
-        """m"""
+        """Number of masked positions, m."""
         return int(self.masked_positions.size)
 
     @property
     def num_labelled(self) -> int:
-        """Pairs with a next-sentence label."""
+        """Number of pairs with a next-sentence label."""
         return int(np.count_nonzero(self.nsp_labels != NO_LABEL))
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """[p] index of each pair's [CLS]."""
+        """[p] index of each pair's first token, [CLS]."""
         return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
 
     @property
     def masked_sources(self) -> NDArray[np.uint16]:
-        """[m] source of the pair that each masked position stands in."""
+        """[m] source of the pair that holds each masked position."""
         pairs = np.searchsorted(self.starts, self.masked_positions, side="right") - 1
         return self.sources[pairs]
 
     @property
     def position_ids(self) -> NDArray[np.int64]:
-        """[n] place in the pair, from 0."""
+        """[n] position in the pair, from 0."""
         return np.arange(self.num_tokens) - np.repeat(self.starts, self.lengths)
 
     @property

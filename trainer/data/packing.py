@@ -1,6 +1,6 @@
-"""Cut a lane's rows into micro-batches: as many whole pairs as tokens, pairs and masked positions allow.
+"""Packs a lane's rows into micro-batches: as many whole pairs as the limits on tokens, pairs and masks allow.
 
-Numpy over Arrow's offsets and values, no work per row; 100 M tokens/s a core.
+Numpy over Arrow's offsets and values, without work per row; 100 M tokens/s per core.
 """
 
 from __future__ import annotations
@@ -20,36 +20,30 @@ from trainer.data.row_groups import ROW, ROW_GROUP, SHARD
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The columns of what is read at once, as numpy views of Arrow's buffers (read-only)."""
+    """Columns of n rows that were read at once, as read-only numpy views of Arrow's buffers; [n] by default."""
 
     ids: NDArray[np.integer]
-    """Tokens of all rows; row i has starts[i] .. starts[i + 1]."""
+    """Tokens of all rows; row i has those from starts[i] to starts[i + 1]."""
     starts: NDArray[np.integer]
     """[n + 1]"""
     masked_positions: NDArray[np.uint16]
-    """Positions inside the row; row i has masked_starts[i] .. masked_starts[i + 1]."""
+    """Positions in the row; row i has those from masked_starts[i] to masked_starts[i + 1]."""
     masked_inputs: NDArray[np.integer]
-    """What stands there."""
+    """Token ids that masking puts there."""
     masked_starts: NDArray[np.integer]
     """[n + 1]"""
     first_lengths: NDArray[np.uint16]
-    """[n]"""
     nsp_labels: NDArray[np.int8]
-    """[n]"""
     sources: NDArray[np.uint16]
-    """[n]"""
     shards: NDArray[np.int32]
-    """[n]"""
     row_groups: NDArray[np.int32]
-    """[n]"""
     rows: NDArray[np.int32]
-    """[n]"""
     epoch: int
-    """Of all rows."""
+    """Epoch of all rows."""
 
     @classmethod
     def from_table(cls, table: pa.Table, *, epoch: int) -> Rows:
-        """Views of a table that read_block made."""
+        """Return views of a table that read_slice returned."""
         ids, starts = _lists(table, schema.INPUT_IDS)
         positions, masked_starts = _lists(table, schema.MASKED_POSITIONS)
         inputs, _ = _lists(table, schema.MASKED_INPUTS)
@@ -74,7 +68,7 @@ class Rows:
 
 
 class Stretch(NamedTuple):
-    """Rows [start, stop) of what was read at once."""
+    """Rows [start, stop) of `rows`."""
 
     rows: Rows
     start: int
@@ -82,10 +76,10 @@ class Stretch(NamedTuple):
 
 
 class Packer:
-    """Takes a lane's rows from `next_rows`, a slice of a row group a call, and gives its micro-batches.
+    """Packs the rows of one lane into micro-batches. Each call of `next_rows` returns a slice of a row group.
 
-    A micro-batch ends when the next pair would exceed any limit of `shape`. In the place of rows may come the number of
-    rows: they are lost.
+    A micro-batch ends when the next pair would exceed any limit of `shape`. If rows are lost (their row group cannot be
+    read), `next_rows` returns their number instead.
     """
 
     def __init__(self, shape: MicroBatchShape, *, next_rows: Callable[[], Rows | int]) -> None:
@@ -94,9 +88,9 @@ class Packer:
         self._place = 0
 
     def cut(self, *, most: int) -> MicroBatch | None:
-        """The next micro-batch, of at most `most` rows, lost ones included; reads none beyond them.
+        """Return the next micro-batch of at most `most` rows, lost ones included; read no further.
 
-        None where that is 0, and where all of them are lost.
+        Returns None if `most` is 0 or all of these rows are lost.
         """
         tokens, masked = self._shape.tokens, self._shape.masked
         pairs = min(self._shape.pairs, most)
@@ -110,10 +104,7 @@ class Packer:
                 self._rows, self._place = taken, 0
             rows, start = self._rows, self._place
             stop = min(
-                len(rows),
-                start + pairs,
-                _fits(rows.starts, start, tokens),
-                _fits(rows.masked_starts, start, masked),
+                len(rows), start + pairs, _fits(rows.starts, start, tokens), _fits(rows.masked_starts, start, masked)
             )
             if stop > start:
                 parts.append(Stretch(rows, start, stop))
@@ -128,7 +119,7 @@ class Packer:
 
 
 def join_stretches(parts: list[Stretch]) -> MicroBatch:
-    """One micro-batch of the rows of all stretches, the masked inputs in place. No view of what was read remains."""
+    """Join the rows of all stretches into one micro-batch and apply the masks. Copies: no view of the input remains."""
     ids = np.concatenate([part.rows.ids[part.rows.starts[part.start] : part.rows.starts[part.stop]] for part in parts])
     lengths = np.concatenate([np.diff(part.rows.starts[part.start : part.stop + 1]) for part in parts], dtype=np.int32)
     counts = np.concatenate([np.diff(part.rows.masked_starts[part.start : part.stop + 1]) for part in parts])
@@ -157,7 +148,7 @@ def join_stretches(parts: list[Stretch]) -> MicroBatch:
 
 
 def _fits(starts: NDArray[np.integer], start: int, most: int) -> int:
-    """Last cut at or behind `start` with at most `most` between."""
+    """Return the last row boundary from `start` on with at most `most` elements between them."""
     return start + int(np.searchsorted(starts[start:], int(starts[start]) + most, side="right")) - 1
 
 

@@ -1,7 +1,7 @@
-"""A run's phases: which steps each has, what it inherits, its data set opened, and where in them a checkpoint stands.
+"""A run's phases: their steps, the settings they inherit, their data sets, and the phase that a checkpoint belongs to.
 
-A run without phases is one phase. Steps are counted over the whole run; epochs and the order of the data start anew
-with each phase. The state after a phase's last step still belongs to that phase. Pure but for the data sets' manifests.
+A run without phases is one phase. Steps are counted over the whole run; epochs and the order of the data restart with
+each phase. The state after a phase's last step still belongs to that phase. No I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.data.batch_shape import BatchShape, derive_shape
 from trainer.data.plan import Plan, PlanError, PlanState
 
 MANY_EPOCHS = 200
-"""Beyond, a model learns its data set by heart, or a number is wrong."""
+"""With more epochs a model memorizes its data set, or a setting is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,23 @@ class Phase:
     """Steps first_step + 1 .. last_step of the run."""
 
     index: int
-    """From 0."""
+    """Index of the phase, from 0."""
     first_step: int
-    """Steps of the run before it."""
+    """Steps of the run before the phase."""
     last_step: int
-    """Steps of the run when it ends."""
+    """Steps of the run when the phase ends."""
     config: TrainerConfig
-    """The run's config with the phase's own data, batch and evaluation in place, and no phases."""
+    """The run's config with the phase's data, batch and evaluation, and without phases."""
 
     @property
     def num_steps(self) -> int:
-        """Steps of the phase."""
+        """Number of steps in the phase."""
         return self.last_step - self.first_step
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPhase:
-    """A phase with its data set's manifest and what follows from it. Nothing of the data is read."""
+    """A phase with its data set's manifest, batch shape and plan. No rows are read."""
 
     phase: Phase
     manifest: Manifest
@@ -53,11 +53,11 @@ class OpenPhase:
 
     @property
     def epochs(self) -> float:
-        """How often the phase reads its data set."""
+        """Number of times that the phase reads its data set."""
         return self.phase.num_steps * self.shape.pairs_mean / self.plan.num_rows
 
     def describe(self) -> list[str]:
-        """Data, batch and plan for people, a line each."""
+        """Return lines that tell the user the data, batch and plan."""
         manifest = self.manifest
         train, held_out = manifest.num_rows("train"), manifest.num_rows("validation")
         data = (
@@ -69,12 +69,12 @@ class OpenPhase:
         if self.epochs > MANY_EPOCHS:
             lines.append(
                 f"WARNING: {self.epochs:,.0f} epochs: {count_of(self.phase.num_steps, 'step')} read {train:,} pairs "
-                f"so many times, where BERT was trained for 40; check max_steps, the batch and the data set"
+                f"this often, while BERT was trained for 40; check max_steps, the batch and the data set"
             )
         return lines
 
     def describe_empty(self, workers: int) -> list[str]:
-        """A warning where the lanes do not divide among so many workers: in each step some compute nothing."""
+        """Return a warning if `workers` does not divide the lanes, so that workers idle in each step; else nothing."""
         lanes = self.plan.lanes
         rounded = -(-lanes // workers) * workers
         if rounded == lanes:
@@ -87,7 +87,7 @@ class OpenPhase:
         ]
 
     def describe_place(self, phases: int) -> str:
-        """`phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`"""
+        """Return a line as `phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`."""
         phase = self.phase
         return (
             f"phase {phase.index + 1} of {phases}: steps {phase.first_step + 1:,} to {phase.last_step:,}, "
@@ -96,7 +96,7 @@ class OpenPhase:
 
 
 def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
-    """The phases of a run in order, one at least, each with all that it inherits."""
+    """Return the phases of a run in order, at least one, each with the settings it inherits."""
     phases = config.phases or (PhaseConfig(),)
     ends = list(accumulate(config.phase_steps))
     resolved = []
@@ -112,49 +112,40 @@ def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
 
 
 def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tuple[OpenPhase, ...]:
-    """Derive each phase's batch shape and plan. Raises ValueError where vocabularies differ or a plan cannot be."""
+    """Derive each phase's batch shape and plan. Raises ValueError if vocabularies differ or a plan is impossible."""
     check_vocabularies(phases, manifests=manifests)
     opened = []
     for phase, manifest in zip(phases, manifests, strict=True):
         try:
-            opened.append(_open_phase(phase, manifest=manifest))
+            shape = derive_shape(manifest, batch=phase.config.batch)
+            seed = order_seed(phase.config.seed, phase=phase.index)
+            plan = Plan(manifest, lanes=shape.lanes, shape=shape.micro_batch, seed=seed, pairs=shape.pairs)
         except ValueError as error:
             if len(phases) == 1:
                 raise
             raise PlanError(f"phases.{phase.index}: {error}") from error
+        opened.append(OpenPhase(phase, manifest, shape, plan))
     return tuple(opened)
 
 
-def _open_phase(phase: Phase, *, manifest: Manifest) -> OpenPhase:
-    shape = derive_shape(manifest, batch=phase.config.batch)
-    plan = Plan(
-        manifest,
-        lanes=shape.lanes,
-        shape=shape.micro_batch,
-        seed=order_seed(phase.config.seed, phase=phase.index),
-        pairs=shape.pairs,
-    )
-    return OpenPhase(phase, manifest, shape, plan)
-
-
 def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> None:
-    """ConfigError where a phase's data set was made with another vocabulary than the first one's."""
+    """Raise ConfigError if a phase's data set has another vocabulary than the first phase's."""
     first = manifests[0]
     for phase, manifest in zip(phases, manifests, strict=True):
         same = ("vocabulary_hash", "vocabulary_size", "special")
         if any(getattr(manifest, name) != getattr(first, name) for name in same):
             raise ConfigError(
                 f"phases.{phase.index}.data={phase.config.data}: its vocabulary ({manifest.vocabulary_hash[:12]}, "
-                f"{manifest.vocabulary_size:,} entries) is not that of phase 0, {phases[0].config.data} "
-                f"({first.vocabulary_hash[:12]}, {first.vocabulary_size:,} entries): the same id would be another "
+                f"{manifest.vocabulary_size:,} entries) differs from phase 0's, {phases[0].config.data} "
+                f"({first.vocabulary_hash[:12]}, {first.vocabulary_size:,} entries): the same id would mean another "
                 f"token; build both with one vocabulary (vocabulary.path of the pipeline)"
             )
 
 
 def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> dict[str, Any]:
-    """What the weights have seen once steps of `phases` are done: longest row, next sentences or none, vocabulary.
+    """Return facts about all rows that the weights were trained on: longest row, next-sentence labels, vocabulary.
 
-    `before`: the same of what they started from. For a checkpoint's state, and what an export says of the model.
+    `before`: the same facts about the weights that the run started from. Kept in checkpoints and used by the export.
     """
     manifests = [each.manifest for each in phases]
     return {
@@ -165,7 +156,7 @@ def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> d
 
 
 def order_seed(seed: int, *, phase: int) -> int:
-    """Seed of a phase's data order, 63 bits: the run's own in the first, so that two phases over one set differ."""
+    """Return the seed (63 bits) of a phase's data order: the run's in the first, so that phases over one set differ."""
     if phase == 0:
         return seed
     digest = hashlib.blake2b(f"order/{seed}/{phase}".encode(), digest_size=8).digest()
@@ -173,17 +164,16 @@ def order_seed(seed: int, *, phase: int) -> int:
 
 
 def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanState:
-    """The state from which the next step after `state` is made (None: from the start); it names its phase.
+    """Return the state from which to make the step after `state`; None: the start of the first phase.
 
-    At the end of a phase that is the start of the next one. Raises PlanError where `state` does not belong to
-    these phases.
+    At the end of a phase that is the start of the next one. Raises PlanError if `state` does not fit these phases.
     """
     if state is None:
         return phases[0].plan.start()
     if state.phase >= len(phases):
         raise PlanError(
-            f"the checkpoint at step {state.step} is of phase {state.phase}, but this run has "
-            f"{count_of(len(phases), 'phase')}, counted from 0; restore them, or begin in a new output"
+            f"the checkpoint at step {state.step} is of phase {state.phase}, counted from 0, but this run has "
+            f"{count_of(len(phases), 'phase')}; restore the phases, or begin in a new output"
         )
     here = phases[state.phase]
     phase, last = here.phase, state.phase + 1 == len(phases)
@@ -191,7 +181,7 @@ def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanStat
     if begun != phase.first_step or (state.step > phase.last_step and not last):
         raise PlanError(
             f"the checkpoint at step {state.step} is {state.phase_step} steps into phase {state.phase}, which began "
-            f"after step {begun}; by these settings it takes the steps {phase.first_step + 1} to {phase.last_step}: "
+            f"after step {begun}; in this config it takes the steps {phase.first_step + 1} to {phase.last_step}: "
             f"restore the phases' lengths, or begin in a new output"
         )
     here.plan.check(state)

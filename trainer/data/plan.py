@@ -1,8 +1,8 @@
-"""The plan: which rows, in which order, in which lane; a pure function of data set, seed and plan settings.
+"""The plan: the order of all rows and their lanes, a pure function of data set, seed and plan settings.
 
-An epoch's row groups are permuted, the rows inside each too, and that one sequence is cut into G lanes of equally many
-rows. All lanes keep the pace of the stated batch, through the ends of epochs. Never of the world size: rank r of W
-takes the lanes l with l mod W = r. No I/O.
+An epoch's row groups are permuted, and the rows inside each too; this sequence is cut into G lanes of equal length. All
+lanes keep the pace of the stated batch, across the ends of epochs. The plan is independent of the world size: rank r of
+W takes the lanes l with l mod W = r. No I/O.
 """
 
 from __future__ import annotations
@@ -23,63 +23,63 @@ from pipeline.dataset import Manifest, SplitName, canonical_json
 from trainer.data.micro_batch import MicroBatchShape
 
 PLAN_VERSION = 2
-"""Raised by whoever changes the order that a plan gives."""
+"""Raise this with every change to the order that a plan gives."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class PlanError(ValueError):
-    """The plan's settings do not go with the data set, or a state with the plan."""
+    """The plan's settings do not fit the data set, or a state does not fit the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanState:
-    """Where a run stands; independent of world size, complete on every rank."""
+    """The position of a run in its data: independent of world size, complete on every rank."""
 
     plan_hash: str
-    """Of the plan that the numbers below are about."""
+    """Hash of the plan that the cursors refer to."""
     step: int
-    """Steps of the run done."""
+    """Steps of the run that are done."""
     epoch: int
     """Epoch of the lane that is furthest behind, from 0."""
     cursors: tuple[int, ...]
-    """Rows done since that epoch began, a lane; a lane that is an epoch ahead has done more than its rows of it."""
+    """Rows done since that epoch began, per lane; more than the epoch's rows if the lane is already in the next one."""
     phase: int = 0
-    """Phase of the last step done, from 0: after its last step a run stands at the end of a phase."""
+    """Phase of the last step done, from 0."""
     phase_step: int = 0
-    """Steps done in that phase."""
+    """Steps of that phase that are done."""
     rounds: int = 0
-    """Micro-batches that each lane was asked for in that phase: its steps, and those of which all rows were lost."""
+    """Micro-batches requested from each lane in that phase: its steps, and attempts whose rows were all lost."""
 
     def to_tree(self) -> dict[str, Any]:
-        """JSON-able tree."""
+        """Return the state as a tree for JSON."""
         return {**asdict(self), "cursors": list(self.cursors)}
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> PlanState:
-        """The state that `to_tree` wrote; without phases, where the run was one phase. Unknown entries are ignored, so
-        that the state of another release is refused for its plan."""
+        """Return the state that `to_tree` wrote, also before phases existed. Unknown entries are ignored: the plan hash
+        refuses states of other releases."""
         known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
         return cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSlices:
-    """Slices of row groups, as columns of equal length: rows [start, stop) of the permuted row group."""
+    """Slices of row groups, as columns of equal length: rows [start, stop) of each permuted row group."""
 
     lane: NDArray[np.int64]
     """Lane that takes the rows."""
     group: NDArray[np.int64]
-    """Row group (index into Plan.group_*)."""
+    """Row group, an index into Plan.group_*."""
     start: NDArray[np.int64]
-    """First row, in the row group's permuted order."""
+    """First row in the row group's permuted order."""
     stop: NDArray[np.int64]
-    """Behind the last row."""
+    """Last row + 1."""
 
 
 class Plan:
-    """Lanes over one split of a data set. PlanError where settings and data set do not go together."""
+    """Lanes over one split of a data set. Raises PlanError if the settings do not fit the data set."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class Plan:
         split: SplitName = "train",
         max_rows: int | None = None,
     ) -> None:
-        """`pairs`: the pace, pairs of all lanes a step; None: micro-batches hold what fits, and there is one epoch.
-        `max_rows`: an epoch is so many rows, the first of the order."""
+        """`pairs`: the pace, pairs per step over all lanes; None: micro-batches hold what fits, for one epoch only.
+        `max_rows`: number of rows in an epoch, the first in the order."""
         shards = manifest.shards_of(split)
         counts = np.array([len(shard.row_group_rows) for shard in shards], dtype=np.int64)
         self.group_shard = np.repeat(np.arange(len(shards)), counts)
@@ -121,39 +121,39 @@ class Plan:
         ).hexdigest()
 
     def start(self, *, phase: int = 0, step: int = 0) -> PlanState:
-        """The state before the first step of `phase`, which begins after `step` steps of the run."""
+        """Return the state before the first step of `phase`, which begins after `step` steps of the run."""
         return PlanState(plan_hash=self.hash, step=step, epoch=0, cursors=(0,) * self.lanes, phase=phase)
 
     def check(self, state: PlanState) -> None:
-        """PlanError where `state` belongs to another plan."""
+        """Raise PlanError if `state` belongs to another plan."""
         if state.plan_hash != self.hash:
             raise PlanError(
-                f"the checkpoint at step {state.step} belongs to plan {state.plan_hash[:12]}, this run has plan "
+                f"the checkpoint at step {state.step} belongs to plan {state.plan_hash[:12]}, but this run has plan "
                 f"{self.hash[:12]}: data set, seed or batch settings differ, or another release began the run; restore "
                 f"them, or begin in a new output, where resume_from=RUN keeps weights and moments"
             )
 
     def mask_set(self, epoch: int) -> int:
-        """Which of the K mask sets the rows of an epoch take."""
+        """Return which of the K mask sets the rows of an epoch use."""
         return epoch % self.mask_sets
 
     def rows_before(self, epoch: int) -> NDArray[np.int64]:
-        """[G] rows that each lane takes before an epoch: all that there are, dealt evenly."""
+        """Return [G] rows that each lane takes before an epoch."""
         return self._deal(epoch * self.num_rows)
 
     def lane_rows(self, epoch: int) -> NDArray[np.int64]:
-        """[G] rows of each lane in an epoch; they differ by at most one."""
+        """Return [G] rows of each lane in an epoch; they differ by at most one."""
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """[G] pairs that each lane should have given after `rounds` micro-batches. In all: the pace times `rounds`."""
+        """Return [G] pairs due from each lane after `rounds` micro-batches; their sum is the pace times `rounds`."""
         assert self.pairs is not None
         return self._deal(math.floor(rounds * self.pairs))
 
     def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
-        """What `lanes` still read of an epoch when they have read `cursors` rows of it (all, where a cursor is beyond).
+        """Return the slices that `lanes` still have to read of an epoch after `cursors` rows of it each.
 
-        In the order in which lanes that advance at equal pace need them, so that one reader can serve them all.
+        They are in the order in which lanes of equal pace need them, so that one reader can serve all lanes.
         """
         order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))
@@ -174,20 +174,20 @@ class Plan:
         return RowGroupSlices(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """[R] row groups in the order of an epoch, and [R + 1] rows before each; the last one is remembered."""
+        """Return [R] row groups in the order of an epoch, and [R + 1] rows before each. Caches the last epoch."""
         if epoch not in self._orders:
             order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
             self._orders = {epoch: (order, np.concatenate(([0], np.cumsum(self.group_rows[order]))))}
         return self._orders[epoch]
 
     def _deal(self, count: int) -> NDArray[np.int64]:
-        """[G] shares of `count` that add up to it, differ by at most one, and never shrink as it grows."""
+        """Return [G] shares of `count` that add up to it, differ by at most one, and never shrink as it grows."""
         return (count + np.arange(self.lanes, dtype=np.int64)) // self.lanes
 
     def _check(self, manifest: Manifest) -> None:
         if self.shape.max_seq_length < manifest.max_seq_length:
             raise PlanError(
-                f"micro-batches are made for rows of {self.shape.max_seq_length} tokens, but the data set has "
+                f"micro-batches are for rows of {self.shape.max_seq_length} tokens, but the data set has "
                 f"max_seq_length={manifest.max_seq_length}; derive the shape from this data set"
             )
         if self.shape.masked < manifest.max_predictions:
@@ -210,9 +210,9 @@ class Plan:
 
 
 def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
-    """The lanes of a rank, one a micro-step; -1 where it has none left to take (an empty micro-batch).
+    """Return the lanes of a rank, one per micro-step; -1 means an empty micro-batch, if no lane is left.
 
-    Every rank gets ceil(lanes / world_size) entries, so that all make the same number of micro-steps.
+    Every rank gets ceil(lanes / world_size) entries, so that all do the same number of micro-steps.
     """
     steps = -(-lanes // world_size)
     mine = range(rank, steps * world_size, world_size)
@@ -220,12 +220,12 @@ def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
 
 
 def row_permutation(count: int, *, seed: int, epoch: int, shard: int, row_group: int) -> NDArray[np.int64]:
-    """Order in which an epoch takes the `count` rows of a row group: place -> row as stored."""
+    """Return the order in which an epoch takes the `count` rows of a row group: place -> row as stored."""
     return permutation(count, key=(seed, "rows", epoch, shard, row_group))
 
 
 def permutation(count: int, *, key: tuple[int | str, ...]) -> NDArray[np.int64]:
-    """A permutation of range(count) that depends on the key alone (not on numpy's version)."""
+    """Return a permutation of range(count) that depends only on the key (not on numpy's version)."""
     digest = hashlib.blake2b(canonical_json(list(key)), digest_size=8).digest()
     bits = np.uint64(int.from_bytes(digest, "little")) + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     bits = (bits ^ (bits >> np.uint64(30))) * _MIX[0]

@@ -1,6 +1,6 @@
-"""Who reads slices of row groups: threads of this process, or Ray Data; the same tables in the same order.
+"""Reading of row group slices by threads of this process or by Ray Data, with the same tables in the same order.
 
-Both are iterators that a thread runs ahead of the training loop, by a bounded number of slices.
+Both are iterators that a thread runs a bounded number of slices ahead of the training loop.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ERROR, _OUTAGE = "error", "outage"
 
 
 Tables: TypeAlias = Generator[tuple[RowGroupSlice, pa.Table | RowGroupError], None, None]
-"""Every slice in order, or why it cannot be read."""
+"""Every slice in order, with its table or the reason why it cannot be read."""
 
 
 def read_in_threads(refs: Iterable[RowGroupSlice], *, root: str | Path) -> Tables:
-    """Read slices in two threads (decoding leaves Python's lock), at most two beyond the one that is asked for."""
+    """Read slices in two threads (decoding releases Python's lock), at most two ahead of the requested one."""
 
     def read(ref: RowGroupSlice) -> pa.Table | RowGroupError:
         try:
@@ -52,12 +52,12 @@ def read_in_threads(refs: Iterable[RowGroupSlice], *, root: str | Path) -> Table
 
 
 def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_store_bytes: int) -> Tables:
-    """Read slices in Ray tasks on this node; what is read ahead is bounded by object_store_bytes.
+    """Read slices in Ray tasks on this node; read-ahead takes at most `object_store_bytes`.
 
-    The tasks ask for no CPU, so that they run beside train workers that hold all of them. Elsewhere they would keep
-    nodes that preprocess from going.
+    The tasks request no CPU, so that they run beside train workers that hold all CPUs. On other nodes they would keep
+    the autoscaler from releasing nodes that preprocess.
     """
-    import ray  # absent where the loop runs without it
+    import ray  # not installed if the loop runs without it
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -66,7 +66,7 @@ def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_sto
         try:
             return read_slice(RowGroupSlice(**item.to_pylist()[0]), root=root)
         except (RowGroupError, StorageError) as error:
-            # As data: Ray passes them on without their type, and out of order.
+            # Returned as data: Ray raises them without their type, and out of order.
             return pa.table({_ERROR if isinstance(error, RowGroupError) else _OUTAGE: [str(error)]})
 
     for chunk in _chunks(refs):
@@ -95,7 +95,7 @@ def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_sto
 
 
 def _chunks(refs: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
-    """Slices of one data set each: not so few that starting it counts, not so many that the list of tasks does."""
+    """Yield the slices of one Ray data set each: enough to outweigh its start, few enough for its list of tasks."""
     chunk: list[RowGroupSlice] = []
     for ref in refs:
         ends = len(chunk) >= _SMALL_DATASET_BLOCKS and ref.epoch != chunk[-1].epoch
@@ -108,7 +108,7 @@ def _chunks(refs: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
 
 
 class ReadAhead:
-    """Runs an iterator in a thread, at most `depth` items ahead; what it raises comes out of next(), every time."""
+    """Runs an iterator in a thread, at most `depth` items ahead. An error of it is raised by every later next()."""
 
     def __init__(self, items: Tables, *, depth: int) -> None:
         self._queue: queue.Queue[tuple[RowGroupSlice, pa.Table | RowGroupError] | BaseException] = queue.Queue(
@@ -120,7 +120,7 @@ class ReadAhead:
         self._thread.start()
 
     def __next__(self) -> tuple[RowGroupSlice, pa.Table | RowGroupError]:
-        """The next item, as soon as it is there."""
+        """Return the next item; wait for it if necessary."""
         if self._error is not None:
             raise self._error
         item = self._queue.get()

@@ -1,7 +1,7 @@
 """Reading of row groups: decode, permute, slice, pick the mask set.
 
-Arrow arrays from disk to micro-batch, no Python object a row; 30 M tokens/s a core. Page checksums are always verified:
-a damaged, changed or missing row group stops the run with its name, it is never read as wrong numbers.
+Rows stay Arrow arrays from disk to micro-batch, without Python objects per row; 30 M tokens/s per core. Page checksums
+are always verified: a damaged, changed or missing row group is an error that names it, never wrong numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.dataset import DataSetError, resolve_inside, schema
 from trainer.data.plan import Plan, RowGroupSlices, row_permutation
 
 SHARD, ROW_GROUP, ROW = "shard", "row_group", "row"
-"""Columns (int32) that say which row of the data set a row that was read is."""
+"""Columns (int32) that locate a row in the data set."""
 
 _COLUMNS = [
     schema.INPUT_IDS,
@@ -37,7 +37,7 @@ class RowGroupError(DataSetError):
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSlice:
-    """Rows [start, stop) of a row group in an epoch's order: all that is needed to read them anywhere."""
+    """Rows [start, stop) of a row group in an epoch's order, with all that any process needs to read them."""
 
     lane: int
     """Lane that takes the rows."""
@@ -54,19 +54,19 @@ class RowGroupSlice:
     num_tokens: int
     """Tokens of the whole row group."""
     start: int
-    """First row, in the permuted order."""
+    """First row in the permuted order."""
     stop: int
-    """Behind the last row."""
+    """Last row + 1."""
     mask_set: int
-    """Which mask set to pick."""
+    """Index of the mask set to pick."""
     mask_sets: int
-    """K, mask sets of every row."""
+    """K: mask sets of every row."""
     seed: int
     """The plan's seed."""
 
 
 def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
-    """The plan's slices as references, in their order."""
+    """Yield the plan's slices as objects, in the same order."""
     columns = (slices.lane, slices.group, slices.start, slices.stop)
     for lane, group, start, stop in zip(*(column.tolist() for column in columns), strict=True):
         shard = int(plan.group_shard[group])
@@ -87,8 +87,8 @@ def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[R
 
 
 def read_slice(ref: RowGroupSlice, *, root: str | Path) -> pa.Table:
-    """The rows of `ref` in order: input_ids, first_length, next_sentence_label, masked_positions and masked_inputs
-    (list<...>: of the one mask set), source, shard, row_group, row.
+    """Read the rows of `ref` in order: input_ids, first_length, next_sentence_label, masked_positions and masked_inputs
+    (lists of the chosen mask set), source, shard, row_group, row.
 
     Raises RowGroupError that names shard, row group and remedy.
     """
@@ -102,7 +102,7 @@ def read_slice(ref: RowGroupSlice, *, root: str | Path) -> pa.Table:
             root,
             ref.path,
             ref.row_group,
-            f"holds {found[0]} rows, {found[1]} tokens and {found[2]} mask sets where the manifest lists "
+            f"holds {found[0]} rows, {found[1]} tokens and {found[2]} mask sets, but the manifest lists "
             f"{listed[0]}, {listed[1]} and {listed[2]}",
         )
     rows = row_permutation(ref.num_rows, seed=ref.seed, epoch=ref.epoch, shard=ref.shard, row_group=ref.row_group)[
@@ -125,7 +125,7 @@ def read_slice(ref: RowGroupSlice, *, root: str | Path) -> pa.Table:
 
 
 def read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
-    """Some columns of a row group. Raises RowGroupError that names shard, row group and remedy."""
+    """Read columns of a row group. Raises RowGroupError that names shard, row group and remedy."""
     try:
         with storage.open_parquet(resolve_inside(root, path)) as file:
             return file.read_row_group(row_group, columns=columns, use_threads=False)
@@ -135,13 +135,13 @@ def read_row_group(root: str | Path, *, path: str, row_group: int, columns: list
 
 
 def _single(table: pa.Table, name: str) -> Any:
-    """A column as one array."""
+    """Return a column as one array."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _error(root: str | Path, path: str, row_group: int, fault: str) -> RowGroupError:
     return RowGroupError(
-        f"{storage.join(root, path)}, row group {row_group}: {fault}; the file is damaged, changed or gone: restore "
-        f"it, or build the set again"
+        f"{storage.join(root, path)}, row group {row_group}: {fault}; the file is damaged, changed or missing: restore "
+        f"it, or build the data set again"
     )

@@ -1,7 +1,7 @@
-"""The stream of micro-batches that one rank trains on: rows read ahead and packed, counts summed over all ranks.
+"""The stream of micro-batches that one rank trains on: rows are read ahead and packed, counts summed over all ranks.
 
-Every rank always gets ceil(G / W) micro-batches a step, empty ones included. One host all-reduce a step carries the
-counts that losses are divided by and every lane's cursor: so each rank knows the whole state, and when an epoch ends.
+Every rank gets ceil(G / W) micro-batches per step, empty ones included. One host all-reduce per step carries the counts
+that divide the losses and every lane's cursor, so that each rank knows the whole state and when an epoch ends.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Step:
     """One optimizer step's data on this rank, and its counts over all ranks."""
 
     micro_batches: tuple[MicroBatch | None, ...]
-    """A micro-batch a micro-step; None is an empty one."""
+    """One micro-batch per micro-step; None is an empty one."""
     lanes: tuple[int, ...]
-    """The lane of each micro-batch; -1 where the rank has none left to take."""
+    """The lane of each micro-batch; -1 for an empty one without a lane."""
     num_masked: int
     """Masked positions of the step, all ranks."""
     num_labelled: int
@@ -51,25 +51,25 @@ class Step:
     num_tokens: int
     """Tokens, all ranks."""
     num_squared: int
-    """Sum of the squares of the pairs' lengths, all ranks: what attention costs."""
+    """Sum of the squared lengths of the pairs, all ranks: the cost of attention."""
     num_lost: int
-    """Rows of row groups that cannot be read, passed over in this step, all ranks."""
+    """Rows skipped in this step because their row group cannot be read, all ranks."""
     state: PlanState
-    """Where the run stands after this step; the same on every rank."""
+    """The run's position after this step; the same on every rank."""
     wait_s: float
     """Seconds that this rank waited for rows."""
     shard_paths: tuple[str, ...]
-    """Paths in the data set of the shards that the micro-batches' rows name by index."""
+    """Paths of the shards in the data set; MicroBatch.shards are indices into them."""
 
 
 class MicroBatchStream:
-    """Steps of one rank from `state` on (None: from the start), without end.
+    """Endless steps of one rank from `state` on (None: from the start).
 
-    `all_reduce` is called once a step by every rank (None: world size 1). `reader`: threads of this process, or
-    Ray Data; the micro-batches are the same. Memory: rows of a row group a lane, and of `read_ahead_blocks` more.
+    Every rank calls `all_reduce` once per step (None: world size 1). `reader`: threads of this process, or Ray Data;
+    the micro-batches are the same. Memory: one row group per lane, and `read_ahead_blocks` more.
 
-    A row group that cannot be read is a RowGroupError. With `skip_corrupt` its rows are lost, with a warning; their
-    lane goes on behind them once the others have come so far.
+    A row group that cannot be read raises RowGroupError. With `skip_corrupt` its rows are lost, with a warning, and
+    their lane continues after them when the other lanes have got as far.
     """
 
     def __init__(
@@ -108,16 +108,16 @@ class MicroBatchStream:
 
     @property
     def state(self) -> PlanState:
-        """Where the run stands after the step that was committed last."""
+        """The run's position after the last committed step."""
         return self._state
 
     def next_step(self) -> Step:
-        """Cut this rank's micro-batches and sum the counts over all ranks: collective, one all_reduce."""
+        """Cut this rank's micro-batches and sum the counts over all ranks. Collective: one all_reduce."""
         counts = self.cut()
         return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
 
     def cut(self) -> NDArray[np.int64]:
-        """First half of next_step, local: [6 + G] counts and cursors of this rank's lanes, zero for others'."""
+        """First half of next_step, local. Returns [6 + G] counts and cursors of this rank's lanes; others' are zero."""
         assert self._cut_ahead is None
         self._wait_s = 0.0
         counts = np.zeros(_CURSORS + self._plan.lanes, dtype=np.int64)
@@ -146,14 +146,14 @@ class MicroBatchStream:
 
     @property
     def cut_ahead(self) -> tuple[MicroBatch | None, ...]:
-        """What `cut` has cut, until it is committed."""
+        """The micro-batches that `cut` has cut and that are not yet committed."""
         assert self._cut_ahead is not None
         return self._cut_ahead
 
     def commit(self, counts: NDArray[np.int64]) -> Step:
-        """Second half: `counts` summed over all ranks. The epoch is the next one where every lane is through.
+        """Second half of next_step: `counts` summed over all ranks. The next epoch begins when every lane is through.
 
-        What holds no pair, since all its rows are lost, counts as no step.
+        A step without pairs, because all its rows are lost, does not count.
         """
         assert self._cut_ahead is not None
         micro_batches, self._cut_ahead = self._cut_ahead, None
@@ -185,7 +185,7 @@ class MicroBatchStream:
         )
 
     def one_epoch(self) -> Iterator[Step]:
-        """Steps up to the end of the epoch; the same number on every rank."""
+        """Yield the steps up to the end of the epoch; their number is the same on every rank."""
         epoch = self._state.epoch
         while self._state.epoch == epoch:
             yield self.next_step()
@@ -195,14 +195,14 @@ class MicroBatchStream:
         self._read_ahead.close()
 
     def _rows_left(self) -> NDArray[np.int64]:
-        """[G] rows since the epoch began that each lane may have taken after the next micro-batch."""
+        """Return [G] rows since the epoch began that each lane may have taken after the next micro-batch."""
         plan, state = self._plan, self._state
         if plan.pairs is None:
             return plan.lane_rows(state.epoch)
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
     def _refs(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
-        """All that this rank's lanes read, epoch after epoch; runs in the thread that reads ahead."""
+        """Yield the slices that this rank's lanes read, epoch after epoch; runs in the read-ahead thread."""
         for epoch in epochs:
             slices = self._plan.slices(epoch, lanes=list(cursors), cursors=list(cursors.values()))
             yield from make_slices(self._plan, slices, epoch=epoch)
@@ -210,14 +210,14 @@ class MicroBatchStream:
             cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
 
     def _next_rows(self, lane: int) -> Rows | int:
-        """The lane's next rows, or their number where they are lost; those of other lanes before them wait."""
+        """Return the lane's next rows, or their number if they are lost; rows of other lanes before them are queued."""
         start = time.perf_counter()
         while not self._waiting[lane]:
             ref, table = next(self._read_ahead)
             if isinstance(table, RowGroupError):
                 if not self._skip_corrupt:
                     raise table
-                logger.warning("%d rows are passed over (ingest.skip_corrupt): %s", ref.stop - ref.start, table)
+                logger.warning("%d rows are skipped (ingest.skip_corrupt): %s", ref.stop - ref.start, table)
                 self._waiting[ref.lane].append(ref.stop - ref.start)
             else:
                 self._waiting[ref.lane].append(Rows.from_table(table, epoch=ref.epoch))
@@ -229,14 +229,14 @@ class MicroBatchStream:
 
 
 def validation_plan(manifest: Manifest, *, shape: MicroBatchShape, lanes: int, max_pairs: int | None = None) -> Plan:
-    """Plan over the first `max_pairs` held-out rows of an order that depends on the data set alone (None: all).
+    """Return a plan over the first `max_pairs` held-out rows (None: all) in an order fixed by the data set.
 
-    Raises PlanError where nothing is held out.
+    Raises PlanError if no rows are held out.
     """
     rows = manifest.num_rows("validation")
     if rows == 0:
         raise PlanError(
-            "the data set holds no validation rows; build it with validation_fraction above 0, or switch evaluation off"
+            "the data set holds no validation rows; build it with validation_fraction above 0, or turn evaluation off"
         )
     rows = min(rows, max_pairs or rows)
     return Plan(

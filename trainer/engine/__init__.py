@@ -1,4 +1,4 @@
-"""One training engine over DeepSpeed: step, optimizer, schedules, state by slices, memory, and its self-check."""
+"""The training engine over DeepSpeed: step, optimizer, schedules, state as slices, memory estimate, self-check."""
 
 from trainer.engine.engine import Engine, LossScale
 from trainer.engine.host_copy import HostCopy

@@ -1,4 +1,4 @@
-"""DeepSpeed made ready: its dictionary as a pure function of the config, and an import that compiles nothing."""
+"""Sets DeepSpeed up: its dictionary as a pure function of the config, and an import that compiles nothing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pipeline.settings import ConfigError
 from trainer.config import Precision, TrainerConfig
 
 INITIAL_LOSS_SCALE = 2.0**16
-"""First loss scale of fp16; the engine moves it (DeepSpeed sees a constant one at each step)."""
+"""Initial loss scale of fp16. The engine changes it; DeepSpeed sees a constant scale in each step."""
 
 LARGEST_BUCKET = 2**25
-"""Elements of gradients that are reduced together; holds BERT-Large's word table."""
+"""Maximum elements of gradients that are reduced together; enough for BERT-Large's word table."""
 
 
 def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_elements: int) -> dict[str, Any]:
-    """DeepSpeed's settings for a model of `num_elements` trained as `micro_batches` a step and rank.
+    """Return DeepSpeed's settings for a model of `num_elements` and `micro_batches` per step and rank.
 
     `config.deepspeed` is merged over the result, nested mappings key by key.
     """
@@ -38,7 +38,7 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
     if config.zero_stage > 0:
         dictionary["zero_optimization"] = _zero_settings(config.zero_stage, num_elements=num_elements)
     if config.precision == "bf16":
-        # The test of every single gradient costs a third of the step (608 launches for BERT-Large).
+        # Checking every gradient for overflow takes a third of the step (608 launches for BERT-Large).
         dictionary["bf16"] = {"enabled": True, "check_grad_overflow": False}
     if config.precision == "fp16":
         dictionary["fp16"] = {"enabled": True, "loss_scale": INITIAL_LOSS_SCALE}
@@ -48,7 +48,7 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
         if send_fp32:
             dictionary["communication_data_type"] = "fp32"
         if send_fp32 or micro_batches > 1:
-            # Sums over micro-batches and ranks lose the small ones in 8 or 11 bits of mantissa.
+            # With 8 or 11 bits of mantissa, sums over micro-batches and ranks lose small gradients.
             dictionary["data_types"] = {"grad_accum_dtype": "fp32"}
     return _merge(dictionary, config.deepspeed.given())
 
@@ -56,7 +56,7 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
 def _zero_settings(stage: int, *, num_elements: int) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "stage": stage,
-        # A buffer of this size is allocated for each backward, whatever the model's size (default: 5e8, 2 GB).
+        # Each backward allocates a buffer of this size, whatever the model's size (default: 5e8, 2 GB).
         "reduce_bucket_size": min(LARGEST_BUCKET, num_elements),
         # Overlap with compiled models has raced (DeepSpeed#8061, #5545): off until a parity test covers it.
         "overlap_comm": False,
@@ -80,21 +80,21 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bound_waits(timeout_s: int) -> None:
-    """Give every group of ranks that is made from now on the time-out of the config.
+    """Make `timeout_s` the default time-out of all process groups created from now on.
 
-    DeepSpeed makes groups of its own without one: torch would then let ranks wait for a frozen one for half an hour
-    (10 minutes on GPUs), whatever the time-out of the default group.
+    DeepSpeed creates groups without a time-out: torch would then let ranks wait half an hour (10 minutes on GPUs) for a
+    frozen one, whatever the time-out of the default group.
     """
     timeout = timedelta(seconds=timeout_s)
     distributed_c10d.default_pg_timeout = timeout
     distributed_c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
 
 
-def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool = False) -> ModuleType:
-    """Import DeepSpeed for `device` without its probing of compilers and without a first-use compilation.
+def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool) -> ModuleType:
+    """Import DeepSpeed for `device`, so that it neither probes compilers nor compiles on first use.
 
-    `logs`: let it log what it is asked to measure. Sets DS_ACCELERATOR, LOCAL_RANK and, on GPUs, TORCH_CUDA_ARCH_LIST
-    in this process's environment. Raises ConfigError where the device cannot compute in `precision`.
+    `logs`: show the measurements that it is asked for. Sets DS_ACCELERATOR, LOCAL_RANK and, on GPUs,
+    TORCH_CUDA_ARCH_LIST in the environment. Raises ConfigError if the device cannot compute in `precision`.
     """
     os.environ["DS_ACCELERATOR"] = device.type
     if device.type == "cuda":
@@ -109,14 +109,14 @@ def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool = F
     import deepspeed.ops
     from deepspeed.runtime import bf16_optimizer
 
-    # Memory reports that no log level turns off, each with a garbage collection (2 s an engine).
+    # No log level turns these memory reports off; each runs a garbage collection (2 s per engine).
     bf16_optimizer.see_memory_usage = lambda *_args, **_kwargs: None
-    # DeepSpeed calls collectives by names that torch 2.13 is giving up: one line a call.
+    # DeepSpeed uses names of collectives that torch 2.13 deprecates: one warning per call.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
-    # gloo through shared memory is C++ that DeepSpeed compiles on first use (50 s, needs g++).
+    # Without this, DeepSpeed compiles its C++ for gloo in shared memory on first use (50 s, needs g++).
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     logging.getLogger("DeepSpeed").setLevel(logging.INFO if logs else logging.WARNING)
     if precision == "fp16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
-        raise ConfigError(f"precision=fp16: this machine's {device.type} cannot; set precision=bf16 or fp32")
+        raise ConfigError(f"precision=fp16: not supported on this {device.type}; set precision=bf16 or fp32")
     module: ModuleType = deepspeed
     return module

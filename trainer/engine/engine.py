@@ -1,14 +1,14 @@
-"""One training engine over DeepSpeed: forward, backward, step, and its state by named slices.
+"""The training engine over DeepSpeed: forward, backward, step, and its state as named slices.
 
-This room is the only code that knows DeepSpeed. Invariant: between two steps the state of a run is `steps_taken`, the
-loss scale and the slices; nothing else is needed to go on, at any world size, stage or precision. A step is applied
-whole or not at all: the gradient norm is tested once. It goes one of five ways, each for a setting:
+Only this package knows DeepSpeed. Invariant: between two steps the state of a run is `steps_taken`, the loss scale and
+the slices; nothing else is needed to continue, at any world size, stage or precision. A step is applied whole or not at
+all: one test of the gradient norm decides. The settings select one of five paths:
 
     ZeRO 0                                        DeepSpeed averages gradients, every rank updates everything
     ZeRO 1 and 2, on a CPU or in fp32             gradients.py, then torch's AdamW over this rank's partitions
     ZeRO 1 and 2, on a GPU in bf16 or fp16        gradients.py, then kernels/adamw.py
-    ZeRO 1 and 2, with any `deepspeed.*` setting  DeepSpeed's own; slower, and what the tests hold gradients.py against
-    ZeRO 3                                        DeepSpeed's own
+    ZeRO 1 and 2, with any `deepspeed.*` setting  DeepSpeed's own step; slower, the reference for tests of gradients.py
+    ZeRO 3                                        DeepSpeed's own step
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from trainer.engine.optimizers import build_optimizer, count_updates
 from trainer.engine.zero_state import LocalSlice
 
 SliceReader = Callable[[str, int, int], dict[str, Tensor]]
-"""(name, start, stop) -> the elements [start, stop) of "parameter", "exp_avg", "exp_avg_sq", 1-D fp32."""
+"""(name, start, stop) -> elements [start, stop) of "parameter", "exp_avg" and "exp_avg_sq", 1-D fp32."""
 
 SCALE_WINDOW = 1000
-"""fp16: finite steps in a row after which the loss scale is doubled."""
+"""fp16: number of finite steps in a row after which the loss scale doubles."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`grad_norm` before clipping, unscaled, the same on every rank (not finite if `skipped`)."""
+    """`grad_norm`: before clipping, unscaled, the same on every rank; not finite if `skipped`."""
 
     grad_norm: float
     skipped: bool
@@ -49,13 +49,13 @@ class StepResult:
 
 @dataclass(slots=True)
 class LossScale:
-    """fp16's loss scale: halved after an overflow, doubled after SCALE_WINDOW finite steps; else 1."""
+    """fp16's loss scale: halved after an overflow, doubled after SCALE_WINDOW finite steps. 1 in other precisions."""
 
     value: float = 1.0
     finite_steps: int = 0
 
     def update(self, *, finite: bool) -> None:
-        """Move the scale after a step."""
+        """Adjust the scale after a step."""
         self.finite_steps = self.finite_steps + 1 if finite else 0
         if not finite:
             self.value = max(1.0, self.value / 2)
@@ -66,8 +66,8 @@ class LossScale:
 class Engine:
     """A model under DeepSpeed ZeRO 0-3 on this rank. torch.distributed must be initialized.
 
-    `micro_batches`: backward calls of one step, the same on every rank. A step is that many times
-    `backward(loss of engine(batch), last=...)`, then `step`.
+    A step is `micro_batches` times `backward(loss of engine(batch), last=...)`, the same number on every rank, and then
+    `step`.
     """
 
     def __init__(self, model: nn.Module, *, config: TrainerConfig, device: torch.device, micro_batches: int) -> None:
@@ -85,8 +85,9 @@ class Engine:
         self._dynamic_scale = config.precision == "fp16"
         self._clip_norm = config.optimizer.clip_norm
         model.to(device)
-        drawn = {} if config.precision == "fp32" else _copy_parameters(model)
-        num_elements = sum(parameter.numel() for _, parameter in zero_state.trainable_parameters(model))
+        parameters = zero_state.trainable_parameters(model)
+        drawn = {} if config.precision == "fp32" else {name: p.detach().float().clone() for name, p in parameters}
+        num_elements = sum(parameter.numel() for _, parameter in parameters)
         optimizer = build_optimizer(model, config=config.optimizer)
         self._engine: Any = deepspeed.initialize(
             model=model,
@@ -99,11 +100,11 @@ class Engine:
                 module.parameters_stay = False
         self.compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
         if self.compiled:
-            # Random numbers as eager code draws them: the same seed gives the same dropout in both.
+            # Draw random numbers as eager code does, so that the same seed gives the same dropout in both.
             self.module.compile(dynamic=False, options={"fallback_random": True})
         self._count_updates = partial(count_updates, config=config.optimizer)
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(0))
-        if drawn:  # DeepSpeed made its fp32 weights from ones that were rounded to `precision`
+        if drawn:  # DeepSpeed made its fp32 weights from weights rounded to `precision`
             self._write_slices(lambda name, start, stop: {"parameter": drawn[name].view(-1)[start:stop]})
         self._gradients: PartitionedGradients | None = None
         if self.stage in (1, 2) and not config.deepspeed.given():
@@ -114,18 +115,18 @@ class Engine:
                 send_fp32=config.communication_data_type == "fp32",
             )
         elif self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
-            # Non-finite gradients show in the global norm, which is computed anyway: test that one number.
+            # The global norm, which is computed anyway, shows non-finite gradients: test only that number.
             self._engine.optimizer.check_grad_overflow = True
             self._engine.optimizer.check_overflow = lambda partition_gradients=True: None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Forward pass of the model. Under ZeRO-3 collective: every rank calls it equally often."""
+        """Run the model forward. Collective under ZeRO-3: every rank must call it equally often."""
         return self._engine(*inputs) if self._gradients is None else self.module(*inputs)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradients of `loss` (scalar); `last`: this is the step's last micro-batch.
 
-        Gradients are averaged over ranks and summed over micro-batches, so that the loss to pass is
+        Gradients are averaged over ranks and summed over micro-batches, so pass
         (sum over the micro-batch) x world size / (count over all ranks and micro-batches).
         """
         if self._gradients is not None:
@@ -136,8 +137,8 @@ class Engine:
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> StepResult:
-        """Clip to optimizer.clip_norm and update with `learning_rate`; skip where the norm is not finite."""
-        for group in self._base_optimizer.param_groups:
+        """Clip to optimizer.clip_norm and update with `learning_rate`; skip the update if the norm is not finite."""
+        for group in zero_state.base_optimizer(self._engine, stage=self.stage).param_groups:
             group["lr"] = learning_rate
         if self.stage == 0:
             result = self._step_replicated()
@@ -154,7 +155,7 @@ class Engine:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Evaluation mode without gradients inside; call the engine as in training."""
+        """Enter evaluation mode without gradients; call the engine as in training."""
         training = self.module.training
         self._engine.eval()
         try:
@@ -162,18 +163,18 @@ class Engine:
                 yield
         finally:
             self._engine.train(training)
-            if self.stage == 3:  # forward leaves all parameters gathered; in training the step shares them out again
+            if self.stage == 3:  # forward leaves all parameters gathered; in training the step releases them
                 self._engine.optimizer.empty_partition_cache()
 
     def local_slices(self) -> list[LocalSlice]:
-        """Views of this rank's share of parameters and moments; the ranks' shares cover all, once."""
+        """Return views of this rank's share of parameters and moments; all ranks together cover each element once."""
         slices = zero_state.list_slices(self._engine, stage=self.stage, rank=self.rank)
         return slices if self.stage else [self._own_share(piece) for piece in slices]
 
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
-        """Take over parameters and moments from `read`, whatever wrote them. Collective.
+        """Load parameters and moments from `read`, whatever wrote them. Collective.
 
-        `loss_scale`: of a checkpoint in fp16, used if this engine is fp16 too; None: this engine begins with its own.
+        `loss_scale`: of an fp16 checkpoint, used if this engine is fp16 too; None: keep the initial one.
         """
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(steps_taken))
         self._write_slices(read)
@@ -183,31 +184,27 @@ class Engine:
             self._engine.optimizer.loss_scaler.cur_scale = loss_scale.value
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Full shape of every trainable parameter by name."""
+        """Return the full shape of every trainable parameter by name."""
         parameters = zero_state.trainable_parameters(self.module)
         return {name: zero_state.full_shape(parameter) for name, parameter in parameters}
 
     def broadcast_int(self, value: int) -> int:
-        """Rank 0's value, on every rank. Collective."""
+        """Return rank 0's value on every rank. Collective."""
         tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
         dist.broadcast(tensor, src=0)
         return int(tensor.item())
 
     def optimizer_bytes(self) -> int:
-        """Bytes of Adam's moments on this rank."""
+        """Return the bytes of Adam's moments on this rank."""
         return zero_state.optimizer_bytes(self._engine, stage=self.stage)
 
     def parameter_bytes(self) -> int:
-        """Bytes of the parameters that the model computes with, on this rank, between two steps."""
+        """Return the bytes on this rank of the parameters that the model computes with, between two steps."""
         return zero_state.parameter_bytes(self._engine, stage=self.stage)
 
     def close(self) -> None:
-        """Take DeepSpeed's hooks off the model."""
+        """Remove DeepSpeed's hooks from the model."""
         self._engine.destroy()
-
-    @property
-    def _base_optimizer(self) -> torch.optim.Optimizer:
-        return zero_state.base_optimizer(self._engine, stage=self.stage)
 
     def _write_slices(self, read: SliceReader) -> None:
         for piece in zero_state.list_slices(self._engine, stage=self.stage, rank=self.rank):
@@ -235,7 +232,7 @@ class Engine:
 
     @torch.no_grad()
     def _step_with(self, gradients: PartitionedGradients) -> StepResult:
-        """Clips, and leaves out a step that is not finite, inside AdamW's own kernel: the host waits for neither."""
+        """Clip, or skip a step that is not finite, inside AdamW's kernel, so that the host waits for neither."""
         unit = self.world_size * self.loss_scale.value
         norm = gradients.norm() / unit
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)
@@ -259,8 +256,3 @@ class Engine:
         stop = numel * (self.rank + 1) // self.world_size
         tensors = {kind: values[first:stop] for kind, values in piece.tensors.items()}
         return LocalSlice(name=piece.name, start=piece.start + first, shape=piece.shape, tensors=tensors)
-
-
-def _copy_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """fp32 copies of the trainable parameters by name."""
-    return {name: p.detach().float().clone() for name, p in zero_state.trainable_parameters(model)}

@@ -1,8 +1,8 @@
-"""Gradients under ZeRO 1 and 2, from the end of backward to the update, without a launch for every parameter.
+"""Gradients under ZeRO 1 and 2, from the end of backward to the update, without a kernel launch per parameter.
 
-DeepSpeed partitions parameters, master weights and moments, and gathers what was updated. In between it copies, slices
-and measures parameter by parameter, which costs a tenth of a BERT-Large step; here a bucket is filled by one copy, all
-ranks' shares of it are summed by one reduce-scatter, and a partition has one norm. The layout is DeepSpeed's own.
+DeepSpeed partitions parameters, master weights and moments, and gathers the updated parameters. In between it copies,
+slices and measures each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a bucket, one
+reduce-scatter sums it over all ranks, and one norm covers a partition. The layout is DeepSpeed's.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from trainer.engine.deepspeed_setup import LARGEST_BUCKET
 
 _ROW = 4096
-"""Elements whose squares are summed in fp32."""
+"""Number of elements whose squares are summed in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements [start, stop) of a flattened parameter, and where in a buffer they go."""
+    """Elements [start, stop) of a flattened parameter, and their place in a buffer."""
 
     parameter: nn.Parameter
     start: int
@@ -33,26 +33,26 @@ class _Piece:
     place: Tensor
 
     def gradient(self) -> Tensor | None:
-        """The elements' gradient, flat; None where the parameter has none."""
+        """Return the elements' gradient, flat; None if the parameter has none."""
         gradient = self.parameter.grad
         return None if gradient is None else gradient.reshape(-1)[self.start : self.stop]
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Elements that are moved together: for every share in turn, the same stretch of it."""
+    """Elements that are moved together: the same stretch of every rank's share."""
 
     buffer: Tensor
-    """1-D, the shares' stretches one after another."""
+    """1-D, the stretches of all shares one after another."""
     pieces: tuple[_Piece, ...]
     gaps: tuple[Tensor, ...]
-    """Parts of the buffer that no parameter fills: the padding of the last share."""
+    """Parts of the buffer that no parameter fills: padding at the end of the last share."""
     start: int
     stop: int
-    """The stretch, in elements of a share."""
+    """[start, stop): the stretch, in elements of a share."""
 
     def fill(self) -> None:
-        """Copy the gradients in, zeros where there are none."""
+        """Copy the gradients into the buffer, or zeros for parameters without a gradient."""
         found = [(piece.place, piece.gradient()) for piece in self.pieces]
         there = [(place, gradient) for place, gradient in found if gradient is not None]
         if there:
@@ -62,11 +62,11 @@ class _Bucket:
 
 
 class PartitionedGradients:
-    """This rank's share of the sum of all ranks' gradients in DeepSpeed's flat groups; fp32 where several are summed.
+    """This rank's share of the gradients, summed over all ranks, in DeepSpeed's flat groups; fp32 for several summands.
 
-    `zero`: DeepSpeed's ZeRO-1/2 optimizer, whose own hooks are taken off. `micro_batches`: calls of `add` a step, at
-    most. With `whole` (ZeRO-1) they are summed on every rank, fp32, and communicated once a step; otherwise (ZeRO-2)
-    after each. With `send_fp32` ranks send each other fp32, else the type of the gradients.
+    `zero`: DeepSpeed's ZeRO-1/2 optimizer, whose hooks are removed. `micro_batches`: maximum calls of `add` per step.
+    `whole` (ZeRO-1): sum micro-batches on every rank in fp32 and communicate once per step; otherwise (ZeRO-2) after
+    each. `send_fp32`: ranks send fp32, else the type of the gradients.
     """
 
     def __init__(self, zero: Any, *, micro_batches: int, whole: bool, send_fp32: bool) -> None:
@@ -89,29 +89,29 @@ class PartitionedGradients:
 
     @property
     def partitions(self) -> list[Tensor]:
-        """What `add` has summed up, a 1-D tensor for each group of the optimizer."""
+        """The sums so far, a 1-D tensor for each group of the optimizer."""
         return [group.partition for group in self._groups]
 
     @torch.no_grad()
     def add(self, *, last: bool) -> None:
-        """Take over the gradients that a backward pass has left, and free them; `last`: of the step. Collective."""
+        """Add and free the gradients of a backward pass; `last`: it is the last of the step. Collective."""
         for group in self._groups:
             group.add(first=self._first, last=last)
         self._first = False
 
     def norm(self) -> Tensor:
-        """Euclidean norm of the sum over all ranks, a float64 scalar on the device. Collective."""
+        """Return the Euclidean norm of the sum over all ranks, a float64 scalar on the device. Collective."""
         squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()
 
     def clear(self) -> None:
-        """The step is over."""
+        """End the step: the next `add` starts new sums."""
         self._first = True
 
 
 class _Group:
-    """One flat group: `flat` holds the parameters one after another, and padding up to world_size equal shares."""
+    """One flat group: `flat` holds the parameters one after another, padded to world_size equal shares."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Group:
         self._world_size = world_size
         self._share = flat.numel() // world_size
         sent = torch.float32 if send_fp32 and world_size > 1 else flat.dtype
-        sums = torch.float32 if several else sent  # a single micro-batch's gradients are not summed up here
+        sums = torch.float32 if several else sent  # a single micro-batch needs no sums
         self.partition = torch.zeros(self._share, dtype=sums, device=flat.device)
         self._whole = None
         if sum_whole and several and world_size > 1:
@@ -185,7 +185,7 @@ class _Group:
         _ = into.copy_(mine) if first else into.add_(mine)
 
     def _sum_of_all(self, values: Tensor) -> Tensor:
-        """This rank's stretch of `values`, summed over all ranks."""
+        """Return this rank's stretch of `values`, summed over all ranks."""
         if self._world_size == 1:
             return values
         if values.device.type == "cpu":  # gloo has no reduce-scatter
@@ -197,7 +197,7 @@ class _Group:
 
 
 def _sum_squares(values: Tensor) -> Tensor:
-    """In fp32 by rows, in float64 over them: a CPU sums a long vector one after another, and loses four digits."""
+    """Sum squares in fp32 inside rows and in float64 over them: a long fp32 sum on a CPU loses four digits."""
     whole = values[: values.numel() // _ROW * _ROW].view(-1, _ROW)
     parts = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (whole, values[whole.numel() :])]
     return torch.cat([part.double().view(-1) for part in parts]).square().sum()

@@ -1,4 +1,4 @@
-"""Numbers on their way from a GPU to the host: what is launched after them is not waited for."""
+"""Asynchronous copy from a GPU to the host; reading waits for this copy only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class HostCopy:
-    """A copy of a tensor, begun when this is made; on a CPU it is there at once."""
+    """A copy of a tensor, started by the constructor; on a CPU it is complete at once."""
 
     def __init__(self, values: Tensor) -> None:
         on_gpu = values.device.type == "cuda"
@@ -16,7 +16,7 @@ class HostCopy:
         self._event = torch.cuda.current_stream(values.device).record_event() if on_gpu else None
 
     def here(self) -> Tensor:
-        """The copy, on the CPU; waits for it, and for nothing later."""
+        """Return the copy, on the CPU; wait for it, but for nothing launched later."""
         if self._event is not None:
             self._event.synchronize()
         return self._host

@@ -1,21 +1,21 @@
-"""Memory of a GPU in training, estimated before anything starts; and the largest micro-batch that a card holds.
+"""Estimates the GPU memory of training before it starts, and the largest micro-batch that a GPU holds.
 
-N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers among which a ZeRO stage shares states out,
+N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers over which the ZeRO stage partitions states,
 micro-batches of T tokens, L layers of width h:
 
-    weights      e N             (stage 3: e N / W, and the gathered e N while they are used)
+    weights      e N             (stage 3: e N / W, plus the gathered e N while in use)
     masters      4 N / W         (stage 0: none, the weights are fp32)
     moments      8 N / W         (stage 0: 8 N)
-    gradients    e N / W, or 4 N / W if several micro-batches are summed, and then 4 N more in stage 1 if W > 1
+    gradients    e N / W, or 4 N / W if several micro-batches are summed, plus 4 N in stage 1 if W > 1
                  (stage 0: 4 N)
-    buckets      2 x 2^25 e      of gradients that are reduced together
-    activations  L T (16 e h + 4 heads + 16), and what the ends of the model keep: autograd saves 16 tensors of width h
-                 a layer (norm, query, key, value, context, two branches, norm; GELU's input and output of 4 h each)
-    loss         a chunk of logits in e bytes, and the word table's gradient in fp32
+    buckets      2 x 2^25 e      for gradients that are reduced together
+    activations  L T (16 e h + 4 heads + 16), plus embeddings and heads: autograd saves 16 tensors of width h per
+                 layer (norm, query, key, value, context, two branches, norm; GELU's input and output of 4 h each)
+    loss         a chunk of logits of e bytes, and the word table's gradient in fp32
 
-When backward begins, all activations and the loss are there; at its end, all parameters have a gradient of e N: the
-larger counts. Held against BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count. Left out: the
-CUDA context, NCCL, and what the allocator cannot use, for which a tenth of a card is left free.
+All activations and the loss exist when backward begins, all gradients (e N) when it ends: the larger counts. Checked
+against BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count. Not included: the CUDA context,
+NCCL and fragmentation, for which a tenth of a card stays free.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from trainer.engine.deepspeed_setup import LARGEST_BUCKET
 from trainer.model import GPU_CHUNK_BYTES, VOCABULARY_MULTIPLE
 
 USABLE_SHARE = 0.9
-"""Of a card's memory: what an estimate may take."""
+"""Share of a card's memory that an estimate may take."""
 MICRO_BATCH_STEP = 1024
-"""Tokens; derived limits are multiples of it, so that cards of about the same memory have the same."""
+"""Tokens; derived limits are multiples of this, so that cards of similar memory get the same limit."""
 _GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one GPU at the peak of a step, by what they hold."""
+    """Bytes of one GPU at the peak of a step, by content."""
 
     parts: dict[str, float]
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Total bytes."""
         return sum(self.parts.values())
 
     def describe(self) -> str:
-        """`32.1 GB (weights 0.7, ..., activations and loss 26.4)`"""
+        """Return, for example, `32.1 GB (weights 0.7, ..., activations and loss 26.4)`."""
         parts = ", ".join(f"{name} {size / _GB:.1f}" for name, size in self.parts.items())
         return f"{self.total / _GB:.1f} GB ({parts})"
 
@@ -60,7 +60,7 @@ class Memory:
 def estimate_memory(
     config: TrainerConfig, *, vocabulary_size: int, shape: MicroBatchShape, micro_batches: int, workers: int
 ) -> Memory:
-    """Memory of one of `workers` GPUs that takes `micro_batches` micro-batches of a shape a step."""
+    """Estimate the memory of one of `workers` GPUs that processes `micro_batches` micro-batches per step."""
     model, stage = config.model, config.zero_stage
     width, rows = model.width, -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     numel, size = count_parameters(model, vocabulary_size=vocabulary_size), 4 if config.precision == "fp32" else 2
@@ -70,7 +70,7 @@ def estimate_memory(
     activations = _activations(config, shape=shape, size=size)
     chunk = min(shape.masked, max(1, GPU_CHUNK_BYTES // (size * rows))) * rows
     loss = chunk * size + rows * width * 4
-    ends = size * numel + 2 * activations / model.num_layers  # of backward: all gradients, and one layer's activations
+    ends = size * numel + 2 * activations / model.num_layers  # of backward: all gradients, one layer's activations
     return Memory(
         {
             "weights": size * (numel + (shared if stage == 3 else 0)),
@@ -84,9 +84,9 @@ def estimate_memory(
 
 
 def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Card | None) -> str:
-    """What a step takes of each GPU, beside what the smallest one has; empty if no GPU is used.
+    """Return a line with the memory that a step needs and that of the smallest GPU; empty if no GPU is used.
 
-    ConfigError if the smallest one is known and has less, with the settings that need less.
+    Raises ConfigError that names settings with a smaller need if the smallest GPU is known to be too small.
     """
     if not may_use_gpus(config) or (card is None and config.device == "auto" and _is_on_cluster(config)):
         return ""
@@ -103,7 +103,7 @@ def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Ca
 
 
 def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """The settings that need less memory and that the plan allows; `phases`: empty if they cannot be opened."""
+    """Return the changes of settings that lower the memory; `phases`: empty if they cannot be opened."""
     remedies = []
     if not phases:
         remedies.append("make micro-batches smaller (batch.lanes, batch.tokens_per_slot)")
@@ -115,13 +115,13 @@ def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
     if config.precision == "fp32":
         remedies.append("set precision=bf16")
     if not remedies:
-        remedies.append("no smaller micro-batches are possible: take GPUs with more memory, or a smaller model.size")
-    kept = ". A run that has begun keeps its micro-batches: other micro-batches need another output"
+        remedies.append("no smaller micro-batches are possible: use GPUs with more memory, or a smaller model.size")
+    kept = ". A run that has begun keeps its micro-batches: changing them needs another output"
     return ", or ".join(remedies) + (kept if begins_anew else "")
 
 
 def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """`a micro-batch has 128 tokens: double batch.lanes to 4`, for the largest; empty if none can be smaller."""
+    """Return, for example, `a micro-batch has 128 tokens: double batch.lanes to 4`; empty if none can be smaller."""
     opened = max(phases, key=lambda each: each.shape.micro_batch.tokens)
     batch, shape, longest = opened.phase.config.batch, opened.shape, opened.manifest.max_seq_length
     half, lanes = max(longest, shape.micro_batch.tokens // 2), min(2 * shape.lanes, int(shape.pairs))
@@ -144,7 +144,7 @@ def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
 
 
 def _place(config: TrainerConfig, opened: OpenPhase, name: str) -> str:
-    """The key of a setting of the batch where it acts on a phase."""
+    """Return the key that sets `batch.name` for a phase."""
     index = opened.phase.index
     inherited = not config.phases or getattr(config.phases[index].batch, name, None) is None
     if name == "greatest_slot" or not config.phases or (inherited and getattr(config.batch, name) is not None):
@@ -157,19 +157,19 @@ def _is_on_cluster(config: TrainerConfig) -> bool:
 
 
 def may_use_gpus(config: TrainerConfig) -> bool:
-    """Whether the workers may be on GPUs; of a cluster that is not known yet."""
+    """Return whether the workers may be on GPUs; True for a cluster, whose nodes are not known yet."""
     if config.device != "auto":
         return config.device == "cuda"
     return _is_on_cluster(config) or torch.cuda.device_count() > 0
 
 
 def with_greatest_slot(config: TrainerConfig, greatest: int | None) -> TrainerConfig:
-    """The config with this `batch.greatest_slot`."""
+    """Return the config with this `batch.greatest_slot`."""
     return config.model_copy(update={"batch": config.batch.model_copy(update={"greatest_slot": greatest})})
 
 
 def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Memory:
-    """Of the phase that needs most, with the fewest workers that the run goes on with."""
+    """Return the estimate for the largest phase with the fewest workers that the run continues with."""
     workers = config.min_workers or config.workers
     estimates = [
         estimate_memory(
@@ -187,9 +187,9 @@ def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Mem
 def largest_micro_batch(
     config: TrainerConfig, *, vocabulary_size: int, longest: int, card_bytes: float, most: int
 ) -> int | None:
-    """Tokens of the largest micro-batch, up to `most`, that fits a card if nothing is shared among workers, or None.
+    """Return the tokens of the largest micro-batch, up to `most`, that fits a card; None if none does.
 
-    As of one worker, whatever their number: the plan must not depend on it. `longest`: the data set's longest row.
+    Always assumes one worker, since the plan must not depend on their number. `longest`: the data set's longest row.
     """
     for tokens in range(most, 0, -MICRO_BATCH_STEP):
         if tokens < longest:
@@ -202,7 +202,7 @@ def largest_micro_batch(
 
 
 def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
-    """Weights of BERT with both heads; the masked-LM head's matrix is the embedding's."""
+    """Return the number of weights of BERT with both heads; the masked-LM head shares the embedding's matrix."""
     width, inner = model.width, 4 * model.width
     rows = -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     embeddings = (rows + model.max_positions + 2 + 2) * width
@@ -213,14 +213,14 @@ def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
 
 
 def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) -> float:
-    """What autograd saves in forward."""
+    """Return the bytes that autograd saves in forward."""
     model, width = config.model, config.model.width
     compiled = config.compile if config.compile is not None else config.zero_stage < 3
     kernels = config.precision != "fp32"
     layer: float = 16 * size * width + 4 * model.num_heads + 16
     if not compiled and not (kernels and model.norm == "post" and config.zero_stage < 3) and model.dropout:
-        layer += 2 * width  # masks of bytes
-    if not kernels:  # attention over padded rows: query, key, value and context once more
+        layer += 2 * width  # dropout masks, one byte per element
+    if not kernels:  # attention over padded rows: another copy of query, key, value and context
         layer += 4 * size * width * shape.sequences * shape.max_seq_length / shape.tokens
     ends = 3 * size * width + 32  # embeddings, and the batch itself
     heads = size * width * (6 * shape.masked + 4 * shape.pairs)
@@ -233,8 +233,8 @@ class Card:
 
     num_bytes: float
     name: str
-    """For people."""
+    """Name in messages."""
 
     def describe(self) -> str:
-        """`NVIDIA L4 of 24.1 GB`"""
+        """Return, for example, `NVIDIA L4 of 24.1 GB`."""
         return f"{self.name} of {self.num_bytes / 1e9:.1f} GB"

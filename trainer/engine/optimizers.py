@@ -1,8 +1,8 @@
-"""The optimizer that DeepSpeed wraps: AdamW in groups, decayed matrices and everything else.
+"""The optimizer that DeepSpeed wraps: AdamW with two kinds of groups, decayed matrices and everything else.
 
-Invariant: the groups are a function of the model alone, so that every rank, stage and run sees the same
-order. torch's fused AdamW everywhere: DeepSpeed's FusedAdam is compiled on first use (52 s), and on a CPU
-core the fused kernel takes 3 ms for BERT-tiny where the plain loop takes 21.
+Invariant: the groups depend on the model alone, so that every rank, stage and run has the same order. Always torch's
+fused AdamW: DeepSpeed's FusedAdam is compiled on first use (52 s), and for BERT-tiny on a CPU core the fused kernel
+takes 3 ms, the plain loop 21 ms.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import nn
 from trainer.config import OptimizerConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's state of an element: mean and uncentred variance of its gradient, fp32, shaped as the parameter."""
+"""Adam's state: running means of the gradient and of its square, fp32, shaped as the parameter."""
 
 ALIGNED = 8
-"""Elements, 16 bytes in bf16 and fp16: the alignment that compiled code relies on where it once saw it."""
+"""Elements (16 bytes in bf16 and fp16): an alignment that compiled code relies on once it has seen it."""
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices with `weight_decay`; biases and LayerNorm without; both in as few groups as keep parameters aligned.
+    """Return matrices with `weight_decay` and biases and LayerNorm without, in the fewest groups that stay aligned.
 
-    google-research/bert (optimization.py) leaves out "LayerNorm", "layer_norm" and "bias": exactly the
-    parameters with one dimension. Tied parameters are listed once. Raises ValueError where nothing trains.
-    DeepSpeed lays a group's parameters one behind another in a flat buffer and gives the model views of it: one of odd
-    size stands last in its group, so that every view begins at a multiple of ALIGNED elements.
+    google-research/bert (optimization.py) does not decay "LayerNorm", "layer_norm" and "bias": exactly the parameters
+    with one dimension. Tied parameters are listed once. DeepSpeed stores a group's parameters one after another in a
+    flat buffer and gives the model views of it: a parameter of odd size comes last in its group, so that every view
+    begins at a multiple of ALIGNED elements. Raises ValueError if no parameter is trainable.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
@@ -49,21 +49,20 @@ def _keep_aligned(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def count_updates(steps_taken: int, *, config: OptimizerConfig) -> float:
-    """Adam's step count after `steps_taken` updates: infinite without bias correction.
+    """Return Adam's step count after `steps_taken` updates: infinite without bias correction.
 
-    1 - beta ** inf is exactly 1, so the corrections, which divide by it, do nothing (google-research/bert,
-    optimization.py, has none). The count stays infinite when an update adds 1.
+    1 - beta ** inf is exactly 1, so dividing by it corrects nothing (as in google-research/bert, optimization.py). The
+    count stays infinite when an update adds 1.
     """
     return float(steps_taken) if config.bias_correction else math.inf
 
 
 def build_optimizer(model: nn.Module, *, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW with decoupled weight decay (Loshchilov and Hutter 2019) over `parameter_groups`.
+    """Build AdamW with decoupled weight decay (Loshchilov and Hutter 2019) over `parameter_groups`.
 
-    Whether it corrects the moments' bias follows from its step count alone, which is set from `count_updates`.
-
-    Its rate is zero until `Engine.step` sets it: DeepSpeed may take a step with empty gradients while it
-    initializes, which at rate zero leaves the parameters alone.
+    Its step count, set from `count_updates`, decides whether it corrects the moments' bias. Its rate is zero until
+    `Engine.step` sets it: DeepSpeed may take a step with empty gradients while it initializes, which then changes no
+    parameter.
     """
     return torch.optim.AdamW(
         parameter_groups(model, weight_decay=config.weight_decay),

@@ -1,7 +1,7 @@
 """Learning rates as a pure function of the step.
 
-Invariant: nothing is remembered between steps, so that a resumed run, or one with another number of
-workers, follows the same rates (DeepSpeed#5788: rates that jump on resume).
+Invariant: no state between steps, so that a resumed run, or one with another number of workers, has the same rates
+(DeepSpeed#5788: rates that jump on resume).
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from trainer.config import ScheduleConfig, TrainerConfig
 
 
 def warmup_steps(schedule: ScheduleConfig, *, steps: int) -> int:
-    """Steps of linear warm-up of `steps` steps: as given, or warmup_fraction of them, rounded up."""
+    """Return the warm-up steps of `steps` steps: warmup_steps, or warmup_fraction of them, rounded up."""
     if schedule.warmup_steps is not None:
         return schedule.warmup_steps
     return math.ceil(Fraction(str(schedule.warmup_fraction)) * steps)  # 0.07 * 100 is above 7 in binary
 
 
 def learning_rate(step: int, config: TrainerConfig) -> float:
-    """Rate of update number `step`; the first update of a run is number 1.
+    """Return the rate of update number `step`, counted from 1. Raises ValueError for a step below 1.
 
-    Warm-up of W steps: peak x step / W, so that the first update learns. `linear` then falls towards final_factor x
-    peak, which an update after the last of N would have: peak x (N - (step - 1)) / (N - W) for a factor of 0, so that
-    the last update learns. `constant` keeps the peak. With schedule.span=phase each phase does so over its own steps.
+    Warm-up of W steps: peak x step / W, so that the first update learns. `linear` then falls to final_factor x peak,
+    which an update after the last of N would have: peak x (N - (step - 1)) / (N - W) for a factor of 0, so that the
+    last update learns. `constant` keeps the peak. With schedule.span=phase each phase does so over its own steps.
 
-    The fall is that of google-research/bert (optimization.py) and of transformers' get_linear_schedule_with_warmup,
-    whose step counts from 0 at the first update; google's begins at step 0 instead of W, a difference of W / N. Both
-    waste the first update on a rate of 0. The warm-up counts from 1, as NVIDIA's DeepLearningExamples do
-    (schedulers.py), whose last update in turn has rate 0. Raises ValueError for a step below 1.
+    google-research/bert (optimization.py) and transformers' get_linear_schedule_with_warmup fall the same way. Both
+    count from 0 and waste the first update on a rate of 0; google's fall begins at step 0 instead of W, a difference of
+    W / N. The warm-up counts from 1, as in NVIDIA's DeepLearningExamples (schedulers.py), whose last update has rate 0.
     """
     if step < 1:
         raise ValueError(f"the first update is step 1, so there is no learning rate for step {step}")
@@ -45,7 +44,7 @@ def learning_rate(step: int, config: TrainerConfig) -> float:
 
 
 def _rate(step: int, schedule: ScheduleConfig, *, steps: int, peak: float) -> float:
-    """Rate of step `step` of `steps`."""
+    """Return the rate of step `step` of `steps`."""
     warmup = warmup_steps(schedule, steps=steps)
     if step <= warmup:
         return peak * step / warmup

@@ -1,8 +1,8 @@
-"""Before the first step of a compiled run: does the compiled model give the gradients of the eager one?
+"""Checks before the first step of a compiled run that the compiled model gives the gradients of the eager one.
 
-A compiler once gave zeros for the gradients of a loss, and nothing else looked wrong. The very graph that is trained
-is compared, on the run's first micro-batch, dropout included: its masks are a function of the seed. Cost: one eager
-forward and backward pass; the compilation is the one that training needs.
+A compiler once returned zeros for the gradients of a loss, and nothing else looked wrong. The check runs the graph that
+is trained on the run's first micro-batch, with dropout, whose masks depend on the seed alone. Cost: one eager forward
+and backward pass; training needs the compilation anyway.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from trainer.engine.zero_state import trainable_parameters
 from trainer.model import Batch
 
 TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.05}
-"""Greatest relative difference of a loss or of the norm of a parameter's gradient. Measured: 1e-6, 0.002, 0.01."""
+"""Maximum relative difference of a loss or of a parameter's gradient norm. Measured: 1e-6, 0.002, 0.01."""
 SLACK: Mapping[Precision, float] = {"fp32": 1e-5, "fp16": 1e-4, "bf16": 5e-4}
-"""And of a norm this share of the whole gradient's: sums that cancel are rounding (of the next-sentence bias 6% was
-seen). The median parameter has a hundredth of the whole, so that a tenth of its norm may be missing."""
+"""Additional tolerance of a norm, as a share of the whole gradient's, for sums that cancel to rounding errors (6% seen
+for the next-sentence bias). The median parameter has 1% of the whole norm, so a tenth of its norm may be missing."""
 FP16_SCALE = 1024.0
-"""Of the loss in fp16, whose small gradients would vanish."""
+"""Loss scale in fp16, where small gradients would otherwise vanish."""
 _SHOWN = 4
 
 logger = logging.getLogger(__name__)
@@ -43,10 +43,10 @@ class Passed:
 
 
 def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, seed: int) -> None:
-    """Raise ConfigError, on all ranks, if compiled and eager losses or gradients of `batch` differ. Collective.
+    """Raise ConfigError on all ranks if compiled and eager losses or gradients of `batch` differ. Collective.
 
-    `seed` of torch's generators, for both passes. Parameters, their gradients and the engine's state stay as they are.
-    If the eager pass does not fit into the GPU's memory, or is not finite, a warning says so and nothing is compared.
+    `seed`: of torch's generators, for both passes. Changes neither parameters nor their gradients nor the engine. If
+    the eager pass does not fit into the GPU's memory or is not finite, logs a warning and compares nothing.
     """
     eager = _run_eager(engine, batch, seed=seed, precision=precision)
     complaints: list[str] = []
@@ -59,9 +59,9 @@ def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, 
     if found:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise ConfigError(
-            f"self-check: compiled by torch {torch.__version__}, the model gives other results than eager code on the "
-            f"first micro-batch: {'; '.join(found[:_SHOWN])}{more}. It would not learn as it should: set compile=false "
-            f"(slower), or use another version of torch; set self_check=false to train anyway"
+            f"self-check: compiled by torch {torch.__version__}, the model gives results that differ from eager code "
+            f"on the first micro-batch: {'; '.join(found[:_SHOWN])}{more}. It would not learn correctly: set "
+            f"compile=false (slower), or use another version of torch; set self_check=false to train anyway"
         )
 
 
@@ -69,7 +69,7 @@ def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision)
     try:
         eager = _run(engine, batch, seed=seed, stance="force_eager", precision=precision)
     except torch.OutOfMemoryError:
-        if engine.stage == 3:  # the other ranks wait in this pass's collectives
+        if engine.stage == 3:  # the other ranks wait in the collectives of this pass
             raise
         logger.warning(
             "no self-check: the eager model needs more memory than the GPU has left; lower batch.tokens_per_slot, or "
@@ -83,7 +83,7 @@ def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision)
 
 
 def compare(compiled: Passed, eager: Passed, *, precision: Precision) -> list[str]:
-    """What differs by more than TOLERANCE and SLACK allow, the greatest excess first; not what is finite in neither."""
+    """Return the differences above TOLERANCE and SLACK, greatest excess first; ignore values finite in neither pass."""
     whole = sum(norm**2 for norm in eager.norms.values() if math.isfinite(norm)) ** 0.5
     pairs = [(f"{name} loss", compiled.losses[name], loss, 0.0) for name, loss in eager.losses.items()]
     pairs += [
@@ -99,7 +99,7 @@ def compare(compiled: Passed, eager: Passed, *, precision: Precision) -> list[st
 
 
 def _excess(here: float, there: float, *, allowed: float) -> float:
-    """The difference in units of what is allowed; infinite if only one is finite."""
+    """Return the difference as a multiple of `allowed`; infinite if only one value is finite."""
     if not (math.isfinite(here) and math.isfinite(there)):
         return math.inf if math.isfinite(here) != math.isfinite(there) else 0.0
     return abs(here - there) / allowed if here != there else 0.0
@@ -120,8 +120,7 @@ def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Pre
     norms = [_norm(gradient, device=engine.device) for gradient in gradients]
     values = torch.stack([*(loss.detach().double() for loss in losses.values()), *norms]).tolist()
     return Passed(
-        losses=dict(zip(losses, values, strict=False)),
-        norms=dict(zip(parameters, values[len(losses) :], strict=True)),
+        losses=dict(zip(losses, values, strict=False)), norms=dict(zip(parameters, values[len(losses) :], strict=True))
     )
 
 

@@ -1,15 +1,14 @@
-"""What a rank holds of each parameter: views of its fp32 values and Adam moments, named, in any ZeRO stage.
+"""A rank's slices of the parameters: named views of fp32 values and Adam moments, in any ZeRO stage.
 
-Invariant: over all ranks of a run the slices cover every element of every trainable parameter exactly
-once. No collective is needed to list them. The only file besides engine.py that knows how DeepSpeed
-keeps its partitions (0.19.8).
+Invariant: over all ranks the slices cover every element of every trainable parameter exactly once. Listing them needs
+no collective. Only this file and engine.py know how DeepSpeed (0.19.8) keeps its partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -38,7 +37,7 @@ class LocalSlice:
 
 @dataclass(frozen=True, slots=True)
 class _Fragment:
-    """A piece of a parameter inside `base`, the tensor that the base optimizer steps."""
+    """A slice of a parameter inside `base`, a tensor that the base optimizer updates."""
 
     name: str
     start: int
@@ -49,17 +48,17 @@ class _Fragment:
 
 
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Named trainable parameters, tied ones once, under their first name."""
+    """Return the trainable parameters with their names; tied ones once, under the first name."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Shape of the whole parameter, also where ZeRO-3 has taken its storage away."""
+    """Return the shape of the whole parameter, even if ZeRO-3 has released its storage."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def list_slices(engine: Any, *, stage: int, rank: int) -> list[LocalSlice]:
-    """All that this rank's optimizer steps, as views. With stage 0 that is everything, on every rank."""
+    """Return views of all that this rank's optimizer updates; in stage 0 that is everything, on every rank."""
     state = base_optimizer(engine, stage=stage).state
     return [
         LocalSlice(
@@ -76,16 +75,16 @@ def list_slices(engine: Any, *, stage: int, rank: int) -> list[LocalSlice]:
 
 
 def base_optimizer(engine: Any, *, stage: int) -> torch.optim.Optimizer:
-    """The AdamW inside DeepSpeed's wrapper."""
+    """Return the AdamW inside DeepSpeed's wrapper."""
     optimizer: torch.optim.Optimizer = engine.optimizer if stage == 0 else engine.optimizer.optimizer
     return optimizer
 
 
 def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
-    """Create missing moments as zeros and set Adam's step count to `updates`, as torch's fused AdamW itself would.
+    """Create missing moments as zeros and set Adam's step count to `updates`, as torch's fused AdamW would.
 
-    Called before the first step too: DeepSpeed makes the state lazily in some stages and steps once with
-    empty gradients in others.
+    Also called before the first step: DeepSpeed creates the state lazily in some stages and takes a step with empty
+    gradients in others.
     """
     optimizer = base_optimizer(engine, stage=stage)
     for base in _base_tensors(engine, stage=stage):
@@ -98,7 +97,7 @@ def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
 
 @torch.no_grad()
 def refresh_working_copies(engine: Any, *, stage: int) -> None:
-    """Bring the parameters that the model computes with up to date with the fp32 slices (collective)."""
+    """Update the parameters that the model computes with from the fp32 slices. Collective."""
     optimizer = engine.optimizer
     if stage in (1, 2):
         optimizer.update_lp_params()
@@ -111,7 +110,7 @@ def refresh_working_copies(engine: Any, *, stage: int) -> None:
 
 
 def parameter_bytes(engine: Any, *, stage: int) -> int:
-    """Bytes of the parameters the model computes with that this rank holds between two steps."""
+    """Return the bytes on this rank of the parameters that the model computes with, between two steps."""
     total = 0
     for _, parameter in trainable_parameters(engine.module):
         held: list[Tensor] = [parameter.data]
@@ -122,7 +121,7 @@ def parameter_bytes(engine: Any, *, stage: int) -> int:
 
 
 def optimizer_bytes(engine: Any, *, stage: int) -> int:
-    """Bytes of Adam's moments that this rank holds."""
+    """Return the bytes of Adam's moments on this rank."""
     state = base_optimizer(engine, stage=stage).state
     return sum(
         state[base][moment].numel() * state[base][moment].element_size()
@@ -144,7 +143,7 @@ def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
             base = optimizer.fp32_partitioned_groups_flat[group]
             if held:
                 yield _Fragment(name, start, shape, base.data.narrow(0, offset, held), base, offset)
-        elif (link := _zero12_link(p)) is not None:
+        elif (link := cast(Any, p)._hp_mapping) is not None:  # None: this rank has no part of the parameter
             base = _flat_partitions(optimizer)[link.param_group_index]
             address = link.lp_fragment_address
             yield _Fragment(name, address.start, shape, link.hp_fragment.data, base, link.hp_fragment_address.start)
@@ -153,10 +152,10 @@ def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
 def update_partitions(
     engine: Any, gradients: Sequence[Tensor], *, rank: int, step: float, divisor: Tensor, skip: Tensor
 ) -> None:
-    """AdamW's step number `step` over this rank's partitions, then the working copies on all ranks: stages 1 and 2.
+    """Take AdamW's step number `step` on this rank's partitions, then update the working copies on all ranks.
 
-    An infinite step leaves the moments' bias uncorrected (trainer.engine.optimizers.count_updates).
-    Gradients are divided by `divisor`; where `skip` is not zero nothing changes. Collective.
+    For stages 1 and 2. Collective. Gradients are divided by `divisor`; if `skip` is not zero, nothing changes. An
+    infinite `step` leaves the moments' bias uncorrected (trainer.engine.optimizers.count_updates).
     """
     zero = engine.optimizer
     working = [shares[rank] for shares in zero.parallel_partitioned_bit16_groups]
@@ -192,12 +191,12 @@ def update_partitions(
 
 
 def can_update_on_gpu(working: Tensor) -> bool:
-    """Whether kernels.adamw is made for this device and type."""
+    """Return whether kernels.adamw supports this device and dtype."""
     return working.is_cuda and working.dtype in (torch.bfloat16, torch.float16)
 
 
 def _flat_partitions(optimizer: Any) -> list[Tensor]:
-    """fp32 partitions of stages 1 and 2 (BF16_Optimizer is what stage 1 becomes with fp32 accumulation)."""
+    """Return the fp32 partitions of stages 1 and 2; stage 1 with fp32 accumulation is DeepSpeed's BF16_Optimizer."""
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         return list(optimizer.single_partition_of_fp32_groups)
     return list(optimizer.fp32_groups_flat_partition)
@@ -212,10 +211,5 @@ def _base_tensors(engine: Any, *, stage: int) -> list[Tensor]:
 
 
 def _zero3(parameter: nn.Parameter) -> Any:
-    """The parameter with the attributes that ZeRO-3 hangs on it."""
+    """Return the parameter, typed for the attributes that ZeRO-3 adds to it."""
     return parameter
-
-
-def _zero12_link(parameter: Any) -> Any:
-    """Where this rank's part of the parameter lies in the flat partition; None where it has no part."""
-    return parameter._hp_mapping

@@ -1,1 +1,1 @@
-"""A run as a transformers model: weights, tokenizer and model card."""
+"""Export of a run as a transformers model: weights, tokenizer and model card."""

@@ -1,4 +1,4 @@
-"""`python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`: writes a run as a transformers model."""
+"""`python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`: exports a run as a transformers model."""
 
 from __future__ import annotations
 
@@ -11,25 +11,22 @@ from trainer.export.folder import DTYPES, export
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 done, 2 refused."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.export", description="Export a run for transformers.")
+    """Run the command. Returns the exit status: 0 done, 2 refused."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.export", description="Export a run to transformers.")
     parser.add_argument(
-        "run", help="run directory or its URL (its newest checkpoint that verifies), or one checkpoint folder"
+        "run", help="run directory or URL (exports its newest valid checkpoint), or one checkpoint folder"
     )
-    parser.add_argument("out", help="folder to write; an earlier export there is replaced")
-    parser.add_argument("--data", help="the run's data set, where it was moved")
+    parser.add_argument("out", help="folder to write; replaces an earlier export there")
+    parser.add_argument("--data", help="the run's data set, if it was moved")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, help="the checkpoint of this step instead of the newest")
-    which.add_argument("--best", action="store_true", help="the checkpoint with the least held-out loss that is there")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32", help="of the weights (default: fp32)")
+    which.add_argument("--step", type=int, help="export the checkpoint of this step")
+    which.add_argument("--best", action="store_true", help="export the kept checkpoint with the lowest held-out loss")
+    parser.add_argument(
+        "--dtype", choices=tuple(DTYPES), default="fp32", help="number format of the weights (default: fp32)"
+    )
     options = parser.parse_args(arguments)
     done = export(
-        options.run,
-        out=options.out,
-        data=options.data,
-        step=options.step,
-        best=options.best,
-        dtype=options.dtype,
+        options.run, out=options.out, data=options.data, step=options.step, best=options.best, dtype=options.dtype
     )
     print(
         f"exported step {done.step:,} ({done.checkpoint}) to {done.folder}: {done.model_type}, "

@@ -1,7 +1,7 @@
-"""Export a run as a transformers model: `python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`.
+"""Writes a run as a transformers model: `python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`.
 
-OUT is whole or absent: it is written beside its place and renamed. Needs neither DeepSpeed nor transformers, and no
-accelerator. Pre-LN models become `megatron-bert`, which is transformers' name for that layout.
+OUT is whole or absent: it is written next to its place and renamed. Needs no DeepSpeed, transformers or accelerator.
+Pre-LN models become `megatron-bert`, transformers' name for that layout.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from trainer.hf import (
 from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 
 MARKER = "cloze_export.json"
-"""Lists the export's files with their sha256; a folder with it may be replaced by a later export."""
+"""File that lists the export's files with their sha256. A later export may replace a folder that has it."""
 FORMAT = "cloze-export-1"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ExportError(ValueError):
-    """A run cannot be exported, or not to where it was asked."""
+    """The run cannot be exported, or not to that folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was written."""
+    """The result of an export."""
 
     folder: Path
     checkpoint: Location
@@ -75,14 +75,14 @@ def export(
     best: bool = False,
     dtype: str = "fp32",
 ) -> Export:
-    """Write the newest verified checkpoint of a run directory (or one checkpoint folder) to `out`.
+    """Write the newest valid checkpoint of a run directory (or one checkpoint folder) to `out`.
 
-    config.json, model.safetensors (transformers' names, tied decoder left out as save_pretrained does; pooler and
-    next-sentence head left out where nothing trained them), the data set's tokenizer files (and the longest trained row
-    in tokenizer_config.json), README.md and MARKER. An earlier export in `out` is replaced in one rename.
-    `data`: the data set, where it no longer lies where the run read it. `step`, `best`: the checkpoint of that step, or
-    with the least held-out loss among the newest evaluations that compare. `dtype`: a key of DTYPES. Raises ValueError
-    (ExportError, CheckpointError, DataSetError) naming what is wrong; `out` is then as it was.
+    Writes config.json, model.safetensors (transformers' names; without the tied decoder, as save_pretrained, and
+    without pooler and next-sentence head if nothing trained them), the data set's tokenizer files (with the longest
+    trained row in tokenizer_config.json), README.md and MARKER. One rename replaces an earlier export in `out`.
+    `data`: the data set, if it was moved. `step`, `best`: export the checkpoint of that step, or that with the lowest
+    held-out loss among the newest comparable evaluations. `dtype`: a key of DTYPES. Raises ValueError (ExportError,
+    CheckpointError, DataSetError) and leaves `out` unchanged.
     """
     target = Path(os.path.abspath(out))
     _check_target(target)
@@ -94,14 +94,14 @@ def export(
     manifest, tokenizer_files = _open_tokenizer(root)
     if state.data_hash and state.data_hash != manifest.hash:
         raise ExportError(
-            f"{checkpoint}: was trained on data set {state.data_hash[:12]}, {root} is {manifest.hash[:12]}, whose ids "
-            f"may mean other tokens; name the data set of the run with --data"
+            f"{checkpoint}: was trained on data set {state.data_hash[:12]}, but {root} is {manifest.hash[:12]}, whose "
+            f"ids may mean other tokens; give the run's data set with --data"
         )
     weights = read_weights(checkpoint)
     if len(weights["mlm_head.bias"]) != manifest.vocabulary_size:
         raise ExportError(
-            f"{checkpoint}: its vocabulary has {len(weights['mlm_head.bias'])} entries, that of {root} has "
-            f"{manifest.vocabulary_size}: this is not the data set of the run; name that one with --data"
+            f"{checkpoint}: its vocabulary has {len(weights['mlm_head.bias'])} entries, but that of {root} has "
+            f"{manifest.vocabulary_size}: this is not the run's data set; give that with --data"
         )
     longest, pair_heads = _find_rows(state, config=config, phase=phase, manifest=manifest)
     tensors = to_transformers(
@@ -136,32 +136,31 @@ def export(
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
-        raise ExportError(f"{target}: cannot be written: {error}; free space or give another folder") from error
+        raise ExportError(f"{target}: cannot be written: {error}; free space or choose another folder") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    model_type = MODEL_TYPES[config.model.norm]
-    return Export(target, checkpoint, state.step, model_type, num_parameters)
+    return Export(target, checkpoint, state.step, MODEL_TYPES[config.model.norm], num_parameters)
 
 
 def _check_target(target: Path) -> None:
     if not target.exists():
         return
     if not target.is_dir() or target.is_symlink():
-        raise ExportError(f"{target}: is not a folder; give another one")
+        raise ExportError(f"{target}: is not a folder; choose another place")
     present = {path.name for path in target.iterdir()}
     if not present:
         return
     if MARKER not in present:
-        raise ExportError(f"{target}: is not empty and not an earlier export; give a new folder")
+        raise ExportError(f"{target}: is not empty and not an earlier export; choose a new folder")
     try:
         listed = json.loads((target / MARKER).read_bytes())["files"]
     except (ValueError, TypeError, KeyError) as error:
-        raise ExportError(f"{target / MARKER}: is damaged; remove {target} or give a new folder") from error
+        raise ExportError(f"{target / MARKER}: is damaged; remove {target} or choose a new folder") from error
     foreign = sorted(present - {MARKER} - set(listed))
     if foreign:
         raise ExportError(
-            f"{target}: beside an earlier export it holds {', '.join(foreign)}, which would be lost; move that away or "
-            f"give a new folder"
+            f"{target}: besides an earlier export it holds {', '.join(foreign)}, which would be lost; move that away "
+            f"or choose a new folder"
         )
 
 
@@ -179,9 +178,9 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
             wanted, what = sorted(losses, key=lambda one: (losses[one], one)), "that was evaluated"
         chosen = next((found[one] for one in wanted if one in found), None)
         if chosen is None:
-            steps = ", ".join(map(str, found)) or "none at all"
+            steps = ", ".join(map(str, found)) or "none"
             keep = "; checkpoint.keep_best keeps the best ones" if best else ""
-            raise ExportError(f"{source}: has no checkpoint {what}; those that are there: {steps}{keep}")
+            raise ExportError(f"{source}: has no checkpoint {what}; it has: {steps}{keep}")
         return chosen
     newest = newest_verified(find_checkpoints(source))
     if newest is None:
@@ -190,9 +189,9 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
 
 
 def _find_rows(state: CheckpointState, *, config: TrainerConfig, phase: int, manifest: Manifest) -> tuple[int, bool]:
-    """The longest row that the weights were trained on, and whether next sentences were among what they learned.
+    """Return the longest row that the weights were trained on, and whether they learned next-sentence prediction.
 
-    Of checkpoints from before that was noted: by the data sets of the phases so far, as far as they can be read.
+    Older checkpoints do not record this; for them, read the manifests of the phases so far, as far as possible.
     """
     if state.rows:
         return state.rows["longest"], state.rows["next_sentence"]
@@ -209,12 +208,14 @@ def _find_rows(state: CheckpointState, *, config: TrainerConfig, phase: int, man
 def _round(tensor: Tensor, *, name: str, dtype: str) -> Tensor:
     rounded = tensor.to(DTYPES[dtype])
     if not rounded.isfinite().all() and tensor.isfinite().all():
-        raise ExportError(f"{name}: holds {tensor.abs().max():g}, more than {dtype} can; give --dtype bf16 or fp32")
+        raise ExportError(
+            f"{name}: holds {tensor.abs().max():g}, which {dtype} cannot represent; give --dtype bf16 or fp32"
+        )
     return rounded
 
 
 def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
-    """The data set's manifest and its tokenizer files by name, hashes checked."""
+    """Return the data set's manifest and the paths of its tokenizer files by name, with their hashes checked."""
     try:
         manifest = read_manifest(root)
     except DataSetError as error:
@@ -258,7 +259,7 @@ def _write_folder(
     folder.mkdir(parents=True)
     save_file(dict(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="ascii")
-    # save_file lets the owner alone read, whatever the umask says.
+    # save_file makes the file readable only by its owner, whatever the umask is.
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
     (folder / "README.md").write_text(card, encoding="utf-8")
     for name, path in tokenizer_files.items():
@@ -266,14 +267,14 @@ def _write_folder(
 
 
 def _write_longest(file: Path, *, length: int) -> None:
-    """What `truncation=True` cuts to: positions behind the longest row were never trained."""
+    """Set the length that `truncation=True` cuts to: later positions were never trained."""
     tree = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     text = json.dumps({**tree, "model_max_length": length}, indent=2, sort_keys=True, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
 
 
 def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:
-    """List the files with their hashes; on disk before the folder gets its name."""
+    """Write MARKER and fsync all files before the folder gets its name."""
     files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     tree = {"format": FORMAT, "step": step, "vocabulary_hash": manifest.vocabulary_hash, "files": files}
     (folder / MARKER).write_text(json.dumps(tree, indent=1) + "\n", encoding="ascii")

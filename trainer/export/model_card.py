@@ -1,4 +1,4 @@
-"""README.md of an exported model: how to use it, what it was trained on and how, what it reached."""
+"""README.md of an exported model: its use, results, data and training."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ def render_model_card(
     training: Mapping[str, Any] | None,
     evaluation: Mapping[str, Any] | None,
 ) -> str:
-    """The card's text; the same for the same arguments.
+    """Return the text of the card, which depends only on the arguments.
 
-    manifest, data_card (README.md): of the data set of phase number `phase`. training, evaluation: last lines of the
-    run's metrics and evaluations up to `step`, None where there are none. pair_heads: the model has pooler and
-    next-sentence head.
+    `manifest`, `data_card` (README.md): of the data set of phase `phase`. `training`, `evaluation`: the run's last
+    records of metrics and evaluations up to `step`, or None. `pair_heads`: the model has pooler and next-sentence head.
     """
     licence = _front_matter(data_card).get("license")
     front: dict[str, Any] = {
@@ -63,9 +62,9 @@ def render_model_card(
         f'model = {architecture}.from_pretrained("THIS_FOLDER")',
         "```",
         "",
-        "`AutoModel` and `AutoModelForMaskedLM` load it too and leave out the heads that they do not have."
+        "`AutoModel` and `AutoModelForMaskedLM` load it too, without the heads that they do not have."
         if pair_heads
-        else "It was not trained on next sentences: it has no pooler (`AutoModel`: `add_pooling_layer=False`).",
+        else "It was not trained on next sentences and has no pooler (use `add_pooling_layer=False` with `AutoModel`).",
         "",
         *_start(config),
         "## Results",
@@ -86,7 +85,7 @@ def render_model_card(
         "## Licence and limits",
         "",
         *_licence(data_card, licence=licence),
-        "The model was not reviewed for bias or for facts: it repeats what its texts say.",
+        "The model was not reviewed for bias or factual errors: it reproduces what its training texts say.",
         "",
     ]
     return "\n".join(lines)
@@ -94,9 +93,9 @@ def render_model_card(
 
 def _start(config: TrainerConfig) -> list[str]:
     if config.resume_from is not None:
-        return [f"The run is a branch: its steps go on from the checkpoint `{config.resume_from}` of another run.", ""]
+        return [f"The run is a branch: it continues from the checkpoint `{config.resume_from}` of another run.", ""]
     if config.model.initialize_from is not None:
-        return [f"Training started from the weights of `{config.model.initialize_from}`, not from random ones.", ""]
+        return [f"Training started from the weights of `{config.model.initialize_from}`, not from random weights.", ""]
     return []
 
 
@@ -108,13 +107,13 @@ def _results(training: Mapping[str, Any] | None, evaluation: Mapping[str, Any] |
             shown = " | ".join("" if value is None else f"{value:.4f}" for value in values)
             rows.append(f"| {name} | {record['step']:,} | {shown} |")
     if not rows:
-        return ["None were recorded."]
+        return ["The run recorded no results."]
     head = "| | step | masked-LM loss, nats | masked-LM accuracy | next-sentence loss | next-sentence accuracy |"
     lines = [head, "|---|---:|---:|---:|---:|---:|", *rows]
     if evaluation is not None and evaluation.get("unigram_loss") is not None:
         lines += [
             "",
-            f"The training set's word frequencies alone give a held-out masked-LM loss of "
+            f"For comparison: predicting by the training set's word frequencies alone has a held-out masked-LM loss of "
             f"{evaluation['unigram_loss']:.4f} nats.",
         ]
     return lines
@@ -124,7 +123,7 @@ def _phases(config: TrainerConfig, *, phase: int) -> list[str]:
     if len(config.phases) < 2:
         return []
     number = f"phase {phase + 1} of {len(config.phases)}"
-    return [f"This is the data set of {number} (see Training), in which the checkpoint was written.", ""]
+    return [f"This is the data set of {number} (see Training), to which the checkpoint belongs.", ""]
 
 
 def _data(manifest: Manifest) -> list[str]:
@@ -154,8 +153,8 @@ def _licence(data_card: str, *, licence: Any) -> list[str]:
     said = [line for line in data_card.splitlines() if "licence" in line.lower() or "license" in line.lower()]
     said = [line for line in said if not line.startswith(("license:", "#"))]
     if licence:
-        return [f"The data set's card gives its licence as {licence}.", *said, ""]
-    return [*(said or ["The data set's card names no licence of its texts: ask whoever made it."]), ""]
+        return [f"The data set's card names the licence {licence}.", *said, ""]
+    return [*(said or ["The data set's card names no licence for its texts: ask its author."]), ""]
 
 
 def _front_matter(card: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The formats of transformers: weight names, folders of models, and whether two vocabularies are the same."""
+"""transformers' formats: weight names, model folders, and comparison of vocabularies."""
 
 from trainer.hf import pretrained
 from trainer.hf.pretrained import (

@@ -1,7 +1,7 @@
-"""Reading exported models and transformers' `bert` and `megatron-bert` folders, whole or not at all.
+"""Reads exported models and transformers' `bert` and `megatron-bert` folders, whole or not at all.
 
-Invariant: a model that was read gives the logits of the folder, of all heads that its class has. Whatever would change
-them (a missing head, another activation, another LayerNorm) is refused. Costs a second and 1.3 GB for BERT-Large.
+Invariant: the model gives the same logits as the folder's, for all heads of its class. Everything that would change
+them (a missing head, another activation or LayerNorm) is refused. Costs a second and 1.3 GB for BERT-Large.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pipeline.storage import Location, locate
 from trainer.config import MODEL_SHAPES, ModelConfig
 from trainer.hf.vocabulary_check import check_same_vocabulary
 from trainer.hf.weight_names import (
-    ACTIVATIONS,
     MASKED_ARCHITECTURES,
     MODEL_TYPES,
     PAIR_HEADS,
@@ -37,7 +36,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _CHECKPOINT_FILE = "state.json"
-"""What every checkpoint of a run holds (trainer/checkpoint/format.py), and no model."""
+"""File of every checkpoint of a run (trainer/checkpoint/format.py) that no model folder has."""
 
 _TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate")
 _EXACT_NAMES = ("gelu", "gelu_python")
@@ -47,21 +46,21 @@ _TIED = {
 }
 _IGNORED = ("bert.embeddings.position_ids",)
 _SHAPE = ("size", "max_positions", "activation", "norm")
-"""Settings of a model without which its weights mean something else."""
+"""Model settings that must match the weights."""
 _SHOWN = 4
 
 
 class PretrainedError(ValueError):
-    """A folder cannot be what a model starts from."""
+    """A folder cannot initialize a model."""
 
 
 def initialize_from(model: BertForPretraining, *, folder: str | Path, data_tokenizer: str | Path) -> bool:
-    """Overwrite all weights with those of a model folder whose vocabulary is the data set's. Before the engine.
+    """Overwrite a model's weights with those of a folder whose vocabulary is the data set's. Call before the engine.
 
-    `folder`: an export of ours, or what transformers' save_pretrained wrote of BertForPreTraining, BertForMaskedLM or
-    their Megatron forms. `data_tokenizer`: DATA/tokenizer. Returns whether pooler and next-sentence head are the
-    folder's (a ForMaskedLM may have none: they stay as they are). Raises ValueError, with nothing changed, that names
-    the folder, what differs, and the remedy.
+    `folder`: an export of Cloze, or of transformers' save_pretrained for BertForPreTraining, BertForMaskedLM or their
+    Megatron forms. `data_tokenizer`: DATA/tokenizer. Returns whether the folder has pooler and next-sentence head; if
+    not (ForMaskedLM), those of the model stay unchanged. Raises ValueError that names the folder, the difference and
+    the remedy, and then changes nothing.
     """
     source = locate(folder)
     settings = read_config(source)
@@ -71,12 +70,12 @@ def initialize_from(model: BertForPretraining, *, folder: str | Path, data_token
 
 
 def load_model(folder: str | Path) -> BertForPretraining:
-    """The model of a folder, in evaluation mode, fp32, on the CPU. ValueError as in initialize_from."""
+    """Read the model of a folder: evaluation mode, fp32, on the CPU. Raises ValueError as initialize_from."""
     return read_model(folder)[0]
 
 
 def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
-    """load_model, and whether pooler and next-sentence head are the folder's."""
+    """As load_model; also return whether the folder has pooler and next-sentence head."""
     source = locate(folder)
     settings = read_config(source)
     config = model_config(settings, folder=source)
@@ -86,23 +85,25 @@ def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
 
 
 def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
-    """The same with what shapes a model as in the folder, where it was not given. PretrainedError where that is no
-    model of ours."""
+    """Take the size, positions, activation and norm that `config` leaves out from a model folder.
+
+    Raises PretrainedError if it is not the folder of a supported model.
+    """
     source = locate(folder)
     return take_shape(config, model_config(read_config(source), folder=source))
 
 
 def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
-    """The same with what shapes a model as in `other`, where it was not given."""
+    """Take the size, positions, activation and norm that `config` leaves out from `other`."""
     shape = {key: getattr(other, key) for key in _SHAPE if key not in config.model_fields_set}
     return config.model_copy(update=shape)
 
 
 @torch.no_grad()
 def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
-    """Copy a folder's weights into a model of the same config; all are checked before the first is copied.
+    """Copy a folder's weights into a model of the same config, after checking all of them.
 
-    Returns whether pooler and next-sentence head were among them.
+    Returns whether the folder has pooler and next-sentence head.
     """
     tensors = _rename(read_tensors(folder), folder=folder)
     norm = model.config.norm
@@ -134,7 +135,7 @@ def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
 
 
 def read_config(folder: Location) -> dict[str, Any]:
-    """config.json of a model folder; PretrainedError where there is none."""
+    """Read config.json of a model folder. Raises PretrainedError if it is missing or not supported."""
     path = locate(folder, CONFIG_FILE)
     if storage.exists(locate(folder, "checkpoints")):
         raise PretrainedError(
@@ -143,7 +144,7 @@ def read_config(folder: Location) -> dict[str, Any]:
     if storage.find_file(path) is None and storage.find_file(locate(folder, _CHECKPOINT_FILE)) is not None:
         raise PretrainedError(
             f"{folder}: is a checkpoint of a run, not a model; export it first: python -m trainer.export {folder} OUT, "
-            f"or give it as resume_from, with its moments and steps"
+            f"or set resume_from to it, which also takes its moments and steps"
         )
     if storage.find_file(path) is None:
         raise PretrainedError(
@@ -160,7 +161,7 @@ def read_config(folder: Location) -> dict[str, Any]:
 
 
 def read_longest(folder: Location) -> int:
-    """Tokens of the longest row that a model folder is for: of its tokenizer, at most its positions."""
+    """Return the maximum tokens of a row for a model folder: its tokenizer's limit, at most its positions."""
     positions: int = read_config(folder).get("max_position_embeddings", 512)
     path = locate(folder, TOKENIZER_CONFIG_FILE)
     if storage.find_file(path) is None:
@@ -169,12 +170,12 @@ def read_longest(folder: Location) -> int:
         found = json.loads(storage.read_bytes(path)).get("model_max_length")
     except (ValueError, AttributeError) as error:
         raise PretrainedError(f"{path}: is not a JSON object ({error}); save the tokenizer again") from error
-    # transformers writes 1e30 where no length is known
+    # transformers writes 1e30 if no length is known
     return int(min(found, positions)) if isinstance(found, (int, float)) and found >= 1 else positions
 
 
 def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfig:
-    """The model section that fits a config.json; PretrainedError where none does."""
+    """Return the model section for a config.json. Raises PretrainedError if none fits."""
     shape = tuple(
         settings.get(key, default)
         for key, default in (("num_hidden_layers", 12), ("num_attention_heads", 12), ("hidden_size", 768))
@@ -182,7 +183,7 @@ def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfi
     sizes = [size for size, known in MODEL_SHAPES.items() if known == shape]
     if not sizes:
         raise PretrainedError(
-            f"{locate(folder, CONFIG_FILE)}: {shape[0]} layers, {shape[1]} heads, width {shape[2]} is none of the "
+            f"{locate(folder, CONFIG_FILE)}: {shape[0]} layers, {shape[1]} heads, width {shape[2]} is not one of the "
             f"sizes {', '.join(MODEL_SHAPES)}"
         )
     config = ModelConfig(
@@ -198,7 +199,7 @@ def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfi
 
 
 def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Location) -> None:
-    """PretrainedError where a model of `config` with the folder's weights would not give the folder's logits."""
+    """Raise PretrainedError if a model of `config` with the folder's weights would not give the folder's logits."""
     heads = f"model.size={config.size} has"
     accepted = _EXACT_NAMES if config.activation == "gelu" else _TANH_NAMES
     checks: Sequence[tuple[str, Any, Sequence[Any], str]] = (
@@ -207,12 +208,7 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Lo
         ("num_attention_heads", 12, (config.num_heads,), heads),
         ("hidden_size", 768, (config.width,), heads),
         ("intermediate_size", 3072, (FEED_FORWARD_FACTOR * config.width,), heads),
-        (
-            "hidden_act",
-            "gelu",
-            accepted,
-            f"model.activation={config.activation} ({ACTIVATIONS[config.activation]}) means",
-        ),
+        ("hidden_act", "gelu", accepted, f"model.activation={config.activation} means"),
         ("layer_norm_eps", 1e-12, (LAYER_NORM_EPSILON,), "every model here has"),
         ("type_vocab_size", 2, (NUM_SEGMENTS,), "every model here has"),
         ("position_embedding_type", "absolute", ("absolute", None), "every model here has"),
@@ -225,12 +221,12 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Lo
         if found not in allowed:
             raise PretrainedError(
                 f"{file}: {key} is {found!r}, but {reason} {allowed[0]!r}; change the model section to "
-                f"fit the folder, or start from another model"
+                f"match the folder, or start from another model"
             )
 
 
 def read_tensors(folder: Location) -> dict[str, Tensor]:
-    """All tensors of model.safetensors, or of the parts that its index lists, by the names in the files."""
+    """Read all tensors of model.safetensors, or of the parts that its index lists, by their names in the files."""
     index, names = locate(folder, INDEX_FILE), [WEIGHTS_FILE]
     if storage.find_file(locate(folder, WEIGHTS_FILE)) is None and storage.find_file(index) is not None:
         listed = json.loads(storage.read_bytes(index))["weight_map"].values()
@@ -251,7 +247,7 @@ def read_tensors(folder: Location) -> dict[str, Tensor]:
 
 
 def _rename(tensors: Mapping[str, Tensor], *, folder: Location) -> dict[str, Tensor]:
-    """Today's names: LayerNorm.gamma and beta (first TensorFlow conversions) and a missing `bert.` prefix mended."""
+    """Rename LayerNorm.gamma and beta (early TensorFlow conversions), add missing `bert.`, drop tied copies."""
     renamed: dict[str, Tensor] = {}
     for old, tensor in tensors.items():
         name = old.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
@@ -264,7 +260,7 @@ def _rename(tensors: Mapping[str, Tensor], *, folder: Location) -> dict[str, Ten
         tied = renamed.pop(copy, None)
         if tied is not None and not torch.equal(tied, renamed.setdefault(original, tied)):
             raise PretrainedError(
-                f"{folder}: {copy} differs from {original}; models here tie them, so its logits cannot be kept"
+                f"{folder}: {copy} differs from {original}; models here tie them, so its logits cannot be reproduced"
             )
     return renamed
 
@@ -274,11 +270,11 @@ def _check_names(tensors: Mapping[str, Tensor], *, names: Sequence[str], norm: s
     missing, unknown = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted)
     if missing:
         heads = all(name.startswith(("cls.", "bert.pooler.")) for name in missing)
-        remedy = "save it as BertForPreTraining, with both heads" if heads else "the file is not whole: copy it again"
+        remedy = "save it as BertForPreTraining, with both heads" if heads else "the file is incomplete: copy it again"
         raise PretrainedError(f"{folder}: lacks {_some(missing)}; {remedy}")
     if unknown:
         raise PretrainedError(
-            f"{folder}: holds {_some(unknown)}, which have no place in this model; give the folder of a plain "
+            f"{folder}: holds {_some(unknown)}, which this model does not have; give the folder of a plain "
             f"BertForPreTraining with the layers of model.size"
         )
 

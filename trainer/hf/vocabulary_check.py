@@ -1,4 +1,4 @@
-"""Whether two tokenizer folders give the same ids for the same text, and if not, where they first differ."""
+"""Checks that two tokenizer folders give the same ids for the same text, and names their first difference."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from pipeline import storage
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What decides ids: tokens in the order of their ids, and how text is split and normalised (None: not said)."""
+    """All that decides ids: tokens in id order, and how text is split and normalised (None: unknown)."""
 
     tokens: tuple[str, ...]
     splitting: dict[str, Any] | None
 
     @property
     def hash(self) -> str:
-        """sha256 over everything; of a tokenizer.json the vocabulary_hash of the data set's manifest."""
+        """sha256 over all fields; for a tokenizer.json this is vocabulary_hash in the data set's manifest."""
         facts = {"tokens": self.tokens, **(self.splitting or {})}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def read_vocabulary(folder: str | Path) -> Vocabulary:
-    """Read tokenizer.json, or where there is none vocab.txt; ValueError where neither can be read."""
+    """Read tokenizer.json, or else vocab.txt. Raises ValueError if neither can be read."""
     path = storage.join(folder, "tokenizer.json")
     if storage.find_file(path) is not None:
         try:
             backend = Tokenizer.from_str(storage.read_bytes(path).decode("utf-8"))
         except OSError:
-            raise  # that of a store says what is wrong
+            raise  # errors of a store explain themselves
         except Exception as error:  # the library raises plain Exception
             raise ValueError(f"{path}: not a tokenizer.json that the tokenizers library reads: {error}") from error
         ids: dict[str, int] = backend.get_vocab(with_added_tokens=True)
@@ -56,9 +56,9 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
 
 
 def check_same_vocabulary(folder: str | Path, *, data_tokenizer: str | Path) -> None:
-    """ValueError that names the first difference between a model's tokenizer and the data set's.
+    """Raise ValueError that names the first difference between a model's tokenizer and the data set's, if any.
 
-    A vocab.txt without a tokenizer.json says nothing of normalisation; then the tokens alone are compared.
+    A vocab.txt without tokenizer.json does not define the normalisation; then only the tokens are compared.
     """
     model, data = read_vocabulary(folder), read_vocabulary(data_tokenizer)
     if model.hash == data.hash:
@@ -82,5 +82,5 @@ def check_same_vocabulary(folder: str | Path, *, data_tokenizer: str | Path) -> 
     part = next(key for key in model.splitting if model.splitting[key] != data.splitting[key])
     raise ValueError(
         f"{folder}: its tokens are the data set's, but {part} is {json.dumps(model.splitting[part])} there and "
-        f"{json.dumps(data.splitting[part])} in {data_tokenizer}: the same text gets other ids; {remedy}"
+        f"{json.dumps(data.splitting[part])} in {data_tokenizer}: the same text would get other ids; {remedy}"
     )

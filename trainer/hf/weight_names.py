@@ -1,7 +1,7 @@
-"""How transformers calls our weights and settings: `bert` for post-LN, `megatron-bert` for pre-LN.
+"""transformers' names for the trainer's weights and settings: `bert` for post-LN, `megatron-bert` for pre-LN.
 
-Pure, and of both directions: export.py writes by it, pretrained.py reads by it. Every tensor but two goes over as
-it is: the word table without the rows that pad it, and qkv as query, key and value.
+Pure functions for both directions: the export writes by them, pretrained.py reads by them. All tensors are the same on
+both sides but two: the word table loses its padding rows, and qkv is split into query, key and value.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ POSITION_TABLE = "embeddings.position.weight"
 MODEL_TYPES = {"post": "bert", "pre": "megatron-bert"}
 ARCHITECTURES = {"post": "BertForPreTraining", "pre": "MegatronBertForPreTraining"}
 MASKED_ARCHITECTURES = {"post": "BertForMaskedLM", "pre": "MegatronBertForMaskedLM"}
-"""Without pooler and next-sentence head."""
+"""Classes without pooler and next-sentence head."""
 PAIR_HEADS = ("pooler.", "nsp_head.")
-"""How the names of our parameters begin that only next sentences train."""
+"""Name prefixes of the trainer's parameters that only next-sentence prediction trains."""
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-"""transformers' hidden_act of each config value: F.gelu, exact or tanh."""
+"""model.activation -> transformers' hidden_act: F.gelu, exact or tanh."""
 
 _MODULES = {
     "embeddings.word": ("bert.embeddings.word_embeddings",),
@@ -54,7 +54,7 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 
 
 def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
-    """transformers' names of our parameter `name`: one, or three that follow one another along dimension 0."""
+    """Return transformers' names of the trainer's parameter `name`: one, or three to concatenate along dimension 0."""
     module, _, leaf = name.rpartition(".")
     layer = _LAYER.fullmatch(module)
     if layer is None:
@@ -67,7 +67,7 @@ def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
 def to_transformers(
     parameters: Mapping[str, Tensor], *, norm: str, vocabulary_size: int, pair_heads: bool = True
 ) -> dict[str, Tensor]:
-    """Rename, split and cut to what save_pretrained of the ForPreTraining class writes (tied decoder left out).
+    """Convert parameters to what save_pretrained of the ForPreTraining class writes (without the tied decoder).
 
     pair_heads=False: of the ForMaskedLM class.
     """
@@ -83,19 +83,19 @@ def to_transformers(
 
 
 def from_transformers(tensors: Mapping[str, Tensor], *, name: str, norm: str) -> Tensor:
-    """Our parameter `name` (word table without padding) out of transformers' tensors; KeyError names what is absent."""
+    """Return the trainer's parameter `name` (word table without padding). KeyError if transformers' tensors lack it."""
     return torch.cat([tensors[target] for target in transformers_names(name, norm=norm)])
 
 
 def architecture_of(config: ModelConfig, *, pair_heads: bool) -> str:
-    """transformers' class of a model."""
+    """Return the name of transformers' class for a model."""
     return (ARCHITECTURES if pair_heads else MASKED_ARCHITECTURES)[config.norm]
 
 
 def transformers_config(
     config: ModelConfig, *, vocabulary_size: int, pad: int, pair_heads: bool = True, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """config.json for the exported weights."""
+    """Return config.json for the exported weights."""
     return {
         "architectures": [architecture_of(config, pair_heads=pair_heads)],
         "attention_probs_dropout_prob": config.attention_dropout,

@@ -15,17 +15,11 @@ import torch
 
 import toy_training
 from checkpoint_faults import fail_to_write, flip_bit, listen, resume_nothing
-from toy_training import gather_state, make_config, make_engine, train
-from trainer.checkpoint import commit, load
+from toy_training import gather_state, make_config, make_engine, save_checkpoint, train
+from trainer.checkpoint import CheckpointWriter, commit, load
 from trainer.checkpoint import writer as checkpoint_writer
 from trainer.checkpoint.format import read_json, read_manifest, step_of, write_json, write_manifest
-from trainer.checkpoint.load import (
-    CheckpointError,
-    find_checkpoints,
-    newest_verified,
-    read_state,
-    read_weights,
-)
+from trainer.checkpoint.load import CheckpointError, find_checkpoints, newest_verified, read_state, read_weights
 from trainer.config.schema import TrainerConfig
 from trainer.engine.deepspeed_setup import INITIAL_LOSS_SCALE
 from trainer.engine.engine import Engine, LossScale
@@ -42,7 +36,7 @@ def train_and_save(rank: int, run: str, stage: int, precision: str, steps: list[
     engine = make_engine(config)
     curve: Curve = []
     state = None
-    writer = load.CheckpointWriter(run, engine=engine, config=config)
+    writer = CheckpointWriter(run, engine=engine, config=config)
     for step in range(1, last + 1):
         curve += train(engine, config, first=step, last=step)
         if step in steps:
@@ -101,7 +95,7 @@ def save_at_scale(rank: int, run: str, precision: str, scale: float) -> None:
     config = make_config(zero_stage=1, precision=precision)
     engine = make_scaled_engine(config)
     engine.loss_scale = LossScale(scale, finite_steps=3)
-    load.save(run, step=1, engine=engine, plan_state=PLAN, config=config)
+    save_checkpoint(run, step=1, engine=engine, plan_state=PLAN, config=config)
     engine.close()
 
 
@@ -202,7 +196,7 @@ def link_out(folder: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "bit": (lambda f: flip_bit(f / "rank-00001-of-00002.safetensors"), "rank-00001-of-00002.safetensors: sha256 is"),
-    "torn": (lambda f: os.truncate(f / "rank-00000-of-00002.safetensors", 999), "has 999 bytes, manifest.json says"),
+    "torn": (lambda f: os.truncate(f / "rank-00000-of-00002.safetensors", 999), "has 999 bytes, but manifest.json"),
     "part": (lambda f: (f / "rank-00001-of-00002.safetensors").unlink(), "is missing .listed in manifest.json"),
     "state": (lambda f: (f / "state.json").unlink(), "state.json: is missing"),
     "state bit": (lambda f: flip_bit(f / "state.json"), "state.json: sha256 is"),
@@ -213,10 +207,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "step": (lambda f: edit(f / "manifest.json", '"step": 3', '"step": 2'), "was altered after"),
     "stale": (
         lambda f: (f / "manifest.json").write_bytes((f.parent / "step-00000002/manifest.json").read_bytes()),
-        "is of step 2, but stands in folder step-00000003",
+        "is of step 2, but its folder is called step-00000003",
     ),
-    "outside": (point_out, "'../../secret' leads out of the checkpoint"),
-    "link": (link_out, "leads out of the checkpoint"),
+    "outside": (point_out, "'../../secret' points outside the checkpoint"),
+    "link": (link_out, "points outside the checkpoint"),
 }
 
 
@@ -231,7 +225,7 @@ def test_damage_is_named_and_the_one_before_is_taken(
     with pytest.raises(CheckpointError, match=message):
         read_weights(folder)
     assert newest_verified(find_checkpoints(run_dir)) == run_dir / "checkpoints" / "step-00000002"
-    assert "checkpoint step-00000003 is passed over" in caplog.text
+    assert "checkpoint step-00000003 is skipped" in caplog.text
 
 
 def test_damaged_checkpoints_never_mean_a_new_start(worker_group: Groups, run_dir: Path) -> None:
@@ -259,7 +253,7 @@ def save_with_trouble(rank: int, run: str, trouble: str) -> str | None:
     try:
         with pytest.MonkeyPatch.context() as patch:
             TROUBLE[trouble](patch, rank)
-            load.save(run, step=4, engine=engine, plan_state=PLAN, config=config)
+            save_checkpoint(run, step=4, engine=engine, plan_state=PLAN, config=config)
     except CheckpointError as error:
         return str(error)
     finally:
@@ -338,7 +332,7 @@ def die_in_save(rank: int, run: str, victim: int) -> None:
     engine = make_engine(config)
     if rank == victim:
         checkpoint_writer.write_part = lambda *args, **kwargs: os._exit(1)
-    load.save(run, step=4, engine=engine, plan_state=PLAN, config=config)
+    save_checkpoint(run, step=4, engine=engine, plan_state=PLAN, config=config)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -360,7 +354,7 @@ def resume_other_model(rank: int, run: str) -> Any:
 
 def test_another_model_is_refused(worker_group: Groups, saved_run: tuple[Path, Any]) -> None:
     for answer in worker_group(2).run(catch, resume_other_model, str(saved_run[0])):
-        assert "parameter embedding.weight has shape (101, 24) there and (101, 16) in this model" in answer
+        assert "parameter embedding.weight has shape (101, 24) there, but (101, 16) in this model" in answer
 
 
 def test_changed_versions_and_threads_are_warned_of(worker_group: Groups, run_dir: Path) -> None:
@@ -381,5 +375,5 @@ def resume_and_listen(rank: int, run: str) -> list[str]:
 
 
 def test_not_a_checkpoint_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a checkpoint; their folders are called step-00000100"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint; expected a folder called like step-00000100"):
         step_of(tmp_path / "final")

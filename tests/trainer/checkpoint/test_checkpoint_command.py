@@ -7,49 +7,23 @@ import math
 import re
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from torch import nn
 
 from pipeline.signals import StopRequest
 from pipeline.storage import durable
 from pipeline.storage.lease import hold
 from small_runs import make_config
+from stored_checkpoints import kept, make_writer, write
 from trainer.checkpoint import command
 from trainer.checkpoint import writer as checkpoint_writer
-from trainer.checkpoint.format import put_back, read_manifest, step_of, write_json, write_manifest
-from trainer.checkpoint.load import (
-    CheckpointError,
-    CheckpointWriter,
-    find_checkpoints,
-    newest_verified,
-    read_state,
-)
+from trainer.checkpoint.format import put_back, read_manifest, write_json, write_manifest
+from trainer.checkpoint.load import CheckpointError, find_checkpoints, newest_verified, read_state
 from trainer.checkpoint.retention import choose_kept, rank_evaluations
 from trainer.config import CheckpointConfig, TrainerConfig
-from trainer.engine.engine import Engine
 from trainer.launch.run_directory import write_config
 from trainer.telemetry.metrics import EVALUATIONS_NAME, JsonLines
-from untrained_run import _StillEngine
-
-
-def make_writer(run: Path, **checkpoint: Any) -> CheckpointWriter:
-    """Of a model of nine numbers; no process group."""
-    engine = _StillEngine(cast(Any, nn.Linear(2, 3)))
-    config = make_config(run, run, checkpoint={"every_steps": 1, **checkpoint}, evaluation={"every_steps": 1})
-    return CheckpointWriter(run, engine=cast(Engine, engine), config=config)
-
-
-def write(run: Path, *steps: int, **checkpoint: Any) -> None:
-    writer = make_writer(run, **checkpoint)
-    for step in steps:
-        writer.save(step, plan_state={})
-        writer.finish()
-
-
-def kept(run: Path) -> list[int]:
-    return [step_of(folder) for folder in find_checkpoints(run).folders]
 
 
 def flip_bit(folder: Path) -> None:
@@ -134,7 +108,9 @@ def test_the_writer_keeps_the_best(run: Path) -> None:
 
 def test_keeping_the_best_needs_evaluations() -> None:
     settings = {"data": "d", "output": "o", "batch": {"pairs": 8}, "max_steps": 9, "checkpoint": {"keep_best": 1}}
-    with pytest.raises(ValueError, match=r"keep_best=1 needs held-out losses on the way; set evaluation\.every_steps"):
+    with pytest.raises(
+        ValueError, match=r"keep_best=1 needs held-out losses during training; set evaluation\.every_steps"
+    ):
         TrainerConfig.model_validate(settings)
 
 
@@ -221,7 +197,7 @@ def test_a_save_without_room_is_refused_with_both_numbers(
     monkeypatch.setattr(checkpoint_writer, "free_bytes", lambda folder: 1000)
     writer = make_writer(tmp_path)
     needed = f"{9 * 3 * 4 + checkpoint_writer.ROOM_BYTES:,}"
-    message = rf"checkpoints: a checkpoint needs {needed} bytes and 1,000 are free; free space there, lower"
+    message = rf"checkpoints: a checkpoint needs {needed} bytes, but 1,000 are free; free space there, lower"
     assert re.search(message, caplog.text)  # told when the run begins
     with pytest.raises(CheckpointError, match=rf"step 2: .*{message}"):
         writer.save(2, plan_state={})

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from checkpoint_faults import fail_to_write, flip_bit, listen, resume_nothing, save_again_and_again
-from toy_training import make_config, make_engine
-from trainer.checkpoint import commit, load, writer
+from toy_training import make_config, make_engine, save_checkpoint
+from trainer.checkpoint import commit, writer
 from trainer.checkpoint.load import find_checkpoints, newest_verified, read_state
 from worker_group import WorkerGroup
 
@@ -23,7 +23,7 @@ def save_steps(rank: int, run: str, steps: list[int], settings: dict[str, int]) 
     config = make_config(zero_stage=0, checkpoint=settings)
     engine = make_engine(config)
     for step in steps:
-        load.save(run, step=step, engine=engine, plan_state=PLAN, config=config)
+        save_checkpoint(run, step=step, engine=engine, plan_state=PLAN, config=config)
     engine.close()
 
 
@@ -45,7 +45,7 @@ def save_without_removing(rank: int, run: str) -> list[str]:
 
 def test_a_checkpoint_that_cannot_be_removed_is_a_warning(worker_group: Groups, tmp_path: Path) -> None:
     (warning,) = worker_group(1).run(save_without_removing, str(tmp_path))[0]
-    assert "could not be removed: [Errno 28] No space left" in warning
+    assert "cannot be removed: [Errno 28] No space left" in warning
     assert kept(tmp_path) == [1, 2]
 
 
@@ -73,7 +73,7 @@ def test_generators_continue(worker_group: Groups, tmp_path: Path) -> None:
 def save_then_draw(rank: int, run: str) -> float:
     engine = make_engine(make_config(zero_stage=1))
     torch.manual_seed(rank + 5)
-    load.save(run, step=1, engine=engine, plan_state=PLAN, config=make_config())
+    save_checkpoint(run, step=1, engine=engine, plan_state=PLAN, config=make_config())
     engine.close()
     return torch.rand(()).item()
 

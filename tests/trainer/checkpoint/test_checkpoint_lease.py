@@ -80,6 +80,6 @@ def test_a_job_that_lost_its_lease_while_it_committed_removes_nothing(
 
     monkeypatch.setattr(storage, "write_bytes", lose_the_lease)
     writer.save(2, plan_state={})
-    with pytest.raises(CheckpointError, match=r"the checkpoint of step 2 stands, but output=.*lost its lease"):
+    with pytest.raises(CheckpointError, match=r"the checkpoint of step 2 is committed, but output=.*lost its lease"):
         writer.finish()
     assert kept(run) == [2, 5]

@@ -72,7 +72,7 @@ def test_any_cut_reads_back_any_range(
     ("second", "message"),
     [
         ((5, 35), "elements 3 to 5 of embedding are missing"),
-        ((2, 35), "elements 3 to 2 of embedding are there twice"),
+        ((2, 35), "elements 3 to 2 of embedding are present twice"),
         ((3, 34), "elements 34 to 35 of embedding are missing"),
     ],
 )

@@ -161,18 +161,18 @@ def test_saving_again_replaces_in_one_write(run: str) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[str], object], str]] = {
     "bit": (lambda f: flip_bit(part_of(f)), "00001.safetensors: sha256 is"),
-    "torn": (lambda f: storage.write_bytes(part_of(f), b"abc"), "has 3 bytes, manifest.json says"),
+    "torn": (lambda f: storage.write_bytes(part_of(f), b"abc"), "has 3 bytes, but manifest.json says"),
     "part": (lambda f: storage.delete(part_of(f)), "is missing .listed in manifest.json"),
     "manifest torn": (lambda f: storage.write_bytes(f"{f}/manifest.json", b"{"), "manifest.json: is not valid JSON"),
     "outside": (
         lambda f: write_manifest(f, step=3, files=read_manifest(f), attempt="../step-00000002"),
-        "'../step-00000002' leads out of the checkpoint",
+        "'../step-00000002' points outside the checkpoint",
     ),
     "stale": (
         lambda f: storage.write_bytes(
             f"{f}/manifest.json", storage.read_bytes(f"{storage.parent_of(f)}/step-00000002/manifest.json")
         ),
-        "is of step 2, but stands in folder step-00000003",
+        "is of step 2, but its folder is called step-00000003",
     ),
 }
 
@@ -185,7 +185,7 @@ def test_damage_is_named_and_the_one_before_is_taken(run: str, caplog: pytest.Lo
         with pytest.raises(CheckpointError, match=message):
             load.read_weights(folder)
         assert newest_verified(find_checkpoints(run)) == f"{run}/checkpoints/step-00000002", damage
-        assert "checkpoint step-00000003 is passed over" in caplog.text
+        assert "checkpoint step-00000003 is skipped" in caplog.text
         caplog.clear()
 
 

@@ -15,8 +15,8 @@ from object_store import bucket, environment_of, s3_server
 from pipeline import storage
 from stored_checkpoints import fail_times, flip_bit, kept, names_in
 from toy_training import make_config as make_toy_config
-from toy_training import make_engine
-from trainer.checkpoint import load, writer
+from toy_training import make_engine, save_checkpoint
+from trainer.checkpoint import writer
 from trainer.checkpoint.format import open_manifest, verify
 from trainer.checkpoint.load import CheckpointError
 from worker_group import WorkerGroup
@@ -93,7 +93,7 @@ def save_with_trouble(rank: int, run: str, victim: int) -> str | None:
         with pytest.MonkeyPatch.context() as patch:
             if rank == victim:
                 patch.setattr(writer, "write_part", fail_to_write)
-            load.save(run, step=4, engine=engine, plan_state=PLAN, config=config)
+            save_checkpoint(run, step=4, engine=engine, plan_state=PLAN, config=config)
     except CheckpointError as error:
         return str(error)
     finally:
@@ -105,7 +105,7 @@ def test_a_failed_save_ends_for_all_and_leaves_the_others_alone(worker_group: Gr
     group, environment = worker_group(2), environment_of(s3_server)
     group.run(within, environment, train_and_save, run, 1, "fp32", [3], 3)
     for victim, messages in (
-        (0, (r"rank 0 could not write s3://.*No space", r"rank 0 gave up step-00000004/[0-9a-f]{16}; its own message")),
+        (0, (r"rank 0 could not write s3://.*No space", r"rank 0 gave up step-00000004/[0-9a-f]{16}; see its own")),
         (1, (r"rank 1 could not write its part of step-00000004.*No space", r"rank 1 could not write s3://.*No space")),
     ):
         answers = group.run(within, environment, save_with_trouble, run, victim)

@@ -24,10 +24,7 @@ def load(*overrides: str) -> TrainerConfig:
 
 
 IDLE = [
-    (
-        ["guard.spike_window=7"],
-        r"guard\.spike_window=7 has no effect: without .*; set guard\.spike_factor",
-    ),
+    (["guard.spike_window=7"], r"guard\.spike_window=7 has no effect: without .*; set guard\.spike_factor"),
     (
         ["guard={spike_factor: 2, spike_window: 1000}"],
         r"guard\.spike_factor=2\.0 .*guard\.spike_window=1000 .*the run has 1000 steps; lower guard\.spike_window",
@@ -38,7 +35,7 @@ IDLE = [
     ),
     (
         ["guard={max_rollbacks: 0, skip_before: 5}"],
-        r"guard\.skip_before=5 .*guard\.max_rollbacks=0 the run never goes back; raise guard\.max_rollbacks",
+        r"guard\.skip_before=5 .*guard\.max_rollbacks=0 the run never rolls back; raise guard\.max_rollbacks",
     ),
     (
         ["schedule={name: constant, final_factor: 0.1}"],
@@ -46,7 +43,7 @@ IDLE = [
     ),
     (
         ["schedule={warmup_steps: 5, warmup_fraction: 0.5}"],
-        r"schedule\.warmup_fraction=0\.5 .*schedule\.warmup_steps=5 takes its place; set schedule\.warmup_steps=null",
+        r"schedule\.warmup_fraction=0\.5 .*schedule\.warmup_steps=5 replaces it; set schedule\.warmup_steps=null",
     ),
     (["schedule.span=phase"], r"schedule\.span=phase .*the run has no phases; give phases"),
     (
@@ -59,16 +56,16 @@ IDLE = [
     ),
     (
         ["schedule.span=phase", "phases=[{max_steps: 10}, {schedule: {warmup_steps: 1, warmup_fraction: 0.5}}]"],
-        r"phases\.1\.schedule\.warmup_fraction=0\.5 .*phases\.1\.schedule\.warmup_steps=1 takes its place",
+        r"phases\.1\.schedule\.warmup_fraction=0\.5 .*phases\.1\.schedule\.warmup_steps=1 replaces it",
     ),
     (
         ["checkpoint={keep_best: 2, every_steps: 300}", "evaluation.every_steps=400"],
-        r"checkpoint\.keep_best=2 .*within max_steps=1000, one every 300 steps, none is evaluated; make evaluation",
+        r"checkpoint\.keep_best=2 .*: none of .* within max_steps=1000, one every 300 steps, is evaluated; make",
     ),
     (["checkpoint={keep_best: 2, every_steps: 2000}", "evaluation.every_steps=100"], r"checkpoint\.keep_best=2"),
     (
         ["checkpoint={keep_best: 1, every_steps: 100}", "phases=[{max_steps: 50}, {evaluation: {every_steps: 999}}]"],
-        r"checkpoint\.keep_best=1 .*none is evaluated",
+        r"checkpoint\.keep_best=1 .*none of the checkpoints .*is evaluated",
     ),
     (
         ["checkpoint={keep_every_steps: 700, every_steps: 300}"],
@@ -93,7 +90,7 @@ IDLE = [
         ["zero_stage=0", "precision=fp32", "deepspeed={zero_optimization: {reduce_scatter: false}}"],
         r"reduce_scatter=False .*for ZeRO 1 and 2 and 3, and zero_stage=0",
     ),
-    (["batch.lanes=2", "batch.greatest_slot=512"], r"batch\.greatest_slot=512 .*derived.*; take batch\.lanes and"),
+    (["batch.lanes=2", "batch.greatest_slot=512"], r"batch\.greatest_slot=512 .*derived.*; leave out batch\.lanes and"),
     (["batch.tokens_per_slot=64", "batch.greatest_slot=512"], r"batch\.greatest_slot=512 has no effect"),
     (
         ["batch.greatest_slot=512", "phases=[{max_steps: 9, batch: {lanes: 2}}, {batch: {tokens_per_slot: 64}}]"],
@@ -105,7 +102,7 @@ IDLE = [
     ),
     (
         ["evaluation.max_pairs=7", "phases=[{max_steps: 9, evaluation: {max_pairs: 5}}, {evaluation: {max_pairs: 6}}]"],
-        r"evaluation\.max_pairs=7 has no effect: every phase has its own; leave that of a phase out, or leave",
+        r"evaluation\.max_pairs=7 has no effect: every phase has its own; leave it out of a phase, or leave",
     ),
     (
         [
@@ -250,10 +247,7 @@ BOTH = {"checkpoint": {"every_steps": 1, "keep_best": 1}, "evaluation": {"every_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"evaluation": {"max_pairs": 16}},
-            r"evaluation\.max_pairs=16 has no effect: the data set holds no rows out",
-        ),
+        ({"evaluation": {"max_pairs": 16}}, r"evaluation\.max_pairs=16 has no effect: the data set holds no rows out"),
         ({"evaluation": {"max_pairs": None}}, r"evaluation\.max_pairs=None has no effect"),
         ({"evaluation": {"every_steps": 2}}, r"evaluation\.every_steps=2 has no effect"),
         (BOTH, r"evaluation\.every_steps=1 .*checkpoint\.keep_best=1 has no effect: no checkpoint is evaluated on"),

@@ -114,8 +114,8 @@ def test_sets_over_other_texts_are_not_refused(sets: Build, tmp_path: Path) -> N
     (line,) = [
         line for line in preflight.check(phases_of(small, same_name, output=tmp_path / "run")).lines if "WARN" in line
     ]
-    assert "none of its held-out documents is known to phase 0" in line
-    assert "both have a source text-en: unless the texts differ, they were divided" in line
+    assert "shares no held-out document with phase 0" in line
+    assert "both have a source text-en: unless the texts differ, they were split" in line
 
 
 def test_the_same_text_divided_otherwise_is_warned_of(sets: Build, tmp_path: Path) -> None:

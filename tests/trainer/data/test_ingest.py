@@ -122,10 +122,7 @@ def test_exact_steps_all_hold_the_stated_pairs_across_epochs(data: tuple[Path, M
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    stop=st.integers(1, 60),
-    first=st.sampled_from([1, 3, 4]),
-    second=st.sampled_from([1, 2, 5]),
-    exact=st.booleans(),
+    stop=st.integers(1, 60), first=st.sampled_from([1, 3, 4]), second=st.sampled_from([1, 2, 5]), exact=st.booleans()
 )
 def test_resuming_anywhere_at_another_world_size_continues_the_stream(
     data: tuple[Path, Manifest], stop: int, first: int, second: int, exact: bool

@@ -132,10 +132,7 @@ def test_a_phase_inherits_what_it_does_not_give() -> None:
 
 def test_phases_survive_yaml_and_take_overrides(tmp_path: Path) -> None:
     config = load(f"output={tmp_path}", "phases=[{share: 0.5}, {}]", "phases.1.batch.pairs=16", "phases.1.data=e")
-    assert config.phases == (
-        PhaseConfig(share=0.5),
-        PhaseConfig.model_validate({"data": "e", "batch": {"pairs": 16}}),
-    )
+    assert config.phases == (PhaseConfig(share=0.5), PhaseConfig.model_validate({"data": "e", "batch": {"pairs": 16}}))
     assert load_settings(TrainerConfig, file=write_config(config)) == config
 
 
@@ -155,16 +152,19 @@ def test_lengths(phases: str, steps: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["phases=[{}, {}]"], "phases 0, 1 give neither max_steps nor share"),
-        (["phases=[{max_steps: 60}, {max_steps: 41}]"], "take 101 steps in all, max_steps=100; make them equal"),
+        (["phases=[{}, {}]"], "phases 0, 1 set neither max_steps nor share"),
+        (["phases=[{max_steps: 60}, {max_steps: 41}]"], "take 101 steps in total, but max_steps=100; make them equal"),
         (["phases=[{max_steps: 100}, {}]"], r"phases\.1 gets 0 of max_steps=100 steps"),
         (["phases=[{max_steps: 120}, {}]"], r"phases\.1 gets -20 of max_steps=100 steps"),
-        (["phases=[{max_steps: 50, share: 0.5}, {}]"], r"phases\.0: max_steps=50 and share=0\.5 both say how long"),
+        (
+            ["phases=[{max_steps: 50, share: 0.5}, {}]"],
+            r"phases\.0: max_steps=50 and share=0\.5 both set the phase's length",
+        ),
         (["phases=[{share: 0.5}, {batch: {exact_pairs: true, tokens: 9}}]"], r"phases\.1: batch\.exact_pairs needs"),
         (["phases=[{batch: {pairs: 4, tokens: 9}}]"], r"phases\.0: give exactly one of batch\.pairs and batch\.tokens"),
         (["phases=[{batch: {lanes: 2}}]", "workers=3"], r"workers=3 exceeds phases\.0\.batch\.lanes=2"),
-        (["phases=[{learning_rate: 1}]"], r"phases\.0 has a learning_rate or schedule.*set schedule\.span=phase"),
-        (["phases=[{schedule: {warmup_steps: 1}}]"], r"phases\.0 has a learning_rate or schedule of its own"),
+        (["phases=[{learning_rate: 1}]"], r"phases\.0 has its own learning_rate or schedule.*set schedule\.span=phase"),
+        (["phases=[{schedule: {warmup_steps: 1}}]"], r"phases\.0 has its own learning_rate or schedule"),
         (
             ["phases=[{share: 0.9}, {}]", "schedule={span: phase, warmup_steps: 10}"],
             r"phases\.1\.schedule\.warmup_steps=10 leaves none of the 10 steps of phases\.1",
@@ -310,7 +310,7 @@ def test_a_state_without_phases_is_of_the_first(sets: tuple[Path, Path], tmp_pat
 def test_a_state_of_other_phases_is_refused(sets: tuple[Path, Path], tmp_path: Path) -> None:
     phases = opened(two_phases(sets, tmp_path))
     first, second = (each.plan for each in phases)
-    with pytest.raises(PlanError, match=r"step 6 is of phase 2, but this run has 2 phase"):
+    with pytest.raises(PlanError, match=r"step 6 is of phase 2, counted from 0, but this run has 2 phase"):
         find_start(phases, at(first, step=6, phase=2, phase_step=1))
     with pytest.raises(PlanError, match=r"step 6 is 1 steps into phase 1, which began after step 5.*steps 5 to 9"):
         find_start(phases, at(second, step=6, phase=1, phase_step=1))
@@ -350,7 +350,7 @@ def test_the_model_card_tells_of_the_phases(sets: tuple[Path, Path], tmp_path: P
     facts: dict[str, Any] = {"data_card": "", "step": 9, "num_parameters": 1, "training": None, "evaluation": None}
     manifest = read_manifest(sets[1])
     card = render_model_card(two_phases(sets, tmp_path), manifest=manifest, phase=1, **facts)
-    assert "This is the data set of phase 2 of 2 (see Training), in which the checkpoint was written." in card
+    assert "This is the data set of phase 2 of 2 (see Training), to which the checkpoint belongs." in card
     assert "phases:\n- max_steps: 4\n- batch:\n    pairs: 6\n    lanes: 3\n" in card
     assert str(sets[1]) not in card
     assert "phases" not in render_model_card(make_config(sets[0], tmp_path), manifest=manifest, **facts)

@@ -187,7 +187,7 @@ def test_shapes_do_not_fill_short_of_the_data_set(data: tuple[Path, Manifest]) -
     longest = derive_shape(data[1], batch=BatchConfig(pairs=8, lanes=1, tokens_per_slot=2**31 - 1))
     assert set(pairs_of_steps(data, longest, steps=9)) == {8}
     shard = data[1].shards[0].model_copy(update={"rows": 10**9, "tokens": 10**11})
-    with pytest.raises(ValueError, match=r"micro-batches of .* tokens exceed the 2,147,483,647 .* raise batch\.lanes"):
+    with pytest.raises(ValueError, match=r"tokens exceed the maximum of 2,147,483,647; .* raise batch\.lanes"):
         derive_shape(make_manifest([shard], max_seq_length=128), batch=BatchConfig(pairs=2**31 - 1, lanes=2))
 
 

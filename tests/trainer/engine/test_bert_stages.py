@@ -15,6 +15,7 @@ from torch import Tensor
 
 from packed import random_batch
 from pipeline.dataset.manifest import Special
+from toy_training import save_checkpoint
 from trainer.checkpoint import load
 from trainer.config.schema import TrainerConfig
 from trainer.engine.engine import Engine
@@ -79,7 +80,7 @@ def run(rank: int, stage: int, precision: str, folder: str | None, dropout: floa
     with engine.evaluation():
         held_out = float(engine(lane_batch(99, 2)).mlm_loss_sum)
     if folder is not None:
-        load.save(folder, step=STEPS, engine=engine, plan_state={}, config=config)
+        save_checkpoint(folder, step=STEPS, engine=engine, plan_state={}, config=config)
     result = {"losses": losses, "norms": norms, "held_out": held_out, "bytes": engine.parameter_bytes()}
     engine.close()
     return result

@@ -229,7 +229,7 @@ def refuse_fp16(rank: int) -> str:
 
 
 def test_fp16_where_the_machine_cannot_is_refused(worker_group: Groups) -> None:
-    assert worker_group(1).run(refuse_fp16) == ["precision=fp16: this machine's cpu cannot; set precision=bf16 or fp32"]
+    assert worker_group(1).run(refuse_fp16) == ["precision=fp16: not supported on this cpu; set precision=bf16 or fp32"]
 
 
 def look_at_the_process(rank: int) -> dict[str, Any]:
@@ -237,10 +237,7 @@ def look_at_the_process(rank: int) -> dict[str, Any]:
 
     linear = torch.nn.functional.linear
     make_engine(make_config(zero_stage=3)).close()
-    return {
-        "compiled": deepspeed.ops.__compatible_ops__,
-        "linear": torch.nn.functional.linear is linear,
-    }
+    return {"compiled": deepspeed.ops.__compatible_ops__, "linear": torch.nn.functional.linear is linear}
 
 
 def test_deepspeed_compiles_nothing_and_replaces_nothing(worker_group: Groups) -> None:
@@ -308,7 +305,7 @@ def test_raw_keys_go_over_the_derived_ones() -> None:
     [
         ({"gradient_clipping": 1.0}, "deepspeed.gradient_clipping: .* set optimizer.clip_norm"),
         ({"gradient_clipping": None}, "deepspeed.gradient_clipping: .* set optimizer.clip_norm"),
-        ({"zero_optimization": 3}, "deepspeed.zero_optimization=3: is a mapping in DeepSpeed's config"),
+        ({"zero_optimization": 3}, "deepspeed.zero_optimization=3: must be a mapping of settings"),
         ({"zero_optimization": {"stage": 3}}, "deepspeed.zero_optimization.stage: .* set zero_stage"),
         ({"fp16": {"enabled": True}}, "deepspeed.fp16.enabled: .* set precision"),
     ],

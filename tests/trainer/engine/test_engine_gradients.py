@@ -100,11 +100,7 @@ def sum_gradients(rank: int, stage: int, raw: dict[str, Any], communication: str
     """Mean over three ranks and sum over `lanes` of 1, 2^-9 and -1: what Adam's first moment has seen of it."""
     optimizer = {"clip_norm": 0.0, "beta1": 0.5}
     config = make_config(
-        zero_stage=stage,
-        precision="bf16",
-        deepspeed=raw,
-        communication_data_type=communication,
-        optimizer=optimizer,
+        zero_stage=stage, precision="bf16", deepspeed=raw, communication_data_type=communication, optimizer=optimizer
     )
     engine = Engine(Opposites(), config=config, device=torch.device("cpu"), micro_batches=lanes)
     gradient = torch.tensor([1.0, 2.0**-9, -1.0][rank], dtype=torch.bfloat16)

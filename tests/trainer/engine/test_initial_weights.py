@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from packed import random_batch
 from toy_training import gather_state
-from trainer.config.schema import ModelConfig, TrainerConfig
+from trainer.config import ModelConfig, TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.model import BertForPretraining
 from worker_group import WorkerGroup

@@ -107,12 +107,7 @@ def test_steps_below_one_are_refused(step: int) -> None:
         learning_rate(step, make_config())
 
 
-@given(
-    max_steps=st.integers(2, 10_000),
-    fraction=st.floats(0, 0.9),
-    final_factor=st.floats(0, 1),
-    data=st.data(),
-)
+@given(max_steps=st.integers(2, 10_000), fraction=st.floats(0, 0.9), final_factor=st.floats(0, 1), data=st.data())
 def test_rises_then_falls_within_bounds(
     max_steps: int, fraction: float, final_factor: float, data: st.DataObject
 ) -> None:

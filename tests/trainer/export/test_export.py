@@ -22,7 +22,7 @@ from trainer.export.folder import MARKER, ExportError
 from trainer.hf.pretrained import load_model
 from trainer.hf.weight_names import ARCHITECTURES
 from trainer.model import BertForPretraining
-from untrained_run import VOCABULARY_SIZE, write_data, write_export, write_run
+from untrained_run import VOCABULARY_SIZE, write_data, write_run
 
 transformers = pytest.importorskip("transformers")
 
@@ -37,24 +37,12 @@ FILES = {
 }
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("set")
-    write_data(root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, BertForPretraining]:
-    return write_export(tmp_path_factory.mktemp("run"), data=data)
-
-
 # --- what is written
 
 
 @pytest.mark.parametrize(("norm", "activation"), [("post", "gelu"), ("post", "gelu_tanh"), ("pre", "gelu")])
-def test_transformers_loads_every_part(norm: str, activation: str, data: Path, tmp_path: Path) -> None:
-    model = write_run(tmp_path / "run", data=data, norm=norm, activation=activation, max_positions=128)
+def test_transformers_loads_every_part(norm: str, activation: str, tokenized: Path, tmp_path: Path) -> None:
+    model = write_run(tmp_path / "run", data=tokenized, norm=norm, activation=activation, max_positions=128)
     done = export.export(tmp_path / "run", out=tmp_path / "out")
     assert (done.step, done.num_parameters) == (7, model.num_parameters())
     assert done.model_type == {"post": "bert", "pre": "megatron-bert"}[norm]
@@ -88,11 +76,11 @@ def test_transformers_loads_every_part(norm: str, activation: str, data: Path, t
     assert torch.equal(again, mlm_logits)
 
 
-def test_the_tokenizer_is_the_data_sets(exported: tuple[Path, BertForPretraining], data: Path) -> None:
+def test_the_tokenizer_is_the_data_sets(exported: tuple[Path, BertForPretraining], tokenized: Path) -> None:
     for name in ("tokenizer.json", "vocab.txt"):
-        assert (exported[0] / name).read_bytes() == (data / TOKENIZER_FOLDER / name).read_bytes()
+        assert (exported[0] / name).read_bytes() == (tokenized / TOKENIZER_FOLDER / name).read_bytes()
     name = "tokenizer_config.json"
-    before, after = (json.loads((folder / name).read_text()) for folder in (data / TOKENIZER_FOLDER, exported[0]))
+    before, after = (json.loads((folder / name).read_text()) for folder in (tokenized / TOKENIZER_FOLDER, exported[0]))
     assert after == {**before, "model_max_length": 64}
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported[0])
     assert len(tokenizer("t104 " * 600, truncation=True)["input_ids"]) == 64
@@ -136,16 +124,16 @@ def test_files_are_listed_with_their_hashes(exported: tuple[Path, BertForPretrai
     assert load_file(exported[0] / "model.safetensors")["bert.embeddings.word_embeddings.weight"].shape == (512, 128)
 
 
-def test_the_newest_checkpoint_that_verifies_is_exported(data: Path, tmp_path: Path) -> None:
-    write_run(tmp_path, data=data, steps=(3, 9))
+def test_the_newest_checkpoint_that_verifies_is_exported(tokenized: Path, tmp_path: Path) -> None:
+    write_run(tmp_path, data=tokenized, steps=(3, 9))
     assert export.export(tmp_path, out=tmp_path / "newest").step == 9
     assert export.export(tmp_path / "checkpoints" / "step-00000003", out=tmp_path / "third").step == 3
     (tmp_path / "checkpoints" / "step-00000009" / "state.json").write_text("{}")
     assert export.export(tmp_path, out=tmp_path / "third").step == 3
 
 
-def test_export_needs_neither_deepspeed_nor_transformers(data: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "run", data=data)
+def test_export_needs_neither_deepspeed_nor_transformers(tokenized: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", data=tokenized)
     code = (
         "import sys\n"
         "for name in ('deepspeed', 'transformers', 'ray', 'apache_beam'): sys.modules[name] = None\n"
@@ -160,7 +148,7 @@ def test_export_needs_neither_deepspeed_nor_transformers(data: Path, tmp_path: P
     assert "t104 [MASK]" in done.stdout
 
 
-def test_model_card(exported: tuple[Path, BertForPretraining], data: Path, tmp_path: Path) -> None:
+def test_model_card(exported: tuple[Path, BertForPretraining], tokenized: Path, tmp_path: Path) -> None:
     card = (exported[0] / "README.md").read_text()
     front = card.split("---\n")[1]
     assert "license: cc-by-sa-4.0" in front
@@ -178,32 +166,32 @@ def test_model_card(exported: tuple[Path, BertForPretraining], data: Path, tmp_p
     ):
         assert part in card, part
     assert "started from" not in card
-    (Path(shutil.copytree(data, tmp_path / "set")) / "README.md").unlink()
+    (Path(shutil.copytree(tokenized, tmp_path / "set")) / "README.md").unlink()
     write_run(tmp_path / "run", data=tmp_path / "set", initialize_from="/models/other")
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         (tmp_path / "run" / name).unlink()
     export.export(tmp_path / "run", out=tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Training started from the weights of `/models/other`" in card
-    assert "None were recorded." in card
+    assert "The run recorded no results." in card
     assert "names no licence" in card
 
 
 # --- where it is written
 
 
-def test_an_earlier_export_is_replaced_and_nothing_else(data: Path, tmp_path: Path) -> None:
+def test_an_earlier_export_is_replaced_and_nothing_else(tokenized: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write_run(tmp_path / "run", data=data, steps=(3,))
+    write_run(tmp_path / "run", data=tokenized, steps=(3,))
     out.mkdir()
     export.export(tmp_path / "run", out=out)
-    write_run(tmp_path / "run", data=data, steps=(3, 9))
+    write_run(tmp_path / "run", data=tokenized, steps=(3, 9))
     export.export(tmp_path / "run", out=out)
     assert json.loads((out / MARKER).read_text())["step"] == 9
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(ExportError, match=r"beside an earlier export it holds notes\.txt"):
+    with pytest.raises(ExportError, match=r"besides an earlier export it holds notes\.txt"):
         export.export(tmp_path / "run", out=out)
     (out / "notes.txt").unlink()
     (out / MARKER).write_text("{}")
@@ -217,8 +205,10 @@ def test_an_earlier_export_is_replaced_and_nothing_else(data: Path, tmp_path: Pa
     assert {path.name for path in out.iterdir()} == FILES - {MARKER}
 
 
-def test_replaced_without_an_exchange_of_names_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path / "run", data=data, steps=(3, 9))
+def test_replaced_without_an_exchange_of_names_too(
+    tokenized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", data=tokenized, steps=(3, 9))
     export.export(tmp_path / "run" / "checkpoints" / "step-00000003", out=tmp_path / "out")
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     export.export(tmp_path / "run", out=tmp_path / "out")
@@ -226,8 +216,10 @@ def test_replaced_without_an_exchange_of_names_too(data: Path, tmp_path: Path, m
     assert {path.name for path in tmp_path.iterdir()} == {"run", "out"}
 
 
-def test_a_failed_export_leaves_what_was_there(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path / "run", data=data, steps=(3, 9))
+def test_a_failed_export_leaves_what_was_there(
+    tokenized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", data=tokenized, steps=(3, 9))
     export.export(tmp_path / "run" / "checkpoints" / "step-00000003", out=tmp_path / "out")
 
     def full_disk(*_: object, **__: object) -> None:
@@ -243,14 +235,16 @@ def test_a_failed_export_leaves_what_was_there(data: Path, tmp_path: Path, monke
 # --- what is refused
 
 
-def test_runs_and_data_sets_that_do_not_fit(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_and_data_sets_that_do_not_fit(
+    tokenized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ExportError, match="holds no checkpoint"):
         export.export(tmp_path / "absent", out=tmp_path / "out")
     (tmp_path / "empty").mkdir()
     assert __main__.main([str(tmp_path / "empty"), str(tmp_path / "out")]) == 2
     assert "holds no checkpoint" in capsys.readouterr().err
 
-    moved = Path(shutil.copytree(data, tmp_path / "set"))
+    moved = Path(shutil.copytree(tokenized, tmp_path / "set"))
     write_run(tmp_path / "run", data=tmp_path / "gone")
     with pytest.raises(ExportError, match=r"gone: no such data set folder.*moved\? --data DIR"):
         export.export(tmp_path / "run", out=tmp_path / "out")
@@ -264,15 +258,15 @@ def test_runs_and_data_sets_that_do_not_fit(data: Path, tmp_path: Path, capsys: 
         export.export(tmp_path / "run", out=tmp_path / "out", data=moved)
 
     write_data(tmp_path / "larger", size=600)
-    with pytest.raises(ExportError, match=r"vocabulary has 512 entries, that of .*larger has 600"):
+    with pytest.raises(ExportError, match=r"vocabulary has 512 entries, but that of .*larger has 600"):
         export.export(tmp_path / "run", out=tmp_path / "out", data=tmp_path / "larger")
 
 
-def test_another_data_set_than_the_runs_is_refused_by_its_hash(data: Path, tmp_path: Path) -> None:
+def test_another_data_set_than_the_runs_is_refused_by_its_hash(tokenized: Path, tmp_path: Path) -> None:
     """Also one whose vocabulary has as many entries."""
-    write_run(tmp_path / "run", data=data, data_hash=read_manifest(data).hash)
+    write_run(tmp_path / "run", data=tokenized, data_hash=read_manifest(tokenized).hash)
     assert export.export(tmp_path / "run", out=tmp_path / "out").step == 7
-    write_run(tmp_path / "other", data=data, data_hash="0123456789abcdef")
+    write_run(tmp_path / "other", data=tokenized, data_hash="0123456789abcdef")
     with pytest.raises(
         ExportError, match=r"was trained on data set 0123456789ab, .* is [0-9a-f]{12}, whose ids may mean"
     ):
@@ -280,13 +274,15 @@ def test_another_data_set_than_the_runs_is_refused_by_its_hash(data: Path, tmp_p
     assert not (tmp_path / "out2").exists()
 
 
-def test_the_data_set_is_that_of_the_checkpoints_phase(data: Path, tmp_path: Path) -> None:
+def test_the_data_set_is_that_of_the_checkpoints_phase(tokenized: Path, tmp_path: Path) -> None:
     phases = (PhaseConfig(max_steps=10), PhaseConfig(data=str(tmp_path / "nowhere")))
     for step in (7, 10):
-        write_run(tmp_path / "run", data=data, data_hash=read_manifest(data).hash, steps=(step,), phases=phases)
+        write_run(
+            tmp_path / "run", data=tokenized, data_hash=read_manifest(tokenized).hash, steps=(step,), phases=phases
+        )
         assert export.export(tmp_path / "run", out=tmp_path / "out").step == step
         assert "the data set of phase 1 of 2 (see Training)" in (tmp_path / "out" / "README.md").read_text()
-    write_run(tmp_path / "run", data=data, data_hash=read_manifest(data).hash, steps=(11,), phases=phases)
+    write_run(tmp_path / "run", data=tokenized, data_hash=read_manifest(tokenized).hash, steps=(11,), phases=phases)
     with pytest.raises(ValueError, match="nowhere"):
         export.export(tmp_path / "run", out=tmp_path / "other")
 

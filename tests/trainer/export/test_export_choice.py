@@ -24,13 +24,6 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("set")
-    write_data(root)
-    return root
-
-
-@pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set without next sentences, of longer rows."""
     root = tmp_path_factory.mktemp("plain")
@@ -73,30 +66,32 @@ def test_a_set_without_next_sentences_gives_a_masked_language_model(norm: str, p
     assert torch.equal(again, mlm_logits)
 
 
-def test_training_may_start_from_such_a_model(plain: Path, data: Path, tmp_path: Path) -> None:
+def test_training_may_start_from_such_a_model(plain: Path, tokenized: Path, tmp_path: Path) -> None:
     """Its missing heads are drawn as in any new model; a ForPreTraining without them is refused as before."""
     model = write_run(tmp_path / "run", data=plain)
     export(tmp_path / "run", out=tmp_path / "out")
     fresh = BertForPretraining(ModelConfig(size="tiny"), vocabulary_size=VOCABULARY_SIZE, seed=3)
     drawn = {name: parameter.clone() for name, parameter in fresh.named_parameters()}
-    assert not initialize_from(fresh, folder=tmp_path / "out", data_tokenizer=data / TOKENIZER_FOLDER)
+    assert not initialize_from(fresh, folder=tmp_path / "out", data_tokenizer=tokenized / TOKENIZER_FOLDER)
     given = dict(model.named_parameters())
     for name, parameter in fresh.named_parameters():
         source = drawn if name.startswith(("pooler.", "nsp_head.")) else given
         assert torch.equal(parameter, source[name]), name
 
-    write_run(tmp_path / "whole", data=data)
+    write_run(tmp_path / "whole", data=tokenized)
     export(tmp_path / "whole", out=tmp_path / "whole-out")
-    assert initialize_from(fresh, folder=tmp_path / "whole-out", data_tokenizer=data / TOKENIZER_FOLDER)
+    assert initialize_from(fresh, folder=tmp_path / "whole-out", data_tokenizer=tokenized / TOKENIZER_FOLDER)
     config = tmp_path / "out" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["BertForPreTraining"]}))
     with pytest.raises(PretrainedError, match=r"lacks bert\.pooler\.dense\.bias.*save it as BertForPreTraining"):
         load_model(tmp_path / "out")
 
 
-def test_heads_that_an_earlier_phase_or_given_weights_trained_stay(data: Path, plain: Path, tmp_path: Path) -> None:
+def test_heads_that_an_earlier_phase_or_given_weights_trained_stay(
+    tokenized: Path, plain: Path, tmp_path: Path
+) -> None:
     def architecture(**changes: Any) -> str:
-        write_run(tmp_path / "run", data=data, **changes)
+        write_run(tmp_path / "run", data=tokenized, **changes)
         export(tmp_path / "run", out=tmp_path / "out", data=changes.get("data_of"))
         name: str = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0]
         return name
@@ -115,19 +110,19 @@ def test_heads_that_an_earlier_phase_or_given_weights_trained_stay(data: Path, p
 # ---- the longest row
 
 
-def test_the_length_is_that_of_the_longest_row_so_far(data: Path, plain: Path, tmp_path: Path) -> None:
+def test_the_length_is_that_of_the_longest_row_so_far(tokenized: Path, plain: Path, tmp_path: Path) -> None:
     for first, second, step, longest in (
-        (data, plain, 5, 64),
-        (data, plain, 6, 96),
-        (plain, data, 5, 96),
-        (plain, data, 6, 96),
+        (tokenized, plain, 5, 64),
+        (tokenized, plain, 6, 96),
+        (plain, tokenized, 5, 96),
+        (plain, tokenized, 6, 96),
     ):
         phases = (PhaseConfig(max_steps=5, data=str(first)), PhaseConfig(data=str(second)))
         run = tmp_path / f"{first.name}-{step}"
-        write_run(run, data=data, steps=(step,), phases=phases)
+        write_run(run, data=tokenized, steps=(step,), phases=phases)
         export(run, out=tmp_path / "out")
         assert length_of(tmp_path / "out") == longest, (first, step)
-    write_run(tmp_path / "run", data=data, rows={"longest": 80, "next_sentence": True, "vocabulary_hash": ""})
+    write_run(tmp_path / "run", data=tokenized, rows={"longest": 80, "next_sentence": True, "vocabulary_hash": ""})
     export(tmp_path / "run", out=tmp_path / "out")
     assert length_of(tmp_path / "out") == 80
 
@@ -135,8 +130,8 @@ def test_the_length_is_that_of_the_longest_row_so_far(data: Path, plain: Path, t
 # ---- which checkpoint
 
 
-def test_a_step_or_the_best_is_chosen(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "run", data=data, steps=(8, 12, 16))
+def test_a_step_or_the_best_is_chosen(tokenized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run", data=tokenized, steps=(8, 12, 16))
     evaluations = JsonLines(tmp_path / "run" / EVALUATIONS_NAME, keep_through=0)
     for step, loss, data_hash in ((2, 1.0, "b"), (8, 2.0, "a"), (12, 6.1, "b"), (16, 6.3, "b")):
         record = {"step": step, "mlm_loss": loss, "mlm_accuracy": 0.2, "unigram_loss": 9.0, "data_hash": data_hash}
@@ -149,7 +144,7 @@ def test_a_step_or_the_best_is_chosen(data: Path, tmp_path: Path, capsys: pytest
     assert main([*words, "--best"]) == 0
     assert "exported step 12 " in capsys.readouterr().out
     assert main([*words, "--step", "9"]) == 2
-    assert "has no checkpoint of step 9; those that are there: 8, 12, 16" in capsys.readouterr().err
+    assert "has no checkpoint of step 9; it has: 8, 12, 16" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*words, "--best", "--step", "8"])
     one = tmp_path / "run" / "checkpoints" / "step-00000008"
@@ -158,7 +153,7 @@ def test_a_step_or_the_best_is_chosen(data: Path, tmp_path: Path, capsys: pytest
     (tmp_path / "run" / EVALUATIONS_NAME).unlink()
     with pytest.raises(ExportError, match=r"has no checkpoint that was evaluated.*keep_best keeps the best ones"):
         export(tmp_path / "run", out=tmp_path / "out", best=True)
-    with pytest.raises(ExportError, match="has no checkpoint of step 3; those that are there: none at all"):
+    with pytest.raises(ExportError, match="has no checkpoint of step 3; it has: none"):
         export(tmp_path, out=tmp_path / "out", step=3)
 
 
@@ -166,8 +161,8 @@ def test_a_step_or_the_best_is_chosen(data: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32")])
-def test_weights_in_other_numbers(dtype: str, name: str, data: Path, tmp_path: Path) -> None:
-    model = write_run(tmp_path / "run", data=data)
+def test_weights_in_other_numbers(dtype: str, name: str, tokenized: Path, tmp_path: Path) -> None:
+    model = write_run(tmp_path / "run", data=tokenized)
     assert main([str(tmp_path / "run"), str(tmp_path / "out"), "--dtype", dtype]) == 0
     kind = getattr(torch, name)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
@@ -183,8 +178,10 @@ def test_weights_in_other_numbers(dtype: str, name: str, data: Path, tmp_path: P
     assert torch.equal(ours, tensors[table].float())
 
 
-def test_a_weight_that_fp16_cannot_hold_is_refused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path / "run", data=data)
+def test_a_weight_that_fp16_cannot_hold_is_refused(
+    tokenized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", data=tokenized)
     from trainer.export import folder as module
 
     read = module.read_weights
@@ -195,6 +192,8 @@ def test_a_weight_that_fp16_cannot_hold_is_refused(data: Path, tmp_path: Path, m
         return weights
 
     monkeypatch.setattr(module, "read_weights", large)
-    with pytest.raises(ExportError, match=r"bert\.pooler\.dense\.bias: holds 100000, more than fp16 can; give --dtype"):
+    with pytest.raises(
+        ExportError, match=r"bert\.pooler\.dense\.bias: holds 100000, which fp16 cannot represent; give --dtype"
+    ):
         export(tmp_path / "run", out=tmp_path / "out", dtype="fp16")
     assert export(tmp_path / "run", out=tmp_path / "out", dtype="bf16").step == 7

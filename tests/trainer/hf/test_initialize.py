@@ -25,37 +25,15 @@ from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary
 from trainer.launch.preflight import check_model, settle_model
 from trainer.model import BertForPretraining
 from trainer.train.evaluate import unigram_log_probabilities
-from untrained_run import VOCABULARY_SIZE, write_data, write_export, write_tokenizer
+from untrained_run import VOCABULARY_SIZE, write_data, write_tokenizer
 from worker_group import WorkerGroup
 
 transformers = pytest.importorskip("transformers")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("set")
-    write_data(root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, BertForPretraining]:
-    return write_export(tmp_path_factory.mktemp("run"), data=data)
-
-
-@pytest.fixture
-def folder(exported: tuple[Path, BertForPretraining], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(exported[0], tmp_path / "model"))
-
-
 @pytest.mark.parametrize(
     ("tokenizer", "positions", "longest"),
-    [
-        ({"model_max_length": 64}, 512, 64),
-        ({"model_max_length": 10**30}, 128, 128),
-        ({}, 128, 128),
-        (None, 128, 128),
-    ],
+    [({"model_max_length": 64}, 512, 64), ({"model_max_length": 10**30}, 128, 128), ({}, 128, 128), (None, 128, 128)],
 )
 def test_the_longest_row_of_given_weights_counts(
     worker_group: Callable[[int], WorkerGroup],
@@ -89,9 +67,9 @@ def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_initialize_from_an_export_gives_its_logits(exported: tuple[Path, BertForPretraining], data: Path) -> None:
+def test_initialize_from_an_export_gives_its_logits(exported: tuple[Path, BertForPretraining], tokenized: Path) -> None:
     model = BertForPretraining(ModelConfig(size="tiny"), vocabulary_size=VOCABULARY_SIZE, seed=99)
-    initialize_from(model, folder=exported[0], data_tokenizer=data / TOKENIZER_FOLDER)
+    initialize_from(model, folder=exported[0], data_tokenizer=tokenized / TOKENIZER_FOLDER)
     batch = random_batch([5, 30, 17], vocabulary_size=VOCABULARY_SIZE)
     for found, wanted in zip(model.eval().logits(batch), exported[1].logits(batch), strict=True):
         assert torch.equal(found, wanted)
@@ -104,14 +82,14 @@ def test_initialize_from_an_export_gives_its_logits(exported: tuple[Path, BertFo
 def test_a_run_at_rate_0_exports_the_given_weights_bit_for_bit(
     worker_group: Callable[[int], WorkerGroup],
     exported: tuple[Path, BertForPretraining],
-    data: Path,
+    tokenized: Path,
     tmp_path: Path,
     stage: int,
     precision: str,
 ) -> None:
     """Given weights reach the fp32 ones unrounded, on two workers. (No rate is 0: 1e-30 moves only zeros.)"""
     config = make_config(
-        data,
+        tokenized,
         tmp_path / "run",
         model={"size": "tiny", "initialize_from": str(exported[0])},
         max_steps=1,
@@ -130,10 +108,10 @@ def test_a_run_at_rate_0_exports_the_given_weights_bit_for_bit(
 
 
 def test_a_unigram_bias_reaches_the_optimizer_unrounded(
-    worker_group: Callable[[int], WorkerGroup], data: Path, tmp_path: Path
+    worker_group: Callable[[int], WorkerGroup], tokenized: Path, tmp_path: Path
 ) -> None:
     config = make_config(
-        data,
+        tokenized,
         tmp_path / "run",
         model={"size": "tiny", "output_bias": "unigram"},
         max_steps=1,
@@ -142,13 +120,13 @@ def test_a_unigram_bias_reaches_the_optimizer_unrounded(
     )
     run(worker_group(1), config)
     (folder,) = find_checkpoints(tmp_path / "run").folders
-    expected = torch.from_numpy(unigram_log_probabilities(data, vocabulary_size=VOCABULARY_SIZE)).float()
+    expected = torch.from_numpy(unigram_log_probabilities(tokenized, vocabulary_size=VOCABULARY_SIZE)).float()
     assert torch.equal(read_weights(folder)["mlm_head.bias"], expected)
     assert not torch.equal(expected, expected.bfloat16().float())
 
 
 def test_initialize_from_what_transformers_saved(
-    exported: tuple[Path, BertForPretraining], data: Path, tmp_path: Path
+    exported: tuple[Path, BertForPretraining], tokenized: Path, tmp_path: Path
 ) -> None:
     """In several files, with half-precision weights, and with the tokenizer that transformers writes."""
     other = transformers.BertForPreTraining.from_pretrained(exported[0])
@@ -156,13 +134,13 @@ def test_initialize_from_what_transformers_saved(
     assert (tmp_path / "model.safetensors.index.json").is_file()
     transformers.AutoTokenizer.from_pretrained(exported[0]).save_pretrained(tmp_path)
     model = BertForPretraining(ModelConfig(size="tiny"), vocabulary_size=VOCABULARY_SIZE)
-    initialize_from(model, folder=tmp_path, data_tokenizer=data / TOKENIZER_FOLDER)
+    initialize_from(model, folder=tmp_path, data_tokenizer=tokenized / TOKENIZER_FOLDER)
     weight = exported[1].encoder.layers[1].attention.qkv.weight
     assert torch.equal(model.encoder.layers[1].attention.qkv.weight, weight.half().float())
     assert model.pooler.dense.weight.dtype == torch.float32
 
 
-def test_old_names_larger_tables_and_written_out_ties(folder: Path, data: Path) -> None:
+def test_old_names_larger_tables_and_written_out_ties(folder: Path, tokenized: Path) -> None:
     """What older BERT files hold: gamma and beta, position_ids, the decoder beside the table, padded words."""
     reference = load_model(folder)
 
@@ -182,13 +160,13 @@ def test_old_names_larger_tables_and_written_out_ties(folder: Path, data: Path) 
     edit_weights(folder, age)
     (folder / "tokenizer.json").unlink()  # and nothing but a vocab.txt
     model = BertForPretraining(ModelConfig(size="tiny", max_positions=100), vocabulary_size=VOCABULARY_SIZE)
-    initialize_from(model, folder=folder, data_tokenizer=data / TOKENIZER_FOLDER)
+    initialize_from(model, folder=folder, data_tokenizer=tokenized / TOKENIZER_FOLDER)
     batch = random_batch([5, 30, 17], vocabulary_size=VOCABULARY_SIZE)
     for found, wanted in zip(model.eval().logits(batch), reference.logits(batch), strict=True):
         assert torch.equal(found, wanted)
 
 
-def test_weights_that_do_not_fit_change_nothing(folder: Path, data: Path) -> None:
+def test_weights_that_do_not_fit_change_nothing(folder: Path, tokenized: Path) -> None:
     def drop_head(tensors: dict[str, torch.Tensor]) -> None:
         for name in [name for name in tensors if name.startswith(("cls.seq", "bert.pooler"))]:
             del tensors[name]
@@ -219,8 +197,8 @@ def test_weights_that_do_not_fit_change_nothing(folder: Path, data: Path) -> Non
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     for change, message in [
         (drop_head, r"lacks bert\.pooler\.dense\.bias.*save it as BertForPreTraining"),
-        (drop_layer, r"lacks bert\.encoder\.layer\.1\.output\.dense\.bias; the file is not whole"),
-        (add_layer, r"holds bert\.encoder\.layer\.2\.output\.dense\.bias, which have no place"),
+        (drop_layer, r"lacks bert\.encoder\.layer\.1\.output\.dense\.bias; the file is incomplete"),
+        (add_layer, r"holds bert\.encoder\.layer\.2\.output\.dense\.bias, which this model does not have"),
         (shrink, r"layer\.1\.output\.dense\.bias has shape \[127\], this model needs \[128\]; set model\.size"),
         (bend_query, r"layer\.0\.attention\.self\.query\.weight \+ .*Sizes of tensors must match"),
         (
@@ -232,14 +210,14 @@ def test_weights_that_do_not_fit_change_nothing(folder: Path, data: Path) -> Non
     ]:
         edit_weights(folder, change)
         with pytest.raises(PretrainedError, match=message):
-            initialize_from(model, folder=folder, data_tokenizer=data / TOKENIZER_FOLDER)
+            initialize_from(model, folder=folder, data_tokenizer=tokenized / TOKENIZER_FOLDER)
         (folder / "model.safetensors").write_bytes(whole)
     (folder / "model.safetensors").write_bytes(whole[:-100])
     with pytest.raises(PretrainedError, match=r"model\.safetensors: is not a whole safetensors file"):
-        initialize_from(model, folder=folder, data_tokenizer=data / TOKENIZER_FOLDER)
+        initialize_from(model, folder=folder, data_tokenizer=tokenized / TOKENIZER_FOLDER)
     (folder / "model.safetensors").unlink()
     with pytest.raises(PretrainedError, match=r"model\.safetensors: is missing \(pytorch_model\.bin is a pickle"):
-        initialize_from(model, folder=folder, data_tokenizer=data / TOKENIZER_FOLDER)
+        initialize_from(model, folder=folder, data_tokenizer=tokenized / TOKENIZER_FOLDER)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]), name
 
@@ -251,7 +229,7 @@ def test_weights_that_do_not_fit_change_nothing(folder: Path, data: Path) -> Non
         ({"model_type": "megatron-bert"}, r"model_type is 'megatron-bert', but model\.norm=post means 'bert'"),
         ({"num_hidden_layers": 4}, r"num_hidden_layers is 4, but model\.size=tiny has 2"),
         ({"num_attention_heads": 1}, r"num_attention_heads is 1, but model\.size=tiny has 2"),
-        ({"hidden_act": "gelu_new"}, r"hidden_act is 'gelu_new', but model\.activation=gelu \(gelu\) means 'gelu'"),
+        ({"hidden_act": "gelu_new"}, r"hidden_act is 'gelu_new', but model\.activation=gelu means 'gelu'"),
         ({"hidden_act": "relu"}, r"hidden_act is 'relu'"),
         ({"layer_norm_eps": 1e-5}, r"layer_norm_eps is 1e-05"),
         ({"position_embedding_type": "relative_key"}, r"position_embedding_type is 'relative_key'"),
@@ -259,11 +237,13 @@ def test_weights_that_do_not_fit_change_nothing(folder: Path, data: Path) -> Non
         ({"tie_word_embeddings": False}, r"tie_word_embeddings is False"),
     ],
 )
-def test_configs_of_other_models_are_refused(folder: Path, data: Path, changes: dict[str, Any], message: str) -> None:
+def test_configs_of_other_models_are_refused(
+    folder: Path, tokenized: Path, changes: dict[str, Any], message: str
+) -> None:
     edit_config(folder, **changes)
     model = BertForPretraining(ModelConfig(size="tiny"), vocabulary_size=VOCABULARY_SIZE)
     with pytest.raises(PretrainedError, match=message):
-        initialize_from(model, folder=folder, data_tokenizer=data / TOKENIZER_FOLDER)
+        initialize_from(model, folder=folder, data_tokenizer=tokenized / TOKENIZER_FOLDER)
 
 
 def test_folders_that_are_no_model(folder: Path, tmp_path: Path) -> None:
@@ -277,13 +257,13 @@ def test_folders_that_are_no_model(folder: Path, tmp_path: Path) -> None:
     advice = (
         rf"{tmp_path}: is a checkpoint of a run, not a model; export it first: python -m trainer.export {tmp_path} OUT"
     )
-    with pytest.raises(PretrainedError, match=rf"^{advice}, or give it as resume_from"):
+    with pytest.raises(PretrainedError, match=rf"^{advice}, or set resume_from to it"):
         load_model(tmp_path)
     (folder / "config.json").write_text("{")
     with pytest.raises(PretrainedError, match="is not valid JSON"):
         load_model(folder)
     (folder / "config.json").write_text('{"model_type": "bert", "hidden_size": 96}')
-    with pytest.raises(PretrainedError, match="12 layers, 12 heads, width 96 is none of the sizes tiny, mini"):
+    with pytest.raises(PretrainedError, match="12 layers, 12 heads, width 96 is not one of the sizes tiny, mini"):
         load_model(folder)
 
 
@@ -311,22 +291,22 @@ def test_a_submitted_config_leaves_the_size_to_the_folder(tmp_path: Path) -> Non
     assert again.model.model_fields_set == {"initialize_from"}
 
 
-def test_a_run_with_checkpoints_needs_its_first_weights_no_more(data: Path, tmp_path: Path) -> None:
-    manifest = read_manifest(data)
-    config = make_config(data, tmp_path / "run", model={"size": "tiny", "initialize_from": str(tmp_path / "gone")})
+def test_a_run_with_checkpoints_needs_its_first_weights_no_more(tokenized: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(tokenized)
+    config = make_config(tokenized, tmp_path / "run", model={"size": "tiny", "initialize_from": str(tmp_path / "gone")})
     with pytest.raises(PretrainedError, match=r"gone: has no config\.json"):
         check_model(config, manifest=manifest, begun=False)
     check_model(config, manifest=manifest, begun=True)
 
 
-def test_another_vocabulary_is_refused_by_its_hash(folder: Path, data: Path, tmp_path: Path) -> None:
-    tokenizer = data / TOKENIZER_FOLDER
+def test_another_vocabulary_is_refused_by_its_hash(folder: Path, tokenized: Path, tmp_path: Path) -> None:
+    tokenizer = tokenized / TOKENIZER_FOLDER
     check_same_vocabulary(folder, data_tokenizer=tokenizer)
-    assert read_vocabulary(folder).hash == read_vocabulary(tokenizer).hash == read_manifest(data).vocabulary_hash
+    assert read_vocabulary(folder).hash == read_vocabulary(tokenizer).hash == read_manifest(tokenized).vocabulary_hash
 
     write_tokenizer(folder, lowercase=False)
     model = BertForPretraining(ModelConfig(size="tiny"), vocabulary_size=VOCABULARY_SIZE)
-    with pytest.raises(ValueError, match=r"the same text gets other ids; start from a model with the data set's"):
+    with pytest.raises(ValueError, match=r"the same text would get other ids; start from a model with the data set's"):
         initialize_from(model, folder=folder, data_tokenizer=tokenizer)
     with pytest.raises(ValueError, match=r"its tokens are the data set's, but normalizer is .*lowercase.: false"):
         check_same_vocabulary(folder, data_tokenizer=tokenizer)

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.settings import ConfigError, dump_yaml
 from small_runs import make_config, write_small_set
-from trainer.config.schema import ModelConfig
+from trainer.config import ModelConfig
 from trainer.data.phases import open_phases, resolve_phases
 from trainer.launch import dry_run, planned
 from trainer.launch.run_directory import write_config
@@ -121,7 +121,7 @@ def test_large_models_on_cpus_and_thousands_of_epochs_are_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = plan(tmp_path, capsys, "--rows=600", "--tokens=140e3", device="cpu", max_steps=90_000)
-    assert any(line.startswith("WARNING: 38,400 epochs: 90,000 steps read 600 pairs so many times") for line in lines)
+    assert any(line.startswith("WARNING: 38,400 epochs: 90,000 steps read 600 pairs this often") for line in lines)
     assert lines[-1].startswith("WARNING: BERT large on CPUs: a step takes hundreds of times as long as on a GPU;")
     small = make_config(tmp_path / "set", tmp_path / "run")
     manifest = planned._planned_manifest(rows=600, tokens=60_000, longest=512)

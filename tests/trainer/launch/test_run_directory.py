@@ -15,7 +15,7 @@ from pipeline.settings import ConfigError, load_settings
 from pipeline.signals import StopRequest
 from pipeline.storage.lease import hold, take
 from small_runs import check_output, make_config, run, write_small_set
-from trainer.checkpoint.load import CheckpointError, CheckpointWriter, find_checkpoints
+from trainer.checkpoint import CheckpointError, CheckpointWriter, find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.engine.engine import Engine
 from trainer.launch import preflight

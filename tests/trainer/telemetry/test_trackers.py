@@ -76,7 +76,7 @@ def test_tensorboard_and_none_by_the_one_setting(tmp_path: Path) -> None:
         assert [path.name for path in output.iterdir() if path.is_dir()] == folders
     for value in ("true", "false"):
         with pytest.raises(
-            ConfigError, match=r"logging\.tensorboard is gone: set logging\.tracker=tensorboard or none"
+            ConfigError, match=r"logging\.tensorboard was removed; set logging\.tracker=tensorboard or none"
         ):
             load_settings(TrainerConfig, overrides=["data=d", "output=o", f"logging.tensorboard={value}"])
 

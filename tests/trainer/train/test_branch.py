@@ -255,7 +255,7 @@ def test_paths_are_made_absolute_and_the_model_card_names_the_source(
     card = render_model_card(
         config, manifest=read_manifest(data), data_card="", step=9, num_parameters=1, training=None, evaluation=None
     )
-    assert f"its steps go on from the checkpoint `{tmp_path / 'old' / 'run'}` of another run" in card
+    assert f"it continues from the checkpoint `{tmp_path / 'old' / 'run'}` of another run" in card
     assert "from scratch" not in card
 
 
@@ -319,7 +319,7 @@ def test_what_does_not_go_with_the_checkpoint_is_refused(data: Path, original: P
     assert "was trained with model.size=tiny, but this run has model.size=mini" in refused(model={"size": "mini"})
     assert "model.norm=post, but this run has model.norm=pre" in refused(model={"size": "tiny", "norm": "pre"})
     assert "3 steps are done, and max_steps=3 includes them" in refused(max_steps=3)
-    assert "brings weights, model.initialize_from=/m other ones" in refused(
+    assert "and model.initialize_from=/m both give the initial weights" in refused(
         model={"size": "tiny", "initialize_from": "/m"}
     )
     assert f"resume_from={tmp_path}: holds no checkpoint" in refused(resume_from=str(tmp_path))

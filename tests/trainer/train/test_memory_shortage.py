@@ -101,7 +101,7 @@ def test_the_remedies_are_those_that_are_left(data: Path, tmp_path: Path) -> Non
         "worker 1: out of memory on cpu (tried to allocate 2.50 GiB); a micro-batch has 128 tokens: double batch.lanes "
         "to 4 and lower batch.tokens_per_slot to 64, or raise zero_stage=1, or set precision=bf16. "
     )
-    assert text.endswith("A run that has begun keeps its micro-batches: other micro-batches need another output")
+    assert text.endswith("A run that has begun keeps its micro-batches: changing them needs another output")
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     assert describe().endswith(f"another output, with resume_from={tmp_path} from its newest checkpoint")
     assert "zero_stage" not in describe(workers=1)

@@ -1,0 +1,132 @@
+"""The fields of the trainer's config, in the order of `--help`; schema.py checks them together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.settings import Settings
+from trainer.config.batch import BatchConfig, IngestConfig
+from trainer.config.deepspeed_settings import DeepSpeedSettings
+from trainer.config.model import ModelConfig, Precision
+from trainer.config.number_types import Count, Positive, PositiveFloat
+from trainer.config.optimization import GuardConfig, OptimizerConfig, ScheduleConfig
+from trainer.config.phases import PhaseConfig
+from trainer.config.records import CheckpointConfig, EvaluationConfig, LoggingConfig
+
+
+class TrainerFields(Settings):
+    """The fields of TrainerConfig, each checked alone."""
+
+    data: str
+    """Folder of the data set, or its s3:// or gs:// URL."""
+    output: str
+    """Run directory, or its s3:// or gs:// URL; the same command continues a run that is there."""
+    resume_from: str | None = None
+    """Start from a checkpoint of another run (RUN/checkpoints/step-N, or RUN for its newest; a path or URL) in a new
+    output, with its weights, moments, step and place in the data; rate, schedule, precision and the like may differ.
+    Read once: later starts use the new run's own checkpoints."""
+    working_folder: str | None = None
+    """Folder on each node's disk for the logs of a run on a store, which are uploaded with every checkpoint and at the
+    end; null: inside the folder for temporary files."""
+    model: ModelConfig = ModelConfig()
+    """The encoder."""
+    batch: BatchConfig
+    """The global batch."""
+    max_steps: Positive
+    """Total optimizer steps."""
+    workers: Positive = 1
+    """Worker processes: one per GPU if there are GPUs, otherwise CPU processes."""
+    min_workers: Positive | None = None
+    """Fewest workers with which a run under Ray continues while nodes are missing; null: `workers`."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if Ray has GPUs for the workers, otherwise cpu."""
+    launcher: Literal["ray", "processes"] = "ray"
+    """ray: Ray Train. processes: the same training in spawned processes on this machine, without Ray."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
+    """DeepSpeed ZeRO stage."""
+    precision: Precision = "bf16"
+    """Number format that the model computes in; optimizer state is always fp32."""
+    communication_data_type: Literal["as_computed", "fp32"] = "as_computed"
+    """Number format in which workers send and sum gradients. as_computed: that of `precision`, or fp32 if ZeRO-1 has
+    summed micro-batches before. fp32: a more exact sum, for twice the bytes."""
+    compile: bool | None = None
+    """Compile the model with torch.compile, which takes a minute at the start. Null: on GPUs with ZeRO 0 to 2."""
+    self_check: bool = True
+    """Before the first step of a compiled run, compare losses and gradients with those of the eager model, and stop if
+    they differ; takes seconds."""
+    deterministic: bool = False
+    """Use only deterministic kernels on GPUs, so that a resumed run equals an uninterrupted one bit by bit; slower.
+    torch warns of an operation that has no such kernel. CPU runs are always deterministic."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
+    """Seed of weights, data order and dropout."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The update rule."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """The learning rate."""
+    phases: tuple[PhaseConfig, ...] = ()
+    """Parts of the run, one after another; if empty, the run is one phase."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    guard: GuardConfig = GuardConfig()
+    """The divergence guard, for steps that are not finite or whose loss spikes."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation."""
+    logging: LoggingConfig = LoggingConfig()
+    """Progress and metrics."""
+    ingest: IngestConfig = IngestConfig()
+    """How the data is read."""
+    threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """CPU threads of a worker; null: an equal share of this machine's cores. Recorded, since sums depend on it."""
+    cpus_per_worker: PositiveFloat = 0.5
+    """Logical CPUs that a CPU worker requests from Ray."""
+    collective_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 600
+    """Seconds that a collective may wait before the workers count as lost."""
+    start_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 1800
+    """Seconds to wait for Ray to start the workers; set it longer than a node takes to boot."""
+    max_restarts: Count = 3
+    """Restarts from the last checkpoint after a worker or node is lost. A new checkpoint resets the count; one loss
+    more ends the run. Errors in the input are never retried."""
+    resize_interval_s: Positive = 60
+    """Seconds between checks for room for more workers, if fewer than `workers` are running."""
+    lease_timeout_s: Positive = 60
+    """Seconds of silence after which a job on another host that holds the run directory counts as dead."""
+    deepspeed: DeepSpeedSettings = DeepSpeedSettings()
+    """Raw DeepSpeed settings merged over the derived ones; with any, ZeRO 1 and 2 use DeepSpeed's own, slower step."""
+
+    @property
+    def phase_steps(self) -> tuple[int, ...]:
+        """Steps of each phase, max_steps in total. Raises ValueError if the phases' lengths do not add up to that.
+
+        Shares are rounded so that each phase ends within half a step of its exact end.
+        """
+        if not self.phases:
+            return (self.max_steps,)
+        steps, before = [], 0.0
+        for phase in self.phases:
+            after = before + (phase.share or 0.0)
+            rounded = round(after * self.max_steps) - round(before * self.max_steps)
+            steps.append(phase.max_steps if phase.max_steps is not None else rounded)
+            before = after
+        open_ended = [index for index, phase in enumerate(self.phases) if phase.max_steps is None is phase.share]
+        rest = self.max_steps - sum(steps)
+        if len(open_ended) > 1:
+            raise ValueError(
+                f"phases {', '.join(map(str, open_ended))} set neither max_steps nor share; only one phase may take "
+                f"the remaining steps"
+            )
+        if open_ended:
+            steps[open_ended[0]] = rest
+        elif rest:
+            raise ValueError(
+                f"the phases take {sum(steps)} steps in total, but max_steps={self.max_steps}; make them equal, or "
+                f"leave out the length of one phase"
+            )
+        for index, count in enumerate(steps):
+            if count < 1:
+                raise ValueError(
+                    f"phases.{index} gets {count} of max_steps={self.max_steps} steps; raise max_steps or shorten the "
+                    f"other phases"
+                )
+        return tuple(steps)
