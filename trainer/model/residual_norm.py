@@ -20,8 +20,12 @@ MAX_WIDTH = 4096
 
 def is_fused(hidden: Tensor, *, last: Linear) -> bool:
     """Whether the kernels run on the output of `last` for `hidden`, and compute the gradient of the bias of `last`."""
+    return _kernels_take(hidden) and last.parameters_stay
+
+
+def _kernels_take(hidden: Tensor) -> bool:
     half = hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16)
-    return half and hidden.shape[-1] <= MAX_WIDTH and last.parameters_stay
+    return half and hidden.shape[-1] <= MAX_WIDTH
 
 
 class ResidualNorm(nn.LayerNorm):
