@@ -75,8 +75,12 @@ def base_name(path: StrPath) -> str:
 
 
 def parent_of(path: StrPath) -> str:
-    """Return a path or URL without its last part."""
-    return os.fspath(path).rstrip("/").rpartition("/")[0] if is_url(path) else str(local_path(path).parent)
+    """Return a path or URL without its last part; a bucket is its own parent, as / is."""
+    if not is_url(path):
+        return str(local_path(path).parent)
+    url = os.fspath(path).rstrip("/")
+    above = url.rpartition("/")[0]
+    return url if above.endswith("/") else above
 
 
 def read_bytes(path: StrPath) -> bytes:

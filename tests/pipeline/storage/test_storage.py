@@ -38,6 +38,9 @@ def names(root: str, **how: bool) -> list[tuple[str, int]]:
 def test_the_functions_are_the_same_for_paths_and_urls(root: str, tmp_path: Path) -> None:
     one, two = storage.join(root, "one.bin"), storage.join(root, "sub", "two.gz")
     assert (storage.base_name(two), storage.base_name(storage.parent_of(two))) == ("two.gz", "sub")
+    assert [storage.parent_of(url) for url in ("s3://b/set/data", "s3://b/set/", "s3://b", "s3://b/")] == [
+        *("s3://b/set", "s3://b", "s3://b", "s3://b"),
+    ]
     assert storage.list_files(root) == []
     assert storage.list_names(root) == set()
     assert not storage.exists(root)
