@@ -35,7 +35,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ReadTally:
-    """Counts of reading: documents, sentences, characters and drops (by reason), each by index of the source."""
+    """Counts of reading by source: documents, sentences, characters, drops by reason; notes and examples of all."""
 
     documents: Counter[int] = field(default_factory=Counter)
     sentences: Counter[int] = field(default_factory=Counter)

@@ -100,7 +100,7 @@ class FillMask:
 
     @torch.no_grad()
     def guess_ids(self, ids: Sequence[int], *, masks: Sequence[int], count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """Guess for the ids of a text (special tokens included) and the positions of its [MASK]."""
+        """Return the `count` likeliest tokens for each position in `masks`. ids: a text with its special tokens."""
         logits, _ = self.model.logits(_one_text(ids, masks=masks))
         best = torch.softmax(logits, -1).topk(min(count, self.model.vocabulary_size))
         return [

@@ -167,7 +167,7 @@ class _CountingLink:
 
 
 def read_parts(trace: Path) -> Parts:
-    """Sum up a trace that `record` wrote."""
+    """Return the milliseconds a step of each kind of kernel and each phase, from a trace that `record` wrote."""
     events = [event for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"] if "dur" in event]
     steps = [event for event in events if str(event["name"]).startswith("ProfilerStep")]
     count = len({event["name"] for event in steps})

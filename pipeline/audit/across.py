@@ -210,7 +210,7 @@ def _check_leaks(
 def _check_documents(
     documents: npt.NDArray[Any], *, shards: list[str], validation: Bools, findings: Findings
 ) -> npt.NDArray[np.int64]:
-    """Return int64[shards]: documents of each shard."""
+    """Check that each document is in one shard and one split; return int64[shards], the documents of each."""
     if not documents.size:
         return np.zeros(len(shards), np.int64)
     order = np.lexsort((documents["group"], documents["shard"], documents["id"][:, 1], documents["id"][:, 0]))

@@ -20,7 +20,7 @@ _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
 
 
 def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, int], backend: Tokenizer) -> Vocabulary:
-    """Return the tables of a vocabulary; `names` has the ids of unk, cls, sep and mask."""
+    """Return arrays by token id, such as whether it continues a word. names: the ids of unk, cls, sep and mask."""
     model = json.loads(backend.to_str())["model"]
     prefix = model.get("continuing_subword_prefix") if model["type"] == "WordPiece" else None
     suffix = model.get("end_of_word_suffix") if model["type"] == "BPE" else None

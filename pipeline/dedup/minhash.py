@@ -73,7 +73,7 @@ class Signer:
 
 @cache
 def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
-    """Return (bands, rows per band): the most selective that find a pair at the threshold with at least 98% chance."""
+    """Return (bands, rows per band) with the most rows that still find a pair at the threshold with 98% chance."""
     for rows in range(permutations, 0, -1):
         bands = permutations // rows
         if 1 - (1 - threshold**rows) ** bands >= _FOUND:

@@ -239,7 +239,7 @@ def _unpack(packed: bytes) -> Step:
 
 
 def check_worker(context: RunContext) -> None:
-    """Raise PassingError if this worker's code differs from the main process's or if it does not see the folder."""
+    """Raise PassingError (a retry may help) if this worker has other code than the main process or cannot see OUT."""
     here, found = socket.gethostname(), describe_code()
     differences = [
         f"{name} {found.get(name)}, not {value}" for name, value in context.code.items() if found.get(name) != value

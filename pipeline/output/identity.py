@@ -15,7 +15,7 @@ _INPUT = ("inputs", _MODIFIED)
 
 
 class BuildMark:
-    """Two builds are the same if their `identity` is equal. `root`: the output folder, a path or URL."""
+    """The file in an output folder that says which build is there: builds of equal `identity` are the same."""
 
     def __init__(self, root: str, *, identity: Mapping[str, Any]) -> None:
         self._root = root

@@ -135,7 +135,7 @@ def _find_in_checkpoint(config: TrainerFields) -> Iterator[IdleSetting]:
 
 def _phases_with_both(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> Iterator[bool]:
     """Yield for each phase whether one of its steps is both evaluated and checkpointed. The run's last step does not
-    count: its checkpoint stays as the newest."""
+    count, since the newest checkpoint is kept anyway."""
     every = config.checkpoint.every_steps
     intervals = [phase.evaluation.every_steps for phase in config.phases] or [None]
     last = 0

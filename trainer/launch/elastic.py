@@ -1,8 +1,8 @@
 """Watch the nodes of a Ray cluster: which ones will go away, and whether there is room for more workers.
 
-By itself Ray Train ends a group without a checkpoint when the cluster grows, and counts places on nodes that will go
-away. Here the driver looks at the nodes and asks the group to end with a checkpoint. A look costs three calls to Ray's
-head node.
+By itself Ray Train ends the workers without a checkpoint when the cluster grows, and counts nodes that will soon go
+away as room. Here the driver looks at the nodes and asks the workers to end with a checkpoint. A look costs three calls
+to Ray's head node.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import asyncio
 
 
 class DriverMailbox:
-    """Carries lines and failures from the workers to the driver, and the request to stop back to them."""
+    """Carries lines and failures from workers to driver, and the stop request from driver to workers."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []

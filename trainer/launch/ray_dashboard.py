@@ -1,4 +1,4 @@
-"""Ask a Ray cluster's dashboard over HTTP (the RAY_ADDRESS that takes jobs). Joins and starts nothing."""
+"""Ask a Ray cluster's dashboard over HTTP, without joining the cluster. RAY_ADDRESS is that of `ray job submit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of one tiny build. A change here means that everybody's data changes: raise publish.CODE_VERSION with it.
+"""The bytes of one tiny build. A change here changes everybody's data: raise CODE_VERSION of pipeline.versions with it.
 
 Seen to fail with planted mistakes: rows permuted by a key without the bucket's content, masks at 82% instead of 80%
 (rows), row groups of another size (files only).

@@ -1,8 +1,8 @@
 """norm(residual + dropout(branch)) in one pass each way, with all sums over rows that its gradients need.
 
 Memory traffic decides the speed: forward reads two tensors and writes one; backward reads four and writes two. While
-the rows are on chip, backward also sums the gradients of weight, bias and the preceding product's bias, in a fixed
-order. It recomputes residual + dropout(branch) instead of storing it. The dropout mask is dropout.keep_hash.
+the rows are on chip, backward also sums the gradients of weight, bias and the bias of the linear layer before the norm,
+in a fixed order. It recomputes residual + dropout(branch) instead of storing it. The dropout mask is dropout.keep_hash.
 """
 
 from __future__ import annotations
