@@ -56,11 +56,10 @@ def _start_of(pid: int) -> int | None:
         if Path("/proc/self/stat").exists():
             return None
         try:
-            os.kill(pid, 0)
+            with suppress(PermissionError):  # another user's process, so it exists
+                os.kill(pid, 0)
         except ProcessLookupError:
             return None
-        except PermissionError:
-            pass
         return 0
     state, *rest = text.rpartition(")")[2].split()
     return None if state in "ZX" else int(rest[18])
