@@ -1,4 +1,5 @@
-"""Between the halves of a build: the bucket of each document, and the spill files that carry it there."""
+"""Passes documents between the two halves of a build: chooses each document's bucket (group) and spills it to a
+file."""
 
 from pipeline.shuffle.buckets import (
     MIN_DOCUMENTS,
