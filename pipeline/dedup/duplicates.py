@@ -1,6 +1,6 @@
 """Counts the duplicates and near duplicates that are dropped from a bucket (a group of documents).
 
-Copies of a text share a bucket, because a hash of the text selects it. The spill files' index has their names.
+Copies of a text share a bucket, because a hash of the text selects it. Names come from the index of the spill files.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Match(NamedTuple):
 def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
     """Return counts and examples of the copies and near duplicates among `extents`, and add them to `rejects`.
 
-    `near` maps ids of near duplicates to what they resemble. Of several copies one stays: the first by (name, source)
-    of those from the source that the rows name, which Index.distinct chooses. Memory holds only the origins of
-    duplicates (with text if rejects are kept).
+    `near` maps the ids of near duplicates to their matches. One of several copies stays: the first by (name, source)
+    from the source that Index.distinct chooses. Memory holds only the origins of duplicates (with text if rejects are
+    kept).
     """
     tally = ReadTally()
     copies = _repeated_ids(extents)

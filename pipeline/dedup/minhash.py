@@ -78,8 +78,8 @@ class Signer:
 def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
     """Return the number of bands of a signature, and the number of its entries (rows) in each band.
 
-    Documents are compared if they agree in all rows of a band, so more rows mean fewer comparisons. The result has the
-    most rows that still find a pair at the threshold with 98% probability.
+    Documents are compared if they agree in a whole band, so more rows mean fewer comparisons. The result has the most
+    rows that still find a pair at the threshold with 98% probability.
     """
     for rows in range(permutations, 0, -1):
         bands = permutations // rows
@@ -89,7 +89,10 @@ def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
 
 
 def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s:
-    """Return uint64[documents, bands]. Two documents have the same key for a band if they agree in all its rows."""
+    """Return a key for each band (`rows` entries of a signature): uint64[documents, bands].
+
+    Two documents have the same key if they agree in the whole band.
+    """
     keys = np.empty((len(signatures), bands), np.uint64)
     for band in range(bands):
         key = np.full(len(signatures), np.uint64(draws.key(0, "band", band)))
@@ -102,7 +105,8 @@ def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s
 def compare_group(
     ids: Sequence[bytes], *, words: Sequence[int], names: Sequence[str], signatures: Signatures, threshold: float
 ) -> npt.NDArray[Any]:
-    """Return the near duplicates (MATCH_TYPE) among documents that share a band key, at most four per document.
+    """Return the near duplicates (array of MATCH_TYPE) among documents that share a band key, at most four per
+    document.
 
     Documents are ranked: more words first, then the smaller id. Each is compared with the 16 best and with the 16
     ranked just before it, so the cost is linear in the size of the group. Copies (equal ids) count once.
@@ -122,10 +126,10 @@ def compare_group(
 
 
 def choose_dropped(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return one of the distinct `matches` for each document to leave out: MATCH_TYPE, ordered by id.
+    """Return one of the distinct `matches` for each document to leave out (an array of MATCH_TYPE, ordered by id).
 
-    Documents are visited from the best rank down. A document is left out if it matches a document that stays, so
-    nothing is dropped in favour of a document that is dropped as well.
+    Documents are visited from the best rank (most words) down. A document is left out if it matches a document that
+    stays, so nothing is dropped in favour of a document that is dropped as well.
     """
     dropped: dict[bytes, int] = {}
     order = sorted(range(matches.size), key=lambda index: (-matches["words"][index], matches["id"][index].tobytes()))

@@ -1,7 +1,7 @@
 """Files of the search for near duplicates: for each split of the input, its signatures and its band keys.
 
-The remainder of a band key selects its partition, so that documents that share a key meet. A partition loads only the
-signatures of those documents. Only file names and byte ranges cross Beam's shuffle.
+The remainder of a band key (a hash of part of a signature) selects its partition, so that documents that share a key
+meet. A partition loads only the signatures of those documents. Only names and offsets cross Beam's shuffle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BandExtent:
-    """Where band keys of one partition are: `entries` keys from byte `offset` of the file `keys`.
+    """Says where band keys of one partition are: `entries` keys from byte `offset` of the file `keys`.
 
     `signatures` is the file with the signatures of their documents.
     """
@@ -130,7 +130,10 @@ class SignatureWriter:
 
 
 def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDArray[Any]:
-    """Return the distinct near duplicates (MATCH_TYPE) among documents that share a band key of one partition."""
+    """Return the distinct near duplicates (an array of MATCH_TYPE) among the documents of one partition.
+
+    Documents are compared if they share one of the band keys (hashes of part of a signature) in `extents`.
+    """
     files: dict[str, int] = {}
     parts, owners = [np.zeros(0, _ENTRY)], [np.zeros(0, np.int64)]
     for extent in extents:
@@ -174,7 +177,7 @@ def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[t
 
 
 def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
-    """Return the row of each entry. `owner`, int64[entries], is the index in `files` of the file with that row.
+    """Return the signed document of each entry. `owner`, int64[entries], says by number in which file it is.
 
     There may be many files, one for each split. So each is opened once, one at a time.
     """
@@ -195,7 +198,8 @@ def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
-    """Read files of matches (raw MATCH_TYPE), choose the documents to leave out, and write their matches by id.
+    """Choose the documents to leave out, and write their matches, ordered by id. `parts` are files of matches
+    (MATCH_TYPE).
 
     Memory: 120 bytes for each pair of near duplicates, whatever the size of the corpus.
     """

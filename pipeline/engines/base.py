@@ -74,7 +74,7 @@ def watched(progress: ProgressPrinter, *, config: PipelineConfig) -> Iterator[No
 
 
 def choose_workers(config: PipelineConfig, *, say: Say) -> int:
-    """Return the number of local worker processes. Warn if the config sets more than there are cores."""
+    """Return the number of local worker processes, by default one per core. Warn if the config sets more."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if config.engine == "local" and config.workers is not None and config.workers > cores:
         say(f"warning: workers={config.workers} exceeds the {count_of(cores, 'core')} of this machine")

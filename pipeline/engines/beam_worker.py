@@ -1,4 +1,4 @@
-"""A worker process of the local engine: Beam's own, but without its logs, and it exits early.
+"""A worker process of the local engine: Beam's own, but without its logs.
 
 It exits if the build fails elsewhere or is killed. Otherwise a build of hours would report a bad file only after all
 other workers have finished their share.

@@ -62,8 +62,8 @@ def run_on_dask(
 ) -> None:
     """Run the graph that `lay_out` adds to a pipeline. Another worker takes over the tasks of a lost worker.
 
-    On any error, running tasks are told to stop, through a file in the folder `exchange`, and waited for. They lock the
-    folder `held`. Raises the error of a task, or PassingError if the workers or the scheduler are gone for good.
+    On any error, running tasks are told to stop, through a file in the folder `exchange`, and waited for. Tasks lock
+    the folder `held`. Raises the error of a task, or PassingError if the workers or the scheduler are gone for good.
     """
     try:
         for attempt in range(1, cluster.attempts + 1):
@@ -208,8 +208,7 @@ def _wait_until_idle(exchange: str, *, cluster: DaskCluster) -> None:
 
 
 def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
-    """Return the cluster of a scheduler once it has a worker. Raises ValueError if the scheduler or a worker is
-    missing."""
+    """Return the cluster of a scheduler once it has a worker. Raises ValueError if either does not come in time."""
     cluster = DaskCluster(address, name=f"dask.address={address}", workers=1, wait_s=wait_s)
     with connect(cluster) as client:
         await_worker(client, cluster=cluster, waiting_for=lambda: "start workers with `dask worker`", say=say)

@@ -142,7 +142,7 @@ class Group(transform_evaluator.DaskBagOp):
     """
 
     def apply(self, input_bag: Bag, side_inputs: Any = None) -> Bag:
-        """Return a bag of (key, values) with as many partitions as before. Each key is in one partition."""
+        """Return a bag of (key, values) with as many partitions as `input_bag`. Each key is in only one partition."""
         number, run = input_bag.npartitions, uuid.uuid4().hex
         dealt = {(f"deal-{run}", index): (_deal, (input_bag.name, index), number) for index in range(number)}
         name = f"group-{run}"
@@ -151,8 +151,8 @@ class Group(transform_evaluator.DaskBagOp):
 
 
 def _deal(elements: Iterable[tuple[Any, Any]], number: int) -> list[dict[Any, list[Any]]]:
-    """Divide the elements into `number` parts, each with lists of values by key. A key has the same part in every
-    process."""
+    """Divide the elements into `number` parts, each with lists of values by key. Every process puts a key in the same
+    part."""
     parts: list[dict[Any, list[Any]]] = [{} for _ in range(number)]
     for key, value in elements:
         part = parts[zlib.crc32(repr(key).encode()) % number]
@@ -233,8 +233,7 @@ def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[
 
 
 def _unpack(packed: bytes) -> Step:
-    """Return the unpickled step. The first step of a run checks the worker and drops the steps kept from another
-    run."""
+    """Return the unpickled step. If it is the first of a run, check the worker and drop the steps of another run."""
     step: Step = pickler.loads(packed)
     if step.context.run != _kept.run:
         _kept.steps.clear()
@@ -244,8 +243,7 @@ def _unpack(packed: bytes) -> Step:
 
 
 def check_worker(context: RunContext) -> None:
-    """Raise PassingError (a retry may help) if this worker has other code than the main process or cannot see the
-    folder."""
+    """Check that this worker has the main process's code and sees the run's folder. Raises PassingError if not."""
     here, found = socket.gethostname(), describe_code()
     differences = [
         f"{name} {found.get(name)}, not {value}" for name, value in context.code.items() if found.get(name) != value
@@ -263,7 +261,8 @@ def check_worker(context: RunContext) -> None:
 
 @contextmanager
 def _holding(context: RunContext) -> Iterator[None]:
-    """Hold a shared lock on the run's `held` folder, if it can be locked, and count a running step during the body."""
+    """Hold a shared lock on the run's `held` folder, if it can be locked, and count the step as running, during the
+    body."""
     descriptor = -1
     if context.held:
         with suppress(OSError):

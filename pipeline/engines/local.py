@@ -107,8 +107,7 @@ def run_on_engine(
 
 @contextmanager
 def _failures_explained(exchange: str) -> Iterator[None]:
-    """If the body fails, raise the failure that a worker wrote to the folder `exchange` instead of the engine's
-    error."""
+    """If the body fails, raise what a worker wrote to the folder `exchange` instead of the engine's error."""
     try:
         yield
     except Exception as error:
@@ -122,10 +121,10 @@ def _failures_explained(exchange: str) -> Iterator[None]:
 
 
 def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
-    """Run the pipeline in a thread, and raise its error. Raises also if a worker process is lost.
+    """Run the pipeline in a thread, and raise its error, or an error if a worker process is lost.
 
-    The thread is needed because FnApiRunner would wait forever for a lost worker. However it ends, the worker processes
-    are gone on return.
+    The thread is needed because FnApiRunner would wait forever for a lost worker. The worker processes are gone on
+    return.
     """
     outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -166,7 +165,7 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
 def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
     """Return the error of the runner's thread, or None if it succeeded.
 
-    It polls, because a signal would not wake this thread if it arrives just before the wait or at another thread.
+    It polls, because a signal that arrives just before the wait, or at another thread, would not wake this thread.
     """
     while True:
         try:

@@ -36,7 +36,8 @@ def list_names() -> list[str]:
 
 @contextmanager
 def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _EVERY_S) -> Iterator[None]:
-    """Let this node's Ray agent serve the build's progress while the body runs. The process must be a Ray driver."""
+    """Serve the build's progress to Prometheus, by this node's Ray agent, during the body. Needs a Ray driver
+    process."""
     counters = {
         name: metrics.Counter(f"{PREFIX}{name}", description=text, tag_keys=(TAG,))
         for name, (_, _, text) in COUNTERS.items()
@@ -46,8 +47,8 @@ def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _
     ended = threading.Event()
 
     def tell() -> None:
-        """Increase the counters. If a piece of work fails, its counts are taken back; counters wait until the sum
-        catches up."""
+        """Increase the counters. A failed piece of work takes its counts back; counters then wait until the sum catches
+        up."""
         try:
             found = {stage: progress.count(stage) for stage in _STAGES}
         except StorageError:  # metrics must not stop the build; the progress lines report the error

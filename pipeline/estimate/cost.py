@@ -35,17 +35,17 @@ _START_CPU_S = 3.0
 _WORKER_BYTES = 440e6
 _BYTES_PER_BUCKET_TOKEN = 3.0
 _BYTES_PER_MASK_SET = 5.5e6
-"""The memory of a worker is a constant (imports and buffers), plus a part per token of a bucket (group of documents),
-plus a part per mask set (one masking of all rows). docs/LOG.md has the measurements."""
+"""A worker's memory is a constant (imports and buffers), plus so much per token of a bucket (group of documents), plus
+so much per mask set (one masking of the rows). See docs/LOG.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """The cost of a build, scaled from a sample.
 
-    `bytes` is the size of all shards and `temporary_bytes` the size of OUT/_tmp during the build. `worker_bytes` is the
-    peak memory of a worker. `pair_bytes` are the bytes of shards without masks. `sample_units` of the `sample_of_units`
-    units of the input were read; `whole` says that this was all of it.
+    `bytes` is the size of all shards, `pair_bytes` their size without masks, and `temporary_bytes` the size of OUT/_tmp
+    during the build. `worker_bytes` is the peak memory of a worker. `sample_units` of the `sample_of_units` units of
+    the input were read; `whole` says that this was all of it.
     """
 
     documents: float
@@ -58,7 +58,7 @@ class Estimate:
     worker_bytes: float
     pair_bytes: float
     mask_set_bytes: float
-    """The bytes of one mask set (one masking of every row). There are `mask_sets` of them, as masks_per_pair sets."""
+    """The bytes of one mask set (one masking of every row). `mask_sets` is the number of mask sets."""
     mask_sets: int
     workers: int
     shards: int
@@ -73,7 +73,7 @@ class Estimate:
 
 
 def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -> Estimate:
-    """Measure a sample, and return the estimate for the whole input, which is `splits` (from list_splits).
+    """Measure a sample, and return the estimate for the whole input. `splits` is the input, as list_splits lists it.
 
     Raises ValueError for bad input and settings, as the build does.
     """
@@ -152,7 +152,7 @@ def combine(
     sample_s: float,
     vocabulary: str,
 ) -> Estimate:
-    """Return the estimate for the sum of all sources. Times and memory follow from the splits and buckets of the build.
+    """Return the estimate for all sources together. Times and memory follow from the splits and buckets of the build.
 
     `trains` says that the build first trains a vocabulary, for which it reads everything once more.
     """
@@ -167,10 +167,10 @@ def combine(
         return sum(source.expand(name) for source in measured)
 
     def total_of_rows(name: str) -> float:
-        """Like total, but for measurements of rows, which differ in two ways.
+        """Return the total of a measurement of rows, over all sources.
 
-        A weight above 1 repeats a source's documents, but not its held-out documents. A source whose sample makes no
-        rows (a single document) is assumed to have as many for each token as the other sources.
+        A weight above 1 repeats a source's documents, but not those held out. A source whose sample makes no rows (a
+        single document) is assumed to be like the others, by its tokens.
         """
         known = [source for source in measured if source.groups]
         weights = [max(1.0, config.sources[source.frame.source].weight) for source in known]

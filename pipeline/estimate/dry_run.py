@@ -1,7 +1,6 @@
 """Describes a build before anything is started or written: input, output, rows, bytes, time, disk space, price.
 
-A sample goes through the code of the build in a temporary folder (pipeline/estimate/cost.py). This takes seconds for
-any size of input.
+A sample goes through the code of the build (pipeline/estimate/cost.py), in seconds for any size of input.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def describe_build(
 
 
 def describe_output(output: str) -> str:
-    """Return a line about what the output holds. Raises ConfigError if the build could not write there."""
+    """Return a line on what is at `output`. Raises ConfigError if the build could not write there."""
     if is_finished(output):
         return f"output: {output}: holds a finished set; the same settings and input leave it unchanged"
     if not storage.is_url(output):
@@ -71,8 +70,7 @@ def is_finished(output: str) -> bool:
 
 
 def describe_room(output: str, *, needed: float) -> str:
-    """Return a line that compares the bytes `needed` at most with the free bytes. Raises ConfigError if they do not
-    fit."""
+    """Return a line with the bytes needed at most and the free bytes. Raises ConfigError if they do not fit."""
     if storage.is_url(output):
         return f"room: {describe_bytes(needed)} at most"
     free = free_bytes(Path(output))

@@ -21,9 +21,8 @@ _GROUPS = 8
 _MASKS = (schema.MASKED_POSITIONS, schema.MASKED_INPUTS)
 _SIZES = ("bytes", "pair_bytes", "mask_bytes")
 _BUCKET_TOKENS = 20_000_000
-"""If the sample has at most this many tokens, bytes per row come from one shard of the whole sample with every text
-once. A shard with few documents compresses better than a real one (4% on novels: two documents against eight), and so
-do repeated texts."""
+"""If a sample has at most this many tokens, bytes per row come from one shard with all of it once. A shard with few
+documents compresses better than a real one (4% on novels: two documents against eight), and so do repeated texts."""
 
 
 @dataclass(slots=True)
@@ -128,7 +127,7 @@ def _measure_shard(
 def _choose_groups(extents: Sequence[Sequence[Extent]]) -> list[list[int]]:
     """Divide the units into as many groups as possible (at most _GROUPS), each with two distinct documents.
 
-    Return the indexes of the units in each group. `extents` has the documents of each unit.
+    Return the numbers of the units in each group.
     """
     for count in range(min(_GROUPS, len(extents) // 2), 1, -1):
         groups = [list(range(number, len(extents), count)) for number in range(count)]

@@ -56,12 +56,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All units of a source, from which a sample is drawn.
+    """All units of a source (parts that can be read alone), from which a sample is drawn.
 
     `size` is the total bytes, with the unread rest of streams, and `text_bytes` the estimated plain text. `by_file`
-    says that units are text files, so that the number of documents follows the number of units, not their size.
-    `passing_s` maps a path to the CPU seconds to skip through the file. If splits share a file, each split has to do
-    this again.
+    says that units are text files, so that the number of documents follows the number of units. `passing_s` maps a path
+    to the CPU seconds to skip through the file, which each split of a shared file does again.
     """
 
     source: int
@@ -99,9 +98,9 @@ def list_frame(source: SourceConfig, *, index: int) -> Frame:
 
 
 def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
-    """Choose the units of each frame to read, and return them.
+    """Return the units of each frame to read: SHARE of them, or more if that is little text.
 
-    Usually a share SHARE is read, or more if that is little text. If half of the units would be read, all are.
+    If this would be half of the units, all are read.
     """
     text = max(1, sum(frame.text_bytes for frame in frames))
     share = max(SHARE, LEAST_TEXT_BYTES / text)
@@ -145,9 +144,9 @@ def _list_members(path: str, *, source: int) -> list[Unit]:
 
 
 def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
-    """Return the CPU seconds to skip through a stream.
+    """Return the CPU seconds to skip through a stream, scaled from its beginning.
 
-    They are measured on the beginning of the stream, with a split that takes almost no document, and scaled.
+    A split that takes almost no document is used to measure this.
     """
     idle = replace(unit.split, part=_NO_PART, parts=_NO_PART + 1)
     source = source.model_copy(update={"clean_documents": None})
@@ -158,8 +157,8 @@ def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
 
 
 def _read_beginning(unit: Unit, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents and drops in the first `unit.size` bytes of a compressed stream, from a copy that ends
-    there."""
+    """Yield the documents and drops in the first `unit.size` bytes of a compressed stream, which are copied to a
+    file."""
     path = unit.split.path
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / Path(path).name

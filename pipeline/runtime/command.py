@@ -37,10 +37,8 @@ def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConf
 
 
 def read_price(flags: Sequence[str], *, program: str) -> float | None:
-    """Return the number P of --price=P, or None without this flag.
-
-    Raises ValueError if P is not a positive number, or if --dry-run is missing.
-    """
+    """Return the number P of --price=P, or None without it. Raises ValueError if P is not positive or --dry-run is
+    missing."""
     given = [flag.partition("=")[2] for flag in flags if flag.partition("=")[0] == "--price"]
     if not given:
         return None
@@ -56,9 +54,9 @@ def read_price(flags: Sequence[str], *, program: str) -> float | None:
 
 
 def find_vocabulary(path: str, *, train: bool) -> str:
-    """Return the path of the vocabulary's file. For a folder this is its tokenizer.json or, if missing, its vocab.txt.
+    """Return the path of the vocabulary's file. In a folder this is tokenizer.json or, if that is missing, vocab.txt.
 
-    Raises ConfigError if the folder has neither. With `train`, the message also proposes a file to train into.
+    Raises ConfigError if the folder has neither. With `train`, the message proposes a file to train into.
     """
     if storage.find_file(path) is not None or not storage.exists(path):
         return path

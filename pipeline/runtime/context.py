@@ -14,8 +14,8 @@ from pipeline.runtime.ledger import Ledger
 from pipeline.shuffle import Buckets
 
 SPILLS, SHARDS, PROGRESS, EXCHANGE = "spills", "data", "progress", "exchange"
-"""Names of folders under OUT/_tmp. They hold spill files, finished shards, counts of running work, and failures and
-results, in this order."""
+"""Names of folders under OUT/_tmp: for spill files, for finished shards, for counts of running work, and for failures
+and results."""
 _TEMPORARY = "temporary"
 
 
@@ -35,7 +35,7 @@ class BuildContext:
     """The fingerprint of each input file, by path."""
     notes: str = ""
     """A local folder for counts, failures and results, used if all workers run on this machine and `work` is on an
-    object store. Otherwise it is empty, and these files are in `work`."""
+    object store. Otherwise it is empty, and `work` has these files."""
 
     @property
     def ledger(self) -> Ledger:
@@ -44,7 +44,7 @@ class BuildContext:
 
     @property
     def spills(self) -> str:
-        """The folder of spill files."""
+        """The folder of spill files (tokenized documents)."""
         return storage.join(self.work, SPILLS)
 
     @property
@@ -59,23 +59,23 @@ class BuildContext:
 
     @property
     def exchange(self) -> str:
-        """The folder for failures and results."""
+        """The folder in which workers leave failures and results."""
         return storage.join(self.notes or self.work, EXCHANGE)
 
 
 def temporary_below(notes: str) -> str:
     """Return the folder for temporary files of workers in `notes` (from local_notes), or "" if `notes` is "".
 
-    Workers end without a clean-up, so they may leave files there.
+    Workers end without a clean-up, so files may stay there.
     """
     return storage.join(notes, _TEMPORARY) if notes else ""
 
 
 @contextmanager
 def local_notes(work: str, *, shared: bool) -> Iterator[str]:
-    """Yield a local folder for counts, failures and results, if `work` is on an object store and workers are local.
+    """Yield a local folder for counts, failures and results, if `work` is on an object store and all workers run here.
 
-    If workers are on several machines (`shared`) or `work` is local, yield "", which stands for `work` itself.
+    Otherwise (`shared`, or `work` is local) yield "", which stands for `work` itself.
     """
     if not storage.is_url(work) or shared:
         yield ""

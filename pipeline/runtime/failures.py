@@ -33,10 +33,10 @@ class Failure:
 
 
 def choose_kept(error: BaseException | None) -> Keeps:
-    """Return what to keep after an error: its attribute `keeps`, if it has one.
+    """Return which finished work to keep after an error: its attribute `keeps`, if it has one.
 
-    Otherwise nothing is kept after a ValueError (bad settings). After any other error all is kept, since the same
-    command may get further next time.
+    If not, nothing is kept after a ValueError (bad settings), and all after other errors, since the same command may
+    get further next time.
     """
     default: Keeps = "nothing" if isinstance(error, ValueError) else "all"
     found: Keeps = getattr(error, "keeps", default)
@@ -45,9 +45,9 @@ def choose_kept(error: BaseException | None) -> Keeps:
 
 @contextmanager
 def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
-    """Write an error of the body to `folder` and re-raise it. The user can fix ValueError and OSError.
+    """Write an error of the body to `folder` and re-raise it. The user is expected to fix a ValueError or OSError.
 
-    `of_input` says that a ValueError means a fault of an input file.
+    `of_input` says that a ValueError is the fault of an input file.
     """
     try:
         yield
@@ -75,7 +75,7 @@ def raise_if_abandoned(folder: str) -> None:
 
 
 def describe_error(error: Exception, *, folder: str | Path) -> str:
-    """Return the error's message. If a disk is full and the error does not say which, name `folder`."""
+    """Return the error's message. If a disk is full and the error names no path, name `folder`."""
     if isinstance(error, OSError) and error.errno in storage.FULL_DISK and error.filename is None:
         return (
             f"{folder}: cannot be written ({error.strerror}); free space there and run the same command again, or "
@@ -85,8 +85,7 @@ def describe_error(error: Exception, *, folder: str | Path) -> str:
 
 
 def leave_failure(folder: str, *, message: str, details: str, is_users: bool, keeps: Keeps = "all") -> None:
-    """Write a failure to FAILURE_NAME in `folder`, unless the file exists, since the first failure causes the
-    others."""
+    """Write FAILURE_NAME into `folder`, unless it exists: the first failure causes the others."""
     target = storage.join(folder, FAILURE_NAME)
     with suppress(OSError):  # if the disk is full, the exception itself still propagates
         if storage.find_file(target) is None:

@@ -29,7 +29,7 @@ _SHARDS = "data"
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The records of finished pieces in `root`/finished. `root` is OUT/_tmp, and OUT is the output.
+    """Reads and writes records of finished pieces of a build (splits, shards) in `root`/finished. `root` is OUT/_tmp.
 
     The files of pieces are in `root` too, except perhaps the shards. `build` is a hash of all that determines these
     files, except the input.
@@ -81,11 +81,11 @@ class Ledger:
         storage.write_bytes(path, text.encode("ascii"), make_folders=False)
 
     def sweep(self, *, folders: Iterable[str], splits: Collection[str], keep_shards: bool = True) -> Counter[Kind]:
-        """Remove outdated records and files that no record left names. Return the number of records kept, by kind.
+        """Remove outdated records, and files that no remaining record names. Return how many records remain, by kind.
 
         A record is outdated if another build wrote it, if it is of a split and not named in `splits`, or if it is of a
-        shard and `keep_shards` is false. Files are removed only directly in `folders` (names below root). Of each
-        record only the first line is read, and no hash is checked.
+        shard and `keep_shards` is false. Files are removed only directly in `folders` (names below root). Only the
+        first line of each record is read, and no hash is checked.
         """
         storage.make_folder(self._folder)
         kept: Counter[Kind] = Counter()
@@ -132,7 +132,7 @@ class Ledger:
         return path[len(self.root) + 1 :] if storage.is_url(path) else os.path.relpath(path, self.root)
 
     def _place(self, name: str) -> str:
-        """Return the path of a file or folder from its name in records."""
+        """Return the path of a file or folder that a record names."""
         first, _, rest = name.partition("/")
         if self.shards and first == _SHARDS:
             return storage.join(self.shards, rest) if rest else self.shards
@@ -159,7 +159,7 @@ class Ledger:
 
 
 def list_records(root: str | Path) -> list[str]:
-    """Return the paths of all records, of any build. `root` is OUT/_tmp. The list is empty if the folder is missing."""
+    """Return the paths of all records below OUT/_tmp, of any build. The list is empty if the folder is missing."""
     folder = storage.join(root, RECORDS_NAME)
     names = [file.name for file in storage.list_files(folder, below=False)]
     return [storage.join(folder, name) for name in names if fnmatch(name, "*-*.json")]
@@ -171,7 +171,7 @@ def _read_head(path: str) -> dict[str, Any] | None:
 
 
 def _parse_head(line: str) -> dict[str, Any] | None:
-    """Return the first line of a record, parsed, or None if it is invalid. After a power loss it may contain anything.
+    """Return the first line of a record, parsed, or None if it is invalid (after a power loss it may be anything).
 
     A line that names files outside the build's folder is invalid too, since these must not be removed.
     """

@@ -1,7 +1,7 @@
 """Shows the progress of a build on any engine: workers write small files, the main process sums and prints them.
 
 A terminal shows one line per stage, rewritten every second. Other outputs get a plain line every 30 seconds. The same
-counts go to Beam's counters, but this display does not need those.
+counts go to Beam's counters. They are only for display.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.units import count_of, describe_bytes, describe_seconds
 Stage: TypeAlias = Literal["read", "shard"]
 
 PLAN_NAME = "plan.json"
-"""A file in the folder of the reports, with the number of shards to write (`shards`) and of tokens in their documents
+"""A file in the folder of the reports: the number of shards to write (`shards`), and of tokens in their documents
 (`tokens`)."""
 _WRITE_EVERY_S = 1.0
 _TERMINAL_EVERY_S = 1.0
@@ -40,10 +40,10 @@ _SHOWN = 0.05
 class WorkReport:
     """Writes the counts of one piece of work (a split or a shard) to a file in `folder`, or nowhere if it is None.
 
-    They are written at most once a second, on an object store every ten seconds. The file is removed if the work fails.
-    Counts named `of_*` are expected totals. The other counts say how much is done, and are also passed to `count`.
-    `key` (any JSON) identifies the piece, so that a second attempt after a lost worker is not counted twice. A finished
-    report is not overwritten.
+    The file is written at most once a second, on an object store every ten seconds, and removed if the work fails.
+    Counts named `of_*` are expected totals. The others say how much is done, and also go to `count`. `key` (any JSON)
+    identifies the piece, so that a second attempt after a lost worker is not counted twice. A finished report is not
+    overwritten.
     """
 
     def __init__(
@@ -260,8 +260,8 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 def _bytes_read(reports: list[Counter[str]]) -> float:
     """Return an estimate of the bytes of input read.
 
-    The share of an unfinished split is its text read, divided by its expected text. The expected text is corrected by
-    the ratio of real to expected text in the finished splits.
+    The share of an unfinished split is its text read over its expected text. The latter is corrected by the ratio of
+    real to expected text in the finished splits.
     """
     done = [report for report in reports if report["done"]]
     expected = sum(report["of_text"] for report in done)

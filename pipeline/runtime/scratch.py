@@ -1,7 +1,7 @@
 """Makes scratch folders, which are locked while in use and then removed. Those of killed processes are removed later.
 
-A lock ends with its process, on any machine that shares the file system. Object stores have no locks, so scratch
-folders of killed processes stay there.
+A lock ends with its process, on any machine that shares the file system. Object stores have no locks, so nothing is
+removed later there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline import storage
 def scratch_folder(parent: str | Path, *, prefix: str) -> Iterator[str]:
     """Yield a new folder `parent`/`prefix`*, and remove it after the body.
 
-    If the file system has locks, first remove such folders of ended processes.
+    If the file system has locks, the folders that ended processes left there are removed first.
     """
     if storage.is_url(parent):
         url = storage.join(parent, f"{prefix}{uuid.uuid4().hex[:16]}")

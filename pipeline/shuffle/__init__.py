@@ -1,5 +1,4 @@
-"""Passes documents between the two halves of a build: chooses each document's bucket (group) and spills it to a
-file."""
+"""Passes documents between the halves of a build: chooses the bucket (group) of each, and writes it to a spill file."""
 
 from pipeline.shuffle.buckets import (
     MIN_DOCUMENTS,

@@ -68,14 +68,15 @@ class ShardPlan:
 
 
 def membership(document_id: bytes) -> int:
-    """Return the 64-bit hash that decides whether a document is held out. It is independent of the choice of a
-    bucket."""
+    """Return the 64-bit hash that decides whether a document is held out. Other bits of the id choose its bucket."""
     return int.from_bytes(document_id[:8], "big")
 
 
 def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation_fraction: float) -> Buckets:
-    """Return the numbers of buckets: `shards` for training or, with "auto", one for each TEXT_BYTES_PER_BUCKET of
-    text."""
+    """Choose how many buckets there are.
+
+    `shards` is the number for training; with "auto" there is one for each TEXT_BYTES_PER_BUCKET of text.
+    """
     held_out = validation_fraction
     if shards == "auto":
         train = max(1, math.ceil(text_bytes / TEXT_BYTES_PER_BUCKET))
@@ -89,13 +90,14 @@ def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation
 def plan_shards(
     counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int = 2, whole_books: bool = False
 ) -> ShardPlan:
-    """Join small buckets and number the shards.
+    """Join small buckets, and return the shard of each bucket.
 
     Neighbouring buckets are joined, in order, until the group has MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of the mean
     bucket's tokens. What is left at the end joins the last group. A bucket whose documents were all near duplicates
-    goes to the first shard, where its drops are counted. Raises ValueError if train or validation would have fewer than
-    `fewest` documents, because negatives need another document; with `whole_books` the message proposes to split books
-    into chapters.
+    goes to the first shard, where its drops are counted.
+
+    Raises ValueError if train or validation would have fewer than `fewest` documents, because negatives (wrong next
+    sentences) need another document. With `whole_books` the message proposes to split books into chapters.
     """
     ordered = sorted((count for count in counts if count.documents), key=lambda count: count.bucket)
     more = "set unit: chapter for books, add documents" if whole_books else "add documents"
@@ -130,8 +132,7 @@ def _join_small(counts: Sequence[BucketCount], *, num_buckets: int) -> list[list
 
 
 def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int, more: str) -> None:
-    """Raise ValueError if train or validation has too few documents. `more` is the advice in the message on getting
-    more."""
+    """Raise ValueError if train or validation has too few documents. `more` advises in the message how to get more."""
     documents = sum(count.documents for count in counts)
     if documents < fewest:
         raise ValueError(

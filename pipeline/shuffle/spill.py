@@ -49,8 +49,7 @@ class SpillError(PassingError):
 
 
 class Origin(NamedTuple):
-    """Where a document comes from, for people only: index into config.sources, name, and text or the beginning of
-    it."""
+    """Where a document comes from, for people only: index into config.sources, name, and text (or its beginning)."""
 
     source: int = 0
     name: str = ""
@@ -62,9 +61,9 @@ _NOWHERE = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A byte range with documents of one bucket: `num_bytes` from `offset` of file `path`.
+    """A byte range of a file with documents of one bucket: `num_bytes` from `offset` of `path`.
 
-    The first `index_bytes` of it are the index of its documents.
+    Its first `index_bytes` are the index, which has all but the tokens.
     """
 
     path: str
@@ -77,9 +76,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The documents of some extents, in file order.
+    """The documents of some extents (byte ranges of spill files), in file order.
 
-    `ids` is uint8[n, 16]. `tokens`, int64[n], counts the tokens of each. `sources`, uint16[n], has indexes into
+    `ids` is uint8[n, 16], and `tokens`, int64[n], the number of tokens of each document. `sources`, uint16[n], indexes
     config.source_names.
     """
 
@@ -88,7 +87,7 @@ class Index:
     sources: npt.NDArray[np.uint16]
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Return the positions of the distinct ids, ordered by id. Of equal ids, the position with the lowest source is
+        """Return the positions of the distinct ids, ordered by id. Of equal ids, the one with the lowest source is
         taken."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
         order = np.lexsort((self.sources, words[:, 1], words[:, 0]))
@@ -101,7 +100,7 @@ class Index:
 class SpillWriter:
     """Writes documents into a new file under `folder`, a path or URL. On an error the file is removed.
 
-    `name` is for people. A random suffix keeps several attempts at the same split of the input apart.
+    `name` begins the file's name. A random suffix keeps several attempts at the same split of the input apart.
     """
 
     def __init__(
@@ -185,7 +184,7 @@ def read_index(extents: Iterable[Extent]) -> Index:
 
 
 def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
-    """Yield (id, source as in Index.sources, origin) of the extents' documents, duplicates included."""
+    """Yield (id, index into config.source_names, origin) of the extents' documents, duplicates included."""
     for _, buffer in _read_each(extents, index_alone=True):
         batch = pa.ipc.read_record_batch(buffer, _INDEX)
         names = ("id", "number", *Origin._fields)
@@ -237,8 +236,7 @@ def _join_indexes(batches: Iterable[pa.RecordBatch]) -> Index:
 
 
 def _documents_schema(id_type: pa.DataType) -> pa.Schema:
-    """Return the schema of the tokens: a row per document, a list per field. The names are those of
-    TokenizedDocument."""
+    """Return the schema of the tokens: a row per document, and a list per field of TokenizedDocument."""
     kinds = {"ids": id_type, "word_starts": pa.bool_(), "sentence_lengths": pa.int32()}
     return pa.schema([pa.field(name, pa.list_(kind)) for name, kind in kinds.items()])
 
@@ -255,8 +253,7 @@ def _split_list(column: pa.ListArray) -> list[npt.NDArray[Any]]:
 
 
 def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tuple[Extent, pa.Buffer]]:
-    """Yield each extent with its bytes, or with only its index. Several extents are fetched at a time from an object
-    store."""
+    """Yield each extent with its bytes, or with only its index. From an object store, several are fetched at a time."""
 
     def read(extent: Extent) -> pa.Buffer:
         num_bytes = extent.index_bytes if index_alone else extent.num_bytes
