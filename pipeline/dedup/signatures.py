@@ -43,9 +43,10 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BandExtent:
-    """Says where band keys of one partition are: `entries` keys from byte `offset` of the file `keys`.
+    """Says where the band keys (hashes of parts of signatures) of one partition are stored.
 
-    `signatures` is the file with the signatures of their documents.
+    There are `entries` keys from byte `offset` of the file `keys`. `signatures` is the file with the documents'
+    signatures.
     """
 
     keys: str
@@ -55,7 +56,7 @@ class BandExtent:
 
 
 class SignatureWriter:
-    """Writes signatures and band keys of documents into two files under `folder`, or nothing if `config` is None.
+    """Writes MinHash signatures and band keys of documents into two files in `folder`, or nothing if `config` is None.
 
     Memory holds 4096 signatures and their keys. On an error the files are removed.
     """
@@ -163,7 +164,8 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
 
 
 def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Yield lists of neighbouring groups as (start, size). A list ends once it holds _ROWS_AT_ONCE documents."""
+    """Yield lists of neighbouring groups of documents, as (start, size). A list ends once it has _ROWS_AT_ONCE
+    documents."""
     packed: list[tuple[int, int]] = []
     held = 0
     for start, size in zip(starts, sizes, strict=True):
@@ -198,8 +200,7 @@ def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
-    """Choose the documents to leave out, and write their matches, ordered by id. `parts` are files of matches
-    (MATCH_TYPE).
+    """Choose the documents to leave out, and write their matches, ordered by id. `parts` are files with all matches.
 
     Memory: 120 bytes for each pair of near duplicates, whatever the size of the corpus.
     """
@@ -210,7 +211,7 @@ def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
 
 
 def read_dropped(path: str, ids: Sequence[bytes]) -> dict[bytes, Match]:
-    """Return, by id, a match for each of the documents `ids` that is to be left out."""
+    """Return, by id, the match of each document in `ids` that the file `path` (from write_dropped) leaves out."""
     table = np.frombuffer(storage.read_bytes(path), MATCH_TYPE)
     if not table.size:
         return {}
@@ -239,7 +240,7 @@ class _SignatureReader:
         self._source.close()
 
     def rows(self, batch: int, rows: npt.NDArray[Any]) -> Iterator[_Row]:
-        """Return the rows at the positions `rows` of record batch number `batch`."""
+        """Return the signed documents at the positions `rows` of record batch number `batch`."""
         with storage.name_errors(self._path):
             found = self._file.get_batch(batch).take(pa.array(rows))
         return map(_Row, *(column.to_pylist() for column in found.columns))

@@ -49,7 +49,7 @@ def open_cluster(config: PipelineConfig, *, most: int, say: Say) -> Iterator[Das
     elif config.engine == "dask":
         from pipeline.engines.dask_cluster import find_workers
 
-        assert config.dask.address is not None  # check_engine
+        assert config.dask.address is not None  # checked by check_engine
         cluster = find_workers(config.dask.address, wait_s=config.dask.worker_wait_s, say=say)
         if config.workers is not None:
             say(f"warning: workers={config.workers} has no effect with engine=dask; the cluster decides; remove it")

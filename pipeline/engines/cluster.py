@@ -21,5 +21,5 @@ class DaskCluster:
     security: Any = None
     """A distributed.Security object if the cluster uses TLS."""
     attempts: int = 1
-    """How often a graph is run at most if the scheduler is lost. It is above 1 if a lost scheduler restarts by
+    """The most times that a graph is run if the scheduler is lost. It is above 1 if a lost scheduler restarts by
     itself."""

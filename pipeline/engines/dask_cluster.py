@@ -38,7 +38,7 @@ from pipeline.versions import describe_code
 
 _LOGGER = logging.getLogger(__name__)
 _PARTITIONS_A_WORKER = 8
-"""The list of splits (parts of the input) has this many pieces per worker, so that the last ones spread evenly."""
+"""The list of splits (parts of the input) has this many pieces per worker, so that the last pieces spread evenly."""
 _LEAST_PARTITIONS = 16
 _CONNECT_S = 30.0
 _ANSWER_S = 120.0
@@ -128,7 +128,7 @@ def connect(cluster: DaskCluster) -> Iterator[Client]:
 
 
 def _attend(client: Client, futures: Sequence[Any], *, cluster: DaskCluster) -> None:
-    """Wait until the futures (results of tasks) are done. Raise the error of a task, or of a lost cluster."""
+    """Wait until the futures (results of tasks) are done. Raise a task's error, or an error if the cluster is lost."""
     look, alone_since = time.monotonic(), None
     while not all(future.done() for future in futures):
         time.sleep(_POLL_S)
@@ -194,7 +194,7 @@ def _wait_until_free(folder: str) -> None:
 
 
 def _wait_until_idle(exchange: str, *, cluster: DaskCluster) -> None:
-    """Wait until no worker that answers runs a task of this build, but at most _LET_GO_S.
+    """Wait until no worker that can be reached runs a task of this build, but at most _LET_GO_S.
 
     This is for folders on object stores, which have no locks.
     """
@@ -208,7 +208,8 @@ def _wait_until_idle(exchange: str, *, cluster: DaskCluster) -> None:
 
 
 def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
-    """Return the cluster of a scheduler once it has a worker. Raises ValueError if either does not come in time."""
+    """Return the cluster of a scheduler once it has a worker. Raises ValueError if it does not answer or gets none in
+    time."""
     cluster = DaskCluster(address, name=f"dask.address={address}", workers=1, wait_s=wait_s)
     with connect(cluster) as client:
         await_worker(client, cluster=cluster, waiting_for=lambda: "start workers with `dask worker`", say=say)

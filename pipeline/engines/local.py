@@ -1,6 +1,6 @@
 """Runs a Beam graph on an engine: Beam's FnApiRunner with one process per worker, a Dask cluster, or any Beam runner.
 
-Beam turns an error in a worker into a RuntimeError with a traceback as text. Here the original message is raised.
+Beam turns an error in a worker into a RuntimeError with a traceback as text. This module raises the original message.
 """
 
 # ruff: noqa: E402
@@ -156,7 +156,7 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
         for thread in threading.enumerate():
             if thread.name == _WORKER_THREAD:
                 thread.join(timeout=_LAST_WORDS_S)
-        beams, after = set(threading.enumerate()) - others, keep_quiet  # these end later, with more errors
+        beams, after = set(threading.enumerate()) - others, keep_quiet  # these threads end later, with more errors
         raise
     finally:
         threading.excepthook = after
@@ -175,7 +175,8 @@ def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException
 
 
 def note_unknown(beam_options: Sequence[str]) -> None:
-    """Warn of options that Beam does not know and would silently drop. The runner may still know them."""
+    """Warn of options that Beam does not know and would silently drop. It is no error, since the runner may know
+    them."""
     known = set(PipelineOptions([]).get_all_options())
     given = set(PipelineOptions(list(beam_options)).get_all_options(retain_unknown_options=True))
     for name in sorted(given - known):

@@ -47,7 +47,7 @@ def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _
     ended = threading.Event()
 
     def tell() -> None:
-        """Increase the counters. A failed piece of work takes its counts back; counters then wait until the sum catches
+        """Raise each counter to its sum. If failed work makes a sum smaller, the counter stays until the sum has caught
         up."""
         try:
             found = {stage: progress.count(stage) for stage in _STAGES}

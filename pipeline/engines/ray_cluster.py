@@ -36,7 +36,8 @@ _OBJECT_STORE_BYTES = 100 << 20
 """Size of the object store of a local Ray. It is small, because only actors are used."""
 _SCHEDULER_START_S = 180.0
 _ATTEMPTS = 3
-"""How often a graph is run at most. A retry can succeed, because Ray restarts a lost scheduler at the same address."""
+"""The most times that a graph is run. A retry can succeed, because Ray restarts a lost scheduler at the same
+address."""
 _AGAIN_S = 1.0
 
 
@@ -206,7 +207,7 @@ class DaskWorker:
 
     async def _run(self, address: str, *, security: Security) -> None:
         while True:
-            with suppress(OSError):  # no scheduler yet, or no longer
+            with suppress(OSError):  # there is no scheduler yet, or no longer
                 async with Worker(
                     address,
                     host=ray.util.get_node_ip_address(),

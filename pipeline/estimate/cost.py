@@ -35,8 +35,8 @@ _START_CPU_S = 3.0
 _WORKER_BYTES = 440e6
 _BYTES_PER_BUCKET_TOKEN = 3.0
 _BYTES_PER_MASK_SET = 5.5e6
-"""A worker's memory is a constant (imports and buffers), plus so much per token of a bucket (group of documents), plus
-so much per mask set (one masking of the rows). See docs/LOG.md."""
+"""A worker needs memory for imports and buffers, for each token of a bucket (group of documents), and for each mask set
+(one masking of the rows). See docs/LOG.md."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,18 @@ _GROUPS = 8
 _MASKS = (schema.MASKED_POSITIONS, schema.MASKED_INPUTS)
 _SIZES = ("bytes", "pair_bytes", "mask_bytes")
 _BUCKET_TOKENS = 20_000_000
-"""If a sample has at most this many tokens, bytes per row come from one shard with all of it once. A shard with few
-documents compresses better than a real one (4% on novels: two documents against eight), and so do repeated texts."""
+"""If the sample has at most this many tokens, bytes per row are measured on a single shard of the whole sample, without
+repeated texts. A shard with few documents compresses better than a real one (4% on novels: two documents against
+eight), and so do repeated texts."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """The measurements of the sample of one source: `units` has a dict per unit read, `groups` a dict per shard.
+    """The measurements of the sample of one source: `units` has a dict per unit read, `groups` a dict per shard
+    written.
 
-    A shard is made of some of the units. In both, "size" is the size of the units and "count" their number.
+    A unit is a part of the input, and a shard is made of some units. In both dicts, "size" is the size of the units and
+    "count" their number.
     """
 
     frame: Frame

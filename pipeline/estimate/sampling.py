@@ -56,11 +56,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All units of a source (parts that can be read alone), from which a sample is drawn.
+    """All units of a source. A unit is a part of the input that can be read alone.
 
     `size` is the total bytes, with the unread rest of streams, and `text_bytes` the estimated plain text. `by_file`
     says that units are text files, so that the number of documents follows the number of units. `passing_s` maps a path
-    to the CPU seconds to skip through the file, which each split of a shared file does again.
+    to the CPU seconds to skip through the file. If splits share the file, each of them needs this time.
     """
 
     source: int
@@ -72,7 +72,7 @@ class Frame:
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
-    """Return all units of a source. Decompresses compressed archives once; reads little or nothing of other files."""
+    """Return the units of a source. Decompresses compressed archives once; reads little or nothing of other files."""
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"
@@ -98,7 +98,7 @@ def list_frame(source: SourceConfig, *, index: int) -> Frame:
 
 
 def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
-    """Return the units of each frame to read: SHARE of them, or more if that is little text.
+    """Return, for each frame, the units to read: SHARE of its units, or more if that is little text.
 
     If this would be half of the units, all are read.
     """
@@ -151,7 +151,7 @@ def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
     idle = replace(unit.split, part=_NO_PART, parts=_NO_PART + 1)
     source = source.model_copy(update={"clean_documents": None})
     started = time.process_time()
-    with suppress(ValueError):  # the stream is cut off; other faults show when it is read
+    with suppress(ValueError):  # the stream is cut off; other faults are reported later
         deque(_read_beginning(replace(unit, split=idle), source=source), maxlen=0)
     return (time.process_time() - started) * unit.split.num_bytes / unit.size
 

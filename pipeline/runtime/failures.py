@@ -23,7 +23,7 @@ class Failure:
     """An error of a worker. `keeps` says which finished pieces of the build stay.
 
     If `is_users`, the user can fix it (bad input, full disk) and needs only the message. Otherwise it is a bug, and
-    `details` help.
+    `details` (a traceback) help.
     """
 
     message: str

@@ -31,8 +31,8 @@ _SHARDS = "data"
 class Ledger:
     """Reads and writes records of finished pieces of a build (splits, shards) in `root`/finished. `root` is OUT/_tmp.
 
-    The files of pieces are in `root` too, except perhaps the shards. `build` is a hash of all that determines these
-    files, except the input.
+    The files of the pieces are below `root` too; only shards may be elsewhere. `build` is a hash of all that determines
+    these files, except the input.
     """
 
     root: str
@@ -46,9 +46,9 @@ class Ledger:
         return f"{kind}-{digest[:32]}.json"
 
     def find(self, kind: Kind, *, key: Any) -> Any | None:
-        """Return the content recorded with a piece, or None if there is no record or it no longer matches its files.
+        """Return the content recorded with a finished piece, or None if there is no record that matches its files.
 
-        If it does not match, the record and its files are removed, and the fault is noted for take_damaged.
+        If a record does not match, it is removed with its files, and the fault is noted for take_damaged.
         """
         path = storage.join(self._folder, self.record_name(kind, key))
         try:

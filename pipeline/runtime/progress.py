@@ -34,7 +34,7 @@ _PLAIN_EVERY_S = 30.0
 _STORE_EVERY_S = 10.0
 _UNIT = 1e6
 _SHOWN = 0.05
-"""The smallest number of millions that is shown as such; a smaller number would be shown as 0.0."""
+"""A number below this many millions is not shown in millions, because it would be shown as 0.0."""
 
 
 class WorkReport:
@@ -250,7 +250,7 @@ def _is_done(path: str) -> bool:
 
 
 def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
-    """Return the sum of reports."""
+    """Return the sum of each count over all reports."""
     total: Counter[str] = Counter()
     for report in reports:
         total.update(report)

@@ -1,7 +1,7 @@
-"""Makes scratch folders, which are locked while in use and then removed. Those of killed processes are removed later.
+"""Makes scratch folders, which are locked while in use and then removed.
 
-A lock ends with its process, on any machine that shares the file system. Object stores have no locks, so nothing is
-removed later there.
+Folders left by killed processes are removed when the next folder is made: a lock ends with its process, on any machine
+that shares the file system. Object stores have no locks, so folders are left there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _make_locked(parent: Path, *, prefix: str) -> tuple[Path, int]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return folder, lock
-        os.close(lock)  # another process swept it before it was locked
+        os.close(lock)  # another process removed it before it was locked
 
 
 def _remove_unused(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Passes documents between the halves of a build: chooses the bucket (group) of each, and writes it to a spill file."""
+"""Between the two halves of a build: chooses each document's bucket (a group of documents), and writes spill files."""
 
 from pipeline.shuffle.buckets import (
     MIN_DOCUMENTS,

@@ -18,7 +18,7 @@ from pipeline.units import count_of
 
 TEXT_BYTES_PER_BUCKET = 64_000_000
 MIN_DOCUMENTS = 8
-"""A bucket with fewer documents is joined with its neighbour, because its negatives would repeat."""
+"""A bucket with fewer documents is joined with its neighbour. Its negatives (wrong next sentences) would repeat."""
 MIN_SHARE_OF_MEAN = Fraction(1, 10)
 """A bucket with fewer tokens than this share of the mean bucket's is joined too."""
 _HASH_RANGE = 2**64
@@ -34,7 +34,7 @@ class Buckets:
 
     @property
     def total(self) -> int:
-        """Number of buckets."""
+        """The number of all buckets."""
         return self.train + self.validation
 
     def bucket_of(self, document_id: bytes) -> int:
@@ -132,7 +132,7 @@ def _join_small(counts: Sequence[BucketCount], *, num_buckets: int) -> list[list
 
 
 def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int, more: str) -> None:
-    """Raise ValueError if train or validation has too few documents. `more` advises in the message how to get more."""
+    """Raise ValueError if train or validation has too few documents. `more` is the remedy that the message proposes."""
     documents = sum(count.documents for count in counts)
     if documents < fewest:
         raise ValueError(

@@ -49,7 +49,7 @@ class SpillError(PassingError):
 
 
 class Origin(NamedTuple):
-    """Where a document comes from, for people only: index into config.sources, name, and text (or its beginning)."""
+    """Where a document comes from, only for people: index into config.sources, name, and text (or its beginning)."""
 
     source: int = 0
     name: str = ""
@@ -61,9 +61,9 @@ _NOWHERE = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A byte range of a file with documents of one bucket: `num_bytes` from `offset` of `path`.
+    """A byte range of a spill file, with documents of one bucket (group): `num_bytes` from `offset` of `path`.
 
-    Its first `index_bytes` are the index, which has all but the tokens.
+    Its first `index_bytes` are the index, which has everything but the tokens.
     """
 
     path: str
