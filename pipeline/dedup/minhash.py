@@ -105,8 +105,7 @@ def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s
 def compare_group(
     ids: Sequence[bytes], *, words: Sequence[int], names: Sequence[str], signatures: Signatures, threshold: float
 ) -> npt.NDArray[Any]:
-    """Return the near duplicates (array of MATCH_TYPE) among documents with a common band key, at most four per
-    document.
+    """Return the near duplicates (array of MATCH_TYPE) among documents that share a band key, at most four for each.
 
     Documents are ranked: more words first, then the smaller id. Each is compared with the 16 best and with the 16
     ranked just before it, so the cost is linear in the size of the group. Copies (equal ids) count once.

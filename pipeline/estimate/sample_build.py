@@ -28,11 +28,9 @@ eight), and so do repeated texts."""
 
 @dataclass(slots=True)
 class Measured:
-    """The measurements of the sample of one source: `units` has a dict per unit read, `groups` a dict per shard
-    written.
+    """Measurements of a source's sample: `units` has a dict per unit (part of the input), `groups` a dict per shard.
 
-    A unit is a part of the input, and a shard is made of some units. In both dicts, "size" is the size of the units and
-    "count" their number.
+    A shard is made of some of the units. In both dicts, "size" is the size of the units and "count" their number.
     """
 
     frame: Frame
@@ -128,9 +126,9 @@ def _measure_shard(
 
 
 def _choose_groups(extents: Sequence[Sequence[Extent]]) -> list[list[int]]:
-    """Divide the units into as many groups as possible (at most _GROUPS), each with two distinct documents.
+    """Divide the units into as many groups as possible (at most _GROUPS), each with at least two distinct documents.
 
-    Return the numbers of the units in each group.
+    Return the indexes of each group's units in `extents`.
     """
     for count in range(min(_GROUPS, len(extents) // 2), 1, -1):
         groups = [list(range(number, len(extents), count)) for number in range(count)]

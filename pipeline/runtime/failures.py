@@ -69,7 +69,7 @@ class AbandonedError(PassingError):
 
 
 def raise_if_abandoned(folder: str) -> None:
-    """Raise AbandonedError if `folder` has a failure. Tasks must ask, because engines cannot stop a running task."""
+    """Raise AbandonedError if `folder` has a failure. Tasks call this, because engines cannot stop a running task."""
     if storage.exists(storage.join(folder, FAILURE_NAME)):
         raise AbandonedError(f"{folder}: the build has failed elsewhere")
 

@@ -41,7 +41,7 @@ class Ledger:
     """The folder of the shards. If it is empty, they are in `root`/data."""
 
     def record_name(self, kind: Kind, key: Any) -> str:
-        """Return the file name of a piece's record. `key` (any JSON) says what the piece is made from."""
+        """Return the file name of the record of a finished piece. `key` (any JSON) says what the piece is made from."""
         digest = hashlib.sha256(canonical_json([self.build, kind, key])).hexdigest()
         return f"{kind}-{digest[:32]}.json"
 
@@ -69,7 +69,8 @@ class Ledger:
         return None
 
     def record(self, kind: Kind, *, key: Any, files: Iterable[str | Path], content: Any) -> None:
-        """Record a finished piece. Its `files` must be closed and complete; `find` returns the `content` (JSON)."""
+        """Record a finished piece of work. Its `files` must be closed and complete; `find` returns the `content`
+        (JSON)."""
         body = json.dumps(content, sort_keys=True)
         head = {
             "build": self.build,

@@ -162,7 +162,7 @@ class ProgressPrinter:
         return sum_counts(self._load(stage))
 
     def read_plan(self) -> dict[str, int]:
-        """Return the content of PLAN_NAME, or zeros if there is no plan yet."""
+        """Return the content of the file PLAN_NAME, or zeros if there is no plan yet."""
         try:
             plan: dict[str, int] = json.loads(storage.read_bytes(self._plan))
         except FileNotFoundError:
@@ -260,8 +260,8 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 def _bytes_read(reports: list[Counter[str]]) -> float:
     """Return an estimate of the bytes of input read.
 
-    The share of an unfinished split is its text read over its expected text. The latter is corrected by the ratio of
-    real to expected text in the finished splits.
+    An unfinished split counts by the share of its expected text that was read. The expected text is corrected by the
+    ratio of real to expected text in the finished splits.
     """
     done = [report for report in reports if report["done"]]
     expected = sum(report["of_text"] for report in done)

@@ -90,11 +90,11 @@ def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation
 def plan_shards(
     counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int = 2, whole_books: bool = False
 ) -> ShardPlan:
-    """Join small buckets, and return the shard of each bucket.
+    """Join small buckets (groups of documents), and return the shard of each bucket.
 
-    Neighbouring buckets are joined, in order, until the group has MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of the mean
-    bucket's tokens. What is left at the end joins the last group. A bucket whose documents were all near duplicates
-    goes to the first shard, where its drops are counted.
+    Neighbouring buckets are joined, in order, until they have MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of the mean bucket's
+    tokens. What is left at the end joins the last shard. A bucket whose documents were all near duplicates goes to the
+    first shard, where its drops are counted.
 
     Raises ValueError if train or validation would have fewer than `fewest` documents, because negatives (wrong next
     sentences) need another document. With `whole_books` the message proposes to split books into chapters.
