@@ -1,6 +1,6 @@
-"""Counts the duplicates and near duplicates dropped from a bucket.
+"""Counts the duplicates and near duplicates that are dropped from a bucket (a group of documents).
 
-Copies share a bucket, because the hash of the text selects it. Their names come from the spill's index.
+Copies of a text share a bucket, because a hash of the text selects it. Names come from the index of the spill files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 
 
 class Match(NamedTuple):
-    """The document that a near duplicate resembles: its name, and the share of common shingles."""
+    """The document that a near duplicate resembles: its name, and the estimated share of common shingles (word
+    runs)."""
 
     name: str
     similarity: float
@@ -29,10 +30,11 @@ class Match(NamedTuple):
 
 
 def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
-    """Return counts and examples of the copies and near duplicates in a bucket, and add them to `rejects`.
+    """Return counts and examples of the copies and near duplicates among `extents`, and add them to `rejects`.
 
-    Of copies, the first by (name, source) among those of the source that the rows name stays (Index.distinct).
-    Memory: only the origins of duplicates, with text if rejects are kept.
+    `near` maps the ids of near duplicates to their matches. One of several copies stays: the first by (name, source)
+    from the source that Index.distinct chooses. Memory holds only the origins of duplicates (with text if rejects are
+    kept).
     """
     tally = ReadTally()
     copies = _repeated_ids(extents)

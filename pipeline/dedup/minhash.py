@@ -1,7 +1,7 @@
-"""Finds near duplicates by MinHash and banding (Broder 1997; Leskovec, Rajaraman, Ullman 2014, chapter 3). Pure.
+"""Finds near duplicates by MinHash and banding (Broder 1997; Leskovec, Rajaraman, Ullman 2014, chapter 3).
 
-Results depend only on the set of documents, not on their order, on paths or on workers. Signing reads about 3 MB of
-text a second.
+Pure: results depend only on the set of documents, not on their order, on paths or on workers. Computing signatures
+reads about 3 MB of text a second.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ _UNSPACED = (
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 _BATCH_SHINGLES = 4096
 _FOUND = 0.98
-"""Least chance that a pair exactly at the threshold shares a band."""
+"""A pair exactly at the threshold must share a band with at least this probability."""
 _NEIGHBOURS = 16
 _MATCHES = 4
 _NAME_BYTES = 64
 MATCH_TYPE = np.dtype(
     [("id", "V16"), ("words", "<i8"), ("kept_id", "V16"), ("similarity", "<f4"), ("kept_name", f"S{_NAME_BYTES}")]
 )
-"""A document, a better-ranked one, and their share of common shingles."""
+"""A document, a better-ranked document that it resembles (kept_...), and their estimated share of common shingles."""
 
 
 def shingle_hashes(sentences: Sequence[str], *, words: int) -> tuple[npt.NDArray[np.uint32], int]:
-    """Return the uint32 hash of every run of `words` words (of all if there are fewer), and the number of words."""
+    """Return a uint32 hash of each shingle (run of `words` words), and the number of words in the text.
+
+    A text with fewer than `words` words is a single shingle.
+    """
     hashes = [crc32(word.encode()) for word in _WORDS.findall("\n".join(sentences).casefold())]
     if not hashes:
         return np.zeros(0, np.uint32), 0
@@ -51,16 +54,16 @@ def shingle_hashes(sentences: Sequence[str], *, words: int) -> tuple[npt.NDArray
 
 
 class Signer:
-    """MinHash signatures by datasketch."""
+    """Computes MinHash signatures with datasketch."""
 
     def __init__(self, config: NearDuplicatesConfig) -> None:
-        from datasketch import MinHash  # a second to import; only builds that look for near duplicates need it
+        from datasketch import MinHash  # takes a second; only builds that look for near duplicates need it
 
         self._config = config
         self._empty = MinHash(num_perm=config.permutations, seed=config.seed, hashfunc=int)
 
     def sign(self, sentences: Sequence[str]) -> tuple[Signatures, int] | None:
-        """Return the signature, uint32[permutations], and the number of words; None for a document without words."""
+        """Return the signature, uint32[permutations], and the number of words, or None for a document without words."""
         hashes, words = shingle_hashes(sentences, words=self._config.shingle_words)
         if not words:
             return None
@@ -73,7 +76,11 @@ class Signer:
 
 @cache
 def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
-    """Return (bands, rows per band) with the most rows that still find a pair at the threshold with 98% chance."""
+    """Return the number of bands of a signature, and the number of its entries (rows) in each band.
+
+    Documents are compared if they agree in a whole band, so more rows mean fewer comparisons. The result has the most
+    rows that still find a pair at the threshold with 98% probability.
+    """
     for rows in range(permutations, 0, -1):
         bands = permutations // rows
         if 1 - (1 - threshold**rows) ** bands >= _FOUND:
@@ -82,7 +89,10 @@ def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
 
 
 def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s:
-    """Return uint64[documents, bands]: equal if two documents agree in all rows of a band."""
+    """Return a key for each band (`rows` entries of a signature): uint64[documents, bands].
+
+    Two documents have the same key if they agree in the whole band.
+    """
     keys = np.empty((len(signatures), bands), np.uint64)
     for band in range(bands):
         key = np.full(len(signatures), np.uint64(draws.key(0, "band", band)))
@@ -95,10 +105,10 @@ def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s
 def compare_group(
     ids: Sequence[bytes], *, words: Sequence[int], names: Sequence[str], signatures: Signatures, threshold: float
 ) -> npt.NDArray[Any]:
-    """Return MATCH_TYPE: the verified pairs among documents that share a band key, at most four per document.
+    """Return the near duplicates (array of MATCH_TYPE) among documents that share a band key, at most four for each.
 
-    Documents are ranked (more words first, then the smaller id). Each is compared with the 16 best and the 16 just
-    before it, so the cost is linear in the size of the group. Copies of one id count once.
+    Documents are ranked: more words first, then the smaller id. Each is compared with the 16 best and with the 16
+    ranked just before it, so the cost is linear in the size of the group. Copies (equal ids) count once.
     """
     first = {ids[index]: index for index in sorted(range(len(ids)), key=lambda index: names[index], reverse=True)}
     ranked = sorted(first.values(), key=lambda index: (-words[index], ids[index]))
@@ -115,10 +125,10 @@ def compare_group(
 
 
 def choose_dropped(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return one of the distinct matches for each document to leave out: MATCH_TYPE, ordered by id.
+    """Return one of the distinct `matches` for each document to leave out (an array of MATCH_TYPE, ordered by id).
 
-    From the best rank down, a document stays unless it matches one that stays, so nothing is dropped in favour of a
-    document that is dropped as well.
+    Documents are visited from the best rank (most words) down. A document is left out if it matches a document that
+    stays, so nothing is dropped in favour of a document that is dropped as well.
     """
     dropped: dict[bytes, int] = {}
     order = sorted(range(matches.size), key=lambda index: (-matches["words"][index], matches["id"][index].tobytes()))

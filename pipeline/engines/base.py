@@ -1,4 +1,4 @@
-"""Where the workers of a build run: processes on this machine, a Dask cluster, or a Dask cluster inside Ray.
+"""Opens the engine that runs a build: processes on this machine, a Dask cluster, or a Dask cluster inside Ray.
 
 Dask and Ray are imported only for their engines, so a local build needs neither.
 """
@@ -39,17 +39,17 @@ def check_engine(config: PipelineConfig, *, beam_options: Sequence[str]) -> None
 
 @contextmanager
 def open_cluster(config: PipelineConfig, *, most: int, say: Say) -> Iterator[DaskCluster | None]:
-    """Yield the cluster of the config's engine, with at least one worker; None for processes on this machine.
+    """Yield the cluster of the config's engine, with at least one worker, or None for processes on this machine.
 
-    `most` is the largest useful number of workers (pieces of work). On exit, whatever was started here is stopped.
-    Raises ValueError if no worker comes in time.
+    `most` is the largest useful number of workers, which is the number of pieces of work. On exit, whatever was started
+    here is stopped. Raises ValueError if no worker connects in time.
     """
     if config.engine == "local":
         yield None
     elif config.engine == "dask":
         from pipeline.engines.dask_cluster import find_workers
 
-        assert config.dask.address is not None  # check_engine
+        assert config.dask.address is not None  # checked by check_engine
         cluster = find_workers(config.dask.address, wait_s=config.dask.worker_wait_s, say=say)
         if config.workers is not None:
             say(f"warning: workers={config.workers} has no effect with engine=dask; the cluster decides; remove it")
@@ -74,7 +74,7 @@ def watched(progress: ProgressPrinter, *, config: PipelineConfig) -> Iterator[No
 
 
 def choose_workers(config: PipelineConfig, *, say: Say) -> int:
-    """Return the number of local worker processes; warn if it exceeds the number of cores."""
+    """Return the number of local worker processes, by default one per core. Warn if the config sets more."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if config.engine == "local" and config.workers is not None and config.workers > cores:
         say(f"warning: workers={config.workers} exceeds the {count_of(cores, 'core')} of this machine")

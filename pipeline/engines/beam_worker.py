@@ -1,6 +1,7 @@
-"""A worker process of the local engine: Beam's own, but quiet, and it exits if the build fails elsewhere or is killed.
+"""A worker process of the local engine: Beam's own, but without its logs.
 
-Otherwise a build of hours would report a bad file only after all other workers have finished their share.
+It exits if the build fails elsewhere or is killed. Otherwise a build of hours would report a bad file only after all
+other workers have finished their share.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ from contextlib import suppress
 from pathlib import Path
 
 ABORT_VARIABLE = "CLOZE_ABORT_FILE"
-"""Environment variable with the path of a file; workers exit once it exists."""
+"""Environment variable with the path of a file; workers exit once the file exists."""
 HELD_VARIABLE = "CLOZE_HELD_FOLDER"
-"""Environment variable with a folder that each worker locks (shared) while it lives, so that the next build can wait
-for workers of a killed one."""
+"""Environment variable with the path of a folder. Each worker holds a shared lock on it while it lives, so that the
+next build can wait for workers of a killed build."""
 BUILD_VARIABLE = "CLOZE_BUILD_PROCESS"
-"""Environment variable with the id of the build's main process; workers exit once it is gone."""
+"""Environment variable with the id of the build's main process; workers exit once that process is gone."""
 _CHECK_EVERY_S = 1.0
 
 
 def silence_beam() -> None:
-    """Import Beam without its warnings about missing cloud packages, and turn off its logs: it logs every error of a
-    worker several times with tracebacks, and raises it as well."""
+    """Import Beam without its warnings about missing cloud packages, and turn off its logs.
+
+    Beam logs every error of a worker several times with tracebacks. Nothing is lost, because it raises the error too.
+    """
     logging.disable(logging.CRITICAL)
     try:
         import apache_beam  # noqa: F401
@@ -48,7 +51,7 @@ def main() -> None:
     handler.addFilter(logging.Filter("pipeline"))
     logging.getLogger().addHandler(handler)
     silence_beam()
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (Beam prints tracebacks of what it reports as well)
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (Beam also prints tracebacks of errors that it reports)
 
     from apache_beam.runners.worker import sdk_worker_main
 
@@ -56,7 +59,7 @@ def main() -> None:
 
 
 def hold_folder(folder: str) -> None:
-    """Lock a folder (shared) until this process ends; do nothing if it cannot be locked or is gone."""
+    """Hold a shared lock on a folder until this process ends. Do nothing if it cannot be locked or is gone."""
     with suppress(OSError):
         fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -75,6 +78,6 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def python_path() -> str:
-    """Return the PYTHONPATH with which workers import the same `pipeline` as this process, installed or not."""
+    """Return the PYTHONPATH with which workers import this process's `pipeline`, whether it is installed or not."""
     before = os.environ.get("PYTHONPATH")
     return f"{_ROOT}{os.pathsep}{before}" if before else _ROOT

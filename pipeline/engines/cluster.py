@@ -1,4 +1,4 @@
-"""A Dask cluster that a build runs on."""
+"""Describes a Dask cluster that a build runs on."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DaskCluster:
-    """A Dask cluster as a build sees it."""
+    """What a build needs to know about a Dask cluster."""
 
     address: str
-    """Address of its scheduler."""
+    """The address of the scheduler."""
     name: str
-    """Name of the cluster in messages."""
+    """The name of the cluster in messages."""
     workers: int
-    """Number of workers, present or expected."""
+    """The number of workers, present or expected."""
     wait_s: float
-    """How long to wait for a worker if there is none."""
+    """The longest time to wait while the cluster has no worker."""
     security: Any = None
-    """distributed.Security if the cluster uses TLS."""
+    """A distributed.Security object if the cluster uses TLS."""
     attempts: int = 1
-    """Most runs of a graph if the scheduler is lost; above 1 if a lost scheduler restarts by itself."""
+    """The most times that a graph is run if the scheduler is lost. It is above 1 if a lost scheduler restarts by
+    itself."""

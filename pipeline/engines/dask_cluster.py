@@ -1,6 +1,7 @@
-"""Runs a graph on a Dask cluster: another worker takes over the tasks of a lost one, and every wait has a limit.
+"""Runs a Beam graph on a Dask cluster, with a limit for every wait.
 
-Work that was finished before its worker was lost is taken from its record (pipeline/runtime/ledger.py).
+If a worker is lost, another worker takes over its tasks. Work that was finished before the loss is not repeated
+(pipeline/runtime/ledger.py).
 """
 
 # ruff: noqa: E402
@@ -37,7 +38,7 @@ from pipeline.versions import describe_code
 
 _LOGGER = logging.getLogger(__name__)
 _PARTITIONS_A_WORKER = 8
-"""Pieces of the list of splits per worker: enough to spread the rest evenly at the end."""
+"""The list of splits (parts of the input) has this many pieces per worker, so that the last pieces spread evenly."""
 _LEAST_PARTITIONS = 16
 _CONNECT_S = 30.0
 _ANSWER_S = 120.0
@@ -48,7 +49,7 @@ _LET_GO_S = 30.0
 
 
 class LostSchedulerError(PassingError):
-    """The scheduler is gone, and with it the state of the graph."""
+    """The scheduler is gone, and the state of the graph with it."""
 
 
 def run_on_dask(
@@ -59,10 +60,10 @@ def run_on_dask(
     held: str,
     beam_options: Sequence[str],
 ) -> None:
-    """Run the graph that `lay_out` puts on a pipeline; another worker takes over the tasks of a lost one.
+    """Run the graph that `lay_out` adds to a pipeline. Another worker takes over the tasks of a lost worker.
 
-    On any error, running tasks are told to stop through the folder `exchange` and waited for. Raises the error of a
-    task, or PassingError if the workers or the scheduler are gone for good.
+    On any error, running tasks are told to stop, through a file in the folder `exchange`, and waited for. Tasks lock
+    the folder `held`. Raises the error of a task, or PassingError if the workers or the scheduler are gone for good.
     """
     try:
         for attempt in range(1, cluster.attempts + 1):
@@ -112,8 +113,8 @@ def _run_once(
 
 @contextmanager
 def connect(cluster: DaskCluster) -> Iterator[Client]:
-    """Yield a client of the cluster's scheduler. Raises LostSchedulerError if it does not answer."""
-    for name in ("distributed", "distributed.client"):  # each has its own level; their errors are raised as well
+    """Yield a client of the cluster's scheduler. Raises LostSchedulerError if the scheduler does not answer."""
+    for name in ("distributed", "distributed.client"):  # each has its own level; errors are also raised
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
         client = Client(cluster.address, security=cluster.security, timeout=_CONNECT_S)
@@ -127,7 +128,7 @@ def connect(cluster: DaskCluster) -> Iterator[Client]:
 
 
 def _attend(client: Client, futures: Sequence[Any], *, cluster: DaskCluster) -> None:
-    """Wait until the futures are done; raise the error of a task."""
+    """Wait until the futures (results of tasks) are done. Raise a task's error, or an error if the cluster is lost."""
     look, alone_since = time.monotonic(), None
     while not all(future.done() for future in futures):
         time.sleep(_POLL_S)
@@ -159,7 +160,7 @@ def count_workers(client: Client, *, cluster: DaskCluster) -> int:
 
 
 def _explain(error: BaseException) -> BaseException:
-    """Return the error of a task as the user should see it."""
+    """Return the error to show to the user for the error of a task."""
     if isinstance(error, KilledWorker):
         return PassingError(
             f"{error.allowed_failures + 1} workers were lost one after another over the same piece of work (out of "
@@ -174,7 +175,7 @@ def _explain(error: BaseException) -> BaseException:
 
 
 def _wait_until_free(folder: str) -> None:
-    """Wait until no task holds the folder, at most _LET_GO_S."""
+    """Wait until no task holds a lock on the folder, but at most _LET_GO_S."""
     deadline = time.monotonic() + _LET_GO_S
     while folder and time.monotonic() < deadline:
         try:
@@ -186,25 +187,29 @@ def _wait_until_free(folder: str) -> None:
             return
         except BlockingIOError:
             time.sleep(_POLL_S)
-        except OSError:  # no locks there
+        except OSError:  # the file system has no locks
             return
         finally:
             os.close(descriptor)
 
 
 def _wait_until_idle(exchange: str, *, cluster: DaskCluster) -> None:
-    """Wait until no worker that answers is still working, at most _LET_GO_S; for stores, which have no locks."""
+    """Wait until no worker that can be reached runs a task of this build, but at most _LET_GO_S.
+
+    This is for folders on object stores, which have no locks.
+    """
     deadline = time.monotonic() + _LET_GO_S
     with suppress(Exception), connect(cluster) as client:
         working = True
         while working and (left := deadline - time.monotonic()) > 0:
-            time.sleep(_POLL_S)  # also lets a cancellation of a moment ago reach the workers
+            time.sleep(_POLL_S)  # also lets a recent cancellation reach the workers
             counts = client.sync(client.run, count_working, exchange, on_error="ignore", callback_timeout=left)
             working = any(counts.values())
 
 
 def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
-    """Return the cluster of a scheduler once it has a worker. Raises ValueError if neither comes in time."""
+    """Return the cluster of a scheduler once it has a worker. Raises ValueError if it does not answer or gets none in
+    time."""
     cluster = DaskCluster(address, name=f"dask.address={address}", workers=1, wait_s=wait_s)
     with connect(cluster) as client:
         await_worker(client, cluster=cluster, waiting_for=lambda: "start workers with `dask worker`", say=say)
@@ -221,8 +226,10 @@ def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
 
 
 def await_worker(client: Client, *, cluster: DaskCluster, waiting_for: Callable[[], str], say: Say) -> None:
-    """Wait until the scheduler has a worker; say after 5 s, then every minute, what is missing. Raises PassingError
-    after cluster.wait_s."""
+    """Wait until the scheduler has a worker. Raises PassingError after cluster.wait_s.
+
+    After 5 s, and then every minute, it tells the user what `waiting_for` returns.
+    """
     began = time.monotonic()
     tell = began + _SAY_AFTER_S
     while not count_workers(client, cluster=cluster):

@@ -1,7 +1,7 @@
-"""Beam's DaskRunner adapted to a build: each side input is computed once, and each step is sent to a worker once.
+"""Adapts Beam's DaskRunner to a build: each side input is computed once, and each step is sent to a worker once.
 
-Beam's own computes a side input again for every task that reads it, which here means reading the text again, and sends
-each step with each of its tasks. The scheduler and its workers import this module.
+Beam's own runner computes a side input again for every task that reads it. In a build this means reading the text
+again. It also sends each step with each of its tasks. The scheduler and its workers import this module.
 """
 
 # ruff: noqa: E402
@@ -45,21 +45,21 @@ from distributed import Client
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Facts of one run of a graph that every task needs."""
+    """What every task needs to know about one run of a graph."""
 
     run: str
-    """Name of this run."""
+    """The unique name of this run."""
     code: dict[str, str]
-    """describe_code() of the build's main process."""
+    """The result of describe_code() (versions) in the build's main process."""
     folder: str
-    """Folder of this run that every worker must see."""
+    """A folder of this run that every worker must see."""
     held: str
-    """Folder that is locked (shared) while a task runs; "" for none."""
+    """A folder that is locked (shared) while a task runs; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A ParDo as it is sent to the workers."""
+    """A ParDo of the graph in the form that is sent to the workers."""
 
     context: RunContext
     label: str
@@ -68,11 +68,11 @@ class Step:
     args: list[Any]
     kwargs: dict[str, Any]
     views: tuple[tuple[Any, Any], ...]
-    """Kind and options of each side input."""
+    """The kind and options of each side input."""
 
 
 class _Kept(threading.local):
-    """Steps of one run that are set up in this thread."""
+    """The steps of one run that this thread has already set up."""
 
     run = ""
 
@@ -82,7 +82,7 @@ class _Kept(threading.local):
 
 _kept = _Kept()
 _working: Counter[str] = Counter()
-"""Steps that run in this process now, by the folder of their run."""
+"""The number of steps that run in this process now, by RunContext.folder."""
 _counting = threading.Lock()
 
 
@@ -95,14 +95,14 @@ class _Collector(Receiver):
 
 
 class RunStep(transform_evaluator.DaskBagOp):
-    """ParDo as one task per partition of its input."""
+    """Translates a Beam ParDo to Dask: one task per partition of its input."""
 
     def __init__(self, applied: Any, bag_kwargs: Any, *, context: RunContext) -> None:
         super().__init__(applied, bag_kwargs)
         self._context = context
 
     def apply(self, input_bag: Bag, side_inputs: Sequence[SideInputMap] | None = None) -> Bag:
-        """Return the bag of the step's outputs for `input_bag`."""
+        """Return the outputs of the step for `input_bag`. A bag is Dask's partitioned collection."""
         transform, sides = self.transform, side_inputs or ()
         main_input = next(iter(self.applied.main_inputs.values()))
         step = Step(
@@ -120,10 +120,13 @@ class RunStep(transform_evaluator.DaskBagOp):
 
 
 class Spread(transform_evaluator.DaskBagOp):
-    """Create: deals a list to the partitions in turn, since the splits of a build are sorted by size."""
+    """Translates a Beam Create to Dask: deals its list to the partitions in turn.
+
+    The splits of a build are sorted by size, so dealing in turn makes partitions of similar size.
+    """
 
     def apply(self, input_bag: Any, side_inputs: Any = None) -> Bag:
-        """Return the bag of the list."""
+        """Return the list as a bag, which is Dask's partitioned collection."""
         items = list(self.transform.values)
         size = self.bag_kwargs.get("partition_size")
         number = -(-len(items) // size) if size else self.bag_kwargs["npartitions"]
@@ -133,13 +136,13 @@ class Spread(transform_evaluator.DaskBagOp):
 
 
 class Group(transform_evaluator.DaskBagOp):
-    """GroupByKey in two tasks per partition; Dask's own takes one per pair of partitions.
+    """Translates a Beam GroupByKey to Dask with two tasks per partition; Dask's own takes one per pair of partitions.
 
-    The cost: each worker fetches everything that crosses, 100 bytes per bucket and split, 25 MB at 16 GB of text.
+    The cost: each worker fetches all the data, 100 bytes per bucket and split, 25 MB for 16 GB of text.
     """
 
     def apply(self, input_bag: Bag, side_inputs: Any = None) -> Bag:
-        """Return the bag of (key, values) with as many partitions as before; each key is in one of them."""
+        """Return a bag of (key, values) with as many partitions as `input_bag`. Each key is in only one partition."""
         number, run = input_bag.npartitions, uuid.uuid4().hex
         dealt = {(f"deal-{run}", index): (_deal, (input_bag.name, index), number) for index in range(number)}
         name = f"group-{run}"
@@ -148,7 +151,8 @@ class Group(transform_evaluator.DaskBagOp):
 
 
 def _deal(elements: Iterable[tuple[Any, Any]], number: int) -> list[dict[Any, list[Any]]]:
-    """Return the values by key in `number` parts; a key goes to the same part in every process."""
+    """Divide the elements into `number` parts, each with lists of values by key. Every process puts a key in the same
+    part."""
     parts: list[dict[Any, list[Any]]] = [{} for _ in range(number)]
     for key, value in elements:
         part = parts[zlib.crc32(repr(key).encode()) % number]
@@ -165,14 +169,14 @@ def _gather(index: int, dealt: list[list[dict[Any, list[Any]]]]) -> list[tuple[A
 
 
 class BuildRunner(beam_dask.DaskRunner):
-    """Runs one graph on the cluster of `client`, in `partitions` pieces unless the options set a number."""
+    """Runs one graph on the cluster of `client`. The input has `partitions` pieces unless Beam options set a number."""
 
     def __init__(self, client: Client, *, context: RunContext, partitions: int) -> None:
         super().__init__()
         self._client, self._context, self._partitions = client, context, partitions
 
     def run_pipeline(self, pipeline: beam.Pipeline, options: PipelineOptions) -> beam_dask.DaskRunnerResult:
-        """Submit the graph to the scheduler."""
+        """Submit the graph to the scheduler, and return the pending result."""
         given = options.view_as(beam_dask.DaskOptions).get_all_options(drop_default=True, current_only=True)
         sizes = beam_dask.DaskOptions._extract_bag_kwargs(given) or {"npartitions": self._partitions}
         pipeline.replace_all(dask_overrides())
@@ -185,9 +189,9 @@ class BuildRunner(beam_dask.DaskRunner):
 
 
 def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[Any]:
-    """Return the outputs of a step for the elements of one partition; runs in a worker.
+    """Return the outputs of a step (`packed`, pickled) for the elements of one partition. Runs in a worker.
 
-    Raises PassingError if the worker has other code or does not see the folder of the run.
+    Raises PassingError if the worker has other code, or does not see the folder of the run.
     """
     elements = list(elements)
     if not elements:
@@ -229,7 +233,7 @@ def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[
 
 
 def _unpack(packed: bytes) -> Step:
-    """Load a step; the first of a run checks the worker and drops the steps kept from another run."""
+    """Return the unpickled step. If it is the first of a run, check the worker and drop the steps of another run."""
     step: Step = pickler.loads(packed)
     if step.context.run != _kept.run:
         _kept.steps.clear()
@@ -239,7 +243,7 @@ def _unpack(packed: bytes) -> Step:
 
 
 def check_worker(context: RunContext) -> None:
-    """Raise PassingError (a retry may help) if this worker has other code than the main process or cannot see OUT."""
+    """Check that this worker has the main process's code and sees the run's folder. Raises PassingError if not."""
     here, found = socket.gethostname(), describe_code()
     differences = [
         f"{name} {found.get(name)}, not {value}" for name, value in context.code.items() if found.get(name) != value
@@ -257,7 +261,8 @@ def check_worker(context: RunContext) -> None:
 
 @contextmanager
 def _holding(context: RunContext) -> Iterator[None]:
-    """Lock the run's `held` folder (shared), if it can be locked, and count a running step during the body."""
+    """Hold a shared lock on the run's `held` folder, if it can be locked, and count the step as running, during the
+    body."""
     descriptor = -1
     if context.held:
         with suppress(OSError):
@@ -273,7 +278,7 @@ def _holding(context: RunContext) -> Iterator[None]:
 
 
 def count_working(folder: str) -> int:
-    """Return the number of steps of the run with this folder that run in this process now."""
+    """Return how many steps of the run with this folder are running in this process."""
     return _working[folder]
 
 
@@ -290,7 +295,7 @@ def _join(partitions: list[list[Any]]) -> list[Any]:
 
 @contextmanager
 def _translating(operations: dict[type, Any]) -> Iterator[None]:
-    """Put our operations into Beam's table of transforms on Dask during the body."""
+    """Put `operations` into Beam's table of Dask translations during the body."""
     table = beam_dask.TRANSLATIONS
     before = dict(table)
     table.update(operations)

@@ -1,6 +1,6 @@
-"""Runs a graph on an engine: Beam's FnApiRunner with one process a worker, a Dask cluster, or any Beam runner.
+"""Runs a Beam graph on an engine: Beam's FnApiRunner with one process per worker, a Dask cluster, or any Beam runner.
 
-Beam turns an error in a worker into a RuntimeError with a traceback as text; here the original error is raised.
+Beam turns an error in a worker into a RuntimeError with a traceback as text. This module raises the original message.
 """
 
 # ruff: noqa: E402
@@ -45,11 +45,12 @@ _LAST_WORDS_S = 10.0
 _LOOK_EVERY_S = 0.2
 """Longest time until the main thread of a build handles a signal."""
 _IGNORE_INTERRUPTS = "trap '' INT"
-"""Ctrl-C reaches every process of a terminal; workers ignore it, and the main process ends them."""
+"""Shell command that makes a worker ignore Ctrl-C, which reaches every process of a terminal. The main process ends the
+workers instead."""
 
 
 class WorkerError(ValueError):
-    """A user error in a worker, with the original message; `details` is its traceback."""
+    """An error in a worker that the user can fix. It has the original message, and `details` is the traceback."""
 
     def __init__(self, message: str, *, details: str, keeps: Keeps) -> None:
         super().__init__(message)
@@ -66,12 +67,13 @@ def run_on_engine(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> None:
-    """Run the graph that `lay_out` puts on a pipeline. Workers write the reason of a failure to the folder `exchange`.
+    """Run the graph that `lay_out` adds to a pipeline. A failed worker writes the reason to the folder `exchange`.
 
-    The Dask `cluster` runs it, if given, else FnApiRunner with `workers` processes (one: this process); a --runner
-    option names another. Workers lock the folder `held`, if given, while they live. Local processes put temporary files
-    into the folder `temporary`, if given; the caller removes them.
-    Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for our own mistakes.
+    If `cluster` is given, Dask runs the graph. Otherwise FnApiRunner does, with `workers` processes (if 1, this
+    process), unless a --runner option names another runner. Workers lock the folder `held`, if given, while they live.
+    Local processes put temporary files into the folder `temporary`, if given; the caller removes them.
+
+    Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for a bug.
     """
     if cluster is not None:
         from pipeline.engines.dask_cluster import run_on_dask  # Dask need not be installed for other engines
@@ -97,7 +99,7 @@ def run_on_engine(
     if in_processes and temporary:
         variables["TMPDIR"] = temporary
     with _environment(variables), open(os.devnull, "w") as null, _failures_explained(exchange), redirect_stderr(null):
-        if in_processes:  # Beam prints tracebacks of what it raises as well, to stderr
+        if in_processes:  # Beam also prints tracebacks of what it raises, to stderr
             _run_watching_workers(pipeline, exchange=exchange)
         else:
             pipeline.run().wait_until_finish()
@@ -105,7 +107,7 @@ def run_on_engine(
 
 @contextmanager
 def _failures_explained(exchange: str) -> Iterator[None]:
-    """Replace an engine's error with the failure that a worker wrote to the folder `exchange`."""
+    """If the body fails, raise what a worker wrote to the folder `exchange` instead of the engine's error."""
     try:
         yield
     except Exception as error:
@@ -119,9 +121,10 @@ def _failures_explained(exchange: str) -> Iterator[None]:
 
 
 def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
-    """Run to the end or until a worker process is lost, for which FnApiRunner would wait forever.
+    """Run the pipeline in a thread, and raise its error, or an error if a worker process is lost.
 
-    So the runner has its own thread. However it ends, the worker processes are gone on return.
+    The thread is needed because FnApiRunner would wait forever for a lost worker. The worker processes are gone on
+    return.
     """
     outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -153,15 +156,17 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
         for thread in threading.enumerate():
             if thread.name == _WORKER_THREAD:
                 thread.join(timeout=_LAST_WORDS_S)
-        beams, after = set(threading.enumerate()) - others, keep_quiet  # these end later, with more errors
+        beams, after = set(threading.enumerate()) - others, keep_quiet  # these threads end later, with more errors
         raise
     finally:
         threading.excepthook = after
 
 
 def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
-    """Return the error of the runner's thread, or None. Polls, because a signal that arrives just before this thread
-    sleeps, or that the kernel gives to another thread, would not wake it."""
+    """Return the error of the runner's thread, or None if it succeeded.
+
+    It polls, because a signal that arrives just before the wait, or at another thread, would not wake this thread.
+    """
     while True:
         try:
             return outcome.get(timeout=_LOOK_EVERY_S)
@@ -170,7 +175,8 @@ def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException
 
 
 def note_unknown(beam_options: Sequence[str]) -> None:
-    """Warn of options that Beam would silently drop; the runner may still know them."""
+    """Warn of options that Beam does not know and would silently drop. It is no error, since the runner may know
+    them."""
     known = set(PipelineOptions([]).get_all_options())
     given = set(PipelineOptions(list(beam_options)).get_all_options(retain_unknown_options=True))
     for name in sorted(given - known):

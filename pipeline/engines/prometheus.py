@@ -1,4 +1,4 @@
-"""Prometheus metrics of a build on a Ray cluster (ray_cloze_build_...): workers' reports, summed by the driver."""
+"""Prometheus metrics of a build on a Ray cluster (ray_cloze_build_...). The driver sums the reports of the workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTERS: dict[str, tuple[Stage, str, str]] = {
     "rows": ("shard", "rows", "Rows written"),
     "shards": ("shard", "done", "Shards written"),
 }
-"""Name -> stage, count in a report, description."""
+"""Maps the name of a metric to its stage, the name of the count in a report, and a description."""
 PREFIX = "cloze_build_"
 TAG = "build"
 """Tag whose value is the path or URL of the output."""
@@ -30,13 +30,14 @@ _EVERY_S = 5.0
 
 
 def list_names() -> list[str]:
-    """Return every metric name as Prometheus has it, with Ray's prefix."""
+    """Return the name of every metric in Prometheus, with Ray's prefix."""
     return [f"ray_{PREFIX}{name}_total" for name in COUNTERS]
 
 
 @contextmanager
 def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _EVERY_S) -> Iterator[None]:
-    """Let this node's Ray agent serve the build's progress while the body runs. The process must be a Ray driver."""
+    """Serve the build's progress to Prometheus, by this node's Ray agent, during the body. Needs a Ray driver
+    process."""
     counters = {
         name: metrics.Counter(f"{PREFIX}{name}", description=text, tag_keys=(TAG,))
         for name, (_, _, text) in COUNTERS.items()
@@ -46,7 +47,8 @@ def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _
     ended = threading.Event()
 
     def tell() -> None:
-        """Increase the counters. A failed piece takes its counts back; counters then wait until it catches up."""
+        """Raise each counter to its sum. If failed work makes a sum smaller, the counter stays until the sum has caught
+        up."""
         try:
             found = {stage: progress.count(stage) for stage in _STAGES}
         except StorageError:  # metrics must not stop the build; the progress lines report the error

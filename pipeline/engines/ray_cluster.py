@@ -1,7 +1,7 @@
-"""A Dask cluster in Ray actors: Ray provides nodes and replaces lost ones, Beam's DaskRunner runs the graph on them.
+"""Starts a Dask cluster in Ray actors. Ray provides nodes and replaces lost ones; Beam's DaskRunner runs the graph.
 
 The scheduler runs on the node of this process. Each worker is an actor that Ray restarts, on another node if necessary.
-All use TLS with a key made for this build. Nothing remains when the build ends, however it ends.
+All connections use TLS with a key made for this build. Nothing remains when the build ends, however it ends.
 """
 
 from __future__ import annotations
@@ -33,19 +33,21 @@ from pipeline.settings import ConfigError
 from pipeline.units import count_of
 
 _OBJECT_STORE_BYTES = 100 << 20
-"""Object store of a local Ray; only actors use it."""
+"""Size of the object store of a local Ray. It is small, because only actors are used."""
 _SCHEDULER_START_S = 180.0
 _ATTEMPTS = 3
-"""Most runs of a graph: Ray restarts a lost scheduler at the same address."""
+"""The most times that a graph is run. A retry can succeed, because Ray restarts a lost scheduler at the same
+address."""
 _AGAIN_S = 1.0
 
 
 @contextmanager
 def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say) -> Iterator[DaskCluster]:
-    """Yield a Dask cluster of `workers` actors (None: as many as fit), at most `most`; they end with the body.
+    """Yield a Dask cluster of `workers` Ray actors, but at most `most`. The actors end with the body.
 
-    The body begins once the first worker is there; Ray starts the others as nodes come. Raises ConfigError if Ray does
-    not answer or no worker fits, PassingError if no worker starts in time.
+    If `workers` is None, as many are started as fit. The body begins once the first worker is connected; Ray starts the
+    others as nodes become available. Raises ConfigError if Ray does not answer or no worker fits, PassingError if no
+    worker starts in time.
     """
     each = resources_of(config)
     with _ray_session(each, workers=workers):
@@ -61,7 +63,7 @@ def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say
             security=security,
             attempts=_ATTEMPTS,
         )
-        code = {"env_vars": {"PYTHONPATH": python_path()}}  # ours, whatever version is installed there
+        code = {"env_vars": {"PYTHONPATH": python_path()}}  # this code, whatever version is installed on a node
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here, "runtime_env": code}
         scheduler_class = ray.remote(**options)(DaskScheduler)
@@ -79,18 +81,18 @@ def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say
             yield cluster
         finally:
             for actor in reversed(actors):
-                with suppress(Exception):  # a lost cluster has none of them
+                with suppress(Exception):  # a lost cluster has no actors
                     ray.kill(actor, no_restart=True)
 
 
 def resources_of(config: RayConfig) -> dict[str, float]:
-    """Return the resources that a worker requests from Ray, by name."""
+    """Return the amount of each resource that a worker requests from Ray, by name."""
     custom = {} if config.resource is None else {config.resource: config.cpus_per_worker}
     return {"CPU": config.cpus_per_worker, **custom}
 
 
 def count_room(each: Mapping[str, float]) -> int:
-    """Return the number of workers that fit on the present nodes. Raises ConfigError if none does."""
+    """Return how many workers, with the resources `each`, fit on the present nodes. Raises ConfigError if none fits."""
     total = ray.cluster_resources()
     room: int = min(math.floor(total.get(name, 0.0) / amount) for name, amount in each.items())
     if room < 1:
@@ -102,7 +104,7 @@ def count_room(each: Mapping[str, float]) -> int:
 
 
 def describe_waiting(each: Mapping[str, float], *, number: int) -> str:
-    """Describe what is requested, what the cluster has, and how much of it is free."""
+    """Return a text that says what is requested, what the cluster has, and how much of it is free."""
     free = ray.available_resources()
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     shown = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in each)
@@ -124,7 +126,7 @@ def _describe_all() -> str:
 
 @contextmanager
 def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[None]:
-    """Connect to the cluster of RAY_ADDRESS, or start Ray on this machine; disconnect or stop it at the end."""
+    """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine. Disconnect or stop it after the body."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     where = os.environ.get("RAY_ADDRESS")
@@ -139,11 +141,11 @@ def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[
             "include_dashboard": False,
         }
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # Ray's processes inherit this mask: a SIGTERM that `timeout` or Slurm sends to all processes stops only this one.
+    # Ray's processes inherit this mask. So a SIGTERM that `timeout` or Slurm sends to all stops only this process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         ray.init(**arguments)
-    except Exception as error:  # Ray raises Exception itself here
+    except Exception as error:  # Ray raises a plain Exception here
         ray.shutdown()
         raise ConfigError(
             f"Ray ({where or 'on this machine'}) does not answer: {' '.join(str(error).split())}; run this on a "
@@ -151,7 +153,7 @@ def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():  # Ray has replaced them
+            for number, handler in handlers.items():  # Ray has replaced the handlers
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
@@ -178,14 +180,14 @@ def _await_scheduler(actor: Any) -> None:
 
 
 class DaskScheduler:
-    """The Dask scheduler in an actor."""
+    """A Ray actor that runs the Dask scheduler."""
 
     def __init__(self, address: str, security: Security) -> None:
         self._ready = threading.Event()
         _serve(lambda: self._run(address, security=security))
 
     def wait(self) -> None:
-        """Return once it listens."""
+        """Return once the scheduler listens."""
         self._ready.wait()
 
     async def _run(self, address: str, *, security: Security) -> None:
@@ -198,14 +200,14 @@ class DaskScheduler:
 
 
 class DaskWorker:
-    """A Dask worker of one thread in an actor; it starts anew whenever the scheduler was lost."""
+    """A Ray actor that runs a Dask worker of one thread. The worker starts again if the scheduler was lost."""
 
     def __init__(self, address: str, security: Security) -> None:
         _serve(lambda: self._run(address, security=security))
 
     async def _run(self, address: str, *, security: Security) -> None:
         while True:
-            with suppress(OSError):  # no scheduler yet, or no longer
+            with suppress(OSError):  # there is no scheduler yet, or no longer
                 async with Worker(
                     address,
                     host=ray.util.get_node_ip_address(),
@@ -221,7 +223,7 @@ class DaskWorker:
 
 
 def _serve(make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run the coroutine in a thread; when it ends, the process exits and Ray starts another."""
+    """Run the coroutine from `make` in a thread. When it ends, the process exits and Ray restarts the actor."""
 
     def run() -> None:
         try:

@@ -1,4 +1,4 @@
-"""`python -m pipeline.estimate --config FILE key.sub=value`: estimate the cost of a build from a sample."""
+"""`python -m pipeline.estimate --config FILE key.sub=value`: estimates the cost of a build from a sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.sources import list_splits
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what a build will cost; exit status 2 for bad input. --json: print it as JSON."""
+    """Print what a build will cost, or print it as JSON with --json. The exit status is 2 for bad input."""
     program = "python -m pipeline.estimate"
     words = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)
     refuse_flags(words.flags, program=program, known=("--json",))

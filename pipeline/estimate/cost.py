@@ -1,7 +1,7 @@
-"""Estimate what a build costs from a sample of its input.
+"""Estimates what a build costs from a sample of its input.
 
-The sample goes through the code of the build (reading, tokenizing, pairing, masking, writing) into a temporary folder;
-the result is scaled by size. TOLERANCE is measured: docs/LOG.md has the builds.
+The sample goes through the code of the build (reading, tokenizing, pairing, masking, writing) into a temporary folder.
+The results are scaled to the size of the input. TOLERANCE comes from comparisons with real builds (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pipeline.units import count_of, describe_bytes, describe_seconds
 from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
 
 TOLERANCE = 0.15
-"""Largest error of documents, tokens, rows and bytes in all corpora measured, as a fraction."""
+"""The largest relative error of documents, tokens, rows and bytes in all corpora measured."""
 TIME_TOLERANCE = 0.3
-"""The same for CPU seconds and memory, on an otherwise idle machine."""
+"""The largest relative error of CPU seconds and memory, on an otherwise idle machine."""
 _START_S = 6.0
 """Seconds to start the workers, and to check and publish the set."""
 _START_CPU_S = 3.0
@@ -35,12 +35,18 @@ _START_CPU_S = 3.0
 _WORKER_BYTES = 440e6
 _BYTES_PER_BUCKET_TOKEN = 3.0
 _BYTES_PER_MASK_SET = 5.5e6
-"""Memory of a worker: imports and buffers; per token of a bucket; per mask set of a row group (docs/LOG.md)."""
+"""A worker needs memory for imports and buffers, for each token of a bucket (group of documents), and for each mask set
+(one masking of the rows). See docs/LOG.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Cost of a build. `bytes`: size of the shards; `temporary_bytes`: size of OUT/_tmp during the build."""
+    """The cost of a build, scaled from a sample.
+
+    `bytes` is the size of all shards, `pair_bytes` their size without masks, and `temporary_bytes` the size of OUT/_tmp
+    during the build. `worker_bytes` is the peak memory of a worker. `sample_units` of the `sample_of_units` units of
+    the input were read; `whole` says that this was all of it.
+    """
 
     documents: float
     tokens: float
@@ -52,7 +58,7 @@ class Estimate:
     worker_bytes: float
     pair_bytes: float
     mask_set_bytes: float
-    """Bytes of one mask set; there are `mask_sets` (masks_per_pair)."""
+    """The bytes of one mask set (one masking of every row). `mask_sets` is the number of mask sets."""
     mask_sets: int
     workers: int
     shards: int
@@ -62,12 +68,12 @@ class Estimate:
     sample_s: float
     whole: bool
     beginnings: int
-    """Number of streams of which only the beginning was read."""
+    """The number of compressed streams of which only the beginning was read."""
     vocabulary: str
 
 
 def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -> Estimate:
-    """Measure a sample and scale it to all `splits` (list_splits of the config's sources).
+    """Measure a sample, and return the estimate for the whole input. `splits` is the input, as list_splits lists it.
 
     Raises ValueError for bad input and settings, as the build does.
     """
@@ -111,7 +117,7 @@ def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -
 def choose_vocabulary(
     config: PipelineConfig, *, given: WordTokenizer | None, chosen: Sequence[Sequence[Unit]], folder: Path
 ) -> tuple[WordTokenizer, str]:
-    """Return the `given` vocabulary, or train one on the sample as configured; and a description of it."""
+    """Return the `given` vocabulary, or train one on the sample as configured. Also return a description of it."""
     if given is not None:
         return given, f"{config.vocabulary.path} ({given.vocab_size:,} entries)"
     settings = config.vocabulary
@@ -146,9 +152,9 @@ def combine(
     sample_s: float,
     vocabulary: str,
 ) -> Estimate:
-    """Sum the sources; derive times and memory from the splits and buckets of the build.
+    """Return the estimate for all sources together. Times and memory follow from the splits and buckets of the build.
 
-    `trains`: the build first trains a vocabulary, for which it reads everything once more.
+    `trains` says that the build first trains a vocabulary, for which it reads everything once more.
     """
     buckets = choose_buckets(
         text_bytes=sum(split.text_bytes for split in splits),
@@ -161,8 +167,11 @@ def combine(
         return sum(source.expand(name) for source in measured)
 
     def total_of_rows(name: str) -> float:
-        """Like total, without the extra passes of a weight above 1 for held-out documents. A source whose sample makes
-        no rows (a single document) is assumed to be like the others, by its tokens."""
+        """Return the total of a measurement of rows, over all sources.
+
+        A weight above 1 repeats a source's documents, but not those held out. A source whose sample makes no rows (a
+        single document) is assumed to be like the others, by its tokens.
+        """
         known = [source for source in measured if source.groups]
         weights = [max(1.0, config.sources[source.frame.source].weight) for source in known]
         of_known = sum(
@@ -214,7 +223,7 @@ def combine(
 
 
 def makespan(seconds: Sequence[float], *, workers: int) -> float:
-    """Seconds until all are done, if each of the `workers` always takes the longest job left."""
+    """Return the seconds until all jobs are done, if each of the `workers` always takes the longest job left."""
     ends = [0.0] * workers
     for each in sorted(seconds, reverse=True):
         heapq.heapreplace(ends, ends[0] + each)
@@ -222,7 +231,7 @@ def makespan(seconds: Sequence[float], *, workers: int) -> float:
 
 
 def format_estimate(found: Estimate) -> list[str]:
-    """Format the estimate as lines of text."""
+    """Return the estimate as lines of text."""
     how = "all of the input, which is small" if found.whole else f"{found.sample_of_units:,}, spread evenly"
     lines = [
         f"sample: {found.sample_units:,} units of {how}: {found.sample_characters / 1e6:,.1f} M characters in "

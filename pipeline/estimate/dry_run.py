@@ -1,6 +1,6 @@
-"""Describe a build before anything is started or written: input, output, rows, bytes, time, disk space, price.
+"""Describes a build before anything is started or written: input, output, rows, bytes, time, disk space, price.
 
-A sample goes through the code of the build in a temporary folder (pipeline/estimate/cost.py): seconds for any size.
+A sample goes through the code of the build (pipeline/estimate/cost.py), in seconds for any size of input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from pipeline.vocabulary import given_vocabulary
 def describe_build(
     config: PipelineConfig, *, beam_options: Sequence[str] = (), price: float | None = None
 ) -> Iterator[str]:
-    """Yield lines of the plan; `price`: of a CPU hour. Raises ValueError for what would stop the build at its start."""
+    """Yield lines that describe the build. `price` is the price of a CPU hour.
+
+    Raises ValueError for what would stop the build at its start.
+    """
     check_engine(config, beam_options=beam_options)
     workers = choose_workers(config, say=say_at_once)
     check_paths(config)
@@ -48,7 +51,7 @@ def describe_build(
 
 
 def describe_output(output: str) -> str:
-    """Describe what is at the output; ConfigError if the build could not write there."""
+    """Return a line on what is at `output`. Raises ConfigError if the build could not write there."""
     if is_finished(output):
         return f"output: {output}: holds a finished set; the same settings and input leave it unchanged"
     if not storage.is_url(output):
@@ -62,12 +65,12 @@ def describe_output(output: str) -> str:
 
 
 def is_finished(output: str) -> bool:
-    """Whether `output` has a manifest."""
+    """Whether `output` has a manifest, which only a finished data set has."""
     return storage.find_file(storage.join(output, MANIFEST_NAME)) is not None
 
 
 def describe_room(output: str, *, needed: float) -> str:
-    """Compare the bytes that the build needs at most with the free ones; ConfigError if they do not fit."""
+    """Return a line with the bytes needed at most and the free bytes. Raises ConfigError if they do not fit."""
     if storage.is_url(output):
         return f"room: {describe_bytes(needed)} at most"
     free = free_bytes(Path(output))

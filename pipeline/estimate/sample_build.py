@@ -1,4 +1,4 @@
-"""Run the sample of one source through the code of the build; measure each unit and each shard."""
+"""Runs the sample of one source through the code of the build, and measures each unit read and each shard written."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from pipeline.shuffle import Extent, read_index
 from pipeline.tokenizer import WordTokenizer
 
 _GROUPS = 8
-"""Shards made from the sample of a source."""
+"""The most shards that are made from the sample of a source."""
 _MASKS = (schema.MASKED_POSITIONS, schema.MASKED_INPUTS)
 _SIZES = ("bytes", "pair_bytes", "mask_bytes")
 _BUCKET_TOKENS = 20_000_000
-"""Up to this many tokens, bytes per row are those of one shard of the whole sample in a single pass. A shard with few
-documents compresses better than a bucket (4% on novels: two documents against eight), and so do repeated texts."""
+"""If the sample has at most this many tokens, bytes per row are measured on a single shard of the whole sample, without
+repeated texts. A shard with few documents compresses better than a real one (4% on novels: two documents against
+eight), and so do repeated texts."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """Measurements of the sample of one source: in `units` a row for each unit read, in `groups` one for each shard
-    made of some of them. "size" is their size, "count" the number of units."""
+    """Measurements of a source's sample: `units` has a dict per unit (part of the input), `groups` a dict per shard.
+
+    A shard is made of some of the units. In both dicts, "size" is the size of the units and "count" their number.
+    """
 
     frame: Frame
     whole: bool
@@ -36,7 +39,7 @@ class Measured:
     groups: list[dict[str, float]] = field(default_factory=list)
 
     def expand(self, name: str) -> float:
-        """Scale the measurement `name` to the whole source; 0 if nothing was measured."""
+        """Return the measurement `name` scaled to the whole source, or 0 if nothing was measured."""
         rows = self.units if self.units and name in self.units[0] else self.groups
         by = "count" if name == "documents" and self.frame.by_file else "size"
         total = float(len(self.frame.units) if by == "count" else self.frame.size)
@@ -45,7 +48,7 @@ class Measured:
 
 
 def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext, tokenizer: WordTokenizer) -> Measured:
-    """Read the units and build shards of them; no groups if they hold fewer than two documents."""
+    """Read the units, build shards of them, and return the measurements. Fewer than two documents make no shard."""
     whole = len(units) == len(frame.units) and not any(unit.begins for unit in units)
     measured = Measured(frame, whole)
     extents: list[list[Extent]] = []
@@ -123,7 +126,10 @@ def _measure_shard(
 
 
 def _choose_groups(extents: Sequence[Sequence[Extent]]) -> list[list[int]]:
-    """Spread the units over as many groups as possible (at most _GROUPS), each with two distinct documents."""
+    """Divide the units into as many groups as possible (at most _GROUPS), each with at least two distinct documents.
+
+    Return the indexes of each group's units in `extents`.
+    """
     for count in range(min(_GROUPS, len(extents) // 2), 1, -1):
         groups = [list(range(number, len(extents), count)) for number in range(count)]
         if all(_count_documents(group, extents=extents) >= 2 for group in groups):

@@ -1,4 +1,4 @@
-"""Choose a representative sample of the input: which units are read, and the size of all units.
+"""Chooses a representative sample of the input: which units (parts that can be read alone) are read.
 
 The same files and settings give the same sample. Units are evenly spaced over each source, because the first articles
 of a dump are the longest.
@@ -31,9 +31,9 @@ from pipeline.sources import (
 
 SHARE = 0.01
 LEAST_UNITS = 8
-"""Units of a source: fewer say little about the variation."""
+"""The fewest units to read of a source, since fewer say little about the variation."""
 LEAST_TEXT_BYTES = 4_000_000
-"""Of all sources together; an input of up to twice this size is read completely."""
+"""The least text to read of all sources together. An input of up to twice this size is read completely."""
 MOST_TEXT_BYTES = 256_000_000
 _UNIT_BYTES = 1 << 18
 _MOST_UNITS_OF_FILE = 4096
@@ -45,7 +45,7 @@ _NO_PART = 1 << 40
 class Unit:
     """A part of the input that can be read alone: a split, or a book of a compressed archive (`member` is its number).
 
-    `size`: in the bytes in which Frame.size counts. `begins`: only the beginning of a longer stream is read.
+    `size` has the same meaning as Frame.size. `begins` says that only the beginning of a longer stream is read.
     """
 
     split: Split
@@ -56,10 +56,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All units of a source. `size`: total bytes, with the unread rest of streams; `text_bytes`: estimated plain text.
+    """All units of a source. A unit is a part of the input that can be read alone.
 
-    `by_file`: units are text files, so that the number of documents follows the number of units, not their size.
-    `passing_s`: path -> CPU seconds to skip through a file, which each split of a shared file does again.
+    `size` is the total bytes, with the unread rest of streams, and `text_bytes` the estimated plain text. `by_file`
+    says that units are text files, so that the number of documents follows the number of units. `passing_s` maps a path
+    to the CPU seconds to skip through the file. If splits share the file, each of them needs this time.
     """
 
     source: int
@@ -71,7 +72,7 @@ class Frame:
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
-    """List the units of a source. Decompresses compressed archives once; reads little or nothing of other files."""
+    """Return the units of a source. Decompresses compressed archives once; reads little or nothing of other files."""
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"
@@ -97,7 +98,10 @@ def list_frame(source: SourceConfig, *, index: int) -> Frame:
 
 
 def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
-    """Choose the units of each frame to read: SHARE of them, more if that is little text; all if it is half."""
+    """Return, for each frame, the units to read: SHARE of its units, or more if that is little text.
+
+    If this would be half of the units, all are read.
+    """
     text = max(1, sum(frame.text_bytes for frame in frames))
     share = max(SHARE, LEAST_TEXT_BYTES / text)
     chosen: list[list[Unit]] = []
@@ -113,7 +117,7 @@ def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
 
 
 def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple[Unit, Iterable[Document | Drop]]]:
-    """Yield each unit with its documents and drops. Does not use clean_documents."""
+    """Yield each unit with its documents and drops (items left out). The cache clean_documents is not used."""
     source = source.model_copy(update={"clean_documents": None})
     archives: dict[str, dict[int, Unit]] = {}
     for unit in units:
@@ -133,24 +137,28 @@ def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple
 
 
 def _list_members(path: str, *, source: int) -> list[Unit]:
-    """List the books of a compressed archive; reads the whole stream to know their sizes."""
+    """Return the books of a compressed archive as units. Reads the whole stream to learn their sizes."""
     whole = Split(source, path, 0, -1, storage.size_of(path), 0)
     members = enumerate(read_members(whole, suffixes=BOOK_SUFFIXES))
     return [Unit(whole, len(member.data), number) for number, member in members if member.data is not None]
 
 
 def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
-    """CPU seconds to skip through a stream, measured on its beginning with a split that takes almost no document."""
+    """Return the CPU seconds to skip through a stream, scaled from its beginning.
+
+    A split that takes almost no document is used to measure this.
+    """
     idle = replace(unit.split, part=_NO_PART, parts=_NO_PART + 1)
     source = source.model_copy(update={"clean_documents": None})
     started = time.process_time()
-    with suppress(ValueError):  # the stream is cut off; other faults show when it is read
+    with suppress(ValueError):  # the stream is cut off; other faults are reported later
         deque(_read_beginning(replace(unit, split=idle), source=source), maxlen=0)
     return (time.process_time() - started) * unit.split.num_bytes / unit.size
 
 
 def _read_beginning(unit: Unit, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Read the documents in the first `unit.size` bytes of a compressed stream, from a copy that is cut off there."""
+    """Yield the documents and drops in the first `unit.size` bytes of a compressed stream, which are copied to a
+    file."""
     path = unit.split.path
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / Path(path).name

@@ -1,4 +1,4 @@
-"""State that the workers of a build share: context, ledger, failures, progress and scratch folders."""
+"""What the workers of a build share: context, ledger of finished work, failures, progress and scratch folders."""
 
 from pipeline.runtime.command import read_config, read_price
 from pipeline.runtime.context import (

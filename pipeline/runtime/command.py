@@ -1,4 +1,4 @@
-"""Read a command line: the config, with absolute paths, and the price of a CPU hour."""
+"""Reads the command line of a build: the config, with absolute paths, and the price of a CPU hour."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
 
 
 def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConfig:
-    """Read the config of a command line and make its paths absolute. ValueError if a source must be fetched first.
+    """Return the config of a command line with absolute paths. Raises ValueError if a source must be fetched first.
 
-    Relative paths are relative to the current directory; those of the sample config to the repository.
+    Relative paths are relative to the current directory, but those of the sample config are relative to the repository.
     """
     if arguments.file is not None:
         config = load_settings(PipelineConfig, file=arguments.file, overrides=arguments.overrides)
@@ -37,7 +37,8 @@ def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConf
 
 
 def read_price(flags: Sequence[str], *, program: str) -> float | None:
-    """The number of --price=P, or None without it; ValueError if it is no positive number, or without --dry-run."""
+    """Return the number P of --price=P, or None without it. Raises ValueError if P is not positive or --dry-run is
+    missing."""
     given = [flag.partition("=")[2] for flag in flags if flag.partition("=")[0] == "--price"]
     if not given:
         return None
@@ -53,7 +54,10 @@ def read_price(flags: Sequence[str], *, program: str) -> float | None:
 
 
 def find_vocabulary(path: str, *, train: bool) -> str:
-    """The vocabulary's file: of a folder its tokenizer.json, else its vocab.txt; ConfigError if it has neither."""
+    """Return the path of the vocabulary's file. In a folder this is tokenizer.json or, if that is missing, vocab.txt.
+
+    Raises ConfigError if the folder has neither. With `train`, the message proposes a file to train into.
+    """
     if storage.find_file(path) is not None or not storage.exists(path):
         return path
     for name in ("tokenizer.json", "vocab.txt"):
@@ -64,7 +68,7 @@ def find_vocabulary(path: str, *, train: bool) -> str:
 
 
 def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) -> PipelineConfig:
-    """Copy of the config with every relative path joined to `base_of(path)`."""
+    """Return a copy of the config with every relative path joined to `base_of(path)`."""
 
     def absolute(path: str, *, key: str) -> str:
         expanded = expand_path(path, key=key)

@@ -1,4 +1,4 @@
-"""The context that every worker of a build gets, and the names of the folders under OUT/_tmp."""
+"""The context that every worker of a build gets, and the names of the folders under OUT/_tmp (OUT is the output)."""
 
 from __future__ import annotations
 
@@ -14,64 +14,68 @@ from pipeline.runtime.ledger import Ledger
 from pipeline.shuffle import Buckets
 
 SPILLS, SHARDS, PROGRESS, EXCHANGE = "spills", "data", "progress", "exchange"
-"""Folders under OUT/_tmp: spill files, finished shards, counts of running work, failures and results."""
+"""Names of folders under OUT/_tmp: for spill files, for finished shards, for counts of running work, and for failures
+and results."""
 _TEMPORARY = "temporary"
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """A build as its workers see it. `work` is OUT/_tmp, a path or URL that all of them can reach."""
+    """What every worker needs to know about a build. `work` is OUT/_tmp, a path or URL that all workers can reach."""
 
     config: PipelineConfig
     buckets: Buckets
     tokenizer: str
-    """Path of the build's tokenizer.json."""
+    """The path of the build's tokenizer.json."""
     vocabulary_size: int
     work: str
     build: str
-    """Hash of everything except the input that determines what workers write (publish.hash_build)."""
+    """A hash of everything except the input that determines what workers write (publish.hash_build)."""
     inputs: Mapping[str, str]
-    """Fingerprint of each input file, by path."""
+    """The fingerprint of each input file, by path."""
     notes: str = ""
-    """Local folder for counts, failures and results, if all workers run on this machine and `work` is on a store; else
-    empty: they are left in `work`."""
+    """A local folder for counts, failures and results, used if all workers run on this machine and `work` is on an
+    object store. Otherwise it is empty, and `work` has these files."""
 
     @property
     def ledger(self) -> Ledger:
-        """Records of the finished pieces."""
+        """The records of the finished pieces of work."""
         return Ledger(self.work, self.build, self.shards)
 
     @property
     def spills(self) -> str:
-        """Folder of spill files."""
+        """The folder of spill files (tokenized documents)."""
         return storage.join(self.work, SPILLS)
 
     @property
     def shards(self) -> str:
-        """Folder of finished shards: OUT/_tmp/data, or OUT/data on a store, where files appear whole."""
+        """The folder of finished shards: OUT/_tmp/data, or OUT/data on an object store, where files appear whole."""
         return storage.join(storage.parent_of(self.work) if storage.is_url(self.work) else self.work, SHARDS)
 
     @property
     def progress(self) -> str:
-        """Folder of counts of running work."""
+        """The folder with counts of running work."""
         return storage.join(self.notes or self.work, PROGRESS)
 
     @property
     def exchange(self) -> str:
-        """Folder of failures and results."""
+        """The folder in which workers leave failures and results."""
         return storage.join(self.notes or self.work, EXCHANGE)
 
 
 def temporary_below(notes: str) -> str:
-    """Folder in local_notes for temporary files of workers, which end without a clean-up; "" for ""."""
+    """Return the folder for temporary files of workers in `notes` (from local_notes), or "" if `notes` is "".
+
+    Workers end without a clean-up, so files may stay there.
+    """
     return storage.join(notes, _TEMPORARY) if notes else ""
 
 
 @contextmanager
 def local_notes(work: str, *, shared: bool) -> Iterator[str]:
-    """A local folder for counts, failures and results, if `work` is on a store and all workers run on this machine.
+    """Yield a local folder for counts, failures and results, if `work` is on an object store and all workers run here.
 
-    Otherwise (`shared`, or a local `work`) "", which stands for `work` itself.
+    Otherwise (`shared`, or `work` is local) yield "", which stands for `work` itself.
     """
     if not storage.is_url(work) or shared:
         yield ""
@@ -83,5 +87,5 @@ def local_notes(work: str, *, shared: bool) -> Iterator[str]:
 
 
 def names_runner(beam_options: Sequence[str]) -> bool:
-    """Whether Beam options select an engine instead of the local processes."""
+    """Whether Beam options choose a runner instead of the local processes."""
     return any(option == "--runner" or option.startswith("--runner=") for option in beam_options)

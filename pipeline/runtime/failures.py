@@ -1,6 +1,6 @@
-"""Report errors of workers to the main process through a file, because engines turn exceptions into text.
+"""Reports errors of workers to the main process through a file, because engines turn exceptions into text.
 
-The file also makes other local workers stop early.
+The file also makes other workers stop early.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ FAILURE_NAME = "failure.json"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of a worker. `is_users`: the user can fix it (bad input, full disk) and needs only the message; else it
-    is a bug, and `details` help. `keeps`: which finished pieces of the build to keep."""
+    """An error of a worker. `keeps` says which finished pieces of the build stay.
+
+    If `is_users`, the user can fix it (bad input, full disk) and needs only the message. Otherwise it is a bug, and
+    `details` (a traceback) help.
+    """
 
     message: str
     details: str
@@ -30,8 +33,11 @@ class Failure:
 
 
 def choose_kept(error: BaseException | None) -> Keeps:
-    """What to keep after an error: `keeps` of the error if it has it; nothing after other ValueErrors (bad settings);
-    else all, since the same command may get further next time."""
+    """Return which finished work to keep after an error: its attribute `keeps`, if it has one.
+
+    If not, nothing is kept after a ValueError (bad settings), and all after other errors, since the same command may
+    get further next time.
+    """
     default: Keeps = "nothing" if isinstance(error, ValueError) else "all"
     found: Keeps = getattr(error, "keeps", default)
     return found
@@ -39,8 +45,10 @@ def choose_kept(error: BaseException | None) -> Keeps:
 
 @contextmanager
 def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
-    """Write an error of the body to `folder` and re-raise it. The user can fix ValueError and OSError; `of_input`: a
-    ValueError means that an input file is at fault."""
+    """Write an error of the body to `folder` and re-raise it. The user is expected to fix a ValueError or OSError.
+
+    `of_input` says that a ValueError is the fault of an input file.
+    """
     try:
         yield
     except Exception as error:
@@ -57,17 +65,17 @@ def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
 
 
 class AbandonedError(PassingError):
-    """The work is no longer needed: another piece of the build has failed."""
+    """The work is no longer needed, because another piece of the build has failed."""
 
 
 def raise_if_abandoned(folder: str) -> None:
-    """Raise AbandonedError if `folder` has a failure: engines cannot stop a running task."""
+    """Raise AbandonedError if `folder` has a failure. Tasks call this, because engines cannot stop a running task."""
     if storage.exists(storage.join(folder, FAILURE_NAME)):
         raise AbandonedError(f"{folder}: the build has failed elsewhere")
 
 
 def describe_error(error: Exception, *, folder: str | Path) -> str:
-    """The error's message; names `folder` if a disk is full and the error does not say which."""
+    """Return the error's message. If a disk is full and the error names no path, name `folder`."""
     if isinstance(error, OSError) and error.errno in storage.FULL_DISK and error.filename is None:
         return (
             f"{folder}: cannot be written ({error.strerror}); free space there and run the same command again, or "
@@ -77,7 +85,7 @@ def describe_error(error: Exception, *, folder: str | Path) -> str:
 
 
 def leave_failure(folder: str, *, message: str, details: str, is_users: bool, keeps: Keeps = "all") -> None:
-    """Write FAILURE_NAME into `folder` unless it exists: the first failure causes the others."""
+    """Write FAILURE_NAME into `folder`, unless it exists: the first failure causes the others."""
     target = storage.join(folder, FAILURE_NAME)
     with suppress(OSError):  # if the disk is full, the exception itself still propagates
         if storage.find_file(target) is None:
@@ -86,7 +94,7 @@ def leave_failure(folder: str, *, message: str, details: str, is_users: bool, ke
 
 
 def read_failure(folder: str) -> Failure | None:
-    """Read the failure in `folder`; None if there is none."""
+    """Return the failure in `folder`, or None if there is none."""
     try:
         return Failure(**json.loads(storage.read_bytes(storage.join(folder, FAILURE_NAME))))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Records of finished pieces of a build (splits read, shards written), so that a later start resumes there.
 
-A record appears in one rename once the files of its piece are whole. Nothing in it is trusted: a piece counts as
-finished only if its files and the record still match their hashes. Cost: each file is read once more.
+A record appears by one rename after the files of its piece are complete. Nothing in it is trusted: a piece counts as
+finished only if its files and the record still match their hashes. So each file is read once more.
 """
 
 from __future__ import annotations
@@ -29,22 +29,27 @@ _SHARDS = "data"
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The records in `root`/finished. `root` is OUT/_tmp, which holds all files of pieces except, perhaps, the shards;
-    `build` is a hash of everything that determines them."""
+    """Reads and writes records of finished pieces of a build (splits, shards) in `root`/finished. `root` is OUT/_tmp.
+
+    The files of the pieces are below `root` too; only shards may be elsewhere. `build` is a hash of all that determines
+    these files, except the input.
+    """
 
     root: str
     build: str
     shards: str = ""
-    """Folder of the shards; empty: `root`/data."""
+    """The folder of the shards. If it is empty, they are in `root`/data."""
 
     def record_name(self, kind: Kind, key: Any) -> str:
-        """File name of the record of the piece made from `key` (any JSON)."""
+        """Return the file name of the record of a finished piece. `key` (any JSON) says what the piece is made from."""
         digest = hashlib.sha256(canonical_json([self.build, kind, key])).hexdigest()
         return f"{kind}-{digest[:32]}.json"
 
     def find(self, kind: Kind, *, key: Any) -> Any | None:
-        """Return the content recorded with a piece, or None if there is no record or it no longer matches its files:
-        then the fault is noted for take_damaged, and record and files are removed."""
+        """Return the content recorded with a finished piece, or None if there is no record that matches its files.
+
+        If a record does not match, it is removed with its files, and the fault is noted for take_damaged.
+        """
         path = storage.join(self._folder, self.record_name(kind, key))
         try:
             first, _, content = storage.read_bytes(path).decode("ascii", "replace").partition("\n")
@@ -64,7 +69,8 @@ class Ledger:
         return None
 
     def record(self, kind: Kind, *, key: Any, files: Iterable[str | Path], content: Any) -> None:
-        """Record a finished piece: its files (closed and whole), and the `content` (JSON) that `find` returns."""
+        """Record a finished piece of work. Its `files` must be closed and complete; `find` returns the `content`
+        (JSON)."""
         body = json.dumps(content, sort_keys=True)
         head = {
             "build": self.build,
@@ -76,10 +82,11 @@ class Ledger:
         storage.write_bytes(path, text.encode("ascii"), make_folders=False)
 
     def sweep(self, *, folders: Iterable[str], splits: Collection[str], keep_shards: bool = True) -> Counter[Kind]:
-        """Remove records of other builds, of splits whose record is not named in `splits`, and, without `keep_shards`,
-        of shards; then every file directly in `folders` (names below root) that no record left names. Count these.
+        """Remove outdated records, and files that no remaining record names. Return how many records remain, by kind.
 
-        Reads only the first line of each record and checks no hash.
+        A record is outdated if another build wrote it, if it is of a split and not named in `splits`, or if it is of a
+        shard and `keep_shards` is false. Files are removed only directly in `folders` (names below root). Only the
+        first line of each record is read, and no hash is checked.
         """
         storage.make_folder(self._folder)
         kept: Counter[Kind] = Counter()
@@ -107,7 +114,7 @@ class Ledger:
         return kept
 
     def take_damaged(self) -> list[str]:
-        """Return and clear the faults that `find` has noted, one line each."""
+        """Return the faults that `find` has noted, one line each, and delete these notes."""
         found = []
         for file in storage.list_files(self._folder, below=False):
             if file.name.startswith(_DAMAGED):
@@ -126,7 +133,7 @@ class Ledger:
         return path[len(self.root) + 1 :] if storage.is_url(path) else os.path.relpath(path, self.root)
 
     def _place(self, name: str) -> str:
-        """Path of a file or folder, by its name in records."""
+        """Return the path of a file or folder that a record names."""
         first, _, rest = name.partition("/")
         if self.shards and first == _SHARDS:
             return storage.join(self.shards, rest) if rest else self.shards
@@ -153,7 +160,7 @@ class Ledger:
 
 
 def list_records(root: str | Path) -> list[str]:
-    """Paths of all records below OUT/_tmp, of any build; none if the folder is missing."""
+    """Return the paths of all records below OUT/_tmp, of any build. The list is empty if the folder is missing."""
     folder = storage.join(root, RECORDS_NAME)
     names = [file.name for file in storage.list_files(folder, below=False)]
     return [storage.join(folder, name) for name in names if fnmatch(name, "*-*.json")]
@@ -165,8 +172,10 @@ def _read_head(path: str) -> dict[str, Any] | None:
 
 
 def _parse_head(line: str) -> dict[str, Any] | None:
-    """Parse the first line of a record; None if it is invalid (after a power loss a file may contain anything), or
-    names files outside the folder of the build, which must not be removed."""
+    """Return the first line of a record, parsed, or None if it is invalid (after a power loss it may be anything).
+
+    A line that names files outside the build's folder is invalid too, since these must not be removed.
+    """
     try:
         head = json.loads(line)
         whole = set(head) == {"build", "files", "content"} and all(len(entry) == 2 for entry in head["files"].values())

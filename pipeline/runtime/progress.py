@@ -1,7 +1,7 @@
-"""Progress of a build on any engine: workers write small files, the main process sums and prints them.
+"""Shows the progress of a build on any engine: workers write small files, the main process sums and prints them.
 
-A terminal shows one line per stage, rewritten every second; other outputs get a plain line every 30 seconds. The same
-counts go to Beam's counters; only this display depends on them.
+A terminal shows one line per stage, rewritten every second. Other outputs get a plain line every 30 seconds. The same
+counts go to Beam's counters. They are only for display.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from pipeline.units import count_of, describe_bytes, describe_seconds
 Stage: TypeAlias = Literal["read", "shard"]
 
 PLAN_NAME = "plan.json"
-"""In the same folder: number of shards to write (`shards`), and of tokens in their documents (`tokens`)."""
+"""A file in the folder of the reports: the number of shards to write (`shards`), and of tokens in their documents
+(`tokens`)."""
 _WRITE_EVERY_S = 1.0
 _TERMINAL_EVERY_S = 1.0
 _PLAIN_EVERY_S = 30.0
 _STORE_EVERY_S = 10.0
 _UNIT = 1e6
 _SHOWN = 0.05
-"""In units of a million: less would be shown as 0.0."""
+"""A number below this many millions is not shown in millions, because it would be shown as 0.0."""
 
 
 class WorkReport:
-    """Writes the counts of one piece of work (a split, a shard) to `folder` (None: nowhere), at most once a second, on
-    a store every ten seconds.
+    """Writes the counts of one piece of work (a split or a shard) to a file in `folder`, or nowhere if it is None.
 
-    Counts named `of_*` are expected totals; the others say how much is done, and also go to `count`. The file is
-    removed if the work fails. `key` identifies the piece (any JSON), so that a second attempt after a lost worker is
-    not counted twice; a finished report is not overwritten.
+    The file is written at most once a second, on an object store every ten seconds, and removed if the work fails.
+    Counts named `of_*` are expected totals. The others say how much is done, and also go to `count`. `key` (any JSON)
+    identifies the piece, so that a second attempt after a lost worker is not counted twice. A finished report is not
+    overwritten.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class WorkReport:
                 storage.delete(self._path)
 
     def add(self, **counts: int) -> None:
-        """Add to the counts; write them if it is time."""
+        """Add to the counts, and write them if enough time has passed."""
         self._counts.update(counts)
         if time.monotonic() - self._written >= self._every_s:
             self._write()
@@ -99,7 +100,7 @@ class WorkReport:
 
 
 class ProgressPrinter:
-    """Prints the workers' progress while the body of the `with` runs. `num_bytes`: size of all splits."""
+    """Prints the workers' progress while the body of the `with` runs. `num_bytes` is the size of all splits."""
 
     def __init__(
         self, folder: str | Path, *, num_splits: int, num_bytes: int = 0, stream: TextIO | None = None
@@ -128,7 +129,7 @@ class ProgressPrinter:
             self._stream.flush()
 
     def line(self, stage: Stage | None = None) -> str:
-        """Progress of the running stage (or of `stage`), in one line."""
+        """Return a line on the progress of `stage` or, if it is None, of the running stage."""
         stage = stage or self.stage()
         now = time.monotonic()
         if stage not in self._stage_started:
@@ -138,7 +139,7 @@ class ProgressPrinter:
         return f"{now - self._started:.0f} s: {text}"
 
     def summary(self) -> str:
-        """All work done, in one line."""
+        """Return a line on all work done."""
         elapsed = time.monotonic() - self._started
         read, shards = self.count("read"), self.count("shard")
         made = sum(report["bytes"] for report in self._load("read") if not report["kept"])
@@ -149,19 +150,19 @@ class ProgressPrinter:
         )
 
     def stage(self) -> Stage:
-        """The running stage: shards are planned once every split was read."""
+        """Return the running stage, which is "shard" once all splits are read and the shards are planned."""
         return "shard" if storage.find_file(self._plan) is not None else "read"
 
     def count_kept(self) -> dict[Stage, int]:
-        """Number of pieces that an earlier start had finished, by stage."""
+        """Return how many pieces of work an earlier start had finished, by stage."""
         return {"read": self.count("read")["kept"], "shard": self.count("shard")["kept"]}
 
     def count(self, stage: Stage) -> Counter[str]:
-        """Sum of the reports of a stage, including pieces kept from an earlier start."""
+        """Return the sum of a stage's reports, including pieces kept from an earlier start."""
         return sum_counts(self._load(stage))
 
     def read_plan(self) -> dict[str, int]:
-        """Content of PLAN_NAME; zeros if there is no plan yet."""
+        """Return the content of the file PLAN_NAME, or zeros if there is no plan yet."""
         try:
             plan: dict[str, int] = json.loads(storage.read_bytes(self._plan))
         except FileNotFoundError:
@@ -198,7 +199,7 @@ class ProgressPrinter:
         )
 
     def _load(self, stage: Stage) -> list[Counter[str]]:
-        """Load every report of a stage; finished ones are cached."""
+        """Return every report of a stage. Finished reports are read only once."""
         found: list[Counter[str]] = []
         for file in storage.list_files(self._folder, below=False):
             if not (file.name.startswith(f"{stage}-") and file.name.endswith(".json")):
@@ -234,7 +235,7 @@ class ProgressPrinter:
 
 
 def _read_report(path: str) -> Counter[str]:
-    """Read a report; empty if it is gone because the work has failed."""
+    """Return a report. It is empty if the file is gone, because the work has failed."""
     try:
         return Counter(json.loads(storage.read_bytes(path)))
     except FileNotFoundError:
@@ -249,7 +250,7 @@ def _is_done(path: str) -> bool:
 
 
 def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
-    """Sum of reports."""
+    """Return the sum of each count over all reports."""
     total: Counter[str] = Counter()
     for report in reports:
         total.update(report)
@@ -257,8 +258,11 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 
 
 def _bytes_read(reports: list[Counter[str]]) -> float:
-    """Estimate the bytes of input read. The share of an unfinished split is its text read over its expected text,
-    corrected by the ratio of real to expected text in the finished splits."""
+    """Return an estimate of the bytes of input read.
+
+    An unfinished split counts by the share of its expected text that was read. The expected text is corrected by the
+    ratio of real to expected text in the finished splits.
+    """
     done = [report for report in reports if report["done"]]
     expected = sum(report["of_text"] for report in done)
     ratio = sum(report["characters"] for report in done) / expected if expected else 1.0
@@ -271,7 +275,7 @@ def _bytes_read(reports: list[Counter[str]]) -> float:
 
 
 def _tokens_written(reports: list[Counter[str]]) -> float:
-    """Estimate the tokens of documents in the rows written, since shards differ in size."""
+    """Return an estimate of the tokens whose rows are written. Tokens are used because shards differ in size."""
     return sum(
         report["of_tokens"] * (1.0 if report["done"] else min(1.0, report["rows"] / max(1, report["of_rows"])))
         for report in reports

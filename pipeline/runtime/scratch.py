@@ -1,6 +1,7 @@
-"""A scratch folder that is locked while in use and then removed; those of killed processes are swept.
+"""Makes scratch folders, which are locked while in use and then removed.
 
-The lock ends with its process, on any machine that shares the file system. Stores have no locks: nothing is swept.
+Folders left by killed processes are removed when the next folder is made: a lock ends with its process, on any machine
+that shares the file system. Object stores have no locks, so folders are left there.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from pipeline import storage
 
 @contextmanager
 def scratch_folder(parent: str | Path, *, prefix: str) -> Iterator[str]:
-    """Make a folder `parent`/`prefix`* for the block. Before, remove those of ended processes, if the file system has
-    locks."""
+    """Yield a new folder `parent`/`prefix`*, and remove it after the body.
+
+    If the file system has locks, the folders that ended processes left there are removed first.
+    """
     if storage.is_url(parent):
         url = storage.join(parent, f"{prefix}{uuid.uuid4().hex[:16]}")
         try:
@@ -47,11 +50,11 @@ def _make_locked(parent: Path, *, prefix: str) -> tuple[Path, int]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return folder, lock
-        os.close(lock)  # another process swept it before it was locked
+        os.close(lock)  # another process removed it before it was locked
 
 
 def _remove_unused(folder: Path) -> None:
-    with suppress(OSError):  # in use, or no folder of ours
+    with suppress(OSError):  # the folder is in use, or not ours
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Between the halves of a build: the bucket of each document, and the spill files that carry it there."""
+"""Between the two halves of a build: chooses each document's bucket (a group of documents), and writes spill files."""
 
 from pipeline.shuffle.buckets import (
     MIN_DOCUMENTS,

@@ -1,7 +1,8 @@
-"""The bucket of each document, the number of buckets, and which small ones are joined.
+"""Chooses the number of buckets, the bucket of each document, and which small buckets are joined.
 
-All of it depends on the documents' hashes, the size of the input and the config: never on workers, paths or order.
-A bucket becomes one shard; negatives come from its other documents, so that no process holds the corpus.
+A bucket is a group of documents that becomes one shard. Negatives (wrong next sentences) come from other documents of
+the same bucket, so no process holds the corpus. All choices depend on the documents' hashes, the size of the input and
+the config: never on workers, paths or order.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from pipeline.units import count_of
 
 TEXT_BYTES_PER_BUCKET = 64_000_000
 MIN_DOCUMENTS = 8
-"""A bucket with fewer documents is joined with its neighbour, because its negatives would repeat."""
+"""A bucket with fewer documents is joined with its neighbour. Its negatives (wrong next sentences) would repeat."""
 MIN_SHARE_OF_MEAN = Fraction(1, 10)
-"""A bucket with fewer tokens than this share of the mean is joined too."""
+"""A bucket with fewer tokens than this share of the mean bucket's is joined too."""
 _HASH_RANGE = 2**64
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Numbers of buckets: the first `train` hold training documents, the other `validation` held-out ones."""
+    """The number of buckets for training and for validation. The first `train` buckets hold the training documents."""
 
     train: int
     validation: int
@@ -33,24 +34,24 @@ class Buckets:
 
     @property
     def total(self) -> int:
-        """Number of buckets."""
+        """The number of all buckets."""
         return self.train + self.validation
 
     def bucket_of(self, document_id: bytes) -> int:
-        """Bucket of a document, by the hash of its text, so that exact duplicates meet."""
+        """Return the bucket of a document. It depends on the hash of the text, so that exact duplicates meet."""
         number = int.from_bytes(document_id[8:16], "big")
         if membership(document_id) < self.validation_fraction * _HASH_RANGE:
             return self.train + number % self.validation
         return number % self.train
 
     def split_of(self, bucket: int) -> SplitName:
-        """The part of the set that a bucket belongs to."""
+        """Return the part of the data set (train or validation) that a bucket belongs to."""
         return "train" if bucket < self.train else "validation"
 
 
 @dataclass(frozen=True, slots=True)
 class BucketCount:
-    """Contents of a bucket, duplicates counted once. `lowest`: its smallest membership hashes, at most two."""
+    """Counts of one bucket, with duplicates counted once. `lowest` holds its two smallest hashes from `membership`."""
 
     bucket: int
     documents: int
@@ -60,19 +61,22 @@ class BucketCount:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """The shard of each bucket, as (part, index), and the number of shards in each part of the set."""
+    """Maps each bucket to its shard, as (part of the data set, index), and holds the number of shards in each part."""
 
     shard_of: dict[int, tuple[SplitName, int]]
     num_shards: dict[SplitName, int]
 
 
 def membership(document_id: bytes) -> int:
-    """64 bits that decide whether a document is held out; independent of the bits that choose its bucket."""
+    """Return the 64-bit hash that decides whether a document is held out. Other bits of the id choose its bucket."""
     return int.from_bytes(document_id[:8], "big")
 
 
 def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation_fraction: float) -> Buckets:
-    """Choose the number of buckets: `shards` training buckets or, if that is auto, by the size of the text."""
+    """Choose how many buckets there are.
+
+    `shards` is the number for training; with "auto" there is one for each TEXT_BYTES_PER_BUCKET of text.
+    """
     held_out = validation_fraction
     if shards == "auto":
         train = max(1, math.ceil(text_bytes / TEXT_BYTES_PER_BUCKET))
@@ -86,12 +90,14 @@ def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation
 def plan_shards(
     counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int = 2, whole_books: bool = False
 ) -> ShardPlan:
-    """Join small buckets and number the shards.
+    """Join small buckets (groups of documents), and return the shard of each bucket.
 
-    Neighbours are joined, in order, until the group has MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of the mean bucket's
-    tokens; the rest joins the last group. A bucket without documents (all were near duplicates) goes to the first
-    shard, which counts its drops. ValueError if a part of the set would have fewer than `fewest` documents: negatives
-    need another document. `whole_books`: some documents are whole books, which could be split into chapters.
+    Neighbouring buckets are joined, in order, until they have MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of the mean bucket's
+    tokens. What is left at the end joins the last shard. A bucket whose documents were all near duplicates goes to the
+    first shard, where its drops are counted.
+
+    Raises ValueError if train or validation would have fewer than `fewest` documents, because negatives (wrong next
+    sentences) need another document. With `whole_books` the message proposes to split books into chapters.
     """
     ordered = sorted((count for count in counts if count.documents), key=lambda count: count.bucket)
     more = "set unit: chapter for books, add documents" if whole_books else "add documents"
@@ -126,7 +132,7 @@ def _join_small(counts: Sequence[BucketCount], *, num_buckets: int) -> list[list
 
 
 def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest: int, more: str) -> None:
-    """Raise ValueError if a part of the set has too few documents. `more`: how to get more, for the message."""
+    """Raise ValueError if train or validation has too few documents. `more` is the remedy that the message proposes."""
     documents = sum(count.documents for count in counts)
     if documents < fewest:
         raise ValueError(
@@ -154,6 +160,6 @@ def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest:
 
 
 def _round_up(value: float) -> float:
-    """The next larger number with three significant digits."""
+    """Return the next larger number with three significant digits."""
     scale = 10.0 ** (2 - math.floor(math.log10(value)))
     return float(f"{(math.floor(value * scale) + 1) / scale:.3g}")

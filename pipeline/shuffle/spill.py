@@ -1,8 +1,9 @@
-"""Files between the two halves of a build: tokenized documents sorted by bucket, addressed by byte range.
+"""Spill files: tokenized documents, sorted by bucket, on their way from the first half of a build to the second.
 
-Only names and offsets cross the shuffle (FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there).
-An extent is two Arrow messages: an index (id, number of tokens and origin of each document), which can be read alone,
-and the tokens. A writer holds at most FLUSH_TOKENS tokens and one more document in memory.
+An extent is a byte range of a spill file with documents of one bucket (group). It has two Arrow messages: an index (id,
+number of tokens and origin of each document), which can be read alone, and the tokens. Only names and offsets cross
+Beam's shuffle, because FnApiRunner holds a shuffle in memory: 600 MB of values cost 3.9 GB there. A writer holds at
+most FLUSH_TOKENS tokens and one more document in memory.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _INDEX = pa.schema(
     [
         pa.field("id", pa.binary(ID_BYTES)),
         pa.field("tokens", pa.int64()),
-        pa.field("number", pa.uint16()),  # into config.source_names; `source` is into config.sources
+        pa.field("number", pa.uint16()),  # index into config.source_names; `source` indexes config.sources
         pa.field("source", pa.int32()),
         pa.field("name", pa.string()),
         pa.field("text", pa.large_string()),
@@ -48,7 +49,7 @@ class SpillError(PassingError):
 
 
 class Origin(NamedTuple):
-    """Origin of a document, for people only: index of its source, its name, and its text or the beginning of it."""
+    """Where a document comes from, only for people: index into config.sources, name, and text (or its beginning)."""
 
     source: int = 0
     name: str = ""
@@ -60,26 +61,34 @@ _NOWHERE = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Place of documents of one bucket: `num_bytes` at `offset` of a file; the first `index_bytes` are the index."""
+    """A byte range of a spill file, with documents of one bucket (group): `num_bytes` from `offset` of `path`.
+
+    Its first `index_bytes` are the index, which has everything but the tokens.
+    """
 
     path: str
     offset: int
     index_bytes: int
     num_bytes: int
     checksum: int
-    """CRC-32 of the extent."""
+    """The CRC-32 of the extent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The documents of some extents, in file order. ids: uint8[n, 16]; tokens: int64[n]; sources: uint16[n]."""
+    """The documents of some extents (byte ranges of spill files), in file order.
+
+    `ids` is uint8[n, 16], and `tokens`, int64[n], the number of tokens of each document. `sources`, uint16[n], has
+    indexes into config.source_names.
+    """
 
     ids: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.int64]
     sources: npt.NDArray[np.uint16]
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Positions of the distinct ids, ordered by id; of equal ids the one with the lowest source."""
+        """Return the positions of the distinct ids, ordered by id. Of equal ids, the one with the lowest source is
+        taken."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
         order = np.lexsort((self.sources, words[:, 1], words[:, 0]))
         ordered = words[order]
@@ -89,9 +98,9 @@ class Index:
 
 
 class SpillWriter:
-    """Writes documents into a new file under `folder`, a path or URL; on an error the file is removed.
+    """Writes documents into a new file under `folder`, a path or URL. On an error the file is removed.
 
-    `name` is for people; a random suffix separates several attempts at the same split.
+    `name` begins the file's name. A random suffix keeps several attempts at the same split of the input apart.
     """
 
     def __init__(
@@ -108,7 +117,7 @@ class SpillWriter:
         self._pending: list[_Pending] = []
         self._pending_tokens = self._pending_characters = 0
         self.extents: list[tuple[int, Extent]] = []
-        """(bucket, extent) of all documents written; complete once the writer is closed."""
+        """The (bucket, extent) of all documents written. The list is complete once the writer is closed."""
         self._output = storage.open_output(self.path, in_place=True)
         self._stream = self._output.__enter__()
 
@@ -127,7 +136,7 @@ class SpillWriter:
         self._output.__exit__(kind, error, trace)
 
     def add(self, document: TokenizedDocument, *, origin: Origin = _NOWHERE) -> None:
-        """Add a document with at least one token."""
+        """Add a document, which must have at least one token."""
         self._pending.append(_Pending(self._bucket_of(document.id), document, origin))
         self._pending_tokens += document.ids.size
         self._pending_characters += len(origin.text)
@@ -168,14 +177,14 @@ class SpillWriter:
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Read ids, token counts and sources of the extents' documents, and nothing else of the files."""
+    """Return the ids, token counts and sources of the extents' documents. The tokens are not read."""
     return _join_indexes(
         pa.ipc.read_record_batch(buffer, _INDEX) for _, buffer in _read_each(extents, index_alone=True)
     )
 
 
 def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
-    """Yield (id, number of the source, origin) of the extents' documents, duplicates included."""
+    """Yield (id, index into config.source_names, origin) of the extents' documents, duplicates included."""
     for _, buffer in _read_each(extents, index_alone=True):
         batch = pa.ipc.read_record_batch(buffer, _INDEX)
         names = ("id", "number", *Origin._fields)
@@ -184,10 +193,11 @@ def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin
 
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
-    """Read the distinct documents of the extents, ordered by id, and count the duplicates left out.
+    """Return the distinct documents of the extents, ordered by id, and the number of duplicates left out.
 
-    The result does not depend on how documents are spread over extents. The arrays are views of the files' bytes: 2.2
-    bytes a token and 4 a sentence in memory. Raises SpillError if a file has changed since it was written.
+    The result does not depend on how documents are spread over extents. Memory: about 3.2 bytes a token and 4 a
+    sentence, since only `word_starts` is a copy of the bytes read. Raises SpillError if a file has changed since it was
+    written.
     """
     schema = _documents_schema(id_type)
     found: list[TokenizedDocument] = []
@@ -207,7 +217,7 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
 
 
 class _Pending(NamedTuple):
-    """A document that waits to be written."""
+    """A document that waits to be written, and its bucket."""
 
     bucket: int
     document: TokenizedDocument
@@ -226,7 +236,7 @@ def _join_indexes(batches: Iterable[pa.RecordBatch]) -> Index:
 
 
 def _documents_schema(id_type: pa.DataType) -> pa.Schema:
-    """One list per document; the field names are those of TokenizedDocument."""
+    """Return the schema of the tokens: a row per document, and a list per field of TokenizedDocument."""
     kinds = {"ids": id_type, "word_starts": pa.bool_(), "sentence_lengths": pa.int32()}
     return pa.schema([pa.field(name, pa.list_(kind)) for name, kind in kinds.items()])
 
@@ -243,7 +253,7 @@ def _split_list(column: pa.ListArray) -> list[npt.NDArray[Any]]:
 
 
 def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tuple[Extent, pa.Buffer]]:
-    """Yield each extent with its bytes or those of its index; on a store, several are fetched at a time."""
+    """Yield each extent with its bytes, or with only its index. From an object store, several are fetched at a time."""
 
     def read(extent: Extent) -> pa.Buffer:
         num_bytes = extent.index_bytes if index_alone else extent.num_bytes
