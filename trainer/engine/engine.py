@@ -1,9 +1,9 @@
-"""The training engine over DeepSpeed: forward, backward, step, and access to its state.
+"""The training engine over DeepSpeed: forward, backward, step, and its state as named slices.
 
 Only this package uses DeepSpeed. Invariant: between two steps the state of a run is `steps_taken`, the loss scale and
-the slices (named ranges of the parameters and of their Adam moments). A run can continue from these alone, at any world
-size, stage or precision. One test of the gradient norm decides whether a step is applied as a whole or skipped. The
-settings select one of five paths:
+the slices (ranges of parameters and Adam moments). A run can continue from these alone, at any world size, stage or
+precision. One test of the gradient norm decides whether a whole step is applied or skipped. The settings select one of
+five paths:
 
     ZeRO 0                                        DeepSpeed averages gradients, every rank updates everything
     ZeRO 1 and 2, on a CPU or in fp32             gradients.py, then torch's AdamW over this rank's partitions
@@ -34,8 +34,8 @@ from trainer.engine.optimizers import build_optimizer, count_updates
 from trainer.engine.zero_state import LocalSlice
 
 SliceReader = Callable[[str, int, int], dict[str, Tensor]]
-"""A function that takes a parameter's name, a start and a stop. It returns elements [start, stop) of the flattened
-parameter and of its Adam moments, 1-D fp32, under the keys "parameter", "exp_avg" and "exp_avg_sq"."""
+"""A function of (name, start, stop) that returns elements [start, stop) of a flattened parameter ("parameter") and of
+its Adam moments ("exp_avg", "exp_avg_sq"), each 1-D fp32."""
 
 SCALE_WINDOW = 1000
 """Number of consecutive finite steps after which fp16's loss scale doubles."""
@@ -43,9 +43,9 @@ SCALE_WINDOW = 1000
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The outcome of a step. `grad_norm` is the gradients' norm before clipping, without the loss scale.
+    """The outcome of a step, the same on every rank. The update was `skipped` if `grad_norm` is not finite.
 
-    `grad_norm` is the same on every rank. If it is not finite, the update was `skipped`.
+    `grad_norm` is the norm before clipping, without the loss scale.
     """
 
     grad_norm: float
@@ -166,7 +166,7 @@ class Engine:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Switch to evaluation mode without gradients inside a `with` block, which calls the engine as in training."""
+        """In a `with` block, put the model into evaluation mode without gradients; call the engine as in training."""
         training = self.module.training
         self._engine.eval()
         try:
@@ -178,15 +178,15 @@ class Engine:
                 self._engine.optimizer.empty_partition_cache()
 
     def local_slices(self) -> list[LocalSlice]:
-        """Return views of this rank's share of parameters and moments; the shares of all ranks hold each element once."""
+        """Return views of this rank's share of parameters and moments. All shares together hold each element once."""
         slices = zero_state.list_slices(self._engine, stage=self.stage, rank=self.rank)
         return slices if self.stage else [self._own_share(piece) for piece in slices]
 
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
-        """Load parameters and Adam moments with `read`. Every rank must call this.
+        """Load parameters and Adam moments with `read`, also from another world size, stage or precision. Collective.
 
-        They may come from another world size, stage or precision. `steps_taken` counts the updates made so far.
-        `loss_scale` is used only if this engine is fp16; with None the engine keeps its initial scale.
+        `loss_scale` comes from an fp16 checkpoint and is used if this engine is fp16 too. With None the initial scale
+        stays.
         """
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(steps_taken))
         self._write_slices(read)
@@ -201,17 +201,17 @@ class Engine:
         return {name: zero_state.full_shape(parameter) for name, parameter in parameters}
 
     def broadcast_int(self, value: int) -> int:
-        """Return rank 0's `value` on every rank. Every rank must call this."""
+        """Return rank 0's `value` on every rank. Collective."""
         tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
         dist.broadcast(tensor, src=0)
         return int(tensor.item())
 
     def optimizer_bytes(self) -> int:
-        """Return the size in bytes of the Adam moments that this rank holds."""
+        """Return the bytes that Adam's moments take on this rank."""
         return zero_state.optimizer_bytes(self._engine, stage=self.stage)
 
     def parameter_bytes(self) -> int:
-        """Return the size in bytes, between two steps, of this rank's copy of the parameters for forward."""
+        """Return the bytes that the parameters for forward and backward take on this rank between two steps."""
         return zero_state.parameter_bytes(self._engine, stage=self.stage)
 
     def close(self) -> None:
@@ -244,7 +244,7 @@ class Engine:
 
     @torch.no_grad()
     def _step_with(self, gradients: PartitionedGradients) -> StepResult:
-        """Take a step without waiting for the norm: AdamW's kernel itself clips, or skips a step that is not finite."""
+        """Take a step. AdamW's kernel itself clips, or skips a non-finite step, so its launch need not wait for that."""
         unit = self.world_size * self.loss_scale.value
         norm = gradients.norm() / unit
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)

@@ -54,7 +54,7 @@ class _Bucket:
     """The stretch is elements [start, stop) of a share."""
 
     def fill(self) -> None:
-        """Copy the gradients into the buffer, or zeros for parameters without a gradient."""
+        """Copy the gradients into the buffer, with zeros in gaps and for parameters without a gradient."""
         found = [(piece.place, piece.gradient()) for piece in self.pieces]
         there = [(place, gradient) for place, gradient in found if gradient is not None]
         if there:
@@ -97,19 +97,13 @@ class PartitionedGradients:
 
     @torch.no_grad()
     def add(self, *, last: bool) -> None:
-        """Add the parameters' gradients after a backward pass to the sums, and free them. Every rank must call this.
-
-        `last` says that this was the step's last backward pass.
-        """
+        """Add the gradients of a backward pass (`last`: of the step's last one) to the sums; free them. Collective."""
         for group in self._groups:
             group.add(first=self._first, last=last)
         self._first = False
 
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the summed gradients of all shares, a float64 scalar tensor on the device.
-
-        Every rank must call this.
-        """
+        """Return the Euclidean norm of the sums in all shares, a float64 scalar tensor on the device. Collective."""
         squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()

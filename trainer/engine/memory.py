@@ -84,10 +84,10 @@ def estimate_memory(
 
 
 def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Card | None) -> str:
-    """Return a line that states the memory a step needs on each GPU, and the memory of `card`, the smallest GPU.
+    """Return a line with the memory that a step needs, and the memory of `card`, the smallest GPU (None: not known).
 
-    `card` is None if it is not known. The line is empty if no GPU is used, or if that depends on an unknown cluster.
-    Raises ConfigError if the smallest GPU is too small; the message names settings that need less memory.
+    The line is empty if no GPU is used, or if a cluster's GPUs are not known. Raises ConfigError if the smallest GPU is
+    too small; the message names settings that need less memory.
     """
     if not may_use_gpus(config) or (card is None and config.device == "auto" and _is_on_cluster(config)):
         return ""
@@ -122,10 +122,7 @@ def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
 
 
 def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """Return how to make micro-batches smaller, like `a micro-batch has 128 tokens: double batch.lanes to 4`.
-
-    The text is empty if they cannot be smaller.
-    """
+    """Return advice like `a micro-batch has 128 tokens: double batch.lanes to 4`; empty if none can be smaller."""
     opened = max(phases, key=lambda each: each.shape.micro_batch.tokens)
     batch, shape, longest = opened.phase.config.batch, opened.shape, opened.manifest.max_seq_length
     half, lanes = max(longest, shape.micro_batch.tokens // 2), min(2 * shape.lanes, int(shape.pairs))
@@ -161,7 +158,7 @@ def _is_on_cluster(config: TrainerConfig) -> bool:
 
 
 def may_use_gpus(config: TrainerConfig) -> bool:
-    """Return whether the workers may run on GPUs. With device=auto on a Ray cluster, whose nodes are unknown, True."""
+    """Return whether the workers may run on GPUs: True for device=auto on a cluster, whose nodes are not known yet."""
     if config.device != "auto":
         return config.device == "cuda"
     return _is_on_cluster(config) or torch.cuda.device_count() > 0

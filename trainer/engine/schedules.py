@@ -13,10 +13,7 @@ from trainer.config import ScheduleConfig, TrainerConfig
 
 
 def warmup_steps(schedule: ScheduleConfig, *, steps: int) -> int:
-    """Return the number of warm-up steps among `steps`: schedule.warmup_steps, or else warmup_fraction x steps.
-
-    The product is rounded up.
-    """
+    """Return the number of warm-up steps: schedule.warmup_steps, or else warmup_fraction x `steps`, rounded up."""
     if schedule.warmup_steps is not None:
         return schedule.warmup_steps
     return math.ceil(Fraction(str(schedule.warmup_fraction)) * steps)  # as floats, 0.07 * 100 is above 7

@@ -27,7 +27,7 @@ TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.05
 SLACK: Mapping[Precision, float] = {"fp32": 1e-5, "fp16": 1e-4, "bf16": 5e-4}
 """Additional tolerance of a parameter's gradient norm, as a share of the norm of the whole gradient. Some gradients are
 sums that cancel to rounding errors (the next-sentence bias differed by 6%). The median parameter has 1% of the whole
-norm, so a tenth of its norm may be missing."""
+norm, so in bf16 a tenth of its norm may be missing unnoticed."""
 FP16_SCALE = 1024.0
 """Loss scale of the check in fp16, where small gradients would otherwise become zero."""
 _SHOWN = 4
@@ -46,9 +46,9 @@ class Passed:
 def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, seed: int) -> None:
     """Raise ConfigError on all ranks if losses or gradients of `batch` differ between compiled and eager code.
 
-    Every rank must call this. `seed` seeds torch's generators before each of the two passes. Parameters, their `.grad`
-    and the engine stay unchanged. If the eager pass runs out of GPU memory, or its losses are not finite, this logs a
-    warning and compares nothing.
+    Collective. `seed` seeds torch's generators for each of the two passes. Parameters, their gradients and the engine
+    stay unchanged. If the eager pass runs out of GPU memory, or its losses are not finite, logs a warning and compares
+    nothing.
     """
     eager = _run_eager(engine, batch, seed=seed, precision=precision)
     complaints: list[str] = []

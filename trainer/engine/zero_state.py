@@ -19,7 +19,7 @@ from trainer.engine.optimizers import MOMENTS
 
 @dataclass(frozen=True, slots=True)
 class LocalSlice:
-    """Elements [start, start + numel) of the flattened parameter `name`, whose full shape is `shape`.
+    """A slice of the flattened parameter `name`, from element `start` on. `shape` is the whole parameter's.
 
     `tensors` maps "parameter", "exp_avg" and "exp_avg_sq" (Adam's moments) to 1-D fp32 views of the tensors in use.
     """
@@ -58,7 +58,7 @@ def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def list_slices(engine: Any, *, stage: int, rank: int) -> list[LocalSlice]:
-    """Return slices for all elements that this rank's optimizer updates. In stage 0 every rank updates all elements."""
+    """Return slices of everything that this rank's optimizer updates. In stage 0 that is all, on every rank."""
     state = base_optimizer(engine, stage=stage).state
     return [
         LocalSlice(
@@ -97,7 +97,7 @@ def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
 
 @torch.no_grad()
 def refresh_working_copies(engine: Any, *, stage: int) -> None:
-    """Copy the fp32 slices into the parameters that the model computes with. Every rank must call this."""
+    """Copy the fp32 slices into the parameters that the model computes with. Collective."""
     optimizer = engine.optimizer
     if stage in (1, 2):
         optimizer.update_lp_params()
@@ -110,7 +110,7 @@ def refresh_working_copies(engine: Any, *, stage: int) -> None:
 
 
 def parameter_bytes(engine: Any, *, stage: int) -> int:
-    """Return the size in bytes, between two steps, of this rank's copy of the parameters for forward."""
+    """Return the bytes that the parameters for forward and backward take on this rank between two steps."""
     total = 0
     for _, parameter in trainable_parameters(engine.module):
         held: list[Tensor] = [parameter.data]
@@ -121,7 +121,7 @@ def parameter_bytes(engine: Any, *, stage: int) -> int:
 
 
 def optimizer_bytes(engine: Any, *, stage: int) -> int:
-    """Return the size in bytes of the Adam moments that this rank holds."""
+    """Return the bytes that Adam's moments take on this rank."""
     state = base_optimizer(engine, stage=stage).state
     return sum(
         state[base][moment].numel() * state[base][moment].element_size()
@@ -154,9 +154,8 @@ def update_partitions(
 ) -> None:
     """Take AdamW's step number `step` on this rank's partitions, then update the model's parameters on all ranks.
 
-    Only for stages 1 and 2; every rank must call this. `gradients` holds a tensor for each partition and is divided by
-    `divisor`. If `skip` is not zero, nothing changes. An infinite `step` turns off the moments' bias correction (see
-    optimizers.count_updates).
+    Collective, for stages 1 and 2. `gradients` holds a tensor for each partition and is divided by `divisor`. If `skip`
+    is not zero, nothing changes. An infinite `step` turns off bias correction (optimizers.count_updates).
     """
     zero = engine.optimizer
     working = [shares[rank] for shares in zero.parallel_partitioned_bit16_groups]
@@ -199,7 +198,7 @@ def can_update_on_gpu(working: Tensor) -> bool:
 def _flat_partitions(optimizer: Any) -> list[Tensor]:
     """Return this rank's fp32 partitions in stages 1 and 2, one 1-D tensor for each parameter group.
 
-    In stage 1 with fp32 gradient sums, `optimizer` is DeepSpeed's BF16_Optimizer, which names them otherwise.
+    DeepSpeed's BF16_Optimizer (stage 1 with fp32 gradient sums) has another name for them.
     """
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         return list(optimizer.single_partition_of_fp32_groups)
