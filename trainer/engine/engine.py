@@ -244,7 +244,7 @@ class Engine:
 
     @torch.no_grad()
     def _step_with(self, gradients: PartitionedGradients) -> StepResult:
-        """Take a step. AdamW's kernel itself clips, or skips a non-finite step, so its launch need not wait for that."""
+        """Take a step. AdamW's kernel itself clips, or skips a non-finite step, so the host launches it at once."""
         unit = self.world_size * self.loss_scale.value
         norm = gradients.norm() / unit
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)

@@ -3,8 +3,7 @@
 DeepSpeed still partitions parameters, master weights and moments, and gathers the updated parameters. But it would
 handle the gradient of each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a bucket, one
 reduce-scatter sums the bucket over all ranks, and one norm covers a partition. The layout is DeepSpeed's: a group's
-parameters lie one after another in a flat buffer, cut into equal shares, one for each rank. A stretch is a range of
-elements inside a share.
+parameters lie one after another in a flat buffer, cut into equal shares, one for each rank.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Gradient elements that are communicated together: the same stretch of every rank's share."""
+    """Gradient elements that are communicated together: the same range (stretch) of every rank's share."""
 
     buffer: Tensor
     """1-D tensor that holds this stretch of the first rank's share, then of the second's, and so on."""
@@ -97,13 +96,16 @@ class PartitionedGradients:
 
     @torch.no_grad()
     def add(self, *, last: bool) -> None:
-        """Add the gradients of a backward pass (`last`: of the step's last one) to the sums; free them. Collective."""
+        """Add the gradients of a backward pass to the sums, and free them. Collective.
+
+        `last` marks the step's last backward pass.
+        """
         for group in self._groups:
             group.add(first=self._first, last=last)
         self._first = False
 
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the sums in all shares, a float64 scalar tensor on the device. Collective."""
+        """Return the Euclidean norm of the sums on all ranks, a float64 scalar tensor on the device. Collective."""
         squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()
@@ -188,7 +190,7 @@ class _Group:
         _ = into.copy_(mine) if first else into.add_(mine)
 
     def _sum_of_all(self, values: Tensor) -> Tensor:
-        """Sum `values`, one stretch for each rank, over all ranks, and return this rank's stretch of the sum."""
+        """Sum `values`, which hold a stretch for each rank, over all ranks; return this rank's stretch of the sum."""
         if self._world_size == 1:
             return values
         if values.device.type == "cpu":  # gloo has no reduce-scatter
@@ -200,10 +202,9 @@ class _Group:
 
 
 def _sum_squares(values: Tensor) -> Tensor:
-    """Return the sum of the squares of `values`, a float64 scalar.
+    """Return the sum of squares of `values`, in fp32 inside rows and in float64 over the rows' sums.
 
-    Rows of _ROW elements are summed in fp32 and the rows' sums in float64, because a long fp32 sum on a CPU loses four
-    digits.
+    A long fp32 sum on a CPU would lose four digits.
     """
     whole = values[: values.numel() // _ROW * _ROW].view(-1, _ROW)
     parts = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (whole, values[whole.numel() :])]

@@ -1,10 +1,10 @@
 """Estimates, before training starts, the GPU memory that it needs and the largest micro-batch that fits a GPU.
 
-The estimate is the sum of this table. There are N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers
-over which the ZeRO stage partitions states, micro-batches of T tokens, and L layers of width h.
+It sums this table, for N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers over which the ZeRO stage
+partitions states, micro-batches of T tokens, and L layers of width h.
 
     weights      e N             (stage 3: e N / W, plus the gathered e N while in use)
-    masters      4 N / W         (stage 0: none, the weights are fp32)
+    masters      4 N / W         fp32 master weights (stage 0: none, the weights are fp32)
     moments      8 N / W         (stage 0: 8 N)
     gradients    e N / W; if several micro-batches are summed 4 N / W, plus 4 N in stage 1 if W > 1
                  (stage 0: 4 N)
@@ -60,7 +60,7 @@ class Memory:
 def estimate_memory(
     config: TrainerConfig, *, vocabulary_size: int, shape: MicroBatchShape, micro_batches: int, workers: int
 ) -> Memory:
-    """Return the estimate for one of `workers` GPUs, each of which processes `micro_batches` per step."""
+    """Return the memory estimate for one of `workers` GPUs, each of which processes `micro_batches` per step."""
     model, stage = config.model, config.zero_stage
     width, rows = model.width, -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     numel, size = count_parameters(model, vocabulary_size=vocabulary_size), 4 if config.precision == "fp32" else 2
@@ -165,7 +165,7 @@ def may_use_gpus(config: TrainerConfig) -> bool:
 
 
 def with_greatest_slot(config: TrainerConfig, greatest: int | None) -> TrainerConfig:
-    """Return a copy of `config` with batch.greatest_slot (the maximum tokens of a micro-batch) set to `greatest`."""
+    """Return `config` with batch.greatest_slot (the maximum tokens of a micro-batch) set to `greatest`."""
     return config.model_copy(update={"batch": config.batch.model_copy(update={"greatest_slot": greatest})})
 
 
@@ -190,8 +190,8 @@ def largest_micro_batch(
 ) -> int | None:
     """Return the number of tokens of the largest micro-batch that fits `card_bytes`, or None if none does.
 
-    Tries `most` and then less, in steps of MICRO_BATCH_STEP, down to `longest`, the tokens of the data set's longest
-    row. Always assumes one worker, because the result must not depend on the number of workers.
+    Tries `most`, then less in steps of MICRO_BATCH_STEP, down to `longest`, the data set's longest row. Always assumes
+    one worker, because the result must not depend on the number of workers.
     """
     for tokens in range(most, 0, -MICRO_BATCH_STEP):
         if tokens < longest:
@@ -215,7 +215,7 @@ def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
 
 
 def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) -> float:
-    """Return the bytes of activations that autograd saves in the forward pass of one micro-batch."""
+    """Return the bytes that autograd saves in the forward pass of a micro-batch, for elements of `size` bytes."""
     model, width = config.model, config.model.width
     compiled = config.compile if config.compile is not None else config.zero_stage < 3
     kernels = config.precision != "fp32"

@@ -218,7 +218,7 @@ def _round(tensor: Tensor, *, name: str, dtype: str) -> Tensor:
 
 
 def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
-    """Return the data set's manifest, and a mapping from the names of its tokenizer files to their paths.
+    """Return the data set's manifest, and the paths of its tokenizer files by name.
 
     Raises ExportError if a file is missing or its hash differs from the manifest's.
     """

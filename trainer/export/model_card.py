@@ -29,9 +29,9 @@ def render_model_card(
 ) -> str:
     """Return the text of the card, which depends only on the arguments.
 
-    `manifest` and `data_card` (README.md) belong to the data set of phase `phase`, counted from 0. `training` and
-    `evaluation` are the run's last records of metrics and of held-out evaluation up to `step`, or None if there are
-    none. `pair_heads` says whether the model has pooler and next-sentence head.
+    `manifest` and `data_card` (README.md) belong to the data set of phase `phase` (from 0). `training` and `evaluation`
+    are the run's last records of metrics and of held-out evaluation up to `step`, or None. `pair_heads` says whether
+    the model has pooler and next-sentence head.
     """
     licence = _front_matter(data_card).get("license")
     front: dict[str, Any] = {

@@ -200,10 +200,7 @@ def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfi
 
 
 def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Location) -> None:
-    """Raise PretrainedError if a model of `config` with the folder's weights would not give the folder's logits.
-
-    `settings` is the content of the folder's config.json.
-    """
+    """Raise PretrainedError if a model of `config` with the folder's weights would not give the folder's logits."""
     heads = f"model.size={config.size} has"
     accepted = _EXACT_NAMES if config.activation == "gelu" else _TANH_NAMES
     checks: Sequence[tuple[str, Any, Sequence[Any], str]] = (
@@ -230,10 +227,7 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Lo
 
 
 def read_tensors(folder: Location) -> dict[str, Tensor]:
-    """Return all tensors of model.safetensors, or of the files that its index lists, by their names there.
-
-    Raises PretrainedError if a file is missing or damaged.
-    """
+    """Return all tensors of model.safetensors, or of the files that its index lists, by their stored names."""
     index, names = locate(folder, INDEX_FILE), [WEIGHTS_FILE]
     if storage.find_file(locate(folder, WEIGHTS_FILE)) is None and storage.find_file(index) is not None:
         listed = json.loads(storage.read_bytes(index))["weight_map"].values()
@@ -256,8 +250,7 @@ def read_tensors(folder: Location) -> dict[str, Tensor]:
 def _rename(tensors: Mapping[str, Tensor], *, folder: Location) -> dict[str, Tensor]:
     """Return the tensors under transformers' current names, without copies of tied tensors.
 
-    Renames LayerNorm.gamma and LayerNorm.beta, which early conversions from TensorFlow have, and adds a missing prefix
-    `bert.`. Raises PretrainedError if a copy differs from the tensor it is tied to.
+    Old names are LayerNorm.gamma and beta (early TensorFlow conversions), and names without the prefix `bert.`.
     """
     renamed: dict[str, Tensor] = {}
     for old, tensor in tensors.items():

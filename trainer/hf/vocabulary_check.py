@@ -15,9 +15,9 @@ from pipeline import storage
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Everything that decides which ids a text gets.
+    """Everything that decides which ids a text gets: tokens in the order of ids, and how text is split and normalised.
 
-    `tokens` is in the order of the ids. `splitting` says how text is split and normalised, or is None if unknown.
+    `splitting` is None if not known.
     """
 
     tokens: tuple[str, ...]

@@ -48,8 +48,8 @@ def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tens
 def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor | None = None) -> Tensor:
     """Return attention by the reference backend, which pads each sequence to a row of layout.max_length tokens.
 
-    On a CPU, `seed` draws the same dropout mask as the other backends. That stores all attention weights, so on a GPU
-    `seed` is ignored and torch draws the mask.
+    On a CPU, `seed` gives the same dropout mask as in other backends. This stores all attention weights, so on a GPU
+    torch draws the mask instead.
     """
     num_tokens, _, heads, head_width = qkv.shape
     offsets, max_length = layout
@@ -77,8 +77,8 @@ def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: 
 def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
     """Return attention by the GPU backend for long sequences in bf16 or fp16: flash attention 2, without padding.
 
-    torch.nn.attention.varlen calls the same operator but without dropout. Dropout takes 0.1 of 1.57 ms a layer here, and
-    4.4 of 5.90 ms with padded rows (BERT-Large, 32,768 tokens of Wikipedia's lengths, H100).
+    torch.nn.attention.varlen calls the same operator but without dropout. Dropout takes 0.1 of 1.57 ms a layer here,
+    and 4.4 of 5.90 ms with padded rows (BERT-Large, 32,768 tokens of Wikipedia's lengths, H100).
     """
     query, key, value = qkv.unbind(1)
     offsets, max_length = layout
@@ -91,8 +91,8 @@ def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tens
 def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
     """Return attention by the GPU backend for short sequences in bf16 or fp16: our kernel, which is deterministic.
 
-    Its dropout is almost free. Forward and backward of a layer take 0.91 ms, with attend_flash 1.45 ms (BERT-Large,
-    32,768 tokens of Wikipedia's lengths, dropout 0.1, H100).
+    Its dropout is almost free. Forward and backward of a layer take 0.91 ms, in attend_flash 1.45 (BERT-Large, 32,768
+    tokens of Wikipedia's lengths, dropout 0.1, H100).
     """
     threshold = attention_gpu.threshold_of(dropout)
     output, _ = attention_gpu.short_attention(qkv, layout.offsets, seed, layout.max_length, threshold)

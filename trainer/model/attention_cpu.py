@@ -30,8 +30,8 @@ def attend_each(qkv: Tensor, *, lengths: list[int], dropout: float, seed: Tensor
 def keep_weights(places: Tensor, num_columns: int, *, heads: int, dropout: float, seed: Tensor) -> Tensor:
     """Return the dropout mask of attention weights, bool [heads, *places.shape, num_columns]; True means kept.
 
-    `places` holds the queries' positions in the packed batch, int32. Columns are the keys, counted from the start of
-    the sequence. `seed` is int32, and its first element is used. The GPU kernels draw the same mask.
+    `places`, int32, are the queries' positions in the packed batch. Columns are the keys of their sequence. Of `seed`,
+    int32, the first element is used. The GPU kernels draw the same mask.
     """
     rows = torch.stack([attention_row_keys(places, head=head, seed=seed[0]) for head in range(heads)])
     columns = attention_column_keys(torch.arange(num_columns, dtype=torch.int32))
@@ -40,9 +40,9 @@ def keep_weights(places: Tensor, num_columns: int, *, heads: int, dropout: float
 
 @torch.library.custom_op("cloze::each_attention", mutates_args=())
 def each_attention(qkv: Tensor, lengths: list[int], seed: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output [T, heads, d], the softmax weights of all sequences, and the bool dropout mask of the weights.
+    """Return the output [T, heads, d], and the softmax weights and dropout mask (True: kept) of all sequences.
 
-    Weights and mask are 1-D, with heads x l x l elements for a sequence of length l. Without dropout the mask is empty.
+    Both are 1-D, with heads x l x l elements for a sequence of length l. Without dropout the mask is empty.
     """
     num_tokens, _, heads, width = qkv.shape
     output = torch.empty_like(qkv[:, 0], memory_format=torch.contiguous_format)

@@ -19,7 +19,7 @@ GOLDEN, COLUMN_SALT = 0x9E3779B1, 12_345
 
 
 def threshold_of(dropout: float) -> int:
-    """Return how many of the 2**32 possible draws drop a weight."""
+    """Return how many of the 2**32 possible random draws drop a weight."""
     return min(round(dropout * LEVELS), LEVELS - 1)
 
 
@@ -27,7 +27,7 @@ def threshold_of(dropout: float) -> int:
 def short_attention(
     qkv: Tensor, offsets: Tensor, seed: Tensor, max_length: int, threshold: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what kernels.short_attention.forward returns."""
+    """Return output [T, heads, d] and log2 of softmax's denominators [heads, T], by kernels.short_attention.forward."""
     from trainer.model.kernels import short_attention as kernels
 
     return kernels.forward(qkv.contiguous(), offsets, max_length=max_length, threshold=threshold, seed=seed)
@@ -50,7 +50,7 @@ def short_attention_backward(
     max_length: int,
     threshold: int,
 ) -> Tensor:
-    """Return what kernels.short_attention.backward returns."""
+    """Return the gradient of `qkv`, by kernels.short_attention.backward."""
     from trainer.model.kernels import short_attention as kernels
 
     return kernels.backward(

@@ -21,8 +21,8 @@ CPU_CHUNK_BYTES = 4 * 2**20
 GPU_CHUNK_BYTES = 512 * 2**20
 """Bytes of logits in a chunk on a GPU. For BERT-Large with 32,768 tokens all rows fit, for large matrix products."""
 FP16_UNIT = 1024.0
-"""Factor on fp16 gradients between forward and backward. Without it most would be too small for fp16: the smallest
-normal number is twice the probability of one word in 30,000."""
+"""Factor on fp16 gradients, of which most would otherwise be too small: the smallest normal fp16 number is twice the
+probability of one word in 30,000."""
 
 
 def linear_cross_entropy_sum(
@@ -31,9 +31,9 @@ def linear_cross_entropy_sum(
     """Return the weighted sum of cross-entropies, the weighted count of correct predictions, and each row's loss [N].
 
     The logits are `hidden @ weight.T + bias`. hidden [N, width], weight [V, width] and bias [V] have one float type.
-    labels are int64 [N] in 0..V-1, or NO_LABEL for rows that do not count; weights are float32 [N], and each row's loss
-    includes its weight. Results are float32, and only the first has a gradient. Softmax and all sums, also of the
-    weight's gradient over chunks, are in float32 (for float64 inputs everything is in float64).
+    labels are int64 [N] in 0..V-1, or NO_LABEL for rows that do not count; weights are float32 [N]. A row's loss
+    includes its weight. Results are float32; only the first has a gradient. Softmax and sums, also of the weight's
+    gradient over chunks, are in float32 (for float64 all is in float64).
     """
     weights = weights * (labels != NO_LABEL)
     loss_sum, correct, losses, *_ = linear_cross_entropy(

@@ -27,10 +27,10 @@ def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
 
 
 def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> Tensor:
-    """Return a mask, bool [rows, columns], whose elements are False with `probability`.
+    """Return a bool mask [rows, columns] whose elements are False with `probability`.
 
-    Each element compares a product with a threshold: a hashed row key, made odd, times a hashed column key. The first
-    two int32 `seeds` are for the rows and for the columns.
+    The random number of an element is the product of an odd row key and a column key. Both are hashes; the first two
+    int32 `seeds` are for rows and for columns.
     """
     row_keys = mix(torch.arange(rows, device=seeds.device, dtype=torch.int32) + seeds[0]) | 1
     column_keys = mix(torch.arange(columns, device=seeds.device, dtype=torch.int32) + seeds[1])

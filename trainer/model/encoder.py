@@ -88,7 +88,7 @@ class PreNormLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
-        """Return [T, width] for `hidden` [T, width]. `seeds` is [SITES_A_LAYER, SEED_WIDTH]."""
+        """Return [T, width] for `hidden` [T, width]. `seeds`, for dropout, is [SITES_A_LAYER, SEED_WIDTH]."""
         branch = self.attention(self.attention_norm(hidden), layout=layout, seeds=seeds[0])
         hidden = hidden + self.dropout(branch, seeds=seeds[1])
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)), seeds=seeds[2])  # type: ignore[no-any-return]
@@ -102,7 +102,7 @@ class PostNormEncoder(nn.Module):
         self.layers = nn.ModuleList(PostNormLayer(config) for _ in range(config.num_layers))
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
-        """Return [T, width] for `hidden` [T, width]. `seeds` is [SITES_A_LAYER x layers, SEED_WIDTH]."""
+        """Return [T, width] for `hidden` [T, width]. `seeds`, for dropout, is [SITES_A_LAYER x layers, SEED_WIDTH]."""
         carrier = hidden
         for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
             hidden, carrier = layer(hidden, carrier, layout=layout, seeds=own)
@@ -118,7 +118,7 @@ class PreNormEncoder(nn.Module):
         self.norm = layer_norm(config.width)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
-        """Return [T, width] for `hidden` [T, width]. `seeds` is [SITES_A_LAYER x layers, SEED_WIDTH]."""
+        """Return [T, width] for `hidden` [T, width]. `seeds`, for dropout, is [SITES_A_LAYER x layers, SEED_WIDTH]."""
         for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
             hidden = layer(hidden, layout=layout, seeds=own)
         return self.norm(hidden)  # type: ignore[no-any-return]

@@ -24,7 +24,7 @@ def _(biased: Tensor, bias: Tensor, tanh: bool) -> Tensor:
 
 @torch.library.custom_op("cloze::gelu_of_biased_backward", mutates_args=())
 def gelu_of_biased_backward(biased: Tensor, upstream: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """Return what kernels.bias_gelu.backward returns."""
+    """Return the gradients of `biased` [rows, columns] and of the bias [columns]."""
     from trainer.model.kernels import bias_gelu as kernels
 
     return kernels.backward(biased.contiguous(), upstream.contiguous(), tanh=tanh)

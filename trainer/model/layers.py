@@ -40,7 +40,7 @@ def layer_norm(width: int) -> nn.LayerNorm:
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the GELU named in the config: `gelu` (x * Phi(x), exact) or `gelu_tanh` (Hendrycks and Gimpel 2016)."""
+    """Return the GELU of a config name: `gelu` (x * Phi(x)) or `gelu_tanh` (Hendrycks and Gimpel 2016, eq. 2)."""
     return _gelu_tanh if name == "gelu_tanh" else F.gelu
 
 

@@ -46,9 +46,8 @@ class ResidualNorm(nn.LayerNorm):
     ) -> tuple[Tensor, Tensor]:
         """Return the result and its carrier, [T, width] each like the first three arguments.
 
-        `carrier` belongs to `residual`. `seeds` is a row of dropout.draw_seeds. If is_fused, `branch_bias` is the bias
-        of the layer that computed `branch`, and gets its gradient here. Otherwise `branch_bias` is None, and `residual`
-        itself gets its gradient.
+        `carrier` is that of `residual`. `seeds` is a row of dropout.draw_seeds. If is_fused, `branch_bias` is the bias
+        in `branch`, which gets its gradient here. Otherwise it is None, and `residual` itself gets a gradient.
         """
         if branch_bias is None:
             hidden: Tensor = super().forward(residual + self.dropout(branch, seeds=seeds))
@@ -100,7 +99,10 @@ def residual_norm_backward(
     beside: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what kernels.residual_norm.backward does; `beside` is the carrier's gradient, None if it was unused."""
+    """Return the gradients of branch and residual, and of weight, bias and branch_bias as [3, columns].
+
+    `beside` is the carrier's gradient, or None if the carrier was not used.
+    """
     from trainer.model.kernels import residual_norm as kernels
 
     return kernels.backward(

@@ -1,7 +1,7 @@
 """AdamW over one flat partition in one pass: clipping, both moments, decay, the fp32 weights and their bf16 copy.
 
-torch's fused AdamW needs fp32 gradients and does not make the copy; for BERT-Large this adds half as much memory
-traffic again. The host computes the bias corrections, because it knows the step.
+torch's fused AdamW needs fp32 gradients and does not make the copy. Doing these apart adds half as much memory traffic
+again for BERT-Large. The host computes the bias corrections, because it knows the step.
 """
 
 from __future__ import annotations

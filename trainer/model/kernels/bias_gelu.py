@@ -78,7 +78,7 @@ def gelu_backward_kernel(
 
 
 def forward(x: Tensor, *, tanh: bool, tiles: dict[str, Any] | None = None) -> Tensor:
-    """Return GELU of a contiguous tensor, exact or (`tanh`) by Hendrycks and Gimpel's formula, in x's shape and type."""
+    """Return GELU of a contiguous tensor in x's shape and type; `tanh` selects Hendrycks and Gimpel's approximation."""
     tiles = tiles or FORWARD_TILES
     out = torch.empty_like(x)
     gelu_forward_kernel[(triton.cdiv(x.numel(), tiles["BLOCK"]),)](x, out, x.numel(), TANH=tanh, **tiles)

@@ -170,8 +170,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output [T, heads, D], and lse [heads, T], the log2 of softmax's denominator for each query.
 
-    qkv is [T, 3, heads, D] and contiguous, offsets int32 [S + 1] with the sequences' cumulative lengths, seed int32
-    [1]. A weight is dropped with probability threshold / 2**32.
+    qkv is [T, 3, heads, D] and contiguous, offsets int32 [S + 1], seed int32 [1]. A weight is dropped with probability
+    threshold / 2**32.
     """
     num_tokens, _, heads, width = qkv.shape
     tiles = tiles or FORWARD_TILES
