@@ -132,7 +132,7 @@ class Engine:
         return self._engine(*inputs) if self._gradients is None else self.module(*inputs)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradients of the scalar `loss`; pass `last` with the step's last micro-batch.
+        """Add the gradients of the scalar `loss` to the step's gradients; set `last` for the step's last micro-batch.
 
         Gradients are averaged over ranks and summed over micro-batches. So for the gradient of a mean, pass
         (loss summed over the micro-batch) x world size / (count over all ranks and micro-batches).

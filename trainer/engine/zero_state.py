@@ -191,7 +191,7 @@ def update_partitions(
 
 
 def can_update_on_gpu(working: Tensor) -> bool:
-    """Return whether kernels.adamw supports the device and dtype of `working`."""
+    """Return whether kernels.adamw supports the device and dtype of `working`, the weights that the model uses."""
     return working.is_cuda and working.dtype in (torch.bfloat16, torch.float16)
 
 

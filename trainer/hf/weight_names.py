@@ -1,8 +1,8 @@
 """Converts the trainer's weights and settings to transformers' names and back.
 
-A post-LN model is transformers' `bert`, and a pre-LN model `megatron-bert`. The export writes with these functions, and
-pretrained.py reads. All tensors are the same on both sides but two: for transformers, the word table loses its padding
-rows, and qkv is split into query, key and value.
+A post-LN model is transformers' `bert`, and a pre-LN model `megatron-bert`. The export and pretrained.py use these
+functions. All tensors are the same on both sides, with two exceptions: for transformers, the word table loses its
+padding rows, and qkv is split into query, key and value.
 """
 
 from __future__ import annotations
