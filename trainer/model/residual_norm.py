@@ -71,7 +71,7 @@ def residual_norm(
     dropout: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the result, its carrier, and each row's mean and inverse deviation (kernels.residual_norm.forward)."""
+    """Return the norm, its carrier (see ResidualNorm), and each row's mean and inverse standard deviation."""
     from trainer.model.kernels import residual_norm as kernels
 
     out, mean, rstd = kernels.forward(
