@@ -1,4 +1,4 @@
-"""The training engine over DeepSpeed: step, optimizer, schedules, state as slices, memory estimate, self-check."""
+"""The training engine over DeepSpeed, with its optimizer, schedules, memory estimate and check of compiled models."""
 
 from trainer.engine.engine import Engine, LossScale
 from trainer.engine.host_copy import HostCopy

@@ -1,4 +1,4 @@
-"""Sets DeepSpeed up: its dictionary as a pure function of the config, and an import that compiles nothing."""
+"""Sets up DeepSpeed: derives its settings from the run's config alone, and imports it without compiling anything."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pipeline.settings import ConfigError
 from trainer.config import Precision, TrainerConfig
 
 INITIAL_LOSS_SCALE = 2.0**16
-"""Initial loss scale of fp16. The engine changes it; DeepSpeed sees a constant scale in each step."""
+"""The loss scale that fp16 starts with. Our Engine changes the scale; DeepSpeed takes it as constant in each step."""
 
 LARGEST_BUCKET = 2**25
-"""Maximum elements of gradients that are reduced together; enough for BERT-Large's word table."""
+"""Maximum number of gradient elements that one call reduces over the ranks; BERT-Large's word table fits."""
 
 
 def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_elements: int) -> dict[str, Any]:
-    """Return DeepSpeed's settings for a model of `num_elements` and `micro_batches` per step and rank.
+    """Return DeepSpeed's settings for a model of `num_elements` weights and `micro_batches` per step and rank.
 
-    `config.deepspeed` is merged over the result, nested mappings key by key.
+    Settings in `config.deepspeed` override these, nested mappings key by key.
     """
     dictionary: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -38,17 +38,17 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
     if config.zero_stage > 0:
         dictionary["zero_optimization"] = _zero_settings(config.zero_stage, num_elements=num_elements)
     if config.precision == "bf16":
-        # Checking every gradient for overflow takes a third of the step (608 launches for BERT-Large).
+        # Checking every gradient for overflow takes a third of the step (608 kernel launches for BERT-Large).
         dictionary["bf16"] = {"enabled": True, "check_grad_overflow": False}
     if config.precision == "fp16":
         dictionary["fp16"] = {"enabled": True, "loss_scale": INITIAL_LOSS_SCALE}
-    own_sums = config.zero_stage in (1, 2) and not config.deepspeed.given()  # trainer/engine/gradients.py
+    own_sums = config.zero_stage in (1, 2) and not config.deepspeed.given()  # gradients.py sums them
     if config.precision != "fp32" and not own_sums:
         send_fp32 = config.communication_data_type == "fp32"
         if send_fp32:
             dictionary["communication_data_type"] = "fp32"
         if send_fp32 or micro_batches > 1:
-            # With 8 or 11 bits of mantissa, sums over micro-batches and ranks lose small gradients.
+            # With 8 (bf16) or 11 bits (fp16) of mantissa, sums over micro-batches and ranks lose small gradients.
             dictionary["data_types"] = {"grad_accum_dtype": "fp32"}
     return _merge(dictionary, config.deepspeed.given())
 
@@ -56,9 +56,9 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
 def _zero_settings(stage: int, *, num_elements: int) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "stage": stage,
-        # Each backward allocates a buffer of this size, whatever the model's size (default: 5e8, 2 GB).
+        # Each backward pass allocates a buffer of this size, even for a small model (default: 5e8 elements, 2 GB).
         "reduce_bucket_size": min(LARGEST_BUCKET, num_elements),
-        # Overlap with compiled models has raced (DeepSpeed#8061, #5545): off until a parity test covers it.
+        # Overlap had race conditions with compiled models (DeepSpeed#8061, #5545); off until a parity test covers it.
         "overlap_comm": False,
         "contiguous_gradients": True,
         "reduce_scatter": True,
@@ -66,7 +66,7 @@ def _zero_settings(stage: int, *, num_elements: int) -> dict[str, Any]:
     if stage == 3:
         # True would replace torch.nn.functional.linear for the whole process.
         settings["memory_efficient_linear"] = False
-        # Below this many elements (biases, LayerNorm) a parameter stays whole on every rank.
+        # A parameter with fewer elements (biases, LayerNorm) stays whole on every rank.
         settings["stage3_param_persistence_threshold"] = 8192
     return settings
 
@@ -82,8 +82,8 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def bound_waits(timeout_s: int) -> None:
     """Make `timeout_s` the default time-out of all process groups created from now on.
 
-    DeepSpeed creates groups without a time-out: torch would then let ranks wait half an hour (10 minutes on GPUs) for a
-    frozen one, whatever the time-out of the default group.
+    DeepSpeed passes no time-out for its groups. With torch's default, ranks would wait half an hour (10 minutes on
+    GPUs) for a frozen rank, even if the default group has a shorter time-out.
     """
     timeout = timedelta(seconds=timeout_s)
     distributed_c10d.default_pg_timeout = timeout
@@ -91,15 +91,16 @@ def bound_waits(timeout_s: int) -> None:
 
 
 def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool) -> ModuleType:
-    """Import DeepSpeed for `device`, so that it neither probes compilers nor compiles on first use.
+    """Import DeepSpeed for `device` and return the module; it then compiles nothing, now or on first use.
 
-    `logs`: show the measurements that it is asked for. Sets DS_ACCELERATOR, LOCAL_RANK and, on GPUs,
-    TORCH_CUDA_ARCH_LIST in the environment. Raises ConfigError if the device cannot compute in `precision`.
+    With `logs`, DeepSpeed logs the reports that the config asks for; otherwise it logs warnings only. Sets
+    DS_ACCELERATOR, LOCAL_RANK and, on GPUs, TORCH_CUDA_ARCH_LIST in the environment. Raises ConfigError if the device
+    cannot compute in `precision`.
     """
     os.environ["DS_ACCELERATOR"] = device.type
     if device.type == "cuda":
         os.environ["LOCAL_RANK"] = str(device.index)
-        # DeepSpeed cannot parse "9.0a".
+        # DeepSpeed cannot parse architectures like "9.0a".
         architectures = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace("a", "")
         if architectures:
             os.environ["TORCH_CUDA_ARCH_LIST"] = architectures
@@ -111,9 +112,9 @@ def load_deepspeed(device: torch.device, *, precision: Precision, logs: bool) ->
 
     # No log level turns these memory reports off; each runs a garbage collection (2 s per engine).
     bf16_optimizer.see_memory_usage = lambda *_args, **_kwargs: None
-    # DeepSpeed uses names of collectives that torch 2.13 deprecates: one warning per call.
+    # DeepSpeed calls collectives by names that torch 2.13 deprecates, with one warning per call.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
-    # Without this, DeepSpeed compiles its C++ for gloo in shared memory on first use (50 s, needs g++).
+    # Without this, DeepSpeed compiles its C++ collectives in shared memory on first use (50 s, needs g++).
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     logging.getLogger("DeepSpeed").setLevel(logging.INFO if logs else logging.WARNING)
     if precision == "fp16" and not deepspeed.accelerator.get_accelerator().is_fp16_supported():

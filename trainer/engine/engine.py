@@ -1,8 +1,9 @@
 """The training engine over DeepSpeed: forward, backward, step, and its state as named slices.
 
-Only this package knows DeepSpeed. Invariant: between two steps the state of a run is `steps_taken`, the loss scale and
-the slices; nothing else is needed to continue, at any world size, stage or precision. A step is applied whole or not at
-all: one test of the gradient norm decides. The settings select one of five paths:
+Only this package uses DeepSpeed. Invariant: between two steps the state of a run is `steps_taken`, the loss scale and
+the slices (ranges of parameters and Adam moments). A run can continue from these alone, at any world size, stage or
+precision. One test of the gradient norm decides whether a whole step is applied or skipped. The settings select one of
+five paths:
 
     ZeRO 0                                        DeepSpeed averages gradients, every rank updates everything
     ZeRO 1 and 2, on a CPU or in fp32             gradients.py, then torch's AdamW over this rank's partitions
@@ -33,15 +34,19 @@ from trainer.engine.optimizers import build_optimizer, count_updates
 from trainer.engine.zero_state import LocalSlice
 
 SliceReader = Callable[[str, int, int], dict[str, Tensor]]
-"""(name, start, stop) -> elements [start, stop) of "parameter", "exp_avg" and "exp_avg_sq", 1-D fp32."""
+"""A function of (name, start, stop) that returns elements [start, stop) of a flattened parameter ("parameter") and of
+its Adam moments ("exp_avg", "exp_avg_sq"), each 1-D fp32."""
 
 SCALE_WINDOW = 1000
-"""fp16: number of finite steps in a row after which the loss scale doubles."""
+"""Number of consecutive finite steps after which fp16's loss scale doubles."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`grad_norm`: before clipping, unscaled, the same on every rank; not finite if `skipped`."""
+    """The outcome of a step, the same on every rank. The update was `skipped` if `grad_norm` is not finite.
+
+    `grad_norm` is the norm before clipping, without the loss scale.
+    """
 
     grad_norm: float
     skipped: bool
@@ -49,13 +54,16 @@ class StepResult:
 
 @dataclass(slots=True)
 class LossScale:
-    """fp16's loss scale: halved after an overflow, doubled after SCALE_WINDOW finite steps. 1 in other precisions."""
+    """Holds fp16's loss scale. An overflow halves it, and SCALE_WINDOW finite steps in a row double it.
+
+    In other precisions it stays 1.
+    """
 
     value: float = 1.0
     finite_steps: int = 0
 
     def update(self, *, finite: bool) -> None:
-        """Adjust the scale after a step."""
+        """Adjust the scale after a step; `finite` says whether its gradients were finite."""
         self.finite_steps = self.finite_steps + 1 if finite else 0
         if not finite:
             self.value = max(1.0, self.value / 2)
@@ -64,9 +72,9 @@ class LossScale:
 
 
 class Engine:
-    """A model under DeepSpeed ZeRO 0-3 on this rank. torch.distributed must be initialized.
+    """A model that this rank trains with DeepSpeed, ZeRO stage 0 to 3. torch.distributed must be initialized.
 
-    A step is `micro_batches` times `backward(loss of engine(batch), last=...)`, the same number on every rank, and then
+    For a step, every rank calls `backward(loss of engine(batch), last=...)` exactly `micro_batches` times, and then
     `step`.
     """
 
@@ -100,11 +108,11 @@ class Engine:
                 module.parameters_stay = False
         self.compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
         if self.compiled:
-            # Draw random numbers as eager code does, so that the same seed gives the same dropout in both.
+            # Draw random numbers like eager code, so that the same seed gives the same dropout in both.
             self.module.compile(dynamic=False, options={"fallback_random": True})
         self._count_updates = partial(count_updates, config=config.optimizer)
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(0))
-        if drawn:  # DeepSpeed made its fp32 weights from weights rounded to `precision`
+        if drawn:  # restore the fp32 weights, which DeepSpeed has rounded to `precision`
             self._write_slices(lambda name, start, stop: {"parameter": drawn[name].view(-1)[start:stop]})
         self._gradients: PartitionedGradients | None = None
         if self.stage in (1, 2) and not config.deepspeed.given():
@@ -115,19 +123,19 @@ class Engine:
                 send_fp32=config.communication_data_type == "fp32",
             )
         elif self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
-            # The global norm, which is computed anyway, shows non-finite gradients: test only that number.
+            # Test only the global norm: it is computed anyway, and it is not finite if any gradient is not.
             self._engine.optimizer.check_grad_overflow = True
             self._engine.optimizer.check_overflow = lambda partition_gradients=True: None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the model forward. Collective under ZeRO-3: every rank must call it equally often."""
+        """Run the model forward and return its output. Under ZeRO-3 every rank must call this equally often."""
         return self._engine(*inputs) if self._gradients is None else self.module(*inputs)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradients of `loss` (scalar); `last`: this is the step's last micro-batch.
+        """Add the gradients of the scalar `loss` to the step's gradients; set `last` for the step's last micro-batch.
 
-        Gradients are averaged over ranks and summed over micro-batches, so pass
-        (sum over the micro-batch) x world size / (count over all ranks and micro-batches).
+        Gradients are averaged over ranks and summed over micro-batches. So for the gradient of a mean, pass
+        (loss summed over the micro-batch) x world size / (count over all ranks and micro-batches).
         """
         if self._gradients is not None:
             torch.autograd.backward(loss * self.loss_scale.value if self._dynamic_scale else loss)
@@ -137,7 +145,10 @@ class Engine:
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> StepResult:
-        """Clip to optimizer.clip_norm and update with `learning_rate`; skip the update if the norm is not finite."""
+        """Clip the gradients to norm optimizer.clip_norm, update the parameters, and return the gradient norm.
+
+        If the norm is not finite, the update is skipped.
+        """
         for group in zero_state.base_optimizer(self._engine, stage=self.stage).param_groups:
             group["lr"] = learning_rate
         if self.stage == 0:
@@ -155,7 +166,7 @@ class Engine:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Enter evaluation mode without gradients; call the engine as in training."""
+        """In a `with` block, put the model into evaluation mode without gradients; call the engine as in training."""
         training = self.module.training
         self._engine.eval()
         try:
@@ -167,14 +178,15 @@ class Engine:
                 self._engine.optimizer.empty_partition_cache()
 
     def local_slices(self) -> list[LocalSlice]:
-        """Return views of this rank's share of parameters and moments; all ranks together cover each element once."""
+        """Return views of this rank's share of parameters and moments. All shares together hold each element once."""
         slices = zero_state.list_slices(self._engine, stage=self.stage, rank=self.rank)
         return slices if self.stage else [self._own_share(piece) for piece in slices]
 
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
-        """Load parameters and moments from `read`, whatever wrote them. Collective.
+        """Load parameters and Adam moments with `read`, also from another world size, stage or precision. Collective.
 
-        `loss_scale`: of an fp16 checkpoint, used if this engine is fp16 too; None: keep the initial one.
+        `loss_scale` comes from an fp16 checkpoint and is used if this engine is fp16 too. With None the initial scale
+        stays.
         """
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(steps_taken))
         self._write_slices(read)
@@ -189,17 +201,17 @@ class Engine:
         return {name: zero_state.full_shape(parameter) for name, parameter in parameters}
 
     def broadcast_int(self, value: int) -> int:
-        """Return rank 0's value on every rank. Collective."""
+        """Return rank 0's `value` on every rank. Collective."""
         tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
         dist.broadcast(tensor, src=0)
         return int(tensor.item())
 
     def optimizer_bytes(self) -> int:
-        """Return the bytes of Adam's moments on this rank."""
+        """Return the bytes that Adam's moments take on this rank."""
         return zero_state.optimizer_bytes(self._engine, stage=self.stage)
 
     def parameter_bytes(self) -> int:
-        """Return the bytes on this rank of the parameters that the model computes with, between two steps."""
+        """Return the bytes that the parameters for forward and backward take on this rank between two steps."""
         return zero_state.parameter_bytes(self._engine, stage=self.stage)
 
     def close(self) -> None:
@@ -232,7 +244,7 @@ class Engine:
 
     @torch.no_grad()
     def _step_with(self, gradients: PartitionedGradients) -> StepResult:
-        """Clip, or skip a step that is not finite, inside AdamW's kernel, so that the host waits for neither."""
+        """Take a step. AdamW's kernel itself clips, or skips a non-finite step, so the host launches it at once."""
         unit = self.world_size * self.loss_scale.value
         norm = gradients.norm() / unit
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)

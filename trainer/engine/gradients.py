@@ -1,8 +1,9 @@
-"""Gradients under ZeRO 1 and 2, from the end of backward to the update, without a kernel launch per parameter.
+"""Sums gradients over ranks under ZeRO 1 and 2, after backward and before the update, many parameters at a time.
 
-DeepSpeed partitions parameters, master weights and moments, and gathers the updated parameters. In between it copies,
-slices and measures each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a bucket, one
-reduce-scatter sums it over all ranks, and one norm covers a partition. The layout is DeepSpeed's.
+DeepSpeed still partitions parameters, master weights and moments, and gathers the updated parameters. But it would
+handle the gradient of each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a bucket, one
+reduce-scatter sums the bucket over all ranks, and one norm covers a partition. The layout is DeepSpeed's: a group's
+parameters lie one after another in a flat buffer, cut into equal shares, one for each rank.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from torch import Tensor, nn
 from trainer.engine.deepspeed_setup import LARGEST_BUCKET
 
 _ROW = 4096
-"""Number of elements whose squares are summed in fp32."""
+"""Number of elements in a row of `_sum_squares`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements [start, stop) of a flattened parameter, and their place in a buffer."""
+    """Elements [start, stop) of a flattened parameter, and `place`, the view of a buffer that takes their gradient."""
 
     parameter: nn.Parameter
     start: int
@@ -33,26 +34,26 @@ class _Piece:
     place: Tensor
 
     def gradient(self) -> Tensor | None:
-        """Return the elements' gradient, flat; None if the parameter has none."""
+        """Return the gradient of these elements, 1-D; None if the parameter has no gradient."""
         gradient = self.parameter.grad
         return None if gradient is None else gradient.reshape(-1)[self.start : self.stop]
 
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Elements that are moved together: the same stretch of every rank's share."""
+    """Gradient elements that are communicated together: the same range (stretch) of every rank's share."""
 
     buffer: Tensor
-    """1-D, the stretches of all shares one after another."""
+    """1-D tensor that holds this stretch of the first rank's share, then of the second's, and so on."""
     pieces: tuple[_Piece, ...]
     gaps: tuple[Tensor, ...]
-    """Parts of the buffer that no parameter fills: padding at the end of the last share."""
+    """Views of the buffer that no parameter fills, because the last share ends with padding."""
     start: int
     stop: int
-    """[start, stop): the stretch, in elements of a share."""
+    """The stretch is elements [start, stop) of a share."""
 
     def fill(self) -> None:
-        """Copy the gradients into the buffer, or zeros for parameters without a gradient."""
+        """Copy the gradients into the buffer, with zeros in gaps and for parameters without a gradient."""
         found = [(piece.place, piece.gradient()) for piece in self.pieces]
         there = [(place, gradient) for place, gradient in found if gradient is not None]
         if there:
@@ -62,11 +63,12 @@ class _Bucket:
 
 
 class PartitionedGradients:
-    """This rank's share of the gradients, summed over all ranks, in DeepSpeed's flat groups; fp32 for several summands.
+    """Holds this rank's share of the gradients, summed over all ranks and over the micro-batches of a step.
 
-    `zero`: DeepSpeed's ZeRO-1/2 optimizer, whose hooks are removed. `micro_batches`: maximum calls of `add` per step.
-    `whole` (ZeRO-1): sum micro-batches on every rank in fp32 and communicate once per step; otherwise (ZeRO-2) after
-    each. `send_fp32`: ranks send fp32, else the type of the gradients.
+    `zero` is DeepSpeed's ZeRO-1 or ZeRO-2 optimizer; its hooks on gradients are removed. `micro_batches` is the maximum
+    number of calls of `add` per step; above 1, sums are in fp32. With `whole` (ZeRO-1) each rank sums the whole
+    gradients of its micro-batches, and ranks communicate once per step; otherwise (ZeRO-2) after each micro-batch. With
+    `send_fp32` ranks send fp32, otherwise the type of the gradients.
     """
 
     def __init__(self, zero: Any, *, micro_batches: int, whole: bool, send_fp32: bool) -> None:
@@ -89,29 +91,32 @@ class PartitionedGradients:
 
     @property
     def partitions(self) -> list[Tensor]:
-        """The sums so far, a 1-D tensor for each group of the optimizer."""
+        """The gradient sums so far: a 1-D tensor, this rank's share, for each parameter group of the optimizer."""
         return [group.partition for group in self._groups]
 
     @torch.no_grad()
     def add(self, *, last: bool) -> None:
-        """Add and free the gradients of a backward pass; `last`: it is the last of the step. Collective."""
+        """Add the gradients of a backward pass to the sums, and free them. Collective.
+
+        `last` marks the step's last backward pass.
+        """
         for group in self._groups:
             group.add(first=self._first, last=last)
         self._first = False
 
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the sum over all ranks, a float64 scalar on the device. Collective."""
+        """Return the Euclidean norm of the sums on all ranks, a float64 scalar tensor on the device. Collective."""
         squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()
 
     def clear(self) -> None:
-        """End the step: the next `add` starts new sums."""
+        """End the step, so that the next `add` starts new sums."""
         self._first = True
 
 
 class _Group:
-    """One flat group: `flat` holds the parameters one after another, padded to world_size equal shares."""
+    """Holds the gradient sums of one parameter group, whose parameters are in `flat`, padded to equal shares."""
 
     def __init__(
         self,
@@ -185,7 +190,7 @@ class _Group:
         _ = into.copy_(mine) if first else into.add_(mine)
 
     def _sum_of_all(self, values: Tensor) -> Tensor:
-        """Return this rank's stretch of `values`, summed over all ranks."""
+        """Sum `values`, which hold a stretch for each rank, over all ranks; return this rank's stretch of the sum."""
         if self._world_size == 1:
             return values
         if values.device.type == "cpu":  # gloo has no reduce-scatter
@@ -197,7 +202,10 @@ class _Group:
 
 
 def _sum_squares(values: Tensor) -> Tensor:
-    """Sum squares in fp32 inside rows and in float64 over them: a long fp32 sum on a CPU loses four digits."""
+    """Return the sum of squares of `values`, in fp32 inside rows and in float64 over the rows' sums.
+
+    A long fp32 sum on a CPU would lose four digits.
+    """
     whole = values[: values.numel() // _ROW * _ROW].view(-1, _ROW)
     parts = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (whole, values[whole.numel() :])]
     return torch.cat([part.double().view(-1) for part in parts]).square().sum()

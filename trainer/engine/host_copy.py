@@ -1,4 +1,4 @@
-"""Asynchronous copy from a GPU to the host; reading waits for this copy only."""
+"""Asynchronous copy of a tensor from a GPU to the host. Reading it waits for this copy, not for later GPU work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class HostCopy:
-    """A copy of a tensor, started by the constructor; on a CPU it is complete at once."""
+    """A copy of a tensor in the host's memory. The constructor starts it; from a CPU tensor it is complete at once."""
 
     def __init__(self, values: Tensor) -> None:
         on_gpu = values.device.type == "cuda"
@@ -16,7 +16,7 @@ class HostCopy:
         self._event = torch.cuda.current_stream(values.device).record_event() if on_gpu else None
 
     def here(self) -> Tensor:
-        """Return the copy, on the CPU; wait for it, but for nothing launched later."""
+        """Return the copy, a tensor on the CPU. Waits for the copy, but not for GPU work launched after it."""
         if self._event is not None:
             self._event.synchronize()
         return self._host

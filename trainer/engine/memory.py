@@ -1,21 +1,21 @@
-"""Estimates the GPU memory of training before it starts, and the largest micro-batch that a GPU holds.
+"""Estimates, before training starts, the GPU memory that it needs and the largest micro-batch that fits a GPU.
 
-N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers over which the ZeRO stage partitions states,
-micro-batches of T tokens, L layers of width h:
+It sums this table, for N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers over which the ZeRO stage
+partitions states, micro-batches of T tokens, and L layers of width h.
 
     weights      e N             (stage 3: e N / W, plus the gathered e N while in use)
-    masters      4 N / W         (stage 0: none, the weights are fp32)
+    masters      4 N / W         fp32 master weights (stage 0: none, the weights are fp32)
     moments      8 N / W         (stage 0: 8 N)
-    gradients    e N / W, or 4 N / W if several micro-batches are summed, plus 4 N in stage 1 if W > 1
+    gradients    e N / W; if several micro-batches are summed 4 N / W, plus 4 N in stage 1 if W > 1
                  (stage 0: 4 N)
-    buckets      2 x 2^25 e      for gradients that are reduced together
+    buckets      2 x 2^25 e      for gradients that are reduced together (stage 0: 4 N)
     activations  L T (16 e h + 4 heads + 16), plus embeddings and heads: autograd saves 16 tensors of width h per
                  layer (norm, query, key, value, context, two branches, norm; GELU's input and output of 4 h each)
     loss         a chunk of logits of e bytes, and the word table's gradient in fp32
 
-All activations and the loss exist when backward begins, all gradients (e N) when it ends: the larger counts. Checked
-against BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count. Not included: the CUDA context,
-NCCL and fragmentation, for which a tenth of a card stays free.
+All activations and the loss exist when backward begins, and all gradients (e N) when it ends. The estimate takes the
+larger of the two. It was checked against BERT-Large, bf16, 32,768 tokens, ZeRO-1 on one H200: 32 GB by torch's count.
+The CUDA context, NCCL and fragmentation are not included; a tenth of a GPU's memory stays free for them.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from trainer.engine.deepspeed_setup import LARGEST_BUCKET
 from trainer.model import GPU_CHUNK_BYTES, VOCABULARY_MULTIPLE
 
 USABLE_SHARE = 0.9
-"""Share of a card's memory that an estimate may take."""
+"""Share of a GPU's memory that an estimate may take."""
 MICRO_BATCH_STEP = 1024
-"""Tokens; derived limits are multiples of this, so that cards of similar memory get the same limit."""
+"""Number of tokens. Derived limits are multiples of it, so that GPUs of similar memory get the same limit."""
 _GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one GPU at the peak of a step, by content."""
+    """The estimated bytes in use on one GPU at the peak of a step. `parts` maps what is stored to its bytes."""
 
     parts: dict[str, float]
 
     @property
     def total(self) -> float:
-        """Total bytes."""
+        """The sum of all parts, in bytes."""
         return sum(self.parts.values())
 
     def describe(self) -> str:
-        """Return, for example, `32.1 GB (weights 0.7, ..., activations and loss 26.4)`."""
+        """Return the total and its parts as text, like `32.1 GB (weights 0.7, ..., activations and loss 26.4)`."""
         parts = ", ".join(f"{name} {size / _GB:.1f}" for name, size in self.parts.items())
         return f"{self.total / _GB:.1f} GB ({parts})"
 
@@ -60,7 +60,7 @@ class Memory:
 def estimate_memory(
     config: TrainerConfig, *, vocabulary_size: int, shape: MicroBatchShape, micro_batches: int, workers: int
 ) -> Memory:
-    """Estimate the memory of one of `workers` GPUs that processes `micro_batches` micro-batches per step."""
+    """Return the memory estimate for one of `workers` GPUs, each of which processes `micro_batches` per step."""
     model, stage = config.model, config.zero_stage
     width, rows = model.width, -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     numel, size = count_parameters(model, vocabulary_size=vocabulary_size), 4 if config.precision == "fp32" else 2
@@ -70,7 +70,7 @@ def estimate_memory(
     activations = _activations(config, shape=shape, size=size)
     chunk = min(shape.masked, max(1, GPU_CHUNK_BYTES // (size * rows))) * rows
     loss = chunk * size + rows * width * 4
-    ends = size * numel + 2 * activations / model.num_layers  # of backward: all gradients, one layer's activations
+    ends = size * numel + 2 * activations / model.num_layers  # end of backward: all gradients, few activations
     return Memory(
         {
             "weights": size * (numel + (shared if stage == 3 else 0)),
@@ -84,9 +84,10 @@ def estimate_memory(
 
 
 def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Card | None) -> str:
-    """Return a line with the memory that a step needs and that of the smallest GPU; empty if no GPU is used.
+    """Return a line with the memory that a step needs, and the memory of `card`, the smallest GPU (None: not known).
 
-    Raises ConfigError that names settings with a smaller need if the smallest GPU is known to be too small.
+    The line is empty if no GPU is used, or if a cluster's GPUs are not known. Raises ConfigError if the smallest GPU is
+    too small; the message names settings that need less memory.
     """
     if not may_use_gpus(config) or (card is None and config.device == "auto" and _is_on_cluster(config)):
         return ""
@@ -103,7 +104,7 @@ def judge_memory(config: TrainerConfig, *, phases: Sequence[OpenPhase], card: Ca
 
 
 def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """Return the changes of settings that lower the memory; `phases`: empty if they cannot be opened."""
+    """Return advice: the changes of settings that lower the memory. `phases` is empty if they cannot be opened."""
     remedies = []
     if not phases:
         remedies.append("make micro-batches smaller (batch.lanes, batch.tokens_per_slot)")
@@ -121,7 +122,7 @@ def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
 
 
 def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """Return, for example, `a micro-batch has 128 tokens: double batch.lanes to 4`; empty if none can be smaller."""
+    """Return advice like `a micro-batch has 128 tokens: double batch.lanes to 4`; empty if none can be smaller."""
     opened = max(phases, key=lambda each: each.shape.micro_batch.tokens)
     batch, shape, longest = opened.phase.config.batch, opened.shape, opened.manifest.max_seq_length
     half, lanes = max(longest, shape.micro_batch.tokens // 2), min(2 * shape.lanes, int(shape.pairs))
@@ -144,7 +145,7 @@ def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
 
 
 def _place(config: TrainerConfig, opened: OpenPhase, name: str) -> str:
-    """Return the key that sets `batch.name` for a phase."""
+    """Return the config key that sets the batch setting `name` for the phase `opened`."""
     index = opened.phase.index
     inherited = not config.phases or getattr(config.phases[index].batch, name, None) is None
     if name == "greatest_slot" or not config.phases or (inherited and getattr(config.batch, name) is not None):
@@ -157,19 +158,19 @@ def _is_on_cluster(config: TrainerConfig) -> bool:
 
 
 def may_use_gpus(config: TrainerConfig) -> bool:
-    """Return whether the workers may be on GPUs; True for a cluster, whose nodes are not known yet."""
+    """Return whether the workers may run on GPUs: True for device=auto on a cluster, whose nodes are not known yet."""
     if config.device != "auto":
         return config.device == "cuda"
     return _is_on_cluster(config) or torch.cuda.device_count() > 0
 
 
 def with_greatest_slot(config: TrainerConfig, greatest: int | None) -> TrainerConfig:
-    """Return the config with this `batch.greatest_slot`."""
+    """Return `config` with batch.greatest_slot (the maximum tokens of a micro-batch) set to `greatest`."""
     return config.model_copy(update={"batch": config.batch.model_copy(update={"greatest_slot": greatest})})
 
 
 def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Memory:
-    """Return the estimate for the largest phase with the fewest workers that the run continues with."""
+    """Return the largest estimate of all phases, for the fewest workers that the run may shrink to."""
     workers = config.min_workers or config.workers
     estimates = [
         estimate_memory(
@@ -187,9 +188,10 @@ def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Mem
 def largest_micro_batch(
     config: TrainerConfig, *, vocabulary_size: int, longest: int, card_bytes: float, most: int
 ) -> int | None:
-    """Return the tokens of the largest micro-batch, up to `most`, that fits a card; None if none does.
+    """Return the number of tokens of the largest micro-batch that fits `card_bytes`, or None if none does.
 
-    Always assumes one worker, since the plan must not depend on their number. `longest`: the data set's longest row.
+    Tries `most`, then less in steps of MICRO_BATCH_STEP, down to `longest`, the data set's longest row. Always assumes
+    one worker, because the result must not depend on the number of workers.
     """
     for tokens in range(most, 0, -MICRO_BATCH_STEP):
         if tokens < longest:
@@ -202,7 +204,7 @@ def largest_micro_batch(
 
 
 def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
-    """Return the number of weights of BERT with both heads; the masked-LM head shares the embedding's matrix."""
+    """Return the number of weights of BERT with both heads. The matrix shared by embedding and head counts once."""
     width, inner = model.width, 4 * model.width
     rows = -(-vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     embeddings = (rows + model.max_positions + 2 + 2) * width
@@ -213,14 +215,14 @@ def count_parameters(model: ModelConfig, *, vocabulary_size: int) -> int:
 
 
 def _activations(config: TrainerConfig, *, shape: MicroBatchShape, size: int) -> float:
-    """Return the bytes that autograd saves in forward."""
+    """Return the bytes that autograd saves in the forward pass of a micro-batch, for elements of `size` bytes."""
     model, width = config.model, config.model.width
     compiled = config.compile if config.compile is not None else config.zero_stage < 3
     kernels = config.precision != "fp32"
     layer: float = 16 * size * width + 4 * model.num_heads + 16
     if not compiled and not (kernels and model.norm == "post" and config.zero_stage < 3) and model.dropout:
         layer += 2 * width  # dropout masks, one byte per element
-    if not kernels:  # attention over padded rows: another copy of query, key, value and context
+    if not kernels:  # attention over padded rows saves another copy of query, key, value and context
         layer += 4 * size * width * shape.sequences * shape.max_seq_length / shape.tokens
     ends = 3 * size * width + 32  # embeddings, and the batch itself
     heads = size * width * (6 * shape.masked + 4 * shape.pairs)
@@ -233,8 +235,8 @@ class Card:
 
     num_bytes: float
     name: str
-    """Name in messages."""
+    """The GPU's name in messages."""
 
     def describe(self) -> str:
-        """Return, for example, `NVIDIA L4 of 24.1 GB`."""
+        """Return the name and memory as text, like `NVIDIA L4 of 24.1 GB`."""
         return f"{self.name} of {self.num_bytes / 1e9:.1f} GB"

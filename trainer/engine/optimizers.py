@@ -1,8 +1,8 @@
-"""The optimizer that DeepSpeed wraps: AdamW with two kinds of groups, decayed matrices and everything else.
+"""The optimizer that DeepSpeed wraps: AdamW with two kinds of parameter groups, with and without weight decay.
 
-Invariant: the groups depend on the model alone, so that every rank, stage and run has the same order. Always torch's
-fused AdamW: DeepSpeed's FusedAdam is compiled on first use (52 s), and for BERT-tiny on a CPU core the fused kernel
-takes 3 ms, the plain loop 21 ms.
+Invariant: the groups depend on the model alone, so that every rank, stage and run has the same order. We always use
+torch's fused AdamW. DeepSpeed's FusedAdam would have to be compiled on first use (52 s), and torch's plain loop is slow
+(21 ms for BERT-tiny on a CPU core, fused 3 ms).
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ from torch import nn
 from trainer.config import OptimizerConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Adam's state: running means of the gradient and of its square, fp32, shaped as the parameter."""
+"""Names of Adam's moments: running means of the gradient and of its square, in fp32 and in the parameter's shape."""
 
 ALIGNED = 8
-"""Elements (16 bytes in bf16 and fp16): an alignment that compiled code relies on once it has seen it."""
+"""Alignment of parameters in elements: 16 bytes in bf16 and fp16. Code compiled for aligned tensors relies on it."""
 
 
 def parameter_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
-    """Return matrices with `weight_decay` and biases and LayerNorm without, in the fewest groups that stay aligned.
+    """Return torch's parameter groups: matrices get `weight_decay`, biases and LayerNorm weights get none.
 
-    google-research/bert (optimization.py) does not decay "LayerNorm", "layer_norm" and "bias": exactly the parameters
-    with one dimension. Tied parameters are listed once. DeepSpeed stores a group's parameters one after another in a
-    flat buffer and gives the model views of it: a parameter of odd size comes last in its group, so that every view
-    begins at a multiple of ALIGNED elements. Raises ValueError if no parameter is trainable.
+    google-research/bert (optimization.py) excludes "LayerNorm", "layer_norm" and "bias" from decay. These are exactly
+    the parameters with one dimension. Tied parameters are listed once. DeepSpeed stores a group's parameters one after
+    another in a flat buffer and gives the model views of it. Every view must begin at a multiple of ALIGNED elements,
+    so a parameter of another size comes last in its group, and further such parameters get groups of their own. Raises
+    ValueError if no parameter is trainable.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
@@ -49,20 +50,20 @@ def _keep_aligned(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def count_updates(steps_taken: int, *, config: OptimizerConfig) -> float:
-    """Return Adam's step count after `steps_taken` updates: infinite without bias correction.
+    """Return Adam's step count after `steps_taken` updates: that number, or infinity if config.bias_correction is off.
 
-    1 - beta ** inf is exactly 1, so dividing by it corrects nothing (as in google-research/bert, optimization.py). The
-    count stays infinite when an update adds 1.
+    Adam's bias correction divides by 1 - beta ** count. With an infinite count this is exactly 1, so nothing is
+    corrected, as in google-research/bert (optimization.py). The count stays infinite when an update adds 1.
     """
     return float(steps_taken) if config.bias_correction else math.inf
 
 
 def build_optimizer(model: nn.Module, *, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Build AdamW with decoupled weight decay (Loshchilov and Hutter 2019) over `parameter_groups`.
+    """Return AdamW with decoupled weight decay (Loshchilov and Hutter 2019) over `parameter_groups`.
 
-    Its step count, set from `count_updates`, decides whether it corrects the moments' bias. Its rate is zero until
-    `Engine.step` sets it: DeepSpeed may take a step with empty gradients while it initializes, which then changes no
-    parameter.
+    The caller sets its step count from `count_updates`, which turns bias correction on or off. The learning rate is
+    zero until `Engine.step` sets it: while DeepSpeed initializes, it may take a step with empty gradients, which then
+    changes no parameter.
     """
     return torch.optim.AdamW(
         parameter_groups(model, weight_decay=config.weight_decay),

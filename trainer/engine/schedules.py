@@ -1,7 +1,7 @@
 """Learning rates as a pure function of the step.
 
-Invariant: no state between steps, so that a resumed run, or one with another number of workers, has the same rates
-(DeepSpeed#5788: rates that jump on resume).
+Invariant: no state is kept between steps. So a run has the same rates after it resumes, or with another number of
+workers. (In DeepSpeed, rates could jump on resume: DeepSpeed#5788.)
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from trainer.config import ScheduleConfig, TrainerConfig
 
 
 def warmup_steps(schedule: ScheduleConfig, *, steps: int) -> int:
-    """Return the warm-up steps of `steps` steps: warmup_steps, or warmup_fraction of them, rounded up."""
+    """Return the number of warm-up steps: schedule.warmup_steps, or else warmup_fraction x `steps`, rounded up."""
     if schedule.warmup_steps is not None:
         return schedule.warmup_steps
-    return math.ceil(Fraction(str(schedule.warmup_fraction)) * steps)  # 0.07 * 100 is above 7 in binary
+    return math.ceil(Fraction(str(schedule.warmup_fraction)) * steps)  # as floats, 0.07 * 100 is above 7
 
 
 def learning_rate(step: int, config: TrainerConfig) -> float:
-    """Return the rate of update number `step`, counted from 1. Raises ValueError for a step below 1.
+    """Return the learning rate of update number `step`, counted from 1. Raises ValueError for a step below 1.
 
-    Warm-up of W steps: peak x step / W, so that the first update learns. `linear` then falls to final_factor x peak,
-    which an update after the last of N would have: peak x (N - (step - 1)) / (N - W) for a factor of 0, so that the
-    last update learns. `constant` keeps the peak. With schedule.span=phase each phase does so over its own steps.
+    During W warm-up steps the rate is peak x step / W, so the first update has a rate above 0. The `linear` schedule
+    then falls in a line, and would reach final_factor x peak at the update after the last of N. With a factor of 0 the
+    rate is peak x (N - (step - 1)) / (N - W), so the last update has a rate above 0. The `constant` schedule keeps the
+    peak. With schedule.span=phase each phase has such a schedule over its own steps.
 
-    google-research/bert (optimization.py) and transformers' get_linear_schedule_with_warmup fall the same way. Both
-    count from 0 and waste the first update on a rate of 0; google's fall begins at step 0 instead of W, a difference of
-    W / N. The warm-up counts from 1, as in NVIDIA's DeepLearningExamples (schedulers.py), whose last update has rate 0.
+    google-research/bert (optimization.py) and transformers' get_linear_schedule_with_warmup also fall in a line. Both
+    count from 0, so their first update has a rate of 0. google's line begins at step 0 instead of W, a difference of
+    W / N. NVIDIA's DeepLearningExamples (schedulers.py) count the warm-up from 1 too, but their last update has a rate
+    of 0.
     """
     if step < 1:
         raise ValueError(f"the first update is step 1, so there is no learning rate for step {step}")
@@ -44,7 +46,7 @@ def learning_rate(step: int, config: TrainerConfig) -> float:
 
 
 def _rate(step: int, schedule: ScheduleConfig, *, steps: int, peak: float) -> float:
-    """Return the rate of step `step` of `steps`."""
+    """Return the learning rate of update number `step` of a schedule over `steps` updates."""
     warmup = warmup_steps(schedule, steps=steps)
     if step <= warmup:
         return peak * step / warmup

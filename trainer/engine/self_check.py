@@ -1,8 +1,8 @@
-"""Checks before the first step of a compiled run that the compiled model gives the gradients of the eager one.
+"""Checks, before the first step of a run, that the compiled model has the same losses and gradients as eager code.
 
-A compiler once returned zeros for the gradients of a loss, and nothing else looked wrong. The check runs the graph that
-is trained on the run's first micro-batch, with dropout, whose masks depend on the seed alone. Cost: one eager forward
-and backward pass; training needs the compilation anyway.
+A compiler once returned zeros for the gradients of a loss, and nothing else looked wrong. The check runs the very graph
+that will be trained, on the run's first micro-batch. Dropout stays on, because its masks depend on the seed alone. The
+check costs one eager forward and backward pass; training needs the compilation anyway.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from trainer.model import Batch
 TOLERANCE: Mapping[Precision, float] = {"fp32": 1e-3, "fp16": 0.02, "bf16": 0.05}
 """Maximum relative difference of a loss or of a parameter's gradient norm. Measured: 1e-6, 0.002, 0.01."""
 SLACK: Mapping[Precision, float] = {"fp32": 1e-5, "fp16": 1e-4, "bf16": 5e-4}
-"""Additional tolerance of a norm, as a share of the whole gradient's, for sums that cancel to rounding errors (6% seen
-for the next-sentence bias). The median parameter has 1% of the whole norm, so a tenth of its norm may be missing."""
+"""Additional tolerance of a parameter's gradient norm, as a share of the norm of the whole gradient. Some gradients are
+sums that cancel to rounding errors (the next-sentence bias differed by 6%). The median parameter has 1% of the whole
+norm, so in bf16 a tenth of its norm may be missing unnoticed."""
 FP16_SCALE = 1024.0
-"""Loss scale in fp16, where small gradients would otherwise vanish."""
+"""Loss scale of the check in fp16, where small gradients would otherwise become zero."""
 _SHOWN = 4
 
 logger = logging.getLogger(__name__)
@@ -36,17 +37,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Losses of one forward and backward pass, and the norm of each parameter's gradient, by name."""
+    """Holds the losses of one forward and backward pass, and the norm of each parameter's gradient, by name."""
 
     losses: dict[str, float]
     norms: dict[str, float]
 
 
 def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, seed: int) -> None:
-    """Raise ConfigError on all ranks if compiled and eager losses or gradients of `batch` differ. Collective.
+    """Raise ConfigError on all ranks if losses or gradients of `batch` differ between compiled and eager code.
 
-    `seed`: of torch's generators, for both passes. Changes neither parameters nor their gradients nor the engine. If
-    the eager pass does not fit into the GPU's memory or is not finite, logs a warning and compares nothing.
+    Collective. `seed` seeds torch's generators for each of the two passes. Parameters, their gradients and the engine
+    stay unchanged. If the eager pass runs out of GPU memory, or its losses are not finite, logs a warning and compares
+    nothing.
     """
     eager = _run_eager(engine, batch, seed=seed, precision=precision)
     complaints: list[str] = []
@@ -83,7 +85,10 @@ def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision)
 
 
 def compare(compiled: Passed, eager: Passed, *, precision: Precision) -> list[str]:
-    """Return the differences above TOLERANCE and SLACK, greatest excess first; ignore values finite in neither pass."""
+    """Return a text for each value that differs by more than TOLERANCE and SLACK allow, the worst first.
+
+    Values that are finite in neither pass are ignored.
+    """
     whole = sum(norm**2 for norm in eager.norms.values() if math.isfinite(norm)) ** 0.5
     pairs = [(f"{name} loss", compiled.losses[name], loss, 0.0) for name, loss in eager.losses.items()]
     pairs += [
@@ -99,7 +104,7 @@ def compare(compiled: Passed, eager: Passed, *, precision: Precision) -> list[st
 
 
 def _excess(here: float, there: float, *, allowed: float) -> float:
-    """Return the difference as a multiple of `allowed`; infinite if only one value is finite."""
+    """Return the difference as a multiple of `allowed`: infinite if only one value is finite, 0 if neither is."""
     if not (math.isfinite(here) and math.isfinite(there)):
         return math.inf if math.isfinite(here) != math.isfinite(there) else 0.0
     return abs(here - there) / allowed if here != there else 0.0
@@ -115,7 +120,7 @@ def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Pre
             "masked-LM": output.mlm_loss_sum / max(1, batch.num_masked),
             "next-sentence": output.nsp_loss_sum / max(1, batch.num_labelled),
         }
-        # Not backward(): DeepSpeed's hooks on the parameters must not see these gradients.
+        # backward() would run DeepSpeed's hooks on the parameters, which must not see these gradients.
         gradients = torch.autograd.grad(sum(losses.values()) * scale, list(parameters.values()), allow_unused=True)
     norms = [_norm(gradient, device=engine.device) for gradient in gradients]
     values = torch.stack([*(loss.detach().double() for loss in losses.values()), *norms]).tolist()

@@ -1,7 +1,7 @@
-"""A rank's slices of the parameters: named views of fp32 values and Adam moments, in any ZeRO stage.
+"""A rank's slices, in any ZeRO stage: views of ranges of the parameters' fp32 values and Adam moments.
 
-Invariant: over all ranks the slices cover every element of every trainable parameter exactly once. Listing them needs
-no collective. Only this file and engine.py know how DeepSpeed (0.19.8) keeps its partitions.
+Invariant: the slices of all ranks together cover every element of every trainable parameter exactly once. Listing
+slices needs no communication. Only this file and engine.py rely on how DeepSpeed (0.19.8) stores its partitions.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trainer.engine.optimizers import MOMENTS
 
 @dataclass(frozen=True, slots=True)
 class LocalSlice:
-    """Elements [start, start + numel) of the flattened parameter `name`, whose full shape is `shape`.
+    """A slice of the flattened parameter `name`, from element `start` on. `shape` is the whole parameter's.
 
-    `tensors` holds 1-D fp32 views of the live storage: "parameter", "exp_avg", "exp_avg_sq".
+    `tensors` maps "parameter", "exp_avg" and "exp_avg_sq" (Adam's moments) to 1-D fp32 views of the tensors in use.
     """
 
     name: str
@@ -31,13 +31,13 @@ class LocalSlice:
 
     @property
     def stop(self) -> int:
-        """First element after the slice."""
+        """The index after the slice's last element."""
         return self.start + self.tensors["parameter"].numel()
 
 
 @dataclass(frozen=True, slots=True)
 class _Fragment:
-    """A slice of a parameter inside `base`, a tensor that the base optimizer updates."""
+    """A slice of the parameter `name`, which lies at `offset` in `base`, a tensor that the base optimizer updates."""
 
     name: str
     start: int
@@ -48,7 +48,7 @@ class _Fragment:
 
 
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the trainable parameters with their names; tied ones once, under the first name."""
+    """Return the trainable parameters with their names. A tied parameter appears once, under its first name."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
@@ -58,7 +58,7 @@ def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
 
 
 def list_slices(engine: Any, *, stage: int, rank: int) -> list[LocalSlice]:
-    """Return views of all that this rank's optimizer updates; in stage 0 that is everything, on every rank."""
+    """Return slices of everything that this rank's optimizer updates. In stage 0 that is all, on every rank."""
     state = base_optimizer(engine, stage=stage).state
     return [
         LocalSlice(
@@ -81,10 +81,10 @@ def base_optimizer(engine: Any, *, stage: int) -> torch.optim.Optimizer:
 
 
 def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
-    """Create missing moments as zeros and set Adam's step count to `updates`, as torch's fused AdamW would.
+    """Create missing Adam moments as zeros and set Adam's step count to `updates`, like torch's fused AdamW would.
 
-    Also called before the first step: DeepSpeed creates the state lazily in some stages and takes a step with empty
-    gradients in others.
+    Call this before the first step too. Until then DeepSpeed has created no state in some stages; in others it has
+    taken a step with empty gradients.
     """
     optimizer = base_optimizer(engine, stage=stage)
     for base in _base_tensors(engine, stage=stage):
@@ -97,7 +97,7 @@ def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
 
 @torch.no_grad()
 def refresh_working_copies(engine: Any, *, stage: int) -> None:
-    """Update the parameters that the model computes with from the fp32 slices. Collective."""
+    """Copy the fp32 slices into the parameters that the model computes with. Collective."""
     optimizer = engine.optimizer
     if stage in (1, 2):
         optimizer.update_lp_params()
@@ -110,7 +110,7 @@ def refresh_working_copies(engine: Any, *, stage: int) -> None:
 
 
 def parameter_bytes(engine: Any, *, stage: int) -> int:
-    """Return the bytes on this rank of the parameters that the model computes with, between two steps."""
+    """Return the bytes that the parameters for forward and backward take on this rank between two steps."""
     total = 0
     for _, parameter in trainable_parameters(engine.module):
         held: list[Tensor] = [parameter.data]
@@ -121,7 +121,7 @@ def parameter_bytes(engine: Any, *, stage: int) -> int:
 
 
 def optimizer_bytes(engine: Any, *, stage: int) -> int:
-    """Return the bytes of Adam's moments on this rank."""
+    """Return the bytes that Adam's moments take on this rank."""
     state = base_optimizer(engine, stage=stage).state
     return sum(
         state[base][moment].numel() * state[base][moment].element_size()
@@ -152,10 +152,10 @@ def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
 def update_partitions(
     engine: Any, gradients: Sequence[Tensor], *, rank: int, step: float, divisor: Tensor, skip: Tensor
 ) -> None:
-    """Take AdamW's step number `step` on this rank's partitions, then update the working copies on all ranks.
+    """Take AdamW's step number `step` on this rank's partitions, then update the model's parameters on all ranks.
 
-    For stages 1 and 2. Collective. Gradients are divided by `divisor`; if `skip` is not zero, nothing changes. An
-    infinite `step` leaves the moments' bias uncorrected (trainer.engine.optimizers.count_updates).
+    Collective, for stages 1 and 2. `gradients` holds a tensor for each partition and is divided by `divisor`. If `skip`
+    is not zero, nothing changes. An infinite `step` turns off bias correction (optimizers.count_updates).
     """
     zero = engine.optimizer
     working = [shares[rank] for shares in zero.parallel_partitioned_bit16_groups]
@@ -187,16 +187,19 @@ def update_partitions(
         )
     if dist.get_world_size() > 1:
         for flat, copy in zip(zero.bit16_groups_flat, working, strict=True):
-            dist.all_gather_into_tensor(flat, copy)  # in place: the copy is this rank's part of it
+            dist.all_gather_into_tensor(flat, copy)  # in place: `copy` is a view of this rank's part of `flat`
 
 
 def can_update_on_gpu(working: Tensor) -> bool:
-    """Return whether kernels.adamw supports this device and dtype."""
+    """Return whether kernels.adamw supports the device and dtype of `working`, the weights that the model uses."""
     return working.is_cuda and working.dtype in (torch.bfloat16, torch.float16)
 
 
 def _flat_partitions(optimizer: Any) -> list[Tensor]:
-    """Return the fp32 partitions of stages 1 and 2; stage 1 with fp32 accumulation is DeepSpeed's BF16_Optimizer."""
+    """Return this rank's fp32 partitions in stages 1 and 2, one 1-D tensor for each parameter group.
+
+    DeepSpeed's BF16_Optimizer (stage 1 with fp32 gradient sums) has another name for them.
+    """
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         return list(optimizer.single_partition_of_fp32_groups)
     return list(optimizer.fp32_groups_flat_partition)
@@ -211,5 +214,5 @@ def _base_tensors(engine: Any, *, stage: int) -> list[Tensor]:
 
 
 def _zero3(parameter: nn.Parameter) -> Any:
-    """Return the parameter, typed for the attributes that ZeRO-3 adds to it."""
+    """Return `parameter`, typed as Any because ZeRO-3 adds attributes to it."""
     return parameter

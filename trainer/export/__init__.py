@@ -1,1 +1,1 @@
-"""Export of a run as a transformers model: weights, tokenizer and model card."""
+"""Exports a run as a transformers model: weights, tokenizer and model card."""

@@ -11,7 +11,7 @@ from trainer.export.folder import DTYPES, export
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns the exit status: 0 done, 2 refused."""
+    """Run the command and return its exit status: 0 if the export was written, 2 if the request was refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description="Export a run to transformers.")
     parser.add_argument(
         "run", help="run directory or URL (exports its newest valid checkpoint), or one checkpoint folder"

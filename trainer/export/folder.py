@@ -1,7 +1,7 @@
 """Writes a run as a transformers model: `python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`.
 
-OUT is whole or absent: it is written next to its place and renamed. Needs no DeepSpeed, transformers or accelerator.
-Pre-LN models become `megatron-bert`, transformers' name for that layout.
+OUT is never half written: files are written to a folder beside it, which is then renamed. Needs no DeepSpeed,
+transformers or accelerator. Pre-LN models become `megatron-bert`, transformers' name for that layout.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from trainer.hf import (
 from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, read_last_lines
 
 MARKER = "cloze_export.json"
-"""File that lists the export's files with their sha256. A later export may replace a folder that has it."""
+"""The file that lists an export's files with their sha256. A later export may replace a folder that holds this file."""
 FORMAT = "cloze-export-1"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ExportError(ValueError):
-    """The run cannot be exported, or not to that folder."""
+    """Raised if the run cannot be exported, or cannot be exported to the given folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,16 @@ def export(
     best: bool = False,
     dtype: str = "fp32",
 ) -> Export:
-    """Write the newest valid checkpoint of a run directory (or one checkpoint folder) to `out`.
+    """Export a checkpoint to the folder `out` and return what was written.
 
-    Writes config.json, model.safetensors (transformers' names; without the tied decoder, as save_pretrained, and
-    without pooler and next-sentence head if nothing trained them), the data set's tokenizer files (with the longest
-    trained row in tokenizer_config.json), README.md and MARKER. One rename replaces an earlier export in `out`.
-    `data`: the data set, if it was moved. `step`, `best`: export the checkpoint of that step, or that with the lowest
-    held-out loss among the newest comparable evaluations. `dtype`: a key of DTYPES. Raises ValueError (ExportError,
-    CheckpointError, DataSetError) and leaves `out` unchanged.
+    `source` is a checkpoint folder or a run directory, whose newest valid checkpoint is exported. With `step` it is
+    that step's checkpoint instead. With `best` it is the kept checkpoint with the lowest held-out loss among the newest
+    comparable evaluations. `data` is the data set, if it was moved. `dtype` is a key of DTYPES.
+
+    Writes config.json, model.safetensors, the data set's tokenizer files (tokenizer_config.json also gets the longest
+    trained row), README.md and MARKER. The weights, under transformers' names, omit the tied decoder, as
+    save_pretrained does, and pooler and next-sentence head if nothing trained them. One rename replaces an earlier
+    export in `out`. Raises ValueError (ExportError, CheckpointError, DataSetError) and then leaves `out` unchanged.
     """
     target = Path(os.path.abspath(out))
     _check_target(target)
@@ -189,9 +191,10 @@ def _find_checkpoint(source: Location, *, step: int | None, best: bool) -> Locat
 
 
 def _find_rows(state: CheckpointState, *, config: TrainerConfig, phase: int, manifest: Manifest) -> tuple[int, bool]:
-    """Return the longest row that the weights were trained on, and whether they learned next-sentence prediction.
+    """Return the length in tokens of the longest trained row, and whether next-sentence prediction was trained.
 
-    Older checkpoints do not record this; for them, read the manifests of the phases so far, as far as possible.
+    Older checkpoints do not record this. For them, read the manifests of all phases so far. If one cannot be read, or
+    if training started from given weights, assume that next-sentence prediction was trained.
     """
     if state.rows:
         return state.rows["longest"], state.rows["next_sentence"]
@@ -215,7 +218,10 @@ def _round(tensor: Tensor, *, name: str, dtype: str) -> Tensor:
 
 
 def _open_tokenizer(root: str) -> tuple[Manifest, dict[str, str]]:
-    """Return the data set's manifest and the paths of its tokenizer files by name, with their hashes checked."""
+    """Return the data set's manifest, and the paths of its tokenizer files by name.
+
+    Raises ExportError if a file is missing or its hash differs from the manifest's.
+    """
     try:
         manifest = read_manifest(root)
     except DataSetError as error:
@@ -267,14 +273,14 @@ def _write_folder(
 
 
 def _write_longest(file: Path, *, length: int) -> None:
-    """Set the length that `truncation=True` cuts to: later positions were never trained."""
+    """Set the length to which the tokenizer cuts text with `truncation=True`. Later positions were never trained."""
     tree = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     text = json.dumps({**tree, "model_max_length": length}, indent=2, sort_keys=True, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
 
 
 def _write_marker(folder: Path, *, step: int, manifest: Manifest) -> None:
-    """Write MARKER and fsync all files before the folder gets its name."""
+    """Write MARKER, then fsync all files and the folder, so that they are on disk before the rename."""
     files = {path.name: file_sha256(path) for path in sorted(folder.iterdir())}
     tree = {"format": FORMAT, "step": step, "vocabulary_hash": manifest.vocabulary_hash, "files": files}
     (folder / MARKER).write_text(json.dumps(tree, indent=1) + "\n", encoding="ascii")

@@ -1,4 +1,4 @@
-"""README.md of an exported model: its use, results, data and training."""
+"""The model card of an exported model (README.md): its use, results, data and training."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def render_model_card(
 ) -> str:
     """Return the text of the card, which depends only on the arguments.
 
-    `manifest`, `data_card` (README.md): of the data set of phase `phase`. `training`, `evaluation`: the run's last
-    records of metrics and evaluations up to `step`, or None. `pair_heads`: the model has pooler and next-sentence head.
+    `manifest` and `data_card` (README.md) belong to the data set of phase `phase` (from 0). `training` and `evaluation`
+    are the run's last records of metrics and of held-out evaluation up to `step`, or None. `pair_heads` says whether
+    the model has pooler and next-sentence head.
     """
     licence = _front_matter(data_card).get("license")
     front: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""transformers' formats: weight names, model folders, and comparison of vocabularies."""
+"""transformers' formats: names of weights, reading of model folders, and comparison of vocabularies."""
 
 from trainer.hf import pretrained
 from trainer.hf.pretrained import (

@@ -1,7 +1,8 @@
-"""Reads exported models and transformers' `bert` and `megatron-bert` folders, whole or not at all.
+"""Reads models that Cloze exported, or that transformers saved as `bert` or `megatron-bert`.
 
-Invariant: the model gives the same logits as the folder's, for all heads of its class. Everything that would change
-them (a missing head, another activation or LayerNorm) is refused. Costs a second and 1.3 GB for BERT-Large.
+Invariant: a model that was read gives the same logits as the model in the folder, for all heads of its class. A folder
+that cannot be reproduced (a missing head, another activation or LayerNorm) is refused. Reading BERT-Large takes a
+second and 1.3 GB.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _CHECKPOINT_FILE = "state.json"
-"""File of every checkpoint of a run (trainer/checkpoint/format.py) that no model folder has."""
+"""A file that every checkpoint of a run has (trainer/checkpoint/format.py), and no model folder."""
 
 _TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh", "gelu_accurate")
 _EXACT_NAMES = ("gelu", "gelu_python")
@@ -51,16 +52,16 @@ _SHOWN = 4
 
 
 class PretrainedError(ValueError):
-    """A folder cannot initialize a model."""
+    """Raised if a folder's weights cannot initialize a model."""
 
 
 def initialize_from(model: BertForPretraining, *, folder: str | Path, data_tokenizer: str | Path) -> bool:
-    """Overwrite a model's weights with those of a folder whose vocabulary is the data set's. Call before the engine.
+    """Overwrite a model's weights with those in `folder`. Call this before building the Engine.
 
-    `folder`: an export of Cloze, or of transformers' save_pretrained for BertForPreTraining, BertForMaskedLM or their
-    Megatron forms. `data_tokenizer`: DATA/tokenizer. Returns whether the folder has pooler and next-sentence head; if
-    not (ForMaskedLM), those of the model stay unchanged. Raises ValueError that names the folder, the difference and
-    the remedy, and then changes nothing.
+    `folder` is an export of Cloze, or of transformers' save_pretrained for BertForPreTraining, BertForMaskedLM or their
+    Megatron forms. Its vocabulary must equal that in `data_tokenizer` (DATA/tokenizer). Returns whether the folder has
+    pooler and next-sentence head; if not (ForMaskedLM), the model's own stay unchanged. Raises ValueError that names
+    the folder, the difference and the remedy, and then changes nothing.
     """
     source = locate(folder)
     settings = read_config(source)
@@ -70,12 +71,12 @@ def initialize_from(model: BertForPretraining, *, folder: str | Path, data_token
 
 
 def load_model(folder: str | Path) -> BertForPretraining:
-    """Read the model of a folder: evaluation mode, fp32, on the CPU. Raises ValueError as initialize_from."""
+    """Return the model in `folder`, in evaluation mode, fp32, on the CPU. Raises ValueError if it cannot be read."""
     return read_model(folder)[0]
 
 
 def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
-    """As load_model; also return whether the folder has pooler and next-sentence head."""
+    """Return the result of load_model, and whether the folder has pooler and next-sentence head."""
     source = locate(folder)
     settings = read_config(source)
     config = model_config(settings, folder=source)
@@ -85,23 +86,23 @@ def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
 
 
 def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
-    """Take the size, positions, activation and norm that `config` leaves out from a model folder.
+    """Return `config`, with the size, positions, activation and norm that it leaves out taken from `folder`'s model.
 
-    Raises PretrainedError if it is not the folder of a supported model.
+    Raises PretrainedError if the folder's model is not supported.
     """
     source = locate(folder)
     return take_shape(config, model_config(read_config(source), folder=source))
 
 
 def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
-    """Take the size, positions, activation and norm that `config` leaves out from `other`."""
+    """Return `config`, with the size, positions, activation and norm that it leaves out taken from `other`."""
     shape = {key: getattr(other, key) for key in _SHAPE if key not in config.model_fields_set}
     return config.model_copy(update=shape)
 
 
 @torch.no_grad()
 def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
-    """Copy a folder's weights into a model of the same config, after checking all of them.
+    """Check all of a folder's weights, then copy them into a model of the same config.
 
     Returns whether the folder has pooler and next-sentence head.
     """
@@ -135,7 +136,7 @@ def load_weights(model: BertForPretraining, *, folder: Location) -> bool:
 
 
 def read_config(folder: Location) -> dict[str, Any]:
-    """Read config.json of a model folder. Raises PretrainedError if it is missing or not supported."""
+    """Return config.json of a model folder. Raises PretrainedError if it is missing or not supported."""
     path = locate(folder, CONFIG_FILE)
     if storage.exists(locate(folder, "checkpoints")):
         raise PretrainedError(
@@ -161,7 +162,7 @@ def read_config(folder: Location) -> dict[str, Any]:
 
 
 def read_longest(folder: Location) -> int:
-    """Return the maximum tokens of a row for a model folder: its tokenizer's limit, at most its positions."""
+    """Return the maximum tokens of a row for a folder's model: its tokenizer's limit, but at most its positions."""
     positions: int = read_config(folder).get("max_position_embeddings", 512)
     path = locate(folder, TOKENIZER_CONFIG_FILE)
     if storage.find_file(path) is None:
@@ -170,12 +171,12 @@ def read_longest(folder: Location) -> int:
         found = json.loads(storage.read_bytes(path)).get("model_max_length")
     except (ValueError, AttributeError) as error:
         raise PretrainedError(f"{path}: is not a JSON object ({error}); save the tokenizer again") from error
-    # transformers writes 1e30 if no length is known
+    # transformers writes 1e30 if it knows no limit
     return int(min(found, positions)) if isinstance(found, (int, float)) and found >= 1 else positions
 
 
 def model_config(settings: Mapping[str, Any], *, folder: Location) -> ModelConfig:
-    """Return the model section for a config.json. Raises PretrainedError if none fits."""
+    """Return the trainer's model settings for the content of a config.json. Raises PretrainedError if none fit."""
     shape = tuple(
         settings.get(key, default)
         for key, default in (("num_hidden_layers", 12), ("num_attention_heads", 12), ("hidden_size", 768))
@@ -226,7 +227,7 @@ def check_config(config: ModelConfig, *, settings: Mapping[str, Any], folder: Lo
 
 
 def read_tensors(folder: Location) -> dict[str, Tensor]:
-    """Read all tensors of model.safetensors, or of the parts that its index lists, by their names in the files."""
+    """Return all tensors of model.safetensors, or of the files that its index lists, by their stored names."""
     index, names = locate(folder, INDEX_FILE), [WEIGHTS_FILE]
     if storage.find_file(locate(folder, WEIGHTS_FILE)) is None and storage.find_file(index) is not None:
         listed = json.loads(storage.read_bytes(index))["weight_map"].values()
@@ -247,7 +248,10 @@ def read_tensors(folder: Location) -> dict[str, Tensor]:
 
 
 def _rename(tensors: Mapping[str, Tensor], *, folder: Location) -> dict[str, Tensor]:
-    """Rename LayerNorm.gamma and beta (early TensorFlow conversions), add missing `bert.`, drop tied copies."""
+    """Return the tensors under transformers' current names, without copies of tied tensors.
+
+    Old names are LayerNorm.gamma and beta (early TensorFlow conversions), and names without the prefix `bert.`.
+    """
     renamed: dict[str, Tensor] = {}
     for old, tensor in tensors.items():
         name = old.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")

@@ -15,20 +15,26 @@ from pipeline import storage
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """All that decides ids: tokens in id order, and how text is split and normalised (None: unknown)."""
+    """Everything that decides which ids a text gets: tokens in the order of ids, and how text is split and normalised.
+
+    `splitting` is None if not known.
+    """
 
     tokens: tuple[str, ...]
     splitting: dict[str, Any] | None
 
     @property
     def hash(self) -> str:
-        """sha256 over all fields; for a tokenizer.json this is vocabulary_hash in the data set's manifest."""
+        """The sha256 over all fields. A data set's manifest records it as vocabulary_hash of its tokenizer.json."""
         facts = {"tokens": self.tokens, **(self.splitting or {})}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def read_vocabulary(folder: str | Path) -> Vocabulary:
-    """Read tokenizer.json, or else vocab.txt. Raises ValueError if neither can be read."""
+    """Return the vocabulary in a folder's tokenizer.json, or else in its vocab.txt.
+
+    Raises ValueError if neither can be read.
+    """
     path = storage.join(folder, "tokenizer.json")
     if storage.find_file(path) is not None:
         try:
@@ -56,9 +62,10 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
 
 
 def check_same_vocabulary(folder: str | Path, *, data_tokenizer: str | Path) -> None:
-    """Raise ValueError that names the first difference between a model's tokenizer and the data set's, if any.
+    """Raise ValueError if the tokenizer of the model in `folder` differs from the data set's in `data_tokenizer`.
 
-    A vocab.txt without tokenizer.json does not define the normalisation; then only the tokens are compared.
+    The message names the first difference. If a folder has only vocab.txt, which does not define the normalisation,
+    only the tokens are compared.
     """
     model, data = read_vocabulary(folder), read_vocabulary(data_tokenizer)
     if model.hash == data.hash:

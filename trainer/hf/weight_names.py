@@ -1,7 +1,8 @@
-"""transformers' names for the trainer's weights and settings: `bert` for post-LN, `megatron-bert` for pre-LN.
+"""Converts the trainer's weights and settings to transformers' names and back.
 
-Pure functions for both directions: the export writes by them, pretrained.py reads by them. All tensors are the same on
-both sides but two: the word table loses its padding rows, and qkv is split into query, key and value.
+A post-LN model is transformers' `bert`, and a pre-LN model `megatron-bert`. The export and pretrained.py use these
+functions. All tensors are the same on both sides, with two exceptions: for transformers, the word table loses its
+padding rows, and qkv is split into query, key and value.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ POSITION_TABLE = "embeddings.position.weight"
 MODEL_TYPES = {"post": "bert", "pre": "megatron-bert"}
 ARCHITECTURES = {"post": "BertForPreTraining", "pre": "MegatronBertForPreTraining"}
 MASKED_ARCHITECTURES = {"post": "BertForMaskedLM", "pre": "MegatronBertForMaskedLM"}
-"""Classes without pooler and next-sentence head."""
+"""transformers' classes without pooler and next-sentence head, by model.norm."""
 PAIR_HEADS = ("pooler.", "nsp_head.")
 """Name prefixes of the trainer's parameters that only next-sentence prediction trains."""
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-"""model.activation -> transformers' hidden_act: F.gelu, exact or tanh."""
+"""Maps model.activation to transformers' hidden_act. Both mean F.gelu: exact, or with the tanh approximation."""
 
 _MODULES = {
     "embeddings.word": ("bert.embeddings.word_embeddings",),
@@ -54,7 +55,10 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 
 
 def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
-    """Return transformers' names of the trainer's parameter `name`: one, or three to concatenate along dimension 0."""
+    """Return transformers' name for the trainer's parameter `name`, in a model with model.norm=`norm`.
+
+    For qkv there are three names, of tensors to concatenate along dimension 0.
+    """
     module, _, leaf = name.rpartition(".")
     layer = _LAYER.fullmatch(module)
     if layer is None:
@@ -67,9 +71,9 @@ def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
 def to_transformers(
     parameters: Mapping[str, Tensor], *, norm: str, vocabulary_size: int, pair_heads: bool = True
 ) -> dict[str, Tensor]:
-    """Convert parameters to what save_pretrained of the ForPreTraining class writes (without the tied decoder).
+    """Return the tensors that save_pretrained of the ForPreTraining class would write, without the tied decoder.
 
-    pair_heads=False: of the ForMaskedLM class.
+    With pair_heads=False they are those of the ForMaskedLM class.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
@@ -83,19 +87,22 @@ def to_transformers(
 
 
 def from_transformers(tensors: Mapping[str, Tensor], *, name: str, norm: str) -> Tensor:
-    """Return the trainer's parameter `name` (word table without padding). KeyError if transformers' tensors lack it."""
+    """Return the trainer's parameter `name`, made from transformers' `tensors`; the word table has no padding rows.
+
+    Raises KeyError if a tensor is missing.
+    """
     return torch.cat([tensors[target] for target in transformers_names(name, norm=norm)])
 
 
 def architecture_of(config: ModelConfig, *, pair_heads: bool) -> str:
-    """Return the name of transformers' class for a model."""
+    """Return the name of transformers' class for a model, with or without pooler and next-sentence head."""
     return (ARCHITECTURES if pair_heads else MASKED_ARCHITECTURES)[config.norm]
 
 
 def transformers_config(
     config: ModelConfig, *, vocabulary_size: int, pad: int, pair_heads: bool = True, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """Return config.json for the exported weights."""
+    """Return the content of config.json for the exported weights. `pad` is the id of the padding token."""
     return {
         "architectures": [architecture_of(config, pair_heads=pair_heads)],
         "attention_probs_dropout_prob": config.attention_dropout,

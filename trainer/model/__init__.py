@@ -1,6 +1,6 @@
-"""BERT over unpadded tokens: per-token layers see [T, width], attention gets the sequences' offsets.
+"""BERT over unpadded tokens: sequences lie one after another in [T, width], and only attention needs their offsets.
 
-One way in: BertForPretraining(config.model, vocabulary_size=..., seed=...).
+Build a model with BertForPretraining(config.model, vocabulary_size=..., seed=...).
 """
 
 from trainer.model.batch import Batch, to_batch

@@ -1,9 +1,9 @@
 """Self-attention over packed sequences: a token attends only to its own sequence.
 
-Backends of attention(): one sequence after another on the CPU (attention_cpu.py); on a GPU in bf16 or fp16, directly on
-the packed tokens, our own kernel for short sequences and flash attention for long ones; and padded rows through
-scaled_dot_product_attention, the reference for the others' tests and the fallback (fp32 on a GPU, torch.compile on a
-CPU).
+attention() has four backends. On a CPU, attention_cpu.py takes one sequence after another. On a GPU in bf16 or fp16,
+our own kernel takes short sequences and flash attention long ones, both directly on the packed tokens. The fourth pads
+each sequence to a row and calls scaled_dot_product_attention. It is the reference in tests, and the fallback (fp32 on a
+GPU, torch.compile on a CPU).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from trainer.model.layers import Linear
 
 
 class SequenceLayout(NamedTuple):
-    """Places of the sequences: made once per micro-batch, shared by all layers."""
+    """Where each sequence lies in the packed tokens. Made once per micro-batch and shared by all layers."""
 
     offsets: Tensor
-    """int32 [S + 1], cumulative lengths from 0 to T."""
+    """int32 [S + 1]: cumulative lengths of the S sequences, from 0 to T."""
     max_length: int
     """Upper bound of the sequence lengths."""
 
 
 def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v inside each sequence: qkv [T, 3, heads, d] -> [T, heads, d].
+    """Return softmax(q k^T / sqrt(d)) v, computed inside each sequence: [T, heads, d] for qkv [T, 3, heads, d].
 
-    q, k and v come as one tensor, so that their gradients are written into one. `dropout`: probability of dropping an
-    attention weight; give 0 outside training. `seed`: int32 on the same device, its first element is used; flash
-    attention and, on GPUs, padded rows draw from torch's global generator instead. Does not wait for a GPU.
+    q, k and v come as one tensor, so that their gradients are written into one tensor. `dropout` is the probability of
+    dropping an attention weight; pass 0 outside training. `seed` is int32 on the same device, and its first element is
+    used. Flash attention and, on GPUs, padded rows draw from torch's global generator instead. Does not wait for a GPU.
     """
     if qkv.is_cpu and not torch.compiler.is_compiling():
         return attend_each(qkv, lengths=layout.offsets.diff().tolist(), dropout=dropout, seed=seed)
@@ -46,9 +46,10 @@ def attention(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tens
 
 
 def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor | None = None) -> Tensor:
-    """The reference backend: each sequence in a row, padded to the longest.
+    """Return attention by the reference backend, which pads each sequence to a row of layout.max_length tokens.
 
-    `seed` (CPU only): draw dropout as the other backends do; that stores all weights, so on GPUs torch draws.
+    On a CPU, `seed` gives the same dropout mask as in other backends. This stores all attention weights, so on a GPU
+    torch draws the mask instead.
     """
     num_tokens, _, heads, head_width = qkv.shape
     offsets, max_length = layout
@@ -74,10 +75,10 @@ def attend_padded(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: 
 
 
 def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tensor:
-    """The GPU backend for long sequences, bf16 or fp16: flash attention 2 by offsets, without padding.
+    """Return attention by the GPU backend for long sequences in bf16 or fp16: flash attention 2, without padding.
 
-    torch.nn.attention.varlen calls the same operator but without dropout. Dropout costs 0.1 ms a layer here and 4.4 ms
-    with padded rows (BERT-Large, 32,768 tokens of Wikipedia's lengths, H100: 1.57 ms against 5.90).
+    torch.nn.attention.varlen calls the same operator but without dropout. Dropout takes 0.1 of 1.57 ms a layer here,
+    and 4.4 of 5.90 ms with padded rows (BERT-Large, 32,768 tokens of Wikipedia's lengths, H100).
     """
     query, key, value = qkv.unbind(1)
     offsets, max_length = layout
@@ -88,10 +89,10 @@ def attend_flash(qkv: Tensor, *, layout: SequenceLayout, dropout: float) -> Tens
 
 
 def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: Tensor) -> Tensor:
-    """The GPU backend for short sequences, bf16 or fp16: deterministic, with almost free dropout.
+    """Return attention by the GPU backend for short sequences in bf16 or fp16: our kernel, which is deterministic.
 
-    BERT-Large, 32,768 tokens of Wikipedia's lengths, dropout 0.1, H100: 0.91 ms a layer forward and backward
-    (attend_flash: 1.45).
+    Its dropout is almost free. Forward and backward of a layer take 0.91 ms, in attend_flash 1.45 (BERT-Large, 32,768
+    tokens of Wikipedia's lengths, dropout 0.1, H100).
     """
     threshold = attention_gpu.threshold_of(dropout)
     output, _ = attention_gpu.short_attention(qkv, layout.offsets, seed, layout.max_length, threshold)
@@ -99,7 +100,7 @@ def attend_short(qkv: Tensor, *, layout: SequenceLayout, dropout: float, seed: T
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), without the surrounding dropout and residual."""
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), without the dropout and residual that follow it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -109,7 +110,7 @@ class SelfAttention(nn.Module):
         self.output = Linear(config.width, config.width)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor, bias_gradient: bool = True) -> Tensor:
-        """[T, width] -> [T, width]. seeds: a row of draw_seeds. bias_gradient: for the last bias, see layers.Linear."""
+        """Return [T, width] for `hidden` [T, width]; the output layer gets `bias_gradient` (see layers.Linear)."""
         num_tokens, width = hidden.shape
         qkv = self.qkv(hidden).view(num_tokens, 3, self.num_heads, width // self.num_heads)
         context = attention(qkv, layout=layout, dropout=self.dropout if self.training else 0.0, seed=seeds)

@@ -1,4 +1,4 @@
-"""Attention on a GPU by trainer.model.kernels, as operators that torch.compile does not break up."""
+"""Attention on a GPU: wraps trainer.model.kernels as operators that torch.compile takes as a whole."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trainer.model.dropout import mix, wrap
 
 LEVELS = 2**32
 MAX_LENGTH = 512
-"""Longest sequence for the kernel (the longest measured); longer ones use flash attention."""
+"""Longest sequence for our kernel, and the longest that we measured. Longer sequences use flash attention."""
 HEAD_WIDTHS = (32, 64, 128)
-"""Head widths that are tested."""
+"""Widths of a head with which our kernel is tested; others use flash attention."""
 GOLDEN, COLUMN_SALT = 0x9E3779B1, 12_345
-"""Constants in the kernels' keys."""
+"""Constants in the hashes that the kernels' dropout uses."""
 
 
 def threshold_of(dropout: float) -> int:
-    """Number of the 2**32 possible draws that drop a weight."""
+    """Return how many of the 2**32 possible random draws drop a weight."""
     return min(round(dropout * LEVELS), LEVELS - 1)
 
 
@@ -27,7 +27,7 @@ def threshold_of(dropout: float) -> int:
 def short_attention(
     qkv: Tensor, offsets: Tensor, seed: Tensor, max_length: int, threshold: int
 ) -> tuple[Tensor, Tensor]:
-    """See kernels.short_attention.forward."""
+    """Return output [T, heads, d] and log2 of softmax's denominators [heads, T], by kernels.short_attention.forward."""
     from trainer.model.kernels import short_attention as kernels
 
     return kernels.forward(qkv.contiguous(), offsets, max_length=max_length, threshold=threshold, seed=seed)
@@ -50,7 +50,7 @@ def short_attention_backward(
     max_length: int,
     threshold: int,
 ) -> Tensor:
-    """See kernels.short_attention.backward."""
+    """Return the gradient of `qkv`, by kernels.short_attention.backward."""
     from trainer.model.kernels import short_attention as kernels
 
     return kernels.backward(
@@ -85,16 +85,16 @@ short_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attention_row_keys(places: Tensor, *, head: int, seed: Tensor | int) -> Tensor:
-    """The kernels' keys of tokens at `places` of the packed batch: int32, same shape."""
+    """Return the hashes that dropout in the kernels has for queries at `places` in the packed batch, int32."""
     return mix(mix(places + seed) + wrap(head * GOLDEN)) | 1
 
 
 def attention_column_keys(columns: Tensor) -> Tensor:
-    """The kernels' keys of places in a sequence: int32, same shape."""
+    """Return the hashes that dropout in the kernels has for keys at `columns` in their sequence, int32."""
     return mix(columns * wrap(GOLDEN) + COLUMN_SALT)
 
 
 def keep_products(row_keys: Tensor, column_keys: Tensor, *, threshold: int) -> Tensor:
-    """The kernels' dropout mask: int32 keys [..., rows] and [columns] -> bool [..., rows, columns], True: kept."""
+    """Return the kernels' dropout mask, bool [..., rows, columns] (True: kept), for keys [..., rows] and [columns]."""
     draws = row_keys[..., :, None] * column_keys
     return draws + wrap(LEVELS // 2) >= threshold - LEVELS // 2  # unsigned, as the kernels compare

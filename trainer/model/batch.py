@@ -1,7 +1,7 @@
-"""Batches: micro-batches laid out as the model's input tensors.
+"""Lays out micro-batches as the model's input tensors.
 
-With constant shapes every batch has the same sizes, so that the model is compiled once; dummies of weight zero fill
-the rest. Cost: 25 bytes of copy per token.
+With constant shapes all batches have the same tensor sizes, so that the model is compiled only once. Dummy tokens and
+pairs of weight zero fill the unused places. Cost: 25 bytes are copied per token.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["NO_LABEL", "Batch", "MicroBatch", "MicroBatchShape", "to_batch"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch on a device: T tokens in S sequences, P pairs, M masked positions.
+    """One micro-batch on a device: T tokens in S sequences, P sentence pairs, M masked positions.
 
-    With constant shapes T, P, M, S are those of the MicroBatchShape; otherwise of the micro-batch. Pairs come first, in
-    order; then dummy sequences ([PAD] only) over the remaining tokens, then sequences of length 0.
+    With constant shapes T, S, P and M are the maxima in MicroBatchShape; otherwise they are the micro-batch's own. The
+    pairs come first, in order. Dummy sequences of [PAD] fill the remaining tokens, and sequences of length 0 follow.
     """
 
     input_ids: Tensor
@@ -35,29 +35,29 @@ class Batch:
     position_ids: Tensor
     """int64 [T]"""
     offsets: Tensor
-    """int32 [S + 1], cumulative lengths from 0 to T."""
+    """int32 [S + 1]: cumulative lengths of the sequences, from 0 to T."""
     cls_positions: Tensor
-    """int64 [P]; 0 for dummies."""
+    """int64 [P]: index of each pair's [CLS] among the tokens; 0 for dummies."""
     masked_positions: Tensor
-    """int64 [M]; 0 for dummies."""
+    """int64 [M]: index of each masked token among the tokens; 0 for dummies."""
     masked_labels: Tensor
-    """int64 [M]; NO_LABEL for dummies."""
+    """int64 [M]: the original id; NO_LABEL for dummies."""
     masked_weights: Tensor
-    """float32 [M]; 1, or 0 for dummies."""
+    """float32 [M]: 1, or 0 for dummies."""
     nsp_labels: Tensor
-    """int64 [P]; NO_LABEL for dummies and for pairs without a second segment."""
+    """int64 [P]: NO_LABEL for dummies and for pairs without a second segment."""
     nsp_weights: Tensor
-    """float32 [P]; 1, or 0 without a label."""
+    """float32 [P]: 1, or 0 without a label."""
     max_length: int
     """Upper bound of the sequence lengths; with constant shapes the data set's max_seq_length."""
     num_tokens: int
-    """Real tokens."""
+    """Number of tokens without dummies."""
     num_pairs: int
-    """Real pairs."""
+    """Number of pairs without dummies."""
     num_masked: int
-    """Real masked positions."""
+    """Number of masked positions without dummies."""
     num_labelled: int
-    """Real pairs with a next-sentence label."""
+    """Number of pairs with a next-sentence label."""
 
 
 def to_batch(
@@ -68,10 +68,10 @@ def to_batch(
     constant_shapes: bool,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """Lay a micro-batch out as tensors; None (an empty micro-batch) becomes a dummy pair of weight zero.
+    """Return a micro-batch laid out as tensors on `device`. None (no data) becomes a dummy pair of weight zero.
 
-    A micro-batch without masked positions gets a dummy one, so that every head always runs. Copies to a CUDA device go
-    through pinned memory and are asynchronous.
+    A micro-batch without masked positions gets a dummy position, so that every head always runs. `shape` is the
+    maximum. Copies to a CUDA device go through pinned memory and are asynchronous.
     """
     target = torch.device(device)
     tokens = pairs = masked = 0
@@ -148,7 +148,10 @@ def _fill_weights(micro_batch: MicroBatch | None, weights: NDArray[np.float32], 
 
 
 def _fill_offsets(micro_batch: MicroBatch | None, offsets: NDArray[np.int32], *, size: int, longest: int) -> None:
-    """Fill in the ends of pairs, then of dummies of at most `longest` tokens up to `size`, then `size` only."""
+    """Fill `offsets` with the ends of the pairs, then of dummies of at most `longest` tokens, until `size` is reached.
+
+    The remaining elements are `size`, for sequences of length 0.
+    """
     offsets[0] = 0
     pairs = 0
     if micro_batch is not None:

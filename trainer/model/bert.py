@@ -1,7 +1,7 @@
 """BERT with its two pretraining heads over one packed micro-batch.
 
-Per-token layers run on T tokens without padding between sequences; on a GPU forward() does not wait for the device.
-Parameter names are module paths; weight decay applies to parameters with `ndim >= 2`.
+Layers that treat each token alone run on T tokens without padding between sequences. On a GPU, forward() does not wait
+for the device.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ if TYPE_CHECKING:
 VOCABULARY_MULTIPLE = 64
 INITIAL_DEVIATION = 0.02
 SCALED_EMBEDDINGS, SCALED_DEVIATION = 0.05, 0.06
-"""Initial deviations with initial_weights=scaled: of the embeddings, of other matrices."""
+"""Standard deviations of initial weights with initial_weights=scaled: for the embeddings, and for other matrices."""
 SCALED_HEAD = 8.0
-"""With initial_weights=scaled the masked-LM head's dense layer is this times the identity, its bias four times this.
-There GELU is linear, and the head's LayerNorm removes both. Adam's steps are small in comparison, so the head does not
-blur what the encoder learns: after 240 steps the loss at [MASK] was 0.30 nats below the unigram loss (0.03 above with a
-random head)."""
+"""With initial_weights=scaled, the weight of the masked-LM head's dense layer starts as 8 times the identity, and its
+bias as 32. There GELU is linear, and the head's LayerNorm removes the factor and the bias. Adam's steps are small in
+comparison, so the head does not blur what the encoder learns. After 240 steps the loss at [MASK] was 0.30 nats below
+the unigram loss (0.03 above with a random head)."""
 TRUNCATION = 2.0
 
 
 class PretrainingOutput(NamedTuple):
-    """Sums over one micro-batch, float32 scalars; only the two losses carry a gradient."""
+    """The results for one micro-batch: sums as float32 scalars, of which only the two losses have a gradient."""
 
     mlm_loss_sum: Tensor
-    """Cross-entropy in nats, summed over masked positions with masked_weights."""
+    """Cross-entropy in nats, summed over masked positions with weights masked_weights."""
     nsp_loss_sum: Tensor
-    """Cross-entropy in nats, summed over pairs with nsp_weights."""
+    """Cross-entropy in nats, summed over pairs with weights nsp_weights."""
     mlm_correct: Tensor
-    """Masked positions predicted correctly, weighted in the same way."""
+    """Count of masked positions predicted correctly, with weights masked_weights."""
     nsp_correct: Tensor
-    """Pairs predicted correctly, weighted in the same way."""
+    """Count of pairs predicted correctly, with weights nsp_weights."""
     mlm_losses: Tensor
-    """[M] weighted cross-entropy at each masked position."""
+    """float32 [M]: weighted cross-entropy at each masked position."""
 
     def sums(self) -> Tensor:
-        """[4]: mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct, without gradient."""
+        """Return [4]: mlm_loss_sum, nsp_loss_sum, mlm_correct and nsp_correct, without gradient."""
         return torch.stack(self[:4]).detach()
 
 
 class BertForPretraining(nn.Module):
-    """Encoder, pooler, masked-language head, next-sentence head.
+    """BERT with embeddings, encoder, pooler, masked-language head and next-sentence head.
 
     The word table has `vocabulary_size` rows, rounded up to a multiple of 64 for a fast output product. The extra rows
-    are and stay zero, and get no probability: loss and logits are those of the model without them. num_parameters()
-    does not count them, and exports leave them out.
+    always stay zero and get no probability, so they change neither loss nor logits. num_parameters() does not count
+    them, and exports leave them out.
 
-    Weights are drawn from a normal distribution truncated at two deviations (as in google-research/bert), of deviation
-    0.02 or as config.initial_weights says, with a generator per tensor keyed by (seed, name). Biases are zero,
-    LayerNorm weights one.
+    Weights are drawn from a normal distribution truncated at two standard deviations, as in google-research/bert. The
+    deviation is 0.02, or what config.initial_weights says. Each tensor has a random generator of its own, seeded from
+    `seed` and the tensor's name. Biases are zero and LayerNorm weights one.
     """
 
     def __init__(self, config: ModelConfig, *, vocabulary_size: int, seed: int = 0) -> None:
@@ -81,10 +81,10 @@ class BertForPretraining(nn.Module):
             self.embeddings.word.weight[vocabulary_size:] = 0.0
 
     def forward(self, batch: Batch) -> PretrainingOutput:
-        """Compute loss sums and counts of correct predictions of one micro-batch.
+        """Return loss sums and counts of correct predictions of one micro-batch.
 
-        Dropout (in training mode) draws from torch's global generator of the batch's device.
-        Raises ValueError if a sequence is longer than config.max_positions.
+        In training mode, dropout draws from torch's global generator of the batch's device. Raises ValueError if a
+        sequence is longer than config.max_positions.
         """
         hidden = self.encode(batch)
         mlm_loss_sum, mlm_correct, mlm_losses = self.mlm_head(
@@ -95,7 +95,7 @@ class BertForPretraining(nn.Module):
         return PretrainingOutput(mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct, mlm_losses)
 
     def logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the logits of both heads: [M, vocabulary_size] at the masked positions, [P, 2] of the pairs."""
+        """Return the logits of both heads: [M, vocabulary_size] for the masked positions, and [P, 2] for the pairs."""
         hidden = self.encode(batch)
         mlm_logits = self.mlm_head(hidden.index_select(0, batch.masked_positions))
         nsp_logits = self.nsp_head(self.pooler(hidden.index_select(0, batch.cls_positions)))
@@ -116,9 +116,9 @@ class BertForPretraining(nn.Module):
         return self.encoder(hidden, layout=layout, seeds=seeds[1:])  # type: ignore[no-any-return]
 
     def num_parameters(self, *, heads: bool = True) -> int:
-        """Count parameters as transformers does: the tied weight once, the vocabulary's padding rows not at all.
+        """Return the number of parameters, counted like in transformers: the tied weight once, and no padding rows.
 
-        heads=False: embeddings, encoder and pooler only (BertModel).
+        With heads=False only embeddings, encoder and pooler count, like in BertModel.
         """
         total = sum(
             parameter.numel()
@@ -133,8 +133,9 @@ class BertForPretraining(nn.Module):
 def initialize_weights(model: nn.Module, *, seed: int, scaled: bool = False) -> None:
     """Draw every matrix and reset every vector (biases 0, LayerNorm weights 1), in place.
 
-    `scaled`: see ModelConfig.initial_weights. A matrix depends only on (seed, parameter name, shape). The inverse
-    distribution function takes one pass, 15 ns an element; nn.init.trunc_normal_ redraws until all fit, 100 ns.
+    `scaled` is explained at ModelConfig.initial_weights. A matrix depends only on `seed`, the parameter's name and its
+    shape. Drawing by the inverse distribution function takes 15 ns an element in one pass; nn.init.trunc_normal_
+    redraws until all values fit and takes 100 ns.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:

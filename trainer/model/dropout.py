@@ -1,8 +1,8 @@
-"""Dropout with a hash of (row, column, seed) as mask: the same in eager and compiled code, on CPUs and GPUs.
+"""Dropout whose mask is a hash of (row, column, seed), the same in eager and compiled code, on CPUs and GPUs.
 
-Costs one 32-bit product per element, which fuses with neighbouring operations and is recomputed in backward. Philox,
-F.dropout's generator, costs more on a GPU than all the memory traffic of dropout + residual + LayerNorm.
-All seeds of a forward pass are drawn at once, so that a mask depends only on the generator's state and on its site.
+It costs one 32-bit product per element, which fuses with neighbouring operations and is recomputed in backward. Philox,
+F.dropout's generator, costs more on a GPU than all the memory traffic of dropout + residual + LayerNorm. All seeds of a
+forward pass are drawn at once. So a mask depends only on the generator's state and on the site (the use of dropout).
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ import torch
 from torch import Tensor, nn
 
 SEED_WIDTH = 4
-"""int32 elements per site: 16 bytes, the alignment that kernels are compiled for."""
+"""Number of int32 seeds per site. They take 16 bytes, the alignment that kernels are compiled for."""
 
 
 def draw_seeds(num_sites: int, *, device: torch.device) -> Tensor:
-    """Draw int32 [num_sites, SEED_WIDTH] from torch's global generator of `device`: a row per use of dropout."""
+    """Draw int32 [num_sites, SEED_WIDTH], a row per use of dropout, from torch's global generator of `device`."""
     return torch.randint(-(2**31), 2**31, (num_sites, SEED_WIDTH), device=device, dtype=torch.int32)
 
 
 def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
-    """Apply dropout by keep_hash to any shape and float type. seeds: int32, the first two are used."""
+    """Return `x` (any shape and float type) after dropout by keep_hash. The first two of the int32 seeds are used."""
     rows = x.numel() // x.shape[-1]
     keep = keep_hash(rows, x.shape[-1], seeds=seeds, probability=probability).view(x.shape)
     return torch.where(keep, x * (1.0 / (1.0 - probability)), 0.0)
 
 
 def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> Tensor:
-    """Bool [rows, columns], False with `probability`: hashes the product of an odd row key and a column key.
+    """Return a bool mask [rows, columns] whose elements are False with `probability`.
 
-    seeds: int32 [2], one for the rows and one for the columns.
+    The random number of an element is the product of an odd row key and a column key. Both are hashes; the first two
+    int32 `seeds` are for rows and for columns.
     """
     row_keys = mix(torch.arange(rows, device=seeds.device, dtype=torch.int32) + seeds[0]) | 1
     column_keys = mix(torch.arange(columns, device=seeds.device, dtype=torch.int32) + seeds[1])
@@ -37,26 +38,26 @@ def keep_hash(rows: int, columns: int, *, seeds: Tensor, probability: float) -> 
 
 
 def mix(x: Tensor) -> Tensor:
-    """A bijection of int32 in which every bit depends on all others; products wrap."""
+    """Return a hash of each int32. It is a bijection in which every bit depends on all others; products wrap."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * wrap(0x846CA68B)
     return x ^ ((x >> 16) & 0xFFFF)
 
 
 def wrap(number: int) -> int:
-    """The int32 with the same 32 low bits."""
+    """Return the int32 with the same 32 low bits."""
     return (number + 2**31) % 2**32 - 2**31
 
 
 class Dropout(nn.Module):
-    """Zero each element with `probability` in training and scale the rest by its inverse; identity in evaluation."""
+    """Zeroes each element with `probability` and divides the rest by 1 - probability. Does nothing in evaluation."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.probability = probability
 
     def forward(self, x: Tensor, *, seeds: Tensor) -> Tensor:
-        """Keep shape and float type of `x`. seeds: the row of draw_seeds for this use."""
+        """Return `x` after dropout, in its shape and type. `seeds` is the row of draw_seeds for this use."""
         if not self.training or self.probability == 0.0:
             return x
         return hash_dropout(x, self.probability, seeds=seeds)

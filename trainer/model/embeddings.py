@@ -12,7 +12,7 @@ NUM_SEGMENTS = 2
 
 
 class Embeddings(nn.Module):
-    """Sums three embedding tables; post-LN adds LayerNorm, which pre-LN (as in megatron-bert) has after the encoder."""
+    """Sums three embeddings. Post-LN applies LayerNorm here; pre-LN, like megatron-bert, has it after the encoder."""
 
     def __init__(self, config: ModelConfig, *, num_rows: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, input_ids: Tensor, *, segment_ids: Tensor, position_ids: Tensor, seeds: Tensor) -> Tensor:
-        """int64 [T] each -> [T, width]. seeds: a row of draw_seeds."""
+        """Return [T, width] for ids that are int64 [T] each. `seeds` is a row of dropout.draw_seeds."""
         hidden: Tensor = self.word(input_ids) + self.segment(segment_ids) + self.position(position_ids)
         if self.norm is not None:
             hidden = self.norm(hidden)

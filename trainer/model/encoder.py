@@ -1,4 +1,4 @@
-"""The stack of transformer layers, post-LN (as published) or pre-LN (as megatron-bert)."""
+"""The stack of transformer layers, post-LN (like published BERT) or pre-LN (like megatron-bert)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trainer.model.residual_norm import ResidualNorm, is_fused
 
 FEED_FORWARD_FACTOR = 4
 SITES_A_LAYER = 3
-"""Uses of dropout per layer: on attention weights and after each half."""
+"""Number of uses of dropout in a layer: on attention weights, after attention and after feed-forward."""
 
 
 class ActivatedLinear(Linear):
-    """A linear layer followed by GELU, in one module so that ZeRO-3 gathers its parameters for both."""
+    """A linear layer followed by GELU. It is one module, so that ZeRO-3 gathers the parameters for both."""
 
     def __init__(self, width_in: int, width_out: int, *, activation: str) -> None:
         super().__init__(width_in, width_out)
@@ -26,14 +26,14 @@ class ActivatedLinear(Linear):
         self.activation = activation_function(activation)
 
     def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]
-        """[T, width_in] -> [T, width_out]."""
+        """Return [T, width_out] for `hidden` [T, width_in]."""
         if hidden.is_cuda and hidden.dtype in (torch.bfloat16, torch.float16):
             return linear_gelu(hidden, self.weight, self.bias, tanh=self.tanh)
         return self.activation(super().forward(hidden))
 
 
 class FeedForward(nn.Module):
-    """width -> 4 width -> width with GELU between, without the surrounding dropout and residual."""
+    """Two linear layers, width -> 4 width -> width, with GELU between, without the dropout and residual that follow."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -41,12 +41,12 @@ class FeedForward(nn.Module):
         self.down = Linear(FEED_FORWARD_FACTOR * config.width, config.width)
 
     def forward(self, hidden: Tensor, *, bias_gradient: bool = True) -> Tensor:
-        """[T, width] -> [T, width]. bias_gradient: for the last bias, see layers.Linear."""
+        """Return [T, width] for `hidden` [T, width]. The second layer gets `bias_gradient` (see layers.Linear)."""
         return self.down(self.up(hidden), bias_gradient=bias_gradient)  # type: ignore[no-any-return]
 
 
 class PostNormLayer(nn.Module):
-    """Attention and feed-forward, each x = norm(x + dropout(f(x)))."""
+    """A layer of attention and then feed-forward, where each computes x = norm(x + dropout(f(x)))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -58,7 +58,10 @@ class PostNormLayer(nn.Module):
     def forward(
         self, hidden: Tensor, carrier: Tensor, *, layout: SequenceLayout, seeds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[T, width] and its carrier -> the same, see ResidualNorm. seeds: [SITES_A_LAYER, 4]."""
+        """Return the output [T, width] and its carrier (see ResidualNorm) for an input and its carrier.
+
+        `seeds` is [SITES_A_LAYER, SEED_WIDTH].
+        """
         last = self.attention.output
         fused = is_fused(hidden, last=last)
         branch = self.attention(hidden, layout=layout, seeds=seeds[0], bias_gradient=not fused)
@@ -74,7 +77,7 @@ class PostNormLayer(nn.Module):
 
 
 class PreNormLayer(nn.Module):
-    """Attention and feed-forward, each x = x + dropout(f(norm(x)))."""
+    """A layer of attention and then feed-forward, where each computes x = x + dropout(f(norm(x)))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -85,7 +88,7 @@ class PreNormLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
-        """[T, width] -> [T, width]. seeds: [SITES_A_LAYER, 4]."""
+        """Return [T, width] for `hidden` [T, width]. `seeds`, for dropout, is [SITES_A_LAYER, SEED_WIDTH]."""
         branch = self.attention(self.attention_norm(hidden), layout=layout, seeds=seeds[0])
         hidden = hidden + self.dropout(branch, seeds=seeds[1])
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)), seeds=seeds[2])  # type: ignore[no-any-return]
@@ -99,7 +102,7 @@ class PostNormEncoder(nn.Module):
         self.layers = nn.ModuleList(PostNormLayer(config) for _ in range(config.num_layers))
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
-        """[T, width] -> [T, width]. seeds: [SITES_A_LAYER x layers, 4]."""
+        """Return [T, width] for `hidden` [T, width]. `seeds`, for dropout, is [SITES_A_LAYER x layers, SEED_WIDTH]."""
         carrier = hidden
         for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
             hidden, carrier = layer(hidden, carrier, layout=layout, seeds=own)
@@ -107,7 +110,7 @@ class PostNormEncoder(nn.Module):
 
 
 class PreNormEncoder(nn.Module):
-    """All layers of a pre-LN model, and the LayerNorm after them."""
+    """All layers of a pre-LN model, and the LayerNorm after the last layer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -115,7 +118,7 @@ class PreNormEncoder(nn.Module):
         self.norm = layer_norm(config.width)
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
-        """[T, width] -> [T, width]. seeds: [SITES_A_LAYER x layers, 4]."""
+        """Return [T, width] for `hidden` [T, width]. `seeds`, for dropout, is [SITES_A_LAYER x layers, SEED_WIDTH]."""
         for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
             hidden = layer(hidden, layout=layout, seeds=own)
         return self.norm(hidden)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""GELU after a linear layer on a GPU (kernels/bias_gelu.py), as operators that torch.compile does not break up."""
+"""GELU after a linear layer on a GPU (kernels/bias_gelu.py), as operators that torch.compile takes as a whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @torch.library.custom_op("cloze::gelu_of_biased", mutates_args=())
 def gelu_of_biased(biased: Tensor, bias: Tensor, tanh: bool) -> Tensor:
-    """GELU of `biased` [rows, columns], which already includes `bias`; both get a gradient."""
+    """Return GELU(biased), [rows, columns]. `biased` already includes `bias`, and both get a gradient."""
     from trainer.model.kernels import bias_gelu as kernels
 
     return kernels.forward(biased.contiguous(), tanh=tanh)
@@ -24,7 +24,7 @@ def _(biased: Tensor, bias: Tensor, tanh: bool) -> Tensor:
 
 @torch.library.custom_op("cloze::gelu_of_biased_backward", mutates_args=())
 def gelu_of_biased_backward(biased: Tensor, upstream: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """See kernels.bias_gelu.backward."""
+    """Return the gradients of `biased` [rows, columns] and of the bias [columns]."""
     from trainer.model.kernels import bias_gelu as kernels
 
     return kernels.backward(biased.contiguous(), upstream.contiguous(), tanh=tanh)
@@ -49,8 +49,8 @@ gelu_of_biased.register_autograd(_backward, setup_context=_setup_context)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, *, tanh: bool) -> Tensor:
-    """GELU(x weight^T + bias): [rows, in] -> [rows, out], bf16 or fp16 on a GPU.
+    """Return GELU(x weight^T + bias), [rows, out] for x [rows, in], in bf16 or fp16 on a GPU.
 
-    The bias is detached in the product; GELU's backward pass computes its gradient.
+    The product uses the bias detached, because GELU's backward pass computes the gradient of the bias.
     """
     return gelu_of_biased(F.linear(x, weight, bias.detach()), bias, tanh)  # type: ignore[no-any-return]

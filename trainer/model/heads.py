@@ -1,6 +1,6 @@
-"""Pooler and the two pretraining heads, which run only on [CLS] and on the masked positions.
+"""The pooler and the two pretraining heads, which run only on [CLS] and on the masked positions.
 
-Losses are sums of weighted fp32 cross-entropies: the loop divides by the global counts.
+Losses are sums of weighted fp32 cross-entropies. The training loop divides them by counts over all ranks.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from trainer.model.cross_entropy import NO_LABEL, linear_cross_entropy_sum
 from trainer.model.layers import Linear, activation_function, layer_norm
 
 PADDED_LOGIT = -30_000.0
-"""Logit of the vocabulary's padding rows: its exp is zero beside any real logit, and it fits fp16."""
+"""Logit of the padding rows of the word table. Beside any real logit its softmax is zero, and fp16 can hold it."""
 
 
 class Pooler(nn.Module):
-    """tanh of a dense layer over [CLS]."""
+    """A dense layer with tanh over the hidden state of [CLS]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dense = Linear(config.width, config.width)
 
     def forward(self, cls_hidden: Tensor) -> Tensor:
-        """[P, width] -> [P, width]."""
+        """Return [P, width] for `cls_hidden` [P, width]."""
         return torch.tanh(self.dense(cls_hidden))
 
 
 class MaskedLanguageHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the product with the tied embedding plus a bias for each word.
+    """A dense layer, GELU, LayerNorm, then the product with the tied embedding, plus a bias for each word.
 
-    `tied_weight` is the embedding's Parameter itself, registered here under a second name: so this module's hooks
-    gather it under ZeRO-3, its gradients add up, and named_parameters() lists it once, as embeddings.word.weight.
+    `tied_weight` is the embedding's Parameter itself, registered here under a second name. So this module's hooks
+    gather it under ZeRO-3, the gradients of both uses add up, and named_parameters() lists it once, as
+    embeddings.word.weight.
     """
 
     def __init__(self, config: ModelConfig, *, embedding: nn.Embedding, vocabulary_size: int) -> None:
@@ -47,9 +48,10 @@ class MaskedLanguageHead(nn.Module):
     def forward(
         self, hidden: Tensor, *, labels: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """[M, width] -> logits [M, padded vocabulary]; with labels and weights, the result of linear_cross_entropy_sum.
+        """Return logits [M, rows of the word table] for `hidden` [M, width].
 
-        Padding rows of the vocabulary get PADDED_LOGIT, hence no probability and no gradient.
+        With labels and weights, return the result of linear_cross_entropy_sum instead. Padding rows of the table get
+        the logit PADDED_LOGIT, and so neither probability nor gradient.
         """
         hidden = self.norm(self.activation(self.dense(hidden)))
         num_padding = self.tied_weight.shape[0] - self.bias.shape[0]
@@ -60,22 +62,22 @@ class MaskedLanguageHead(nn.Module):
 
 
 class NextSentenceHead(nn.Module):
-    """A dense layer with two classes: 0 = the second segment follows the first, 1 = it does not."""
+    """A dense layer with two classes: 0 if the second segment follows the first, 1 if it does not."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dense = Linear(config.width, 2)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """[P, width] -> logits [P, 2]."""
+        """Return logits [P, 2] for `pooled` [P, width]."""
         return self.dense(pooled)  # type: ignore[no-any-return]
 
 
 def cross_entropy_sum(logits: Tensor, *, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted sum of the cross-entropies, and weighted count of rows whose largest logit is the label's.
+    """Return the weighted sum of cross-entropies, and the weighted count of rows whose largest logit is the label's.
 
-    logits [N, C] of any float type, labels int64 [N] (NO_LABEL does not count), weights float32 [N]. Returns two
-    float32 scalars, the second without gradient. Softmax and sum are in float32.
+    logits [N, C] have any float type; labels are int64 [N], or NO_LABEL for rows that do not count; weights are float32
+    [N]. Both results are float32 scalars, the second without gradient. Softmax and sum are in float32.
     """
     losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=NO_LABEL)
     correct = (logits.detach().argmax(-1) == labels) * weights

@@ -1,6 +1,6 @@
-"""Layers without torch's default initialization: bert.py draws each weight once, by name.
+"""Layers without torch's default initialization, because bert.initialize_weights draws each weight.
 
-That saves seconds for BERT-Large and leaves torch's global generator untouched.
+Skipping it saves seconds for BERT-Large and leaves torch's global generator untouched.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ LAYER_NORM_EPSILON = 1e-12
 
 
 class Linear(nn.Linear):
-    """nn.Linear without default initialization, whose bias gradient may be computed elsewhere."""
+    """nn.Linear without default initialization. Another module may compute the gradient of its bias."""
 
     parameters_stay = True
-    """False if the parameters exist only while this module runs (ZeRO-3), so that nothing else may use the bias."""
+    """False under ZeRO-3: parameters exist only while their module runs, so no other module may use the bias."""
 
     def forward(self, x: Tensor, *, bias_gradient: bool = True) -> Tensor:
-        """[..., in] -> [..., out]. bias_gradient=False: the consumer of the result computes the bias gradient."""
+        """Return [..., out] for `x` [..., in]. With bias_gradient=False the next module computes the bias gradient."""
         return F.linear(x, self.weight, self.bias if bias_gradient else self.bias.detach())
 
     def reset_parameters(self) -> None:
@@ -35,12 +35,12 @@ class Embedding(nn.Embedding):
 
 
 def layer_norm(width: int) -> nn.LayerNorm:
-    """LayerNorm over the last dimension with BERT's epsilon of 1e-12; weight one, bias zero."""
+    """Return a LayerNorm over the last dimension with BERT's epsilon of 1e-12; weights are one and biases zero."""
     return nn.LayerNorm(width, eps=LAYER_NORM_EPSILON)
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
-    """GELU by its config name: `gelu` (x * Phi(x), exact) or `gelu_tanh` (Hendrycks and Gimpel 2016, eq. 2)."""
+    """Return the GELU of a config name: `gelu` (x * Phi(x)) or `gelu_tanh` (Hendrycks and Gimpel 2016, eq. 2)."""
     return _gelu_tanh if name == "gelu_tanh" else F.gelu
 
 

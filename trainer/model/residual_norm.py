@@ -1,7 +1,7 @@
-"""norm(residual + dropout(branch)), the end of each half of a post-LN layer.
+"""Computes norm(residual + dropout(branch)), which ends each half (attention, feed-forward) of a post-LN layer.
 
-On a GPU in bf16 or fp16 it is one kernel each way (kernels/residual_norm.py), which torch.compile does not break up;
-elsewhere it uses torch's operations.
+On a GPU in bf16 or fp16, forward and backward are one kernel each (kernels/residual_norm.py), wrapped as operators that
+torch.compile takes as a whole. Elsewhere torch's own operations run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from trainer.model.dropout import Dropout
 from trainer.model.layers import LAYER_NORM_EPSILON, Linear
 
 MAX_WIDTH = 4096
-"""Widest row that fits a kernel program together with its sums."""
+"""Widest row that fits into one program of the kernel, together with the sums over rows."""
 
 
 def is_fused(hidden: Tensor, *, last: Linear) -> bool:
-    """Whether the kernels run on the output of `last` for `hidden`, and compute the gradient of the bias of `last`."""
+    """Whether the kernels run after `last` (a branch's last layer) and compute the gradient of its bias."""
     return _kernels_take(hidden) and last.parameters_stay
 
 
@@ -29,11 +29,12 @@ def _kernels_take(hidden: Tensor) -> bool:
 
 
 class ResidualNorm(nn.LayerNorm):
-    """LayerNorm of residual + dropout(branch), with a carrier for the gradient of its use as the next residual.
+    """LayerNorm of residual + dropout(branch), with a carrier: a second output that takes one of two gradients.
 
-    The next residual norm reads the values of this norm, but sends its gradient to the carrier (an expanded tensor of
-    one element). So the kernel adds the norm's two gradients itself, without another pass over memory. If the kernels
-    do not run, the carrier is the norm.
+    The result is used twice, by the next branch and as the next residual, and autograd would add both gradients in a
+    pass over memory. So the next ResidualNorm reads the values of this result, but sends their gradient to the carrier
+    (one element, expanded to the result's shape). This norm's backward kernel then adds both gradients itself. If the
+    kernels do not run, the carrier is the result itself.
     """
 
     def __init__(self, width: int, *, dropout: float) -> None:
@@ -43,10 +44,10 @@ class ResidualNorm(nn.LayerNorm):
     def forward(  # type: ignore[override]
         self, branch: Tensor, residual: Tensor, carrier: Tensor, *, seeds: Tensor, branch_bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """[T, width] each -> the norm and its carrier.
+        """Return the result and its carrier, [T, width] each like the first three arguments.
 
-        carrier: of `residual`. seeds: a row of draw_seeds. branch_bias: the bias in `branch` if is_fused, to compute
-        its gradient here; otherwise None, and `residual` itself gets the gradient.
+        `carrier` is that of `residual`. `seeds` is a row of dropout.draw_seeds. If is_fused, `branch_bias` is the bias
+        in `branch`, which gets its gradient here. Otherwise it is None, and `residual` itself gets a gradient.
         """
         if branch_bias is None:
             hidden: Tensor = super().forward(residual + self.dropout(branch, seeds=seeds))
@@ -70,7 +71,7 @@ def residual_norm(
     dropout: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The norm, its carrier, and mean and inverse deviation of each row: see kernels.residual_norm.forward."""
+    """Return the norm, its carrier (see ResidualNorm), and each row's mean and inverse standard deviation."""
     from trainer.model.kernels import residual_norm as kernels
 
     out, mean, rstd = kernels.forward(
@@ -98,7 +99,10 @@ def residual_norm_backward(
     beside: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See kernels.residual_norm.backward; `beside`: the carrier's gradient, None if it was not used."""
+    """Return the gradients of branch and residual, and of weight, bias and branch_bias as [3, columns].
+
+    `beside` is the carrier's gradient, or None if the carrier was not used.
+    """
     from trainer.model.kernels import residual_norm as kernels
 
     return kernels.backward(

@@ -1,7 +1,7 @@
 """AdamW over one flat partition in one pass: clipping, both moments, decay, the fp32 weights and their bf16 copy.
 
-torch's fused AdamW needs fp32 gradients and does not make the copy, which for BERT-Large adds half as much memory
-traffic. The host computes the bias corrections, since it knows the step.
+torch's fused AdamW needs fp32 gradients and does not make the copy. Doing these apart adds half as much memory traffic
+again for BERT-Large. The host computes the bias corrections, because it knows the step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def adamw_kernel(
     weight_ptr, exp_avg_ptr, exp_avg_sq_ptr, gradient_ptr, working_ptr, divisor_ptr, skip_ptr,
     rate, inverse_root, shrink, beta1, beta2, epsilon, numel, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Update one block of elements; writes nothing if *skip_ptr is not zero."""
+    """Update one block of elements. Writes nothing if *skip_ptr is not zero."""
     if tl.load(skip_ptr) == 0.0:
         places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = places < numel
@@ -52,11 +52,11 @@ def update(
     betas: tuple[float, float],
     epsilon: float,
 ) -> None:
-    """Make step number `step` (from 1) of AdamW (Loshchilov and Hutter 2019) in place.
+    """Take step number `step` (from 1) of AdamW (Loshchilov and Hutter 2019) in place.
 
-    All tensors are 1-D, contiguous and of one size: weight and moments fp32; gradient of any float type, divided by
-    `divisor`; `working` gets the new weights in its type. divisor, skip: fp32 scalars on the device; nothing changes if
-    skip is not zero. An infinite step sets the bias corrections to 1.
+    Weight and moments are fp32. The gradient has any float type and is divided by `divisor`. `working` gets a copy of
+    the new weights in its own type. These tensors are 1-D, contiguous and of one size. `divisor` and `skip` are fp32
+    scalars on the device; if `skip` is not zero, nothing changes. An infinite step sets the bias corrections to 1.
     """
     beta1, beta2 = betas
     adamw_kernel[(triton.cdiv(weight.numel(), TILES["BLOCK"]),)](

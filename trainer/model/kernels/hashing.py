@@ -1,4 +1,4 @@
-"""The hash in the kernels' dropout: trainer.model.dropout.mix for uint32 on a GPU."""
+"""The hash for dropout in kernels: the same function as trainer.model.dropout.mix, for uint32 on a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def mix(x):
-    """A bijection of uint32 in which every bit depends on all others."""
+    """Return a hash of each uint32. It is a bijection in which every bit depends on all others."""
     tl.static_assert(x.dtype == tl.uint32)
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D

@@ -1,8 +1,9 @@
-"""norm(residual + dropout(branch)) in one pass each way, with all sums over rows that its gradients need.
+"""norm(residual + dropout(branch)), with one pass over memory for forward and one for backward.
 
 Memory traffic decides the speed: forward reads two tensors and writes one; backward reads four and writes two. While
-the rows are on chip, backward also sums the gradients of weight, bias and the bias of the linear layer before the norm,
-in a fixed order. It recomputes residual + dropout(branch) instead of storing it. The dropout mask is dropout.keep_hash.
+rows are on chip, backward also sums, in a fixed order, the gradients of weight, bias and branch_bias (the bias of the
+linear layer that computed branch). It recomputes residual + dropout(branch), which is not stored. The dropout mask is
+dropout.keep_hash.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BACKWARD_TILES = {"ROWS": 64, "STAGES": 3, "num_warps": 4}
 
 @triton.jit
 def _keys(seeds_ptr, rows, columns):
-    """uint32 keys of rows (or one row) and of columns; the product of two keys, as int32, is a draw."""
+    """Return uint32 keys of rows (or of one row) and of columns. The product of two, as int32, is a dropout draw."""
     row_keys = mix(tl.cast(rows, tl.uint32) + tl.load(seeds_ptr).to(tl.uint32)) | 1
     return row_keys, mix(columns.to(tl.uint32) + tl.load(seeds_ptr + 1).to(tl.uint32))
 
@@ -33,7 +34,7 @@ def norm_forward_kernel(
     num_rows, num_columns, epsilon, inverse_keep, threshold,
     BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Process BLOCK_M whole rows: out, and each row's mean and inverse deviation (fp32)."""
+    """Write the norm of BLOCK_M whole rows, and each row's mean and inverse standard deviation (fp32)."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     row_ok, column_ok = rows < num_rows, columns < num_columns
@@ -64,7 +65,7 @@ def norm_backward_kernel(
     num_rows, num_columns, inverse_keep, threshold,
     BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Process ROWS rows one after another; writes their sums to sums [programs, 3, columns] (fp32)."""
+    """Write both gradients of ROWS rows, one row after another, and their sums into [programs, 3, columns] (fp32)."""
     columns = tl.arange(0, BLOCK_N)
     column_ok = columns < num_columns
     weight = tl.load(weight_ptr + columns, mask=column_ok, other=0.0).to(tl.float32)
@@ -114,9 +115,9 @@ def forward(
     epsilon: float,
     tiles: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """branch, residual [rows, columns], weight, bias [columns], seeds int32 [2] -> the norm, of branch's shape.
+    """Return the norm, in branch's shape, and the mean and inverse standard deviation of each row, fp32 [rows].
 
-    Also returns the mean and the inverse deviation of each row, fp32 [rows]. All tensors are contiguous.
+    branch and residual are [rows, columns], weight and bias [columns], seeds int32 [2]. All tensors are contiguous.
     """
     tiles = tiles or FORWARD_TILES
     rows, columns = branch.shape
@@ -144,9 +145,9 @@ def backward(
     dropout: float,
     tiles: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of branch and residual, and [3, columns]: gradients of weight, bias and branch_bias.
+    """Return the gradients of branch and residual, and [3, columns]: the gradients of weight, bias and branch_bias.
 
-    The norm's gradient is upstream + beside, from its two uses. All tensors are contiguous and of branch's type.
+    The norm has two uses, so its gradient is upstream + beside. All tensors are contiguous and of branch's type.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = branch.shape
@@ -162,5 +163,5 @@ def backward(
 
 
 def threshold_of(dropout: float) -> int:
-    """The smallest int32 draw that is kept."""
+    """Return the smallest int32 draw that keeps an element."""
     return round(dropout * 2**32) - 2**31

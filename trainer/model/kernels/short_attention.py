@@ -1,10 +1,10 @@
 """Self-attention with dropout over packed sequences of at most a few hundred tokens: forward and backward.
 
-One program takes a tile of queries (or keys) of one head of one sequence and walks over the other side, with online
-softmax as in FlashAttention 2 (Dao 2023) but without its helper kernels: one pass computes dQ and dO.O, a second one dK
-and dV. So there are no atomic additions, and the result is deterministic. The dropout mask is a function of (seed,
-head, token, column): one 32-bit product of a row key and a column key, which backward recomputes. Scores are in units
-of log2, so that exp2 needs no extra product.
+One program takes a tile of queries (or of keys) in one head of one sequence and walks over the keys (or queries), with
+online softmax as in FlashAttention 2 (Dao 2023). Backward has no helper kernels: one pass computes dQ and dO.O, and a
+second pass dK and dV. So there are no atomic additions, and the result is deterministic. The dropout mask is a function
+of (seed, head, token, column). It takes one 32-bit product of a row key and a column key, which backward recomputes.
+Scores are in units of log2, so that exp2 needs no extra product.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG2_E = math.log2(math.e)
 FORWARD_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
 BACKWARD_Q_TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 3}
 BACKWARD_KV_TILES = {"BLOCK_M": 32, "BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
-"""Best of those tried on an H100 with heads of 64."""
+"""The fastest of those tried on an H100 with heads of width 64."""
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def attention_forward_kernel(
     qkv_ptr, out_ptr, lse_ptr, offsets_ptr, seed_ptr, scale, inverse_keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries of one head of one sequence: out [T, heads, D], lse [heads, T] in log2."""
+    """Write out [T, heads, D] and lse [heads, T], the log2 of softmax's denominator, for one tile of queries."""
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets_ptr + sequence)
     length = tl.load(offsets_ptr + sequence + 1) - start
@@ -83,7 +83,7 @@ def attention_backward_q_kernel(
     scale, final_scale, keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """dQ of a tile of queries, and delta = keep * rowsum(dO * O), which the other kernel reads."""
+    """Write dQ of a tile of queries, and delta = keep * rowsum(dO * O), which attention_backward_kv_kernel reads."""
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets_ptr + sequence)
     length = tl.load(offsets_ptr + sequence + 1) - start
@@ -125,7 +125,7 @@ def attention_backward_kv_kernel(
     scale, final_scale, inverse_keep, threshold, num_tokens,
     WIDTH: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of a tile of keys. Rows past the sequence's end have lse 1e30, so their weights are 0."""
+    """Write dK and dV of a tile of keys. Queries past the sequence's end get lse 1e30, so their weights are 0."""
     tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets_ptr + sequence)
     length = tl.load(offsets_ptr + sequence + 1) - start
@@ -168,9 +168,10 @@ def attention_backward_kv_kernel(
 def forward(
     qkv: Tensor, offsets: Tensor, *, max_length: int, threshold: int, seed: Tensor, tiles: dict[str, Any] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """qkv [T, 3, heads, D] contiguous, offsets int32 [S + 1], seed int32 [1] -> out [T, heads, D], lse [heads, T].
+    """Return the output [T, heads, D], and lse [heads, T], the log2 of softmax's denominator for each query.
 
-    A weight is dropped with probability threshold / 2**32.
+    qkv is [T, 3, heads, D] and contiguous, offsets int32 [S + 1], seed int32 [1]. A weight is dropped with probability
+    threshold / 2**32.
     """
     num_tokens, _, heads, width = qkv.shape
     tiles = tiles or FORWARD_TILES
@@ -196,7 +197,7 @@ def backward(
     seed: Tensor,
     tiles: tuple[dict[str, Any], dict[str, Any]] | None = None,
 ) -> Tensor:
-    """Gradient of qkv, in its shape; all tensors contiguous."""
+    """Return the gradient of qkv, in its shape. All tensors are contiguous."""
     num_tokens, _, heads, width = qkv.shape
     tiles_q, tiles_kv = tiles or (BACKWARD_Q_TILES, BACKWARD_KV_TILES)
     gradient, delta = torch.empty_like(qkv), torch.empty_like(lse)
