@@ -89,10 +89,10 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
 def settle_micro_batch(
     config: TrainerConfig, *, saved: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
-    """Set `batch.greatest_slot`, the maximum tokens of a micro-batch, to what fits the smallest GPU.
+    """Set `batch.greatest_slot`, the maximum tokens of a micro-batch, to what fits the smallest GPU, unless it is set.
 
-    A value in the config stays. `saved`, if given, is the config that the run's data plan began with; its value is kept
-    too. Returns the config, the smallest GPU (None if unknown), and lines for the user.
+    If the run's data plan has begun, take the value from `saved`, the config with which it began. Returns the config,
+    the smallest GPU (None if unknown), and lines for the user.
     """
     batch = config.batch
     derived = [

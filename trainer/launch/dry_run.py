@@ -37,7 +37,7 @@ RECENT_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of --dry-run; None if not given."""
+    """The options of --dry-run; each is None if not given."""
 
     tokens_per_second: float | None
     """Tokens per second of one worker."""
@@ -52,8 +52,8 @@ class Options:
 
 
 def read_options(flags: Sequence[str], *, program: str) -> Options:
-    """Return the options of --dry-run. Raises ConfigError if a number is not above 0, a GPU is unknown, or options do
-    not go together."""
+    """Return the options of --dry-run. Raises ConfigError for a number not above 0, an unknown GPU, or options in
+    conflict."""
     found: dict[str, float] = {}
     gpu: str | None = None
     for flag in flags:
@@ -146,10 +146,9 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
 
 
 def describe_room(config: TrainerConfig, *, vocabulary_size: int, elsewhere: bool = False) -> str:
-    """Return a line with the size of the checkpoints and the free disk space.
+    """Return a line with the size of the checkpoints and, unless the run goes `elsewhere`, the free disk space.
 
-    Leaves out the free space if the run is planned for machines `elsewhere`, or for an object store. Raises ConfigError
-    if not even one checkpoint fits.
+    Raises ConfigError if not even one checkpoint fits.
     """
     each = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
     best = config.checkpoint.keep_best * max(1, len(config.phases))
@@ -178,7 +177,7 @@ def is_elsewhere(config: TrainerConfig, options: Options) -> bool:
 def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
     """Return a line that says where the workers would run. Asks a running Ray cluster, but starts none.
 
-    `elsewhere`: on GPUs that this machine lacks. Raises ConfigError if the workers do not fit.
+    `elsewhere`: on GPUs of another machine. Raises ConfigError if the workers do not fit.
     """
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     here, workers = f"{count_of(cores, 'core')} and {count_of(gpus, 'GPU')}", count_of(config.workers, "worker")
@@ -205,7 +204,7 @@ def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
 
 
 def _describe_from_afar(config: TrainerConfig, address: str) -> str:
-    """Describe a cluster by its dashboard, because a process outside the cluster cannot join it."""
+    """Describe a cluster by asking its dashboard, because a process outside the cluster cannot join it."""
     from trainer.launch import ray_dashboard, ray_train
     from trainer.launch.elastic import largest_resources
 

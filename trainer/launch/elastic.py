@@ -65,10 +65,10 @@ def count_places(nodes: Mapping[str, Resources], *, each: Resources, without: Co
 
 
 def greatest_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
-    """Return the largest number of workers that may run, from `least` to `most`.
+    """Return the largest number of workers that may run, from `least` to `most`, if each needs the resources `each`.
 
-    If no node is leaving, this is `most`, because an autoscaler may provide what is missing. Workers on CPUs leave
-    INGEST_CPUS of the cluster for reading data.
+    Leaving nodes do not count. If no node is leaving, the number is `most`, because an autoscaler may add nodes.
+    Workers on CPUs leave INGEST_CPUS of the cluster for reading data.
     """
     limit = most
     if nodes.leaving:
@@ -82,9 +82,9 @@ def greatest_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> i
 def next_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
     """Return the number of workers to request now, from `least` to `most`: as many as fit, if at least `least` fit.
 
-    More would be slow: Ray Train still counts nodes that have just gone, and waits for them until its start times out.
-    If fewer than `least` fit, Ray has to wait anyway, so all are requested. PendingPlacements asks for the missing
-    places.
+    A larger request would be slow: Ray Train still counts nodes that have just gone, and waits for them until its start
+    times out. If fewer than `least` fit, Ray has to wait anyway, so as many as may run are requested. PendingPlacements
+    asks for the missing places.
     """
     greatest = greatest_group(nodes, least=least, most=most, each=each)
     places = count_places(nodes.total, each=each, without=nodes.leaving)
@@ -94,8 +94,8 @@ def next_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
 def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -> dict[str, float]:
     """Return the logical resources of the cluster at its largest: those present, or what it may grow to.
 
-    `config` holds the limits of services that tell them. Ray's own autoscalers do not, so the head node states its
-    limits as resources: grows_to_GPU, grows_to_CPU.
+    `config` holds the cluster's limits if its service tells them to Ray. Ray's own autoscalers do not, so the head node
+    states the limits as resources: grows_to_GPU, grows_to_CPU.
     """
     most = config or {}
     largest = {name: max(present.get(name, 0.0), float(most.get(name, 0))) for name in {*present, *most}}
@@ -129,7 +129,7 @@ class PendingPlacements:
 
 
 class GroupWatch:
-    """Decides when a group of workers (all workers of one start) should end so that the next runs on other nodes.
+    """Decides when a group of workers (all workers of one start) should end so that the next group runs on other nodes.
 
     One watch serves a whole command. `pending` requests missing places from an autoscaler, if there is one.
     """
@@ -165,7 +165,7 @@ class GroupWatch:
         return reason
 
     def end_group(self) -> None:
-        """Drop the requests for places, because the group ends and the next group needs all places itself."""
+        """Drop the requests for places, because the group ends and the next group needs these places itself."""
         if self._pending is not None:
             self._pending.drop()
 

@@ -34,7 +34,7 @@ GO_ON = "; the same command goes on from the last checkpoint"
 
 
 class WorkerError(RuntimeError):
-    """A worker failed or was lost, and not because of bad input."""
+    """A worker failed or was lost, for another reason than bad input."""
 
 
 class ClusterError(WorkerError):
@@ -44,8 +44,8 @@ class ClusterError(WorkerError):
 def raise_first(failures: list[WorkerFailure]) -> None:
     """Raise the first failure, if any: ConfigError for bad input, otherwise WorkerError with the traceback.
 
-    The first is the cause: when one worker fails, the others fail a moment later in a collective operation. Bad input
-    is preferred, above all rank 0's report of it, because rank 0 knows what all workers reported.
+    The first is the cause: when one worker fails, the others fail a moment later in a collective operation. Reports of
+    bad input come first, and rank 0's before all others, because rank 0 knows what all workers reported.
     """
     if not failures:
         return

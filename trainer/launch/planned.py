@@ -75,7 +75,7 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
 
 
 def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator[str]:
-    """Yield a table: for each of SHOWN_GPUS, the tokens/s of one GPU and the hours of the run on all its workers.
+    """Yield a table: for each of SHOWN_GPUS, the tokens/s of one GPU and the hours of the run on config.workers GPUs.
 
     `work` (model FLOPs) and `tokens` count the steps still to do.
     """
@@ -92,9 +92,9 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
 def plan_without_data(
     config: TrainerConfig, *, rows: int, tokens: int, gpu: str | None, fresh: bool = False
 ) -> Checked:
-    """Check a run as preflight.check does, with data sets of the stated size in place of missing ones.
+    """Return the results of preflight.check with assumed data sets in place of missing ones.
 
-    `rows` and `tokens` are the training rows and tokens of each missing set. Raises ValueError if no plan fits.
+    An assumed data set has `rows` training rows with `tokens` tokens in all. Raises ValueError if no plan fits.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:

@@ -38,7 +38,7 @@ PATH_KEYS = ("data", "output", "resume_from", "working_folder", "model.initializ
 
 
 def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
-    """Read the config of a command line and make its paths absolute. Raises ConfigError.
+    """Return the config that a command line asks for, with absolute paths. Raises ConfigError.
 
     Settings without effect in a run's own config.yaml (earlier versions wrote them) are dropped. Without --config, read
     the repository's sample, whose paths are relative to the repository. All other relative paths are relative to the
@@ -124,7 +124,7 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
 
 
 def refuse_idle_workers(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> None:
-    """Raise ConfigError if a phase has more workers than lanes, the equal parts of its rows that the workers share."""
+    """Raise ConfigError if there are more workers than lanes, the equal parts of a phase's rows that workers share."""
     for each in phases:
         if config.workers > each.plan.lanes:
             key = f"phases.{each.phase.index}.batch.lanes" if config.phases else "batch.lanes"
@@ -160,8 +160,7 @@ def settle_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> Train
 def _source_with_plan(
     config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> TrainerConfig | None:
-    """Return the config of the run that a branch starts from; None if the branch does not continue that run's data
-    plan."""
+    """Return the config of the run that a branch starts from, or None if the branch does not continue its plan."""
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:
         phases = resolve_phases(with_greatest_slot(config, source.batch.greatest_slot))
@@ -174,7 +173,10 @@ def _source_with_plan(
 
 
 def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
-    """Run check_held_out for a branch, also against what its source run was trained on; return the warnings."""
+    """Check that no held-out document of a branch was trained on, by the branch or by the run that it starts from.
+
+    Raises ConfigError if one was. Returns warnings.
+    """
     verified = {each.phase.config.data for each in phases}
     trained, lost = read_trained(config, phases=phases)
     before = []

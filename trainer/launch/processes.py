@@ -1,6 +1,6 @@
 """Run the workers as spawned processes of this machine, connected by torch.distributed over 127.0.0.1.
 
-Every child process ends when its parent ends, for whatever reason. The parent ends every child before it returns.
+Every child process ends when its parent ends, for whatever reason. run_in_processes ends every child before it returns.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ def run_in_processes(
 ) -> Outcome:
     """Run all workers to the end and return their outcome.
 
-    Each worker enters the context manager `watch(link, place)`, which is picklable and may replace the worker's link
-    (its connection to this process). Raises ConfigError for bad input, WorkerError for any other failure, naming the
-    worker.
+    Each worker enters the picklable context manager `watch(link, place)`, which may replace the worker's link (its
+    connection to this process). Raises ConfigError for bad input, WorkerError for any other failure, naming the worker.
     """
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

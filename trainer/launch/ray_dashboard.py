@@ -1,6 +1,6 @@
 """Ask a Ray cluster's dashboard over HTTP, without joining the cluster.
 
-RAY_ADDRESS is then the address that `ray job submit` takes, such as http://head:8265.
+RAY_ADDRESS is the same address as for `ray job submit`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def send_token() -> None:
 def list_resources(address: str) -> dict[str, float]:
     """Return the logical resources of all live nodes, summed by name.
 
-    Raises ConnectionError with the reason if the nodes cannot be listed.
+    Raises ConnectionError with the reason if the dashboard does not list them.
     """
     send_token()
     from ray.util.state import list_nodes

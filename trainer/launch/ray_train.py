@@ -128,8 +128,7 @@ def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
 
 
 def object_store_bytes(config: TrainerConfig) -> int:
-    """Return the size of a local Ray's object store: twice each worker's read-ahead, plus 256 MiB for Ray's own
-    objects."""
+    """Return the size of a local Ray's object store: twice the workers' read-ahead, and 256 MiB for Ray itself."""
     return (2 * config.workers * config.ingest.object_store_mb + 256) * 2**20
 
 
@@ -238,7 +237,7 @@ def resources_of(config: TrainerConfig) -> dict[str, float]:
 def scale(config: TrainerConfig) -> ScalingConfig:
     """Return Ray's settings for the workers to request now.
 
-    Ray's own resizing is off, because it writes no checkpoint; GroupWatch resizes instead.
+    They switch off Ray's own resizing, which writes no checkpoint; GroupWatch resizes instead.
     """
     workers: int | tuple[int, int] = config.workers
     if config.min_workers is not None:

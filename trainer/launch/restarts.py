@@ -23,8 +23,8 @@ def run_attempts(
     """Call `attempt`, which starts the workers, until the run is finished or asked to stop; return the last outcome.
 
     `checkpoints` lists the run's checkpoints before the first attempt. If an attempt ends early without a request to
-    stop, the next one has another number of workers. Raises WorkerError once max_restarts is used up, ClusterError and
-    errors of the input at once.
+    stop, the next one may have another number of workers. Raises WorkerError once max_restarts is used up, ClusterError
+    and errors of the input at once.
     """
     losses, newest = 0, checkpoints.newest_step
     while True:
