@@ -51,10 +51,10 @@ class _StillModel:
 
 
 def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str = "cpu") -> Evaluation:
-    """Return a model's losses on `max_pairs` (None: all) held-out pairs of a data set. `model` is the model's folder.
+    """Return the losses of the model in folder `model` on `max_pairs` (None: all) held-out pairs of a data set.
 
-    Raises ValueError if the folder holds no model, its vocabulary is not the data set's, or it has too few positions
-    for the rows.
+    Raises ValueError if the folder holds no model, its vocabulary differs from the data set's, or it has too few
+    positions for the rows.
     """
     manifest = open_data_set(data)
     weights, knows_pairs = read_model(model)

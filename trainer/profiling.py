@@ -57,7 +57,7 @@ writes OUTPUT-profile/{TRACE} and OUTPUT-profile/{PARTS}. On a host with GPUs wo
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the time of a step goes on the first worker, in milliseconds."""
+    """The times of a step on the first worker, in milliseconds."""
 
     kinds: dict[str, float]
     """Maps a kind of work to the time in its kernels (on a CPU: in its operators)."""
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
-    """Train a few steps, record them in `folder`, which is created, and return the times.
+    """Train a few steps, write trace and times to `folder`, which is created, and return the times.
 
     Raises ConfigError if the config has too few steps.
     """
@@ -142,7 +142,7 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
 def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
     """Record this worker's steps within the block; the first worker writes the trace.
 
-    Yields a link for the worker that stops the run after the last recorded step.
+    Yields a link that tells the worker to stop after the last recorded step.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -158,8 +158,8 @@ def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
 
 
 class _CountingLink:
-    """A worker's connection to its launcher that advances the recorder when the loop asks whether to stop, once a step.
-    """
+    """A worker's connection to its launcher. It advances the recorder when the training loop asks, once a step, whether
+    to stop."""
 
     def __init__(self, link: Link, *, profiler: torch.profiler.profile) -> None:
         self._link, self._profiler, self._steps = link, profiler, 0
@@ -174,7 +174,7 @@ class _CountingLink:
 
 
 def read_parts(trace: Path) -> Parts:
-    """Read the times of a step by kind of work and by phase from a trace that `record` wrote."""
+    """Return the times of a step, by kind of work and by phase, from a trace that `record` wrote."""
     events = [event for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"] if "dur" in event]
     steps = [event for event in events if str(event["name"]).startswith("ProfilerStep")]
     count = len({event["name"] for event in steps})
@@ -197,7 +197,7 @@ def read_parts(trace: Path) -> Parts:
 
 
 def own_times(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield each CPU operator as {name, dur}, without the time in operators that it called; `dur` in us."""
+    """Yield each CPU operator as {name, dur}; `dur` is its time in us, without the operators that it called."""
     threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op":

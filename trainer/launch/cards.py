@@ -1,6 +1,6 @@
-"""Find the memory of the run's GPUs before anything starts, from nvidia-smi or from a Ray cluster's resources.
+"""Find the memory of the run's GPUs before anything starts, from nvidia-smi or a Ray cluster's resources.
 
-Makes no CUDA context, because a context would occupy half a GB of a GPU for the whole run.
+Makes no CUDA context, which would occupy half a GB of a GPU for the whole run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.data import LARGEST_DERIVED_MICRO_BATCH, Phase
 from trainer.engine import MICRO_BATCH_STEP, Card, largest_micro_batch, may_use_gpus, with_greatest_slot
 
 TYPE = "accelerator_type:"
-"""Prefix of the Ray resource whose name states a node's GPU type."""
+"""Prefix of the name of a Ray resource; the rest of the name is the GPU type of a node."""
 CARD_GB = {
     "B200": 180,
     "GH200": 96,
@@ -41,7 +41,7 @@ TIMEOUT_S = 20
 def find_card(config: TrainerConfig) -> Card | None:
     """Return the GPU with the least memory, of this machine or of the Ray cluster at RAY_ADDRESS.
 
-    Returns None for a CPU run, or if the GPUs are unknown.
+    None for a CPU run, or if the GPUs are unknown.
     """
     if config.device == "cpu":
         return None
@@ -89,9 +89,9 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
 def settle_micro_batch(
     config: TrainerConfig, *, saved: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
-    """Set `batch.greatest_slot`, the maximum tokens of a micro-batch, to what fits the smallest GPU, unless it is set.
+    """Fill in a null `batch.greatest_slot`, the maximum tokens of a micro-batch, with what fits the smallest GPU.
 
-    If the run's data plan has begun, take the value from `saved`, the config with which it began. Returns the config,
+    If the run's data plan has begun, the value comes from `saved`, the config that it began with. Returns the config,
     the smallest GPU (None if unknown), and lines for the user.
     """
     batch = config.batch

@@ -1,8 +1,8 @@
 """Watch a Ray cluster: which nodes will go away, and whether there is room for more workers.
 
-By itself, Ray Train ends the workers without a checkpoint when the cluster grows, and would place workers on nodes that
-will soon go away. So the driver looks at the nodes itself, and asks the workers to write a checkpoint and end. A look
-costs three calls to Ray's head node.
+By itself, Ray Train ends the workers without a checkpoint when the cluster grows, and counts nodes that will soon go
+away as room. So the driver looks at the nodes and asks the workers to end with a checkpoint. A look costs three calls
+to Ray's head node.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def count_places(nodes: Mapping[str, Resources], *, each: Resources, without: Co
 
 
 def greatest_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
-    """Return the largest number of workers that may run, from `least` to `most`, if each needs the resources `each`.
+    """Return the largest number of workers of resources `each` that may run, from `least` to `most`.
 
     Leaving nodes do not count. If no node is leaving, the number is `most`, because an autoscaler may add nodes.
     Workers on CPUs leave INGEST_CPUS of the cluster for reading data.
@@ -82,9 +82,9 @@ def greatest_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> i
 def next_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
     """Return the number of workers to request now, from `least` to `most`: as many as fit, if at least `least` fit.
 
-    A larger request would be slow: Ray Train still counts nodes that have just gone, and waits for them until its start
-    times out. If fewer than `least` fit, Ray has to wait anyway, so as many as may run are requested. PendingPlacements
-    asks for the missing places.
+    A larger request would wait: Ray Train still counts nodes that have just gone, until its start times out. If fewer
+    than `least` fit, Ray has to wait anyway, so greatest_group workers are requested. PendingPlacements asks for the
+    missing places.
     """
     greatest = greatest_group(nodes, least=least, most=most, each=each)
     places = count_places(nodes.total, each=each, without=nodes.leaving)
@@ -105,10 +105,10 @@ def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -
 
 
 class PendingPlacements:
-    """Holds requests to the autoscaler for the places that workers lack: placement groups that wait for nodes.
+    """Holds requests to the autoscaler for missing places of workers: placement groups that wait for nodes.
 
     The requests end with this driver, so that no node is started or kept for a run that is gone. A granted request
-    occupies its place until it is dropped.
+    holds its place until it is dropped.
     """
 
     def __init__(self, each: Resources) -> None:
@@ -154,7 +154,7 @@ class GroupWatch:
     def reason_to_pause(self, homes: Sequence[str], *, world_size: int) -> str | None:
         """Return why the group should end with a checkpoint, or None.
 
-        `homes` lists the node of each worker that has started, of `world_size` in all. If a restart did not get more
+        `homes` lists the node of each worker that has started, out of `world_size`. If a restart did not get more
         workers (another job took the room), the time until the next look for room doubles.
         """
         if not homes or len(homes) < world_size:

@@ -34,7 +34,7 @@ GO_ON = "; the same command goes on from the last checkpoint"
 
 
 class WorkerError(RuntimeError):
-    """A worker failed or was lost, for another reason than bad input."""
+    """A worker failed or was lost, for a reason other than bad input."""
 
 
 class ClusterError(WorkerError):

@@ -1,7 +1,7 @@
 """The Ray actor between the driver and its workers.
 
-It is a separate module with almost no imports, so that its process starts in a second. With torch and Ray Train, the
-start would take six seconds of CPU time.
+This module imports almost nothing, so that the actor's process starts in a second. With torch and Ray Train, it would
+take six seconds of CPU time.
 """
 
 from __future__ import annotations

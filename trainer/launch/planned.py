@@ -1,8 +1,8 @@
 """Dry runs without the data set or without the GPUs.
 
-`--rows=N --tokens=N` state the training rows and tokens of the data set, and `--gpu=NAME` names the GPU of each worker.
-Invariant: each printed rate says whether it was measured. Two rates were measured (bench/trainer.md); the others assume
-that every GPU reaches the same share of its peak. N GPUs count as N times as fast as one.
+`--rows=N --tokens=N` state the training rows and tokens of the data set, `--gpu=NAME` states the GPU of each worker.
+Invariant: a rate says whether it was measured. Two rates were measured (bench/trainer.md); the others assume the same
+share of the GPU's peak. N GPUs are assumed to be N times as fast as one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.launch.run_directory import check_fresh
 from trainer.telemetry import PEAK_TFLOPS, count_flops
 
 MEASURED_TFLOPS: Mapping[tuple[str, str], float] = {("H200", "large"): 453.0, ("H200", "base"): 382.0}
-"""Maps (GPU, model size) to the measured rate of end-to-end training in bf16, in 10^12 model FLOPs per GPU and second
+"""Maps (GPU, model size) to the measured rate of end-to-end training in bf16: 10^12 model FLOPs per GPU and second
 (bench/trainer.md)."""
 SHOWN_GPUS = ("B200", "H200", "H100", "A100", "L40S", "L4")
 VOCABULARY_SIZE = 30_522
@@ -77,7 +77,7 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
 def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator[str]:
     """Yield a table: for each of SHOWN_GPUS, the tokens/s of one GPU and the hours of the run on config.workers GPUs.
 
-    `work` (model FLOPs) and `tokens` count the steps still to do.
+    `work` (in model FLOPs) and `tokens` are left to do.
     """
     size, gpus = config.model.size, count_of(config.workers, "GPU")
     yield f"rates of one GPU for BERT {size} in bf16, and hours on {gpus} at {config.workers} times that:"
@@ -92,9 +92,9 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
 def plan_without_data(
     config: TrainerConfig, *, rows: int, tokens: int, gpu: str | None, fresh: bool = False
 ) -> Checked:
-    """Return the results of preflight.check with assumed data sets in place of missing ones.
+    """Return the results of preflight.check with assumed data sets, of this size, in place of missing ones.
 
-    An assumed data set has `rows` training rows with `tokens` tokens in all. Raises ValueError if no plan fits.
+    Raises ValueError if no plan fits.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:

@@ -75,15 +75,15 @@ class Checked:
     config: TrainerConfig
     """The config, completed by the values that are fixed when a run begins: resume_from, batch.greatest_slot."""
     phases: tuple[OpenPhase, ...]
-    """The phases of the run, each with its verified data set and its plan."""
+    """The phases of `config`, with their verified data sets."""
     checkpoints: Checkpoints
     """The checkpoints in the run directory."""
 
 
 def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
-    """Check that data set, model, plan and run directory fit together; writes nothing.
+    """Check that data set, model, plan and run directory fit together, and return the results; writes nothing.
 
-    `fresh`: refuse an output that already holds a run. Returns the results. Raises ValueError if a check fails.
+    If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:
@@ -144,10 +144,10 @@ def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> li
 
 
 def settle_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Take size, positions, activation and norm from model.initialize_from, unless the config states them.
+    """Fill in the model's size, positions, activation and norm from model.initialize_from; return the config.
 
-    A run that has begun takes them from `saved`, the run's own config, because the folder may be gone. Returns the
-    config.
+    Values that the config states stay. A run that has begun takes them from `saved`, its own config, because the folder
+    may be gone.
     """
     folder = config.model.initialize_from
     if folder is None:
@@ -160,7 +160,7 @@ def settle_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> Train
 def _source_with_plan(
     config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> TrainerConfig | None:
-    """Return the config of the run that a branch starts from, or None if the branch does not continue its plan."""
+    """Return the config of the run that a branch starts from; None if the branch has another plan of the data."""
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:
         phases = resolve_phases(with_greatest_slot(config, source.batch.greatest_slot))
@@ -199,7 +199,7 @@ def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]
 def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> None:
     """Raise ConfigError if the rows are longer than the model's positions, or model.initialize_from does not fit.
 
-    `begun`: the run has checkpoints. It then no longer reads the folder model.initialize_from, which may be gone.
+    A run that has `begun` has checkpoints. It no longer reads the folder model.initialize_from, which may be gone.
     """
     if manifest.max_seq_length > config.model.max_positions:
         raise ConfigError(

@@ -40,10 +40,8 @@ GRACE_S = 5.0
 
 
 def resolve_device(config: TrainerConfig) -> TrainerConfig:
-    """Return the config with `device: auto` replaced by cuda or cpu.
-
-    Raises ConfigError if this machine lacks the GPUs or the precision.
-    """
+    """Return the config with `device: auto` resolved. Raises ConfigError if this machine lacks the GPUs or the
+    precision."""
     count = torch.cuda.device_count()
     device = config.device
     if device == "auto":
@@ -155,7 +153,7 @@ def _end(children: list[BaseProcess]) -> None:
 
 
 class _PipeLink:
-    """A worker's connection to its parent through a pipe; a signal to this process is the request to stop."""
+    """A worker's connection to its parent through a pipe; a stop signal to this process is the request to stop."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

@@ -2,8 +2,7 @@
 
 Before anything starts, it checks that the logical CPUs and GPUs suffice for the workers and for reading data, because
 Ray would wait for them silently. A group of workers (all workers of one start) ends with a checkpoint if a node will go
-away or there is room for more workers (trainer/launch/elastic.py). Then trainer/launch/restarts.py starts the next
-group.
+away or there is room for more workers (trainer/launch/elastic.py). Then trainer/launch/restarts.py starts the next.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ Ray's own beside GroupWatch."""
 
 @contextmanager
 def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
-    """Connect to Ray, and yield the config with `device: auto` replaced by cuda or cpu; disconnect at the end.
+    """Connect to Ray, and yield the config with `device: auto` resolved; disconnect at the end.
 
     Raises ConfigError if Ray cannot hold the run; it states what is needed, what is available and what to change.
     """
@@ -123,7 +122,7 @@ def connect(*, attempts: int, **arguments: Any) -> None:
 
 
 def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
-    """Return the logical CPUs that a run on CPUs needs: the workers' CPUs, and INGEST_CPUS for reading data."""
+    """Return the logical CPUs that a run on CPUs needs: the CPUs of its workers, and INGEST_CPUS to read data."""
     return workers * config.cpus_per_worker + INGEST_CPUS
 
 
@@ -133,7 +132,7 @@ def object_store_bytes(config: TrainerConfig) -> int:
 
 
 def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
-    """Check that Ray can hold the workers; return the config with `device: auto` replaced by cuda or cpu.
+    """Check that Ray can hold the workers; return the config with `device: auto` resolved to cuda or cpu.
 
     `resources` are the cluster's logical resources at its largest. With min_workers, only that many workers must fit.
     Raises ConfigError if they never fit, because Ray would wait silently.
@@ -165,9 +164,9 @@ def run_on_ray(
     lease_token: str | None = None,
     watch: GroupWatch | None = None,
 ) -> Outcome:
-    """Run one group of workers to its end, and return the outcome. Call inside a ray_session.
+    """Run a group of workers (all workers of one start) to its end, and return the outcome. Call inside a ray_session.
 
-    `watch` is shared by all groups of a command. It may end a group early, without a request to stop.
+    `watch`, shared by the groups of a command, may end a group early, without a request to stop.
     Raises ConfigError for bad input, WorkerError for any other failure, naming the worker.
     """
     watch = watch or GroupWatch(config, each=resources_of(config))

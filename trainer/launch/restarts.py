@@ -1,8 +1,8 @@
 """Restart the workers from the last checkpoint, after a loss or to continue with more or fewer workers.
 
-max_restarts limits the losses without a new checkpoint between them: a run that fails at once ends soon, and a long run
-survives any number of losses. Bad input is not retried. A restart costs the start of the workers, and the steps since
-the checkpoint.
+max_restarts limits the losses without a new checkpoint: a run that fails at once ends soon, and a long run survives any
+number of losses. Bad input is not retried. A restart costs the start of the workers, and the steps since the
+checkpoint.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest
 def show_results(config: TrainerConfig, *, checkpoints: Checkpoints, say: Say, done_before: bool) -> None:
     """Draw the loss curve, and say where the run's files are.
 
-    `done_before`: nothing was trained now, so also show the last evaluation.
+    If the run was `done_before` this command, also show its last evaluation.
     """
     files = RunFiles(config.output, working_folder=config.working_folder)
     files.bring([METRICS_NAME, EVALUATIONS_NAME])

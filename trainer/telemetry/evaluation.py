@@ -64,7 +64,7 @@ class Evaluation:
         """Return all numbers by name.
 
         A source's numbers are named `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and `pairs/NAME`. An unseen
-        source has only the two counts, 0.
+        source has only the last two, both 0.
         """
         lists = ("sources", "unseen")
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in lists}

@@ -46,7 +46,7 @@ def count_flops(
 def find_peak(device_name: str) -> float | None:
     """Return the PEAK_TFLOPS of a device, or None if its model is not listed.
 
-    A name with one more word is another model (or a part of a device).
+    A name with one more word stands for another model (or a part of a device).
     """
     words = re.split(r"[\s-]+", device_name.upper())
     return PEAK_TFLOPS.get(" ".join(word for word in words if not _NO_MODEL.fullmatch(word)))

@@ -1,7 +1,7 @@
 """A run's log files on this node: in the run directory or, if that is on an object store, in a local folder.
 
 An object store cannot append to a file. So each rank writes its logs to its node's disk and sends them before a
-checkpoint is committed. The stored logs then hold at least the checkpoint's steps, and a resume on any host removes all
+checkpoint is committed. The stored logs then hold at least the checkpoint's steps, and a resume on any host removes
 later ones. A log that has grown is sent whole: metrics.jsonl has 0.5 KB a step (a million steps: half a gigabyte, an
 eighth of a checkpoint of BERT-Large).
 """

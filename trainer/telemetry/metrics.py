@@ -84,8 +84,8 @@ BLOCK_BYTES = 2**20
 class JsonLines:
     """An append-only file of JSON objects with ascending `step`, flushed at every line.
 
-    Opening cuts off objects after step `keep_through`, and a torn last line. This reads the file's end only, at least
-    BLOCK_BYTES. Damage before that is not repaired.
+    Opening cuts off objects after step `keep_through`, and a torn last line. For this it reads only the file's end, at
+    least BLOCK_BYTES, so damage before that is not repaired.
     """
 
     def __init__(self, path: Path, *, keep_through: int) -> None:

@@ -1,8 +1,8 @@
 """Prometheus metrics of a run through Ray, under names such as ray_cloze_loss.
 
-Ray's agent on each node serves the values that the node's processes set. Rank 0 sets the values of the steps, and the
-driver counts restarts. The tag `run` is the whole output path, since many folders may share a name. Setting a value
-costs microseconds.
+Ray's agent on each node serves what the node's processes set. Rank 0 sets the metrics of the steps, and the driver
+counts restarts. The tag `run` is the whole output path, since many folders may share a name. Setting a value costs
+microseconds.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class WeightsAndBiases:
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Finish the log of this start."""
+        """Close the log of this start; a later start may continue the run."""
         self._run.finish()
 
 
