@@ -119,7 +119,7 @@ def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
 def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:
     """Yield lines with hours and price at the stated or measured rate; without a rate, a table of rates by GPU.
 
-    `tokens` and `work` (in model FLOPs) are left to do.
+    `tokens` and `work` (in model FLOPs) cover the steps still to do.
     """
     rate, origin = 0.0, ""
     if options.tokens_per_second is not None:
@@ -177,7 +177,7 @@ def is_elsewhere(config: TrainerConfig, options: Options) -> bool:
 def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
     """Return a line that says where the workers would run. Asks a running Ray cluster, but starts none.
 
-    Raises ConfigError if the workers do not fit. If `elsewhere`, on GPUs that this machine lacks, nothing is checked.
+    Raises ConfigError if the workers do not fit. A run `elsewhere`, on GPUs that this machine lacks, is not checked.
     """
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     here, workers = f"{count_of(cores, 'core')} and {count_of(gpus, 'GPU')}", count_of(config.workers, "worker")

@@ -77,7 +77,7 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
 def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator[str]:
     """Yield a table: for each of SHOWN_GPUS, the tokens/s of one GPU and the hours of the run on config.workers GPUs.
 
-    `work` (in model FLOPs) and `tokens` are left to do.
+    `work` (in model FLOPs) and `tokens` cover the steps still to do.
     """
     size, gpus = config.model.size, count_of(config.workers, "GPU")
     yield f"rates of one GPU for BERT {size} in bf16, and hours on {gpus} at {config.workers} times that:"

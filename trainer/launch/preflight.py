@@ -144,10 +144,10 @@ def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> li
 
 
 def settle_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Fill in the model's size, positions, activation and norm from model.initialize_from; return the config.
+    """Fill in the model's size, positions, activation and norm if the config does not state them; return the config.
 
-    Values that the config states stay. A run that has begun takes them from `saved`, its own config, because the folder
-    may be gone.
+    The values come from model.initialize_from or, if the run has begun, from `saved`, its own config, because the
+    folder may be gone.
     """
     folder = config.model.initialize_from
     if folder is None:

@@ -290,7 +290,7 @@ def _end_of_step(stream: IO[bytes], *, step: int) -> int:
 
 
 def _seek_before(stream: IO[bytes], *, step: float) -> int:
-    """Seek back from the end, by BLOCK_BYTES at a time, to the start of a whole line of at most `step`, or to 0.
+    """Seek back from the end, by BLOCK_BYTES at a time, to a whole line whose step is at most `step`, or to 0.
 
     Returns the offset.
     """
