@@ -1,3 +1,3 @@
-"""Sentence pairs to a pretrained BERT: the training half of Cloze (Ray Train and DeepSpeed)."""
+"""The training half of Cloze: sentence pairs to a pretrained BERT, with Ray Train and DeepSpeed."""
 
-import pipeline as pipeline  # first of all: it says which package is missing
+import pipeline as pipeline  # imported first, because it says which package is missing

@@ -1,6 +1,6 @@
 """Show a model's guesses for [MASK]: `python -m trainer.demonstrate EXPORT [--held-out DATA] ["text with [MASK]" ...]`.
 
-Runs our own model on the exported weights, so it needs no transformers.
+Runs this project's own model on the exported weights, so it needs no transformers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ EXAMPLES = {
         "\uadf8\ub294 1902\ub144 \uc11c\uc6b8\uc5d0\uc11c [MASK].",
     ),
 }
-"""Language (as in the model card of an export) -> texts. --held-out works for every data set."""
+"""Maps a language, as in the model card of an export, to texts. For other languages there is --held-out."""
 NUM_GUESSES = 5
 NUM_SHOWN = 12
 NUM_COUNTED = 500
-"""Held-out texts to try; the first NUM_SHOWN are shown, whatever the result."""
+"""Number of held-out texts to try. The first NUM_SHOWN are shown, whatever the result."""
 LETTERS = 4
-"""Fewest letters of a masked word: the commonest words, which need no context, are shorter."""
+"""Fewest letters of a masked word. Shorter words, the commonest, can be guessed without context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class Cloze:
     """A held-out text with one word masked."""
 
     ids: tuple[int, ...]
-    """[CLS] text [SEP], with [MASK] at `place`."""
+    """Token ids of [CLS] text [SEP], with [MASK] at index `place`."""
     place: int
     answer: int
-    """Id of the masked token."""
+    """Id of the token that [MASK] replaces."""
 
 
 class FillMask:
-    """A model folder with its tokenizer. Raises ValueError (PretrainedError) if it cannot be read."""
+    """Holds an exported model and its tokenizer. Raises ValueError (PretrainedError) if the folder cannot be read."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -81,9 +81,9 @@ class FillMask:
 
     @torch.no_grad()
     def guess(self, text: str, *, count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """The `count` likeliest tokens for every [MASK] of `text`, best first.
+        """Return the `count` likeliest tokens for every [MASK] of `text`, best first.
 
-        Raises ValueError if it is not UTF-8, has no [MASK], or has more tokens than the model has positions.
+        Raises ValueError if `text` is not UTF-8, has no [MASK], or has more tokens than the model has positions.
         """
         try:
             ids = self.tokenizer.encode(text).ids
@@ -100,7 +100,10 @@ class FillMask:
 
     @torch.no_grad()
     def guess_ids(self, ids: Sequence[int], *, masks: Sequence[int], count: int = NUM_GUESSES) -> list[list[Guess]]:
-        """Return the `count` likeliest tokens for each position in `masks`. ids: a text with its special tokens."""
+        """Return the `count` likeliest tokens for each position in `masks`, best first.
+
+        `ids` are a text's token ids, with its special tokens.
+        """
         logits, _ = self.model.logits(_one_text(ids, masks=masks))
         best = torch.softmax(logits, -1).topk(min(count, self.model.vocabulary_size))
         return [
@@ -110,16 +113,16 @@ class FillMask:
 
 
 def describe(text: str, *, guesses: Sequence[Sequence[Guess]]) -> list[str]:
-    """Lines that show a text and the guesses for each [MASK]."""
+    """Return lines that show a text and the guesses for each [MASK]."""
     rows = ["   ".join(f"{guess.token} {guess.probability:.1%}" for guess in row) for row in guesses]
     return [f"  {text}", *(f"    {row}" for row in rows)]
 
 
 def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED) -> list[Cloze]:
-    """Draw up to `count` held-out first segments, each with one word masked, by a fixed seed.
+    """Draw up to `count` held-out texts (first segments of rows) by a fixed seed, and mask one word in each.
 
-    A masked word is a single token of LETTERS or more letters. Raises ValueError if the vocabulary is not `tokens`, or
-    if no held-out row has such a word.
+    A masked word is a single token of LETTERS or more letters. Raises ValueError if the data set's vocabulary is not
+    `tokens`, or if no held-out row has such a word.
     """
     manifest = read_manifest(data)
     if read_vocabulary(storage.join(data, TOKENIZER_FOLDER)).tokens != tuple(tokens):
@@ -145,7 +148,8 @@ def draw_held_out(data: str, *, tokens: Sequence[str], count: int = NUM_COUNTED)
 
 
 def try_held_out(fill: FillMask, *, data: str) -> list[str]:
-    """Lines that show NUM_SHOWN held-out texts with guesses and the right word, and the share of right guesses."""
+    """Return lines that show NUM_SHOWN held-out texts, each with guesses and the right word, and the share of right
+    guesses."""
     texts = draw_held_out(data, tokens=fill.tokens)
     lines, right = [], []
     for text in texts:
@@ -166,8 +170,10 @@ def try_held_out(fill: FillMask, *, data: str) -> list[str]:
 
 
 def find_examples(folder: Path) -> list[str]:
-    """Examples in the languages named by the model card of an export, English if it has none. Raises ValueError if
-    there are no examples for them."""
+    """Return examples in the languages that the export's model card names, in English if it names none.
+
+    Raises ValueError if there are no examples for these languages.
+    """
     card = folder / "README.md"
     parts = card.read_text(encoding="utf-8").split("---\n") if card.is_file() else []
     front = parse_yaml(parts[1], origin=str(card)) if len(parts) > 2 else {}
@@ -184,7 +190,7 @@ def find_examples(folder: Path) -> list[str]:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 done, 2 refused."""
+    """Run the command and return its exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.demonstrate", description="Fill in masked tokens.")
     parser.add_argument("export", help="folder that `python -m trainer.export` wrote")
     words = f"texts with {MASK}; default without --held-out: examples in the model's languages"

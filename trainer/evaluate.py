@@ -1,7 +1,7 @@
 """Compute a model's held-out losses: `python -m trainer.evaluate MODEL DATA [--max-pairs N] [--device cuda] [--json]`.
 
-Takes any folder that `model.initialize_from` takes. Evaluates as a run does (trainer/train/evaluate.py) but without an
-engine: in fp32 on the CPU, in bf16 on a GPU.
+MODEL is any folder that `model.initialize_from` takes. Evaluates as a training run does (trainer/train/evaluate.py) but
+without a DeepSpeed engine: in fp32 on the CPU, in bf16 on a GPU.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from trainer.telemetry import Evaluation
 from trainer.train import Evaluator
 
 _TOKENS = 4096
-"""Tokens of a micro-batch, unless one row is longer."""
+"""Maximum tokens of a micro-batch, unless one row is longer."""
 
 
 class _StillModel:
-    """The part of an Engine that an Evaluator needs, for a model that is not trained."""
+    """Stands in for an Engine when the model is not trained. It has only what an Evaluator needs."""
 
     rank, world_size = 0, 1
 
@@ -51,9 +51,10 @@ class _StillModel:
 
 
 def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str = "cpu") -> Evaluation:
-    """Evaluate a model folder on `max_pairs` (None: all) held-out pairs of a data set.
+    """Return the losses of the model in folder `model` on `max_pairs` (None: all) held-out pairs of a data set.
 
-    Raises ValueError if the folder holds no model, its vocabulary differs, or it has too few positions for the rows.
+    Raises ValueError if the folder holds no model, its vocabulary differs from the data set's, or it has too few
+    positions for the rows.
     """
     manifest = open_data_set(data)
     weights, knows_pairs = read_model(model)
@@ -80,7 +81,7 @@ def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Make a process group of this process alone, for the Evaluator's sums over all ranks."""
+    """Make a torch.distributed group of this process alone for the block, since the Evaluator sums over all ranks."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -91,7 +92,7 @@ def _alone() -> Iterator[None]:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 done, 2 refused."""
+    """Run the command and return its exit status: 0 done, 2 refused."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.evaluate", description="Compute a model's losses on the held-out rows of a data set."
     )

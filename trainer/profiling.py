@@ -1,8 +1,8 @@
 """Profile a training step: `python -m trainer.profiling --config FILE [key.sub=value ...]`.
 
-Runs a few steps of the real loop on this machine and writes OUTPUT-profile/trace.json (for chrome://tracing or
-Perfetto) and parts.md, a table by kind of work and by phase of the step. The run in OUTPUT is not touched. Recording
-costs about 20 us an operation, so small models look slower than they are.
+Runs a few steps of the real training loop on this machine. Writes OUTPUT-profile/trace.json (for chrome://tracing or
+Perfetto) and parts.md, a table by kind of work and by phase of the step (forward, backward, update). The run in OUTPUT
+is not touched. Recording costs about 20 us an operation, so small models look slower than they are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainer.train import Link, WorkerPlace
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROGRAM = "python -m trainer.profiling"
 WARM_UP, RECORDED = 5, 5
-"""Steps before recording, in which the model is compiled, and steps recorded."""
+"""Number of steps before recording, in which the model is compiled, and number of recorded steps."""
 TRACE, PARTS = "trace.json", "parts.md"
 
 KINDS = {
@@ -45,7 +45,7 @@ KINDS = {
     "copies and fills": ("memcpy", "memset", "copy_", "foreach_copy", "tensorlist", "fill", "zero_"),
     "sums": ("red_fused_sum", "reduce_kernel", "per_fused_sum", "aten::sum"),
 }
-"""Kind of work -> parts of the names of its kernels (on a CPU: operators); the first match counts."""
+"""Maps a kind of work to parts of the names of its kernels (on a CPU: operators). The first match counts."""
 OTHER = "other"
 
 HELP = f"""usage: {PROGRAM} [--config FILE] [key.sub=value ...]
@@ -57,24 +57,24 @@ writes OUTPUT-profile/{TRACE} and OUTPUT-profile/{PARTS}. On a host with GPUs wo
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Milliseconds per step of the first worker."""
+    """The times of a step on the first worker, in milliseconds."""
 
     kinds: dict[str, float]
-    """Kind of work -> time in its kernels (on a CPU: in its operators)."""
+    """Maps a kind of work to the time in its kernels (on a CPU: in its operators)."""
     phases: dict[str, float]
-    """forward, backward, update -> time from the phase's first kernel to its last; empty on a CPU."""
+    """Maps forward, backward and update to the time from the phase's first kernel to its last; empty on a CPU."""
     launches: float
-    """Kernels per step."""
+    """Number of kernels per step; 0 on a CPU."""
     step_ms: float
-    """Time from step to step."""
+    """Time from one step to the next."""
 
     @property
     def idle_ms(self) -> float:
-        """Time in which none of `kinds` ran."""
+        """Time of a step in which none of `kinds` ran."""
         return max(0.0, self.step_ms - sum(self.kinds.values()))
 
     def table(self) -> str:
-        """Format as Markdown tables."""
+        """Return Markdown tables of the times."""
         rows = sorted(self.kinds.items(), key=lambda item: -item[1])
         lines = ["| part | ms per step | share |", "|---|---|---|"]
         lines += [f"| {name} | {ms:.2f} | {ms / self.step_ms:.1%} |" for name, ms in rows if ms > 0]
@@ -88,7 +88,7 @@ class Parts:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 done, 1 failed, 2 refused."""
+    """Run the command and return its exit status: 0 done, 1 failed, 2 refused."""
     try:
         words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
         refuse_flags(words.flags, program=PROGRAM)
@@ -107,7 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
-    """Run and record in `folder`, which is created. Raises ConfigError if the config has too few steps."""
+    """Train a few steps, write trace and times to `folder`, which is created, and return the times.
+
+    Raises ConfigError if the config has too few steps.
+    """
     steps = WARM_UP + 1 + RECORDED  # one step warms up the recorder
     if config.max_steps <= steps:
         raise ConfigError(f"max_steps={config.max_steps}: recording needs more than {steps} steps; raise max_steps")
@@ -137,7 +140,10 @@ def profile_run(config: TrainerConfig, *, folder: Path) -> Parts:
 
 @contextmanager
 def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
-    """Record this worker's steps and stop the run after the last one. The first worker writes the trace."""
+    """Record this worker's steps within the block; the first worker writes the trace.
+
+    Yields a link that tells the worker to stop after the last recorded step.
+    """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -152,7 +158,8 @@ def record(link: Link, place: WorkerPlace, *, folder: str) -> Iterator[Link]:
 
 
 class _CountingLink:
-    """A Link that advances the recorder each time the loop asks whether to stop, once a step."""
+    """A worker's connection to its launcher. It advances the recorder when the training loop asks, once a step, whether
+    to stop."""
 
     def __init__(self, link: Link, *, profiler: torch.profiler.profile) -> None:
         self._link, self._profiler, self._steps = link, profiler, 0
@@ -167,7 +174,7 @@ class _CountingLink:
 
 
 def read_parts(trace: Path) -> Parts:
-    """Return the milliseconds a step of each kind of kernel and each phase, from a trace that `record` wrote."""
+    """Return the times of a step, by kind of work and by phase, from a trace that `record` wrote."""
     events = [event for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"] if "dur" in event]
     steps = [event for event in events if str(event["name"]).startswith("ProfilerStep")]
     count = len({event["name"] for event in steps})
@@ -190,7 +197,7 @@ def read_parts(trace: Path) -> Parts:
 
 
 def own_times(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the CPU operators (name, dur) with the time spent in them but not in operators that they called."""
+    """Yield each CPU operator as {name, dur}; `dur` is its time in us, without the operators that it called."""
     threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op":
@@ -209,12 +216,12 @@ def own_times(events: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def end_of(event: Mapping[str, Any]) -> float:
-    """End of an event, us."""
+    """Return the end time of a trace event, in us."""
     return float(event["ts"]) + float(event["dur"])
 
 
 def kind_of(name: str) -> str:
-    """The kind of work (key of KINDS, or OTHER) of a kernel or operator."""
+    """Return the kind of work of a kernel or operator: a key of KINDS, or OTHER."""
     small = name.lower()
     return next((kind for kind, parts in KINDS.items() if any(part in small for part in parts)), OTHER)
 

@@ -9,8 +9,8 @@ import os.path
 import sys
 
 if not __package__:
-    # For a script Python puts trainer/ first on the path. The repository belongs there: Ray's workers import from the
-    # same place (in a submitted job, the uploaded copy).
+    # Python puts the folder of a script, trainer/, first on the path. Put the repository there instead, because Ray's
+    # workers import from the same place (in a submitted job, from the uploaded copy).
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ Settings:
 
 @command(goes_on_from="the last checkpoint")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 done, 1 failed, 2 refused, 128 + n stopped by signal n."""
+    """Run the command and return its exit status: 0 done, 1 failed, 2 refused, 128 + n stopped by signal n."""
     try:
         words = split_arguments(sys.argv[1:] if arguments is None else arguments, program=PROGRAM)
         refuse_flags(words.flags, program=PROGRAM, known=["--fresh", *dry_run.FLAGS])

@@ -1,6 +1,6 @@
-"""From a command to running workers: checks, dry run, restarts, worker processes.
+"""Everything between the command line and running workers: checks, dry run, restarts, worker processes.
 
-`ray_train` and `elastic` load Ray: import them late.
+Import `ray_train` and `elastic` only when needed, because they load Ray.
 """
 
 from trainer.launch import dry_run, processes

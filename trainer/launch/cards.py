@@ -1,6 +1,6 @@
-"""Find out how much memory the run's GPUs have, before anything starts: from nvidia-smi, or a Ray cluster's resources.
+"""Find the memory of the run's GPUs before anything starts, from nvidia-smi or a Ray cluster's resources.
 
-Makes no CUDA context: it would keep half a GB of a GPU for the whole run.
+Makes no CUDA context, which would occupy half a GB of a GPU for the whole run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.data import LARGEST_DERIVED_MICRO_BATCH, Phase
 from trainer.engine import MICRO_BATCH_STEP, Card, largest_micro_batch, may_use_gpus, with_greatest_slot
 
 TYPE = "accelerator_type:"
-"""Prefix of the Ray resource that names the GPU type of a node."""
+"""Prefix of the name of a Ray resource; the rest of the name is the GPU type of a node."""
 CARD_GB = {
     "B200": 180,
     "GH200": 96,
@@ -34,12 +34,15 @@ CARD_GB = {
     "T4": 16,
     "P100": 16,
 }
-"""Ray's name of a GPU -> memory, 10^9 bytes; the smallest if there are several versions."""
+"""Maps Ray's name of a GPU to its memory in 10^9 bytes. If a GPU has several versions, the smallest counts."""
 TIMEOUT_S = 20
 
 
 def find_card(config: TrainerConfig) -> Card | None:
-    """The smallest GPU of this machine, or of the cluster at RAY_ADDRESS; None for a CPU run or if it is unknown."""
+    """Return the GPU with the least memory, of this machine or of the Ray cluster at RAY_ADDRESS.
+
+    None for a CPU run, or if the GPUs are unknown.
+    """
     if config.device == "cpu":
         return None
     address = os.environ.get("RAY_ADDRESS", "") if config.launcher == "ray" else ""
@@ -47,7 +50,7 @@ def find_card(config: TrainerConfig) -> Card | None:
 
 
 def ask_driver() -> Card | None:
-    """The smallest of this machine's visible GPUs according to nvidia-smi; None if that does not work."""
+    """Return this machine's visible GPU with the least memory, as nvidia-smi reports it; None if that does not work."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen == "":
         return None
@@ -63,7 +66,7 @@ def ask_driver() -> Card | None:
 
 
 def smallest_of(resources: Mapping[str, float]) -> Card | None:
-    """The smallest GPU of a cluster; None if one of its GPU types is not in CARD_GB."""
+    """Return the GPU with the least memory in a cluster; None if there is none or a GPU type is not in CARD_GB."""
     kinds = [name.removeprefix(TYPE) for name in resources if name.startswith(TYPE)]
     if not resources.get("GPU") or not kinds or any(kind not in CARD_GB for kind in kinds):
         return None
@@ -75,7 +78,7 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
     from trainer.launch import ray_dashboard, ray_train  # Ray is not installed everywhere
 
     if not address.startswith(("http://", "https://")):
-        ray_train.join_cluster(config)  # stays connected for the run itself
+        ray_train.join_cluster(config)  # the run itself uses this connection too
         return ray_train.cluster_resources()
     try:
         return ray_dashboard.list_resources(address)
@@ -86,9 +89,10 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
 def settle_micro_batch(
     config: TrainerConfig, *, saved: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
-    """Set `batch.greatest_slot` to what fits the smallest GPU; if there is `saved`, the plan's config, to its value.
+    """Fill in a null `batch.greatest_slot`, the maximum tokens of a micro-batch, with what fits the smallest GPU.
 
-    Returns the config, that GPU (None if unknown), and lines for the user.
+    If the run's data plan has begun, the value comes from `saved`, the config that it began with. Returns the config,
+    the smallest GPU (None if unknown), and lines for the user.
     """
     batch = config.batch
     derived = [

@@ -1,8 +1,8 @@
 """Plan a run before anything is started or written: steps, tokens, hours, price, disk space, machines.
 
-`python -m trainer.run --dry-run [--tokens-per-second=N | --gpu=NAME] [--price=P] [--rows=N --tokens=N]`. Makes all
-checks of a real start, except for a missing data set or missing GPUs (trainer/launch/planned.py). The rate comes from
-the options, or from the steps that the run has done.
+`python -m trainer.run --dry-run [--tokens-per-second=N | --gpu=NAME] [--price=P] [--rows=N --tokens=N]` makes all
+checks of a real start, but data set and GPUs may be missing (trainer/launch/planned.py). The training rate comes from
+the options, or from the steps that the run has already done.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ from trainer.train import steps_done, warn_of_cpu
 FLAG, RATE, PRICE, GPU, ROWS, TOKENS = "--dry-run", "--tokens-per-second", "--price", "--gpu", "--rows", "--tokens"
 FLAGS = (FLAG, *(f"{name}=" for name in (RATE, PRICE, GPU, ROWS, TOKENS)))
 BYTES_PER_PARAMETER = 12
-"""Size of a checkpoint: weight and two moments in fp32."""
+"""Bytes of a checkpoint per parameter: the weight and two moments in fp32."""
 RECENT_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the command line."""
+    """The options of --dry-run; each is None if not given."""
 
     tokens_per_second: float | None
-    """Rate of one worker."""
+    """Tokens per second of one worker."""
     price: float | None
-    """Price of one worker's hour, in any currency."""
+    """Price of one worker for an hour, in any currency."""
     gpu: str | None = None
     """GPU of each worker, by its name in PEAK_TFLOPS."""
     rows: int | None = None
     """Training rows of a data set that does not exist yet."""
     tokens: int | None = None
-    """Its training tokens."""
+    """Training tokens of that data set."""
 
 
 def read_options(flags: Sequence[str], *, program: str) -> Options:
-    """Read the options of --dry-run. Raises ConfigError if a number is not above 0 or a GPU is unknown."""
+    """Return the options of --dry-run. Raises ConfigError for a number not above 0, an unknown GPU, or conflicting
+    options."""
     found: dict[str, float] = {}
     gpu: str | None = None
     for flag in flags:
@@ -81,14 +82,18 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
 
 
 def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = False) -> Checked:
-    """Run preflight.check, or plan_without_data if the options state the size of a missing data set."""
+    """Return the results of preflight.check, or of plan_without_data if the options state the size of a missing data
+    set."""
     if options.rows is None or options.tokens is None:
         return check(config, fresh=fresh)
     return planned.plan_without_data(config, rows=options.rows, tokens=options.tokens, gpu=options.gpu, fresh=fresh)
 
 
 def describe_run(checked: Checked, options: Options) -> Iterator[str]:
-    """Yield the lines of the plan. Raises ConfigError if machines or disk cannot hold the run."""
+    """Yield lines for the user: steps to do, time, price, disk space, machines.
+
+    Raises ConfigError if machines or disk cannot hold the run.
+    """
     config, phases = checked.config, checked.phases
     done = steps_done(config, checkpoints=checked.checkpoints)
     tokens = tokens_left(phases, done=done)
@@ -105,16 +110,16 @@ def describe_run(checked: Checked, options: Options) -> Iterator[str]:
 
 
 def tokens_left(phases: Sequence[OpenPhase], *, done: int) -> float:
-    """Expected tokens of the steps after `done`."""
+    """Return the expected number of tokens in the steps after step `done`."""
     return sum(
         max(0, each.phase.last_step - max(done, each.phase.first_step)) * each.shape.tokens_mean for each in phases
     )
 
 
 def describe_time(config: TrainerConfig, options: Options, *, tokens: float, work: float) -> Iterator[str]:
-    """Yield hours and price at the stated or measured rate; without one, a table of rates by GPU.
+    """Yield lines with hours and price at the stated or measured rate; without a rate, a table of rates by GPU.
 
-    `work`: model FLOPs.
+    `tokens` and `work` (in model FLOPs) cover the steps still to do.
     """
     rate, origin = 0.0, ""
     if options.tokens_per_second is not None:
@@ -141,7 +146,7 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
 
 
 def describe_room(config: TrainerConfig, *, vocabulary_size: int, elsewhere: bool = False) -> str:
-    """Describe the size of the checkpoints and, unless the run is `elsewhere`, the free disk space.
+    """Return a line with the size of the checkpoints and, unless the run goes `elsewhere`, the free disk space.
 
     Raises ConfigError if not even one checkpoint fits.
     """
@@ -170,8 +175,10 @@ def is_elsewhere(config: TrainerConfig, options: Options) -> bool:
 
 
 def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
-    """Describe where the workers would run. Asks a running Ray cluster, but starts none. Raises ConfigError if they do
-    not fit."""
+    """Return a line that says where the workers would run. Asks a running Ray cluster, but starts none.
+
+    Raises ConfigError if the workers do not fit. A run `elsewhere`, on GPUs that this machine lacks, is not checked.
+    """
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     here, workers = f"{count_of(cores, 'core')} and {count_of(gpus, 'GPU')}", count_of(config.workers, "worker")
     if elsewhere:
@@ -197,7 +204,7 @@ def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
 
 
 def _describe_from_afar(config: TrainerConfig, address: str) -> str:
-    """Ask the dashboard that takes jobs: nobody outside the cluster can join it."""
+    """Describe a cluster by asking its dashboard, because a process outside the cluster cannot join it."""
     from trainer.launch import ray_dashboard, ray_train
     from trainer.launch.elastic import largest_resources
 

@@ -1,7 +1,7 @@
-"""Watch the nodes of a Ray cluster: which ones will go away, and whether there is room for more workers.
+"""Watch a Ray cluster: which nodes will go away, and whether there is room for more workers.
 
-By itself Ray Train ends the workers without a checkpoint when the cluster grows, and counts nodes that will soon go
-away as room. Here the driver looks at the nodes and asks the workers to end with a checkpoint. A look costs three calls
+By itself, Ray Train ends the workers without a checkpoint when the cluster grows, and counts nodes that will soon go
+away as room. So the driver looks at the nodes and asks the workers to end with a checkpoint. A look costs three calls
 to Ray's head node.
 """
 
@@ -19,30 +19,30 @@ from pipeline.units import count_of
 from trainer.config import TrainerConfig
 
 Resources = Mapping[str, float]
-"""Ray's name of a resource -> amount."""
+"""Maps Ray's name of a resource to an amount."""
 
 INGEST_CPUS = 1.0
-"""Logical CPUs left for Ray Data beside the workers: its tasks request none, but need a place to run."""
+"""Logical CPUs left for Ray Data beside the workers. Its tasks request no CPU, but need one to run on."""
 GROWS_TO = "grows_to_"
-"""Prefix of a resource of the head node that states how much of another resource the autoscaler may provide."""
+"""Prefix of a resource of the head node: grows_to_GPU, for example, states how many GPUs the cluster may grow to."""
 SETTLE_S = 90.0
-"""Longest time until Ray notices that a node is gone (five checks of 10 s), with a margin."""
+"""Longest time, in seconds, until Ray notices that a node is gone: five checks of 10 s, and a margin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """State of the cluster at one moment."""
+    """The nodes of the cluster at one moment."""
 
     total: Mapping[str, Resources]
-    """Node id -> all resources of the node; live nodes only."""
+    """Maps the id of each live node to all resources of the node."""
     free: Mapping[str, Resources]
-    """Node id -> unused resources."""
+    """Maps the id of a node to its unused resources."""
     leaving: Mapping[str, float]
-    """Node id -> seconds until it goes away (0: unknown); nodes under notice only."""
+    """Maps the id of each node that Ray knows will go away to the seconds until then (0: unknown)."""
 
 
 def look_at_nodes() -> Nodes:
-    """Ask the head node for the state of the cluster."""
+    """Return the nodes of the cluster, as Ray's head node knows them now."""
     state = ray._private.state
     now = time.time()
     return Nodes(
@@ -56,7 +56,7 @@ def look_at_nodes() -> Nodes:
 
 
 def count_places(nodes: Mapping[str, Resources], *, each: Resources, without: Collection[str] = ()) -> int:
-    """Count the workers of resources `each` that fit on the nodes, except on those in `without`."""
+    """Return how many workers of resources `each` fit on the nodes, except on the nodes in `without`."""
     return sum(
         min(int((resources.get(name, 0.0) + 1e-6) / amount) for name, amount in each.items())
         for node, resources in nodes.items()
@@ -65,10 +65,10 @@ def count_places(nodes: Mapping[str, Resources], *, each: Resources, without: Co
 
 
 def greatest_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
-    """The largest group of workers that may run, from `least` to `most`.
+    """Return the largest number of workers of resources `each` that may run, from `least` to `most`.
 
-    It is `most` if no node is leaving: an autoscaler may provide what is missing. A CPU group leaves INGEST_CPUS of the
-    cluster for reading data.
+    Leaving nodes do not count. If no node is leaving, the number is `most`, because an autoscaler may add nodes.
+    Workers on CPUs leave INGEST_CPUS of the cluster for reading data.
     """
     limit = most
     if nodes.leaving:
@@ -80,10 +80,11 @@ def greatest_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> i
 
 
 def next_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
-    """The number of workers to request now, from `least` to `most`: as many as fit, if that is at least `least`.
+    """Return the number of workers to request now, from `least` to `most`: as many as fit, if at least `least` fit.
 
-    Ray Train still counts nodes that have just gone, and would wait for them until its start times out. If too few fit
-    it has to wait anyway and may request all. PendingPlacements asks for the missing places meanwhile.
+    A larger request would wait: Ray Train still counts nodes that have just gone, until its start times out. If fewer
+    than `least` fit, Ray has to wait anyway, so greatest_group workers are requested. PendingPlacements asks for the
+    missing places.
     """
     greatest = greatest_group(nodes, least=least, most=most, each=each)
     places = count_places(nodes.total, each=each, without=nodes.leaving)
@@ -91,10 +92,10 @@ def next_group(nodes: Nodes, *, least: int, most: int, each: Resources) -> int:
 
 
 def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -> dict[str, float]:
-    """Logical resources of the cluster at its largest: those present, or what it may grow to.
+    """Return the logical resources of the cluster at its largest: those present, or what it may grow to.
 
-    Ray's own autoscalers do not tell (`config` comes from services that do), so the head node states it as resources:
-    grows_to_GPU, grows_to_CPU.
+    `config` holds the cluster's limits if its service tells them to Ray. Ray's own autoscalers do not, so the head node
+    states the limits as resources: grows_to_GPU, grows_to_CPU.
     """
     most = config or {}
     largest = {name: max(present.get(name, 0.0), float(most.get(name, 0))) for name in {*present, *most}}
@@ -104,10 +105,10 @@ def largest_resources(present: Resources, *, config: Mapping[str, int] | None) -
 
 
 class PendingPlacements:
-    """Requests to the autoscaler for the places that a group lacks: placement groups that wait for nodes.
+    """Holds requests to the autoscaler for missing places of workers: placement groups that wait for nodes.
 
-    They end with this driver, so that no node is started or kept for a run that is gone. A granted request holds its
-    place until it is dropped.
+    The requests end with this driver, so that no node is started or kept for a run that is gone. A granted request
+    holds its place until it is dropped.
     """
 
     def __init__(self, each: Resources) -> None:
@@ -115,7 +116,7 @@ class PendingPlacements:
         self._groups: list[PlacementGroup] = []
 
     def keep(self, count: int) -> int:
-        """Keep `count` requests open; returns how many are granted."""
+        """Keep `count` requests open, and return how many of them are granted."""
         while len(self._groups) > count:
             remove_placement_group(self._groups.pop())
         while len(self._groups) < count:
@@ -123,14 +124,14 @@ class PendingPlacements:
         return sum(bool(group.wait(timeout_seconds=0)) for group in self._groups)
 
     def drop(self) -> None:
-        """Drop all requests and free their places."""
+        """Drop all requests, and free the places of those that were granted."""
         self.keep(0)
 
 
 class GroupWatch:
-    """Decides when a group of workers should end so that the next one runs on other nodes. One for a whole command.
+    """Decides when a group of workers (all workers of one start) should end so that the next group runs on other nodes.
 
-    `pending`: requests missing places from an autoscaler, if there is one.
+    One watch serves a whole command. `pending` requests missing places from an autoscaler, if there is one.
     """
 
     def __init__(
@@ -153,8 +154,8 @@ class GroupWatch:
     def reason_to_pause(self, homes: Sequence[str], *, world_size: int) -> str | None:
         """Return why the group should end with a checkpoint, or None.
 
-        `homes`: the node of each started worker, of `world_size`. If a restart did not get more workers (another job
-        took the room), the time until the next look for room doubles.
+        `homes` lists the node of each worker that has started, out of `world_size`. If a restart did not get more
+        workers (another job took the room), the time until the next look for room doubles.
         """
         if not homes or len(homes) < world_size:
             return None
@@ -164,7 +165,7 @@ class GroupWatch:
         return reason
 
     def end_group(self) -> None:
-        """Drop the requests: a group ends, and the next one needs all places itself."""
+        """Drop the requests for places, because the group ends and the next group needs these places itself."""
         if self._pending is not None:
             self._pending.drop()
 
@@ -192,7 +193,7 @@ class GroupWatch:
 
 
 def settle(nodes: Collection[str]) -> None:
-    """Wait until each node has answered or Ray knows that it is gone, so that Ray's list of nodes is up to date."""
+    """Wait until each node has answered or Ray knows that the node is gone. Then Ray's list of nodes is up to date."""
     answer = ray.remote(num_cpus=0, max_retries=0)(_answer)
     calls = [
         answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in nodes
@@ -202,4 +203,4 @@ def settle(nodes: Collection[str]) -> None:
 
 
 def _answer() -> None:
-    """Runs only on a live node."""
+    """Do nothing: Ray can run this only on a live node."""

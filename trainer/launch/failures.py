@@ -1,4 +1,4 @@
-"""How a worker reports its failure, under every launcher."""
+"""How a worker reports its failure, under either launcher."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from pipeline.settings import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """Why a worker ended early."""
+    """A worker's report of why it ended early."""
 
     rank: int
     message: str
-    """One line."""
+    """The error's text in one line."""
     by_input: bool
-    """Whether it is a ValueError or OSError, whose message suffices; other errors are shown with their traceback."""
+    """Whether the error is a ValueError or OSError, whose message suffices. Other errors are shown with their
+    traceback."""
     traceback: str
     time: float
 
     @classmethod
     def of(cls, error: Exception, *, rank: int) -> WorkerFailure:
-        """Describe the exception that is being handled."""
+        """Return the report of the exception that is being handled."""
         text = " ".join(str(error).split()) or type(error).__name__
         return cls(rank, text, isinstance(error, (ValueError, OSError)), traceback.format_exc(), time.time())
 
@@ -33,18 +34,18 @@ GO_ON = "; the same command goes on from the last checkpoint"
 
 
 class WorkerError(RuntimeError):
-    """A worker failed, but not because of its input."""
+    """A worker failed or was lost, for a reason other than bad input."""
 
 
 class ClusterError(WorkerError):
-    """Ray itself is lost: only a new command can start the workers again."""
+    """Ray itself was lost or cannot start the workers, so only a new command can start them again."""
 
 
 def raise_first(failures: list[WorkerFailure]) -> None:
     """Raise the first failure, if any: ConfigError for bad input, otherwise WorkerError with the traceback.
 
-    When one worker fails, the others fail a moment later in a collective that never ends. If several blame the input,
-    rank 0 is preferred: it knows what all the others reported.
+    The first is the cause: when one worker fails, the others fail a moment later in a collective operation. Reports of
+    bad input come first, and rank 0's before all others, because rank 0 knows what all workers reported.
     """
     if not failures:
         return

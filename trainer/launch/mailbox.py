@@ -1,7 +1,7 @@
-"""The actor between a Ray driver and its workers.
+"""The Ray actor between the driver and its workers.
 
-A separate module with almost no imports: its process starts in a second; with torch and Ray Train it would take six
-seconds of CPU time.
+This module imports almost nothing, so that the actor's process starts in a second. With torch and Ray Train, it would
+take six seconds of CPU time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 
 
 class DriverMailbox:
-    """Carries lines and failures from workers to driver, and the stop request from driver to workers."""
+    """Carries lines of text and failures from workers to driver, and the stop request from driver to workers."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -21,36 +21,36 @@ class DriverMailbox:
         self._stop = asyncio.Event()
 
     async def join(self, node: str, world_size: int) -> None:
-        """Note that one of `world_size` workers has started on a node."""
+        """Note that a worker, one of `world_size`, has started on `node`."""
         self._homes.append(node)
         self._world_size = world_size
 
     async def group(self) -> tuple[tuple[str, ...], int]:
-        """Nodes of the workers that have started, and the world size (0 before the first start)."""
+        """Return the nodes of the workers that have started, and the world size (0 before the first start)."""
         return tuple(self._homes), self._world_size
 
     async def say(self, line: str) -> None:
-        """Take a line from a worker for the user."""
+        """Take a line that a worker wants to show to the user."""
         self._lines.append(line)
         self._news.set()
 
     async def fail(self, failure: object) -> None:
-        """Take a worker's failure."""
+        """Take a worker's report of its failure, a WorkerFailure."""
         self._failures.append(failure)
 
     async def next_lines(self) -> list[str]:
-        """Wait for lines and return those since the last call; empty only after a flush."""
+        """Wait for lines and return all lines since the last call. The list is empty only after a flush."""
         await self._news.wait()
         self._news.clear()
         lines, self._lines = self._lines, []
         return lines
 
     async def flush(self) -> None:
-        """Let next_lines return at once."""
+        """Let next_lines return at once, even without lines."""
         self._news.set()
 
     async def failures(self) -> list[object]:
-        """All failures so far."""
+        """Return all failures that workers have reported."""
         return self._failures
 
     async def request_stop(self) -> None:
@@ -58,5 +58,5 @@ class DriverMailbox:
         self._stop.set()
 
     async def wait_for_stop(self) -> None:
-        """Return once the workers are asked to stop."""
+        """Wait until the workers are asked to stop."""
         await self._stop.wait()

@@ -1,8 +1,8 @@
 """Dry runs without the data set or without the GPUs.
 
-`--rows=N --tokens=N` state the training rows and tokens of the data set, `--gpu=NAME` the GPU of each worker.
-Invariant: a rate says whether it was measured. Two were measured (bench/trainer.md); the others assume the same share
-of the GPU's peak, and N GPUs N times the rate of one.
+`--rows=N --tokens=N` state the training rows and tokens of the data set, `--gpu=NAME` states the GPU of each worker.
+Invariant: a rate says whether it was measured. Two rates were measured (bench/trainer.md); the others assume the same
+share of the GPU's peak. N GPUs are assumed to be N times as fast as one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from trainer.launch.run_directory import check_fresh
 from trainer.telemetry import PEAK_TFLOPS, count_flops
 
 MEASURED_TFLOPS: Mapping[tuple[str, str], float] = {("H200", "large"): 453.0, ("H200", "base"): 382.0}
-"""(GPU, model size) -> model FLOPs of end-to-end training in bf16, 10^12 per GPU and second: bench/trainer.md."""
+"""Maps (GPU, model size) to the measured rate of end-to-end training in bf16: 10^12 model FLOPs per GPU and second
+(bench/trainer.md)."""
 SHOWN_GPUS = ("B200", "H200", "H100", "A100", "L40S", "L4")
 VOCABULARY_SIZE = 30_522
-"""Assumed for a data set that does not exist yet."""
+"""Vocabulary size assumed for a data set that does not exist yet."""
 MASKED_SHARE = 0.15
 
 
 def find_gpu(name: str, *, program: str) -> str:
-    """Return the name as written in PEAK_TFLOPS. Raises ConfigError if the GPU is unknown."""
+    """Return the GPU's name as PEAK_TFLOPS writes it. Raises ConfigError if the GPU is unknown."""
     known = {each.upper(): each for each in PEAK_TFLOPS}
     if name.upper() not in known:
         raise ConfigError(f"{program}: --gpu={name}: unknown GPU; give one of {', '.join(PEAK_TFLOPS)}")
@@ -39,7 +40,7 @@ def find_gpu(name: str, *, program: str) -> str:
 
 
 def tflops_of(gpu: str, *, size: str) -> tuple[float, bool]:
-    """Model FLOPs per GPU and second, 10^12, and whether they were measured."""
+    """Return the rate of one GPU, in 10^12 model FLOPs per second, and whether this rate was measured."""
     measured = MEASURED_TFLOPS.get((gpu, size))
     if measured is not None:
         return measured, True
@@ -48,14 +49,14 @@ def tflops_of(gpu: str, *, size: str) -> tuple[float, bool]:
 
 
 def describe_origin(gpu: str, *, size: str) -> str:
-    """Say where a rate comes from."""
+    """Return a phrase that says whether the rate was measured or assumed."""
     if tflops_of(gpu, size=size)[1]:
         return f"measured for BERT {size} on one {gpu}, bench/trainer.md"
     return f"not measured for BERT {size} on {gpu}: assumes the same share of peak as an H200"
 
 
 def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) -> float:
-    """Model FLOPs of the steps after `done`."""
+    """Return the model FLOPs of all steps after step `done`."""
     total = 0.0
     for each in phases:
         steps = max(0, each.phase.last_step - max(done, each.phase.first_step))
@@ -74,7 +75,10 @@ def count_work(model: ModelConfig, *, phases: Sequence[OpenPhase], done: int) ->
 
 
 def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator[str]:
-    """Yield a line for each of SHOWN_GPUS: tokens/s of one GPU, and hours of the run on `workers` of them."""
+    """Yield a table: for each of SHOWN_GPUS, the tokens/s of one GPU and the hours of the run on config.workers GPUs.
+
+    `work` (in model FLOPs) and `tokens` cover the steps still to do.
+    """
     size, gpus = config.model.size, count_of(config.workers, "GPU")
     yield f"rates of one GPU for BERT {size} in bf16, and hours on {gpus} at {config.workers} times that:"
     for gpu in SHOWN_GPUS:
@@ -88,7 +92,10 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
 def plan_without_data(
     config: TrainerConfig, *, rows: int, tokens: int, gpu: str | None, fresh: bool = False
 ) -> Checked:
-    """preflight.check with data sets of stated size in place of missing ones. Raises ValueError if no plan fits."""
+    """Return the results of preflight.check with assumed data sets, of this size, in place of missing ones.
+
+    Raises ValueError if no plan fits.
+    """
     checkpoints = find_checkpoints(config.output)
     if fresh:
         check_fresh(config, checkpoints=checkpoints)
@@ -113,7 +120,10 @@ def plan_without_data(
 
 
 def _planned_manifest(*, rows: int, tokens: int, longest: int) -> Manifest:
-    """The manifest of a data set with rows of almost equal length. Raises ConfigError if they cannot exist."""
+    """Return the manifest of an assumed data set whose rows have almost equal length.
+
+    Raises ConfigError if rows of this length cannot exist.
+    """
     if not 5 * rows <= tokens <= longest * rows:
         raise ConfigError(
             f"--tokens={tokens:,} in --rows={rows:,} are {tokens / rows:,.1f} per row, not 5 to {longest} "

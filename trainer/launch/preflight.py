@@ -1,6 +1,6 @@
 """Checks before anything starts: the command line, its paths, the data set, the plan.
 
-Invariant: a refused run has written nothing; a run that passes can only fail because something changes later.
+Invariant: a refused run has written nothing; a run that passes the checks fails only if something changes later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PATH_KEYS = ("data", "output", "resume_from", "working_folder", "model.initializ
 
 
 def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
-    """Read the config of a command line and make its paths absolute. Raises ConfigError.
+    """Return the config that a command line asks for, with absolute paths. Raises ConfigError.
 
     Settings without effect in a run's own config.yaml (earlier versions wrote them) are dropped. Without --config, read
     the repository's sample, whose paths are relative to the repository. All other relative paths are relative to the
@@ -66,24 +66,24 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Results of the checks."""
+    """The results of `check`."""
 
     lines: tuple[str, ...]
-    """For the user: data set, batch, settings changed since the run began."""
+    """Lines for the user: data set, batch, settings changed since the run began."""
     done: bool
-    """All steps are done and evaluated, and the last checkpoint verifies: there is nothing to launch."""
+    """Whether there is nothing to launch: all steps are done and evaluated, and the last checkpoint verifies."""
     config: TrainerConfig
-    """The config, with the values that are fixed when a run begins: resume_from, batch.greatest_slot."""
+    """The config, completed by the values that are fixed when a run begins: resume_from, batch.greatest_slot."""
     phases: tuple[OpenPhase, ...]
-    """The phases of `config`, their data sets verified."""
+    """The phases of `config`, with their verified data sets."""
     checkpoints: Checkpoints
     """The checkpoints in the run directory."""
 
 
 def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
-    """Check data set, model, plan and run directory against each other; writes nothing. Raises ValueError.
+    """Check that data set, model, plan and run directory fit together, and return the results; writes nothing.
 
-    `fresh`: refuse an output that already holds a run.
+    If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
     """
     checkpoints = find_checkpoints(config.output)
     if fresh:
@@ -124,7 +124,7 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
 
 
 def refuse_idle_workers(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> None:
-    """Raise ConfigError if there are more workers than lanes in the plan of a phase."""
+    """Raise ConfigError if there are more workers than lanes, the equal parts of a phase's rows that workers share."""
     for each in phases:
         if config.workers > each.plan.lanes:
             key = f"phases.{each.phase.index}.batch.lanes" if config.phases else "batch.lanes"
@@ -135,7 +135,7 @@ def refuse_idle_workers(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -
 
 
 def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
-    """Lines that describe the data set and the batch of each phase."""
+    """Return lines that describe the data set and the batch of each phase."""
     lines: list[str] = []
     for each in phases:
         lines += [each.describe_place(len(phases))] if config.phases else []
@@ -144,9 +144,10 @@ def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> li
 
 
 def settle_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Take size, positions, activation and norm from model.initialize_from, unless the config states them.
+    """Fill in the model's size, positions, activation and norm if the config does not state them; return the config.
 
-    A run that has begun takes them from `saved`, its own config: the folder may be gone.
+    The values come from model.initialize_from or, if the run has begun, from `saved`, its own config, because the
+    folder may be gone.
     """
     folder = config.model.initialize_from
     if folder is None:
@@ -159,7 +160,7 @@ def settle_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> Train
 def _source_with_plan(
     config: TrainerConfig, *, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> TrainerConfig | None:
-    """Return the config of a branch's source if the branch continues its data plan; None if the data begin anew."""
+    """Return the config of the run that a branch starts from; None if the branch has another plan of the data."""
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:
         phases = resolve_phases(with_greatest_slot(config, source.batch.greatest_slot))
@@ -172,7 +173,10 @@ def _source_with_plan(
 
 
 def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:
-    """check_held_out for a branch, also against the data that its source was trained on."""
+    """Check that no held-out document of a branch was trained on, by the branch or by the run that it starts from.
+
+    Raises ConfigError if one was. Returns warnings.
+    """
     verified = {each.phase.config.data for each in phases}
     trained, lost = read_trained(config, phases=phases)
     before = []
@@ -195,7 +199,7 @@ def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]
 def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> None:
     """Raise ConfigError if the rows are longer than the model's positions, or model.initialize_from does not fit.
 
-    `begun`: the run has checkpoints, so it no longer reads model.initialize_from, which may be gone.
+    A run that has `begun` has checkpoints. It no longer reads the folder model.initialize_from, which may be gone.
     """
     if manifest.max_seq_length > config.model.max_positions:
         raise ConfigError(
@@ -209,9 +213,10 @@ def check_model(config: TrainerConfig, *, manifest: Manifest, begun: bool) -> No
 
 
 def check_checkpoints(config: TrainerConfig, *, phases: Sequence[OpenPhase], checkpoints: Checkpoints) -> int | None:
-    """Step of the newest readable checkpoint, or None. Raises ValueError if its phases, data or plans differ.
+    """Return the step of the newest readable checkpoint, or None.
 
-    Reads manifest and state only; the workers verify every other byte when they resume.
+    Reads manifest and state only; the workers verify every other byte when they resume. Raises ValueError if the
+    checkpoint's phases, data or plans differ from the run's.
     """
     for folder in checkpoints.newest_first():
         try:
@@ -240,7 +245,7 @@ def _get(config: TrainerConfig, key: str) -> str | None:
 
 
 def _replace(node: Any, parts: Sequence[str], value: str) -> Any:
-    """Copy `node` (settings, or a tuple of them) with `value` at the path `parts`."""
+    """Return a copy of `node` (settings, or a tuple of settings) with `value` at the path `parts`."""
     if not parts:
         return value
     head, rest = parts[0], parts[1:]

@@ -1,6 +1,6 @@
 """Run the workers as spawned processes of this machine, connected by torch.distributed over 127.0.0.1.
 
-Every child ends with its parent, however the parent ends, and the parent ends every child.
+Every child process ends when its parent ends, for whatever reason. run_in_processes ends every child before it returns.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from trainer.train import Link, Outcome, WorkerPlace, backend_of, work
 Watch = Callable[[Link, WorkerPlace], AbstractContextManager[Link]]
 
 POLL_S = 0.2
-"""Longest delay until a signal to this process reaches the workers."""
+"""Longest delay, in seconds, until a signal to this process reaches the workers."""
 LAST_WORDS_S = 1.0
-"""Seconds to wait after a failure for the end of a worker that was lost before it."""
+"""Seconds to wait after a failure: another worker may have been lost earlier, and its end may not be seen yet."""
 GRACE_S = 5.0
 """Seconds that children get to end by themselves when the run fails."""
 
 
 def resolve_device(config: TrainerConfig) -> TrainerConfig:
-    """Resolve `device: auto`. Raises ConfigError if this machine lacks the GPUs or the precision."""
+    """Return the config with `device: auto` resolved. Raises ConfigError if this machine lacks the GPUs or the
+    precision."""
     count = torch.cuda.device_count()
     device = config.device
     if device == "auto":
@@ -60,16 +61,16 @@ def run_in_processes(
 ) -> Outcome:
     """Run all workers to the end and return their outcome.
 
-    `watch` (picklable) is entered in every worker and may replace the worker's link.
-    Raises ConfigError for bad input, WorkerError for any other failure, naming the worker.
+    Each worker enters the picklable context manager `watch(link, place)`, which may replace the worker's link (its
+    connection to this process). Raises ConfigError for bad input, WorkerError for any other failure, naming the worker.
     """
     context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     links: dict[Connection, int] = {}
     children: list[BaseProcess] = []
     try:
-        # Children inherit the mask until they can handle signals. The resource tracker must run first: starting it with
-        # the first child would undo the mask.
+        # Children inherit this mask and keep it until they can handle signals. The resource tracker must run before,
+        # because starting it with the first child would undo the mask.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for rank in range(config.workers):
@@ -115,7 +116,7 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
                 outcomes[links[ready]] = message
         if unfinished := gone - outcomes.keys():
             raise_first([failure for failure in failures if failure.by_input])
-            # The others report that a lost worker does not answer, perhaps before its own end is seen here.
+            # The other workers report that a lost one does not answer, perhaps before its end is seen here.
             if lost := unfinished - {failure.rank for failure in failures}:
                 raise _lost(children[min(lost)], rank=min(lost))
             patience = min(patience, time.monotonic() + LAST_WORDS_S)
@@ -125,7 +126,7 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
 
 
 def _receive(link: Connection) -> str | WorkerFailure | Outcome | None:
-    """A child's next message, or None if it has closed its end."""
+    """Return a child's next message, or None if the child has closed its end of the pipe."""
     try:
         message: str | WorkerFailure | Outcome = link.recv()
         return message
@@ -152,7 +153,7 @@ def _end(children: list[BaseProcess]) -> None:
 
 
 class _PipeLink:
-    """A Link over the pipe to the parent; a signal to this process requests the stop."""
+    """A worker's connection to its parent through a pipe; a stop signal to this process is the request to stop."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

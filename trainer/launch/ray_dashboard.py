@@ -1,4 +1,7 @@
-"""Ask a Ray cluster's dashboard over HTTP, without joining the cluster. RAY_ADDRESS is that of `ray job submit`."""
+"""Ask a Ray cluster's dashboard over HTTP, without joining the cluster.
+
+RAY_ADDRESS is the same address as for `ray job submit`.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,28 @@ import os
 from pathlib import Path
 
 MOST_NODES = 10_000
-"""The dashboard lists no more than this."""
+"""Largest number of nodes that the dashboard lists."""
 TIMEOUT_S = 20
 
 
 def has_token() -> bool:
-    """Whether a token is configured."""
+    """Whether an authentication token for Ray is configured."""
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     file = Path(named) if named else Path.home() / ".ray" / "auth_token"
     return bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()
 
 
 def send_token() -> None:
-    """Have Ray's client send the configured token, which it does not do by itself."""
+    """Make Ray's client send the configured token, which the client does not do by itself."""
     if "RAY_AUTH_MODE" not in os.environ and has_token():
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
 def list_resources(address: str) -> dict[str, float]:
-    """Sum the logical resources of all live nodes. Raises ConnectionError with the reason if they cannot be listed."""
+    """Return the logical resources of all live nodes, summed by name.
+
+    Raises ConnectionError with the reason if the dashboard does not list them.
+    """
     send_token()
     from ray.util.state import list_nodes
     from ray.util.state.exception import RayStateApiException

@@ -1,8 +1,8 @@
 """Run the workers under Ray Train, on the cluster at RAY_ADDRESS (set in a submitted job) or on a local Ray.
 
-Before anything starts it checks that the logical CPUs and GPUs can hold the workers and their ingest: Ray would wait
-for them silently. A group of workers ends with a checkpoint if a node will go away or there is room for more workers
-(trainer/launch/elastic.py); trainer/launch/restarts.py starts the next one.
+Before anything starts, it checks that the logical CPUs and GPUs suffice for the workers and for reading data, because
+Ray would wait for them silently. A group of workers (all workers of one start) ends with a checkpoint if a node will go
+away or there is room for more workers (trainer/launch/elastic.py). Then trainer/launch/restarts.py starts the next.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from trainer.telemetry import prometheus
 from trainer.train import Outcome, WorkerPlace, backend_of, work
 
 RAY_FOLDER = ".ray"
-"""Folder of Ray Train's own files in the run directory."""
+"""Folder in the run directory for Ray Train's own files."""
 START_ATTEMPTS = 3
 PATIENCE_S = 60.0
 """Seconds without a line from the workers before the user is told what Ray waits for."""
 POLL_S = 0.2
-"""Longest delay until a signal to the driver is passed on to the workers."""
+"""Longest delay, in seconds, until a signal to the driver is passed on to the workers."""
 LOOK_S = 1.0
 """Seconds between looks at the nodes of the workers."""
 NEVER_S = 1e9
@@ -53,21 +53,22 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Defaults for Ray's environment: quiet, quick to notice that a worker ended, no preemption watcher beside ours."""
+"""Defaults for Ray's environment variables: little output, ended workers noticed quickly, and no preemption watcher of
+Ray's own beside GroupWatch."""
 
 
 @contextmanager
 def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
-    """Connect to Ray, check that it can hold the run, and resolve `device`; disconnect at the end.
+    """Connect to Ray, and yield the config with `device: auto` resolved; disconnect at the end.
 
-    Raises ConfigError that states what is needed, what is available and what to change.
+    Raises ConfigError if Ray cannot hold the run; it states what is needed, what is available and what to change.
     """
     cluster = bool(os.environ.get("RAY_ADDRESS"))
     if cluster:
         join_cluster(config)
     else:
         _set_quiet(config)
-        os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15, workers starve on a busy machine
+        os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's default, 15, workers starve on a busy machine
         cores = len(os.sched_getaffinity(0))
         # `timeout`, Slurm and systemd send SIGTERM to all processes of a command. Ray's processes inherit this mask and
         # survive, so that the workers can finish their step; ray.shutdown ends them.
@@ -91,7 +92,7 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
 def join_cluster(config: TrainerConfig) -> None:
     """Connect to the cluster at RAY_ADDRESS, once per process. Raises ClusterError with Ray's reason.
 
-    Ray deletes a job's working directory when its driver disconnects, so a driver cannot connect again.
+    A driver cannot connect again, because Ray deletes a job's working directory when the job's driver disconnects.
     """
     if not ray.is_initialized():
         _set_quiet(config)
@@ -105,9 +106,9 @@ def _set_quiet(config: TrainerConfig) -> None:
 
 
 def connect(*, attempts: int, **arguments: Any) -> None:
-    """Call ray.init up to `attempts` times: on a busy machine its 30 s for the start of its processes are too few.
+    """Call ray.init up to `attempts` times. Raises ClusterError with Ray's reason.
 
-    Raises ClusterError with Ray's reason.
+    Ray gives its processes 30 s to start, which is too short on a busy machine.
     """
     for attempt in range(1, attempts + 1):
         try:
@@ -121,19 +122,20 @@ def connect(*, attempts: int, **arguments: Any) -> None:
 
 
 def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
-    """Logical CPUs of a CPU run: the workers' and INGEST_CPUS."""
+    """Return the logical CPUs that a run on CPUs needs: the CPUs of its workers, and INGEST_CPUS to read data."""
     return workers * config.cpus_per_worker + INGEST_CPUS
 
 
 def object_store_bytes(config: TrainerConfig) -> int:
-    """Bytes of a local Ray's object store: twice each worker's read-ahead, plus 256 MiB for Ray's own objects."""
+    """Return the size of a local Ray's object store: twice the workers' read-ahead, and 256 MiB for Ray itself."""
     return (2 * config.workers * config.ingest.object_store_mb + 256) * 2**20
 
 
 def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cluster: bool) -> TrainerConfig:
-    """Resolve `device: auto`. Raises ConfigError if Ray could never schedule the workers: it would wait silently.
+    """Check that Ray can hold the workers; return the config with `device: auto` resolved to cuda or cpu.
 
-    `resources`: logical resources of the cluster at its largest. With min_workers, only that many must fit.
+    `resources` are the cluster's logical resources at its largest. With min_workers, only that many workers must fit.
+    Raises ConfigError if they never fit, because Ray would wait silently.
     """
     name, least = ("workers", config.workers) if config.min_workers is None else ("min_workers", config.min_workers)
     cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
@@ -162,9 +164,9 @@ def run_on_ray(
     lease_token: str | None = None,
     watch: GroupWatch | None = None,
 ) -> Outcome:
-    """Run a group of workers to its end and return the outcome. Call inside a ray_session.
+    """Run a group of workers (all workers of one start) to its end, and return the outcome. Call inside a ray_session.
 
-    `watch`: shared by the groups of a command; may end a group early, without a request to stop.
+    `watch`, shared by the groups of a command, may end a group early, without a request to stop.
     Raises ConfigError for bad input, WorkerError for any other failure, naming the worker.
     """
     watch = watch or GroupWatch(config, each=resources_of(config))
@@ -181,8 +183,8 @@ def run_on_ray(
                 train_loop_config={"config": config, "mailbox": mailbox, "lease_token": lease_token},
                 scaling_config=scale(config),
                 torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
-                # Ray's own files go into the run directory: it checks that every node sees that folder.
-                # trainer/launch/restarts.py handles failures: Ray would also retry bad input, and wait forever.
+                # Ray's own files go into the run directory, because Ray checks that every node sees that folder.
+                # Ray must not handle failures: it would also retry bad input, and wait forever. restarts.py does it.
                 run_config=RunConfig(
                     name=RAY_FOLDER,
                     storage_path=folder,
@@ -216,8 +218,8 @@ def run_on_ray(
 def keep_helpers_here() -> None:
     """Start Ray Data's two long-lived actors on the driver's node.
 
-    Otherwise the first reader starts them on its own node. They outlive the job there, so that GPU node would never
-    count as idle and never be removed.
+    Otherwise the first reader would start them on its own node, a GPU node. Because they outlive the job, that node
+    would never count as idle and never be removed.
     """
     from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
     from ray.data._internal.stats import get_or_create_stats_actor
@@ -227,12 +229,15 @@ def keep_helpers_here() -> None:
 
 
 def resources_of(config: TrainerConfig) -> dict[str, float]:
-    """Logical resources of one worker."""
+    """Return the logical resources that one worker requests."""
     return {"GPU": 1} if config.device == "cuda" else {"CPU": config.cpus_per_worker}
 
 
 def scale(config: TrainerConfig) -> ScalingConfig:
-    """The workers to request now. Ray must not resize the group (no checkpoint): GroupWatch does that."""
+    """Return Ray's settings for the workers to request now.
+
+    They switch off Ray's own resizing, which writes no checkpoint; GroupWatch resizes instead.
+    """
     workers: int | tuple[int, int] = config.workers
     if config.min_workers is not None:
         greatest = next_group(look_at_nodes(), least=config.min_workers, most=config.workers, each=resources_of(config))
@@ -248,10 +253,10 @@ def scale(config: TrainerConfig) -> ScalingConfig:
 def attend(
     fit: _Fit, *, mailbox: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
 ) -> tuple[str, ...]:
-    """Until the fit ends, show the workers' lines, pass on the request to stop and say what Ray waits for.
+    """Serve the workers until `fit` ends: show their lines, pass on a request to stop, and say what Ray waits for.
 
-    Ends the group early if `watch` has a reason. Returns the nodes of the workers that started. Raises ClusterError if
-    none starts within start_timeout_s (for a fixed number of workers Ray's own limit comes first).
+    Ends the group early if `watch` gives a reason. Returns the nodes of the workers that started. Raises ClusterError
+    if no worker starts within start_timeout_s (for a fixed number of workers, Ray's own limit comes first).
     """
     asked = heard = False
     homes: tuple[str, ...] = ()
@@ -292,7 +297,7 @@ def attend(
 
 
 def raise_lost(error: Exception) -> None:
-    """Raise a WorkerError that names the lost workers, if lost processes or nodes ended the group."""
+    """Raise a WorkerError that names the lost workers if the group ended because processes or nodes were lost."""
     failures = error.worker_failures if isinstance(error, WorkerGroupError) else {}
     causes = {rank: getattr(failure, "health_check_failure", failure) for rank, failure in failures.items()}
     lost = {rank: cause for rank, cause in causes.items() if isinstance(cause, RayActorError)}
@@ -304,7 +309,7 @@ def raise_lost(error: Exception) -> None:
 
 @contextmanager
 def losses_named() -> Iterator[None]:
-    """Turn the loss of Ray itself, or of the driver's node, into a ClusterError."""
+    """Raise a ClusterError in place of any RayError in the block: Ray itself, or the driver's node, was lost."""
     try:
         yield
     except RayError as error:
@@ -313,16 +318,16 @@ def losses_named() -> Iterator[None]:
 
 
 def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
-    """Say what Ray waits for while no worker has reported."""
+    """Return a line that says what Ray waits for while no worker has reported."""
     ((unit, each),) = resources_of(config).items()
     number = config.workers if config.min_workers is None else f"{config.min_workers} to {config.workers}"
     return f"waiting for Ray to start {number} workers of {each:g} {unit} each: {free.get(unit, 0.0):g} {unit} free now"
 
 
 class _Fit(threading.Thread):
-    """Runs TorchTrainer.fit() while the main thread handles signals and lines.
+    """Runs TorchTrainer.fit() in a thread, while the main thread handles signals and lines.
 
-    In the main thread Ray would handle SIGINT itself and abort the workers in the middle of a step.
+    In the main thread, Ray would handle SIGINT itself and abort the workers in the middle of a step.
     """
 
     def __init__(self, trainer: TorchTrainer) -> None:
@@ -339,7 +344,10 @@ class _Fit(threading.Thread):
 
 
 class _MailboxLink:
-    """A Link over the DriverMailbox. A thread waits for the request to stop, so stop_requested costs nothing."""
+    """A worker's connection to the driver through the DriverMailbox.
+
+    A thread waits for the request to stop, so that stop_requested costs nothing.
+    """
 
     def __init__(self, mailbox: Any) -> None:
         self._mailbox = mailbox
@@ -376,12 +384,12 @@ def _train(task: Mapping[str, Any]) -> Outcome:
     except Exception as error:
         ray.get(mailbox.fail.remote(WorkerFailure.of(error, rank=place.rank)))
         raise
-    ray.get(mailbox.flush.remote())  # by now all earlier lines of this worker have arrived
+    ray.get(mailbox.flush.remote())  # wait: then all earlier lines of this worker have arrived
     return outcome
 
 
 def cluster_resources() -> dict[str, float]:
-    """Logical resources of the cluster at its largest. Call inside a ray_session."""
+    """Return the logical resources of the cluster at its largest. Call this only while connected to Ray."""
     return largest_resources(
         ray.cluster_resources(), config=ray._private.state.state.get_max_resources_from_cluster_config()
     )

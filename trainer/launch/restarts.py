@@ -1,7 +1,8 @@
-"""Restart the workers from the last checkpoint: after a loss, or to continue with more or fewer of them.
+"""Restart the workers from the last checkpoint, after a loss or to continue with more or fewer workers.
 
-max_restarts bounds losses without progress: a run that fails at once ends soon, and a long run survives any number of
-losses. Bad input is not retried. Cost of a restart: starting the workers, and the steps since the checkpoint.
+max_restarts limits the losses without a new checkpoint: a run that fails at once ends soon, and a long run survives any
+number of losses. Bad input is not retried. A restart costs the start of the workers, and the steps since the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from trainer.train import Outcome
 def run_attempts(
     attempt: Callable[[], Outcome], *, config: TrainerConfig, checkpoints: Checkpoints, say: Say, stop: StopRequest
 ) -> Outcome:
-    """Call `attempt` until the run is finished or asked to stop; returns its outcome.
+    """Call `attempt`, which starts the workers, until the run is finished or asked to stop; return the last outcome.
 
-    `checkpoints`: the run's, before the first attempt.
-    An attempt that ends early without a request to stop makes way for a group of another size. Raises WorkerError once
-    max_restarts is used up; ClusterError and errors of the input at once.
+    `checkpoints` lists the run's checkpoints before the first attempt. If an attempt ends early without a request to
+    stop, the next one may have another number of workers. Raises WorkerError once max_restarts is used up, ClusterError
+    and errors of the input at once.
     """
     losses, newest = 0, checkpoints.newest_step
     while True:

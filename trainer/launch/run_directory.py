@@ -1,7 +1,7 @@
 """The run directory: which run it belongs to, and which settings may change when that run continues.
 
-Invariant: a directory holds one run. Its config.yaml fixes every setting that shapes the weights; a command that
-differs in one of them is refused.
+Invariant: a directory holds one run. Its config.yaml fixes every setting that shapes the weights, and a command with
+another value of such a setting is refused.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ MAY_CHANGE = (
 )
 """Settings that may change when a run continues.
 
-They say where it runs (a checkpoint fits any number of workers, ZeRO stage and precision), what it reports, where its
-files are (the hash rejects another data set), and how long it trains: the learning rate is a function of step and
-config, so it follows the new max_steps from the resumed step on.
+They say where the run trains, what it reports, where its files are, and how long it trains. A checkpoint fits any
+number of workers, ZeRO stage and precision. A data set may move, but its hash must stay. The learning rate is a
+function of step and config, so it follows a new max_steps from the resumed step on.
 """
 
 MAY_CHANGE_IN_A_PHASE = ("data", "max_steps", "share", "evaluation")
-"""Settings of a phase that may change once it has begun; before that all may. The plan state of the newest checkpoint
-rejects lengths that do not fit it."""
+"""Settings of a phase that may change after the phase has begun; before that, all of them may. A new length must fit
+the position in the data that the newest checkpoint holds."""
 
 
 def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, checkpoints: Checkpoints) -> list[str]:
     """Check that the output can be written and belongs to this run; writes nothing.
 
-    `saved`, `checkpoints`: its config.yaml and its checkpoints.
-    Returns lines that list the settings changed since the run began. Raises ConfigError.
+    `saved` is the config.yaml in the output, and `checkpoints` lists the checkpoints there. Returns lines that list the
+    settings changed since the run began. Raises ConfigError.
     """
     folder = locate(config.output)
     if isinstance(folder, Path):
@@ -79,7 +79,7 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
         if not isinstance(folder, Path) and all(
             file.name.startswith(f"{LEASE_FOLDER}/") for file in storage.list_files(folder)
         ):
-            return []  # what a command killed at its very beginning leaves on a store
+            return []  # a command killed at its very beginning leaves only a lease on a store
         raise ConfigError(
             f"output={folder}: is not empty and not a run directory (no {CONFIG_NAME}); give a new or empty folder"
         )
@@ -103,7 +103,7 @@ def check_run_directory(config: TrainerConfig, *, saved: TrainerConfig | None, c
 
 
 def _describe_rate(before: TrainerConfig, now: TrainerConfig, *, checkpoints: Checkpoints) -> list[str]:
-    """Return a line if a changed max_steps changes the learning rate at the step where the run continues."""
+    """Return one line if a new max_steps changes the learning rate at the step where the run continues, else none."""
     done = checkpoints.newest_step
     if before.max_steps == now.max_steps or not 0 < done < now.max_steps:
         return []
@@ -117,7 +117,7 @@ def _describe_rate(before: TrainerConfig, now: TrainerConfig, *, checkpoints: Ch
 
 
 def check_fresh(config: TrainerConfig, *, checkpoints: Checkpoints) -> None:
-    """Raise ConfigError if the output already holds a run (--fresh)."""
+    """Raise ConfigError if the output already holds a run, which --fresh forbids."""
     folder = locate(config.output)
     if checkpoints or storage.find_file(locate(folder, CONFIG_NAME)) is not None:
         newest = f"newest checkpoint: step {checkpoints.newest_step}" if checkpoints else "no checkpoint yet"
@@ -128,13 +128,13 @@ def check_fresh(config: TrainerConfig, *, checkpoints: Checkpoints) -> None:
 
 
 def phases_begun(config: TrainerConfig, *, done: int) -> int:
-    """Number of phases that a run has begun after `done` steps; at least 1."""
+    """Return how many phases a run has begun after `done` steps, at least 1."""
     ends = accumulate(config.phase_steps)
     return 1 + sum(end < done for end in ends)
 
 
 def may_change(key: str, *, phases_begun: int) -> bool:
-    """Whether a run may continue with another value of `key`, as in `batch.pairs` or `phases.1.batch.pairs`."""
+    """Whether a run may continue with another value of `key`, such as `batch.pairs` or `phases.1.batch.pairs`."""
     parts = key.split(".")
     if parts[0] == "phases":
         return int(parts[1]) >= phases_begun or parts[2] in MAY_CHANGE_IN_A_PHASE
@@ -142,13 +142,16 @@ def may_change(key: str, *, phases_begun: int) -> bool:
 
 
 def is_run_config(file: str | Path) -> bool:
-    """Whether a file is the config.yaml of a run that has a folder for checkpoints."""
+    """Whether a file is the config.yaml in a run directory, beside a folder of checkpoints."""
     path = Path(file)
     return path.name == CONFIG_NAME and Path(checkpoints_folder(path.absolute().parent)).is_dir()
 
 
 def write_config(config: TrainerConfig) -> Location:
-    """Make the run directory and write config.yaml. If that fails, raises ConfigError and leaves no new folder."""
+    """Make the run directory, write config.yaml and return that file's path.
+
+    If this fails, raises ConfigError and leaves no new folder.
+    """
     folder = locate(config.output)
     path = locate(folder, CONFIG_NAME)
     made = isinstance(folder, Path) and not folder.exists()
@@ -165,7 +168,7 @@ def write_config(config: TrainerConfig) -> Location:
 
 
 def _is_leftover(name: str) -> bool:
-    """Whether a command that was killed while it started left this file."""
+    """Whether a file of this name may be left by a command that was killed while it started."""
     return name == LEASE_FOLDER or replaced_by(name) == CONFIG_NAME
 
 

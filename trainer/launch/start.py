@@ -1,4 +1,4 @@
-"""Train a checked run: take the lease, run the workers (restarted if they are lost), show the results."""
+"""Train a checked run: take the lease (the lock on the run directory), run the workers, show the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.train import Outcome
 
 
 def train(checked: Checked, *, stop: StopRequest, say: Say) -> int:
-    """Launch the checked run and report its results; returns the exit status."""
+    """Launch the checked run and report its results; return the exit status: 0, or 128 + n if signal n stopped it."""
     config, checkpoints = checked.config, checked.checkpoints
     for line in checked.lines:
         say(line)
@@ -33,9 +33,10 @@ def train(checked: Checked, *, stop: StopRequest, say: Say) -> int:
 
 
 def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest, say: Say) -> Outcome:
-    """Run the workers under the configured launcher. Makes the run directory once the machine can hold them.
+    """Run the workers under the configured launcher, and return their outcome.
 
-    `checkpoints`: of the run directory. Raises LeaseError if another job trains in it.
+    Makes the run directory only when it is known that the machine can hold the workers. `checkpoints` lists the run's
+    checkpoints. Raises LeaseError if another job trains in the run directory.
     """
     lease = partial(hold, config.output, timeout_s=config.lease_timeout_s, say=say, stop=stop)
     if config.launcher == "processes":
@@ -57,7 +58,10 @@ def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest
 
 
 def show_results(config: TrainerConfig, *, checkpoints: Checkpoints, say: Say, done_before: bool) -> None:
-    """Draw the loss curve and say where the run's files are."""
+    """Draw the loss curve, and say where the run's files are.
+
+    If the run was `done_before` this command, also show its last evaluation.
+    """
     files = RunFiles(config.output, working_folder=config.working_folder)
     files.bring([METRICS_NAME, EVALUATIONS_NAME])
     steps = read_last_lines(files.folder / METRICS_NAME)

@@ -1,4 +1,7 @@
-"""Reports of a run: metrics, trackers, FLOPs, loss curve, log files. `prometheus` loads Ray: import it late."""
+"""Reports of a run: metrics, trackers, FLOPs, loss curve, log files.
+
+Import `prometheus` only when needed, because it loads Ray.
+"""
 
 from trainer.telemetry.curve import draw_curve
 from trainer.telemetry.evaluation import Evaluation, SourceLoss

@@ -16,16 +16,16 @@ from trainer.telemetry.metrics import EVALUATIONS_NAME, METRICS_NAME, read_thinn
 
 CURVE_NAME = "curve.png"
 MAX_RECORDS = 20_000
-"""Most steps to read; of a longer run every n-th."""
+"""Most steps to read. Of a longer run, only every n-th step is read."""
 MAX_POINTS = 1000
 SMOOTHING_SHARE = 0.02
-"""The smooth line is a mean over this share of the steps."""
+"""Each point of the smooth line is a mean over this share of the steps."""
 
 FloatArray = npt.NDArray[np.float64]
 
 
 def draw_curve(run_directory: Path) -> Path:
-    """Draw RUN/curve.png from RUN/metrics.jsonl and RUN/evaluations.jsonl; returns its path.
+    """Draw RUN/curve.png from RUN/metrics.jsonl and RUN/evaluations.jsonl, and return the path of the picture.
 
     Raises ValueError if no step is recorded.
     """
@@ -44,7 +44,7 @@ def draw_curve(run_directory: Path) -> Path:
     figure, axes = plt.subplots(1, len(panels), figsize=(5.5 * len(panels), 4.0), dpi=150, squeeze=False)
     for axis, (key, label) in zip(axes[0], panels, strict=True):
         steps = np.array([record["step"] for record in records], dtype=np.float64)
-        losses = np.array([record[key] for record in records], dtype=np.float64)  # None: NaN
+        losses = np.array([record[key] for record in records], dtype=np.float64)  # None becomes NaN
         axis.plot(*average_down(steps, losses), color="#9ab8d4", linewidth=0.8)
         axis.plot(*average_down(steps, smooth(losses)), color="#1f4e79", linewidth=1.8, label="training")
         held_out = [(record["step"], record[key]) for record in evaluations if record.get(key) is not None]
@@ -69,7 +69,7 @@ def draw_curve(run_directory: Path) -> Path:
 
 
 def smooth(values: FloatArray) -> FloatArray:
-    """Centred running mean over SMOOTHING_SHARE of the values (fewer at both ends), ignoring NaN."""
+    """Return the centred running mean over SMOOTHING_SHARE of the values (fewer at both ends), ignoring NaN."""
     half = max(1, math.ceil(values.size * SMOOTHING_SHARE / 2))
     known = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
@@ -81,7 +81,7 @@ def smooth(values: FloatArray) -> FloatArray:
 
 
 def average_down(steps: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Reduce a curve to at most MAX_POINTS points: means over equal ranges of steps."""
+    """Return the curve reduced to at most MAX_POINTS points, each the mean of an equally long range of steps."""
     if steps.size <= MAX_POINTS:
         return steps, values
     bounds = np.linspace(0, steps.size, MAX_POINTS + 1).astype(np.int64)[:-1]

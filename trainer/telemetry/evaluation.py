@@ -1,4 +1,4 @@
-"""Result of a held-out evaluation: losses and accuracies, in all and by source."""
+"""The result of a held-out evaluation: losses and accuracies, over all text and by source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SOURCE_KEYS = ("mlm_loss", "unigram_loss", "masked", "pairs")
 
 @dataclass(frozen=True, slots=True)
 class SourceLoss:
-    """Held-out losses on one source, in nats: means over its masked tokens."""
+    """The held-out losses on one source of the data set, in nats, as means over its masked tokens."""
 
     name: str
     pairs: int
@@ -25,7 +25,8 @@ class SourceLoss:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Losses in nats; `nsp_*` are None if no pair has a label."""
+    """The result of one held-out evaluation. Losses are in nats; `nsp_*` (next sentence) are None if no pair has a
+    label."""
 
     step: int
     pairs: int
@@ -37,19 +38,20 @@ class Evaluation:
     unigram_loss: float
     """Cross-entropy of the same masked tokens under the training set's unigram distribution (add-one smoothed)."""
     phase: int | None = None
-    """Phase, from 0. None in older records, as is `data_hash`."""
+    """Index of the run's phase, from 0; None in older records."""
     data_hash: str | None = None
-    """Hash of the data set's manifest."""
+    """Hash of the data set's manifest; None in older records."""
     sources: tuple[SourceLoss, ...] = ()
-    """Each source with a masked token among the pairs; empty if the data set has a single source."""
+    """Losses on each source that has a masked token among the pairs; empty if the data set has a single source."""
     unseen: tuple[str, ...] = ()
-    """Names of the other sources."""
+    """Names of the sources without a masked token among the pairs."""
     bigram_loss: float | None = None
-    """Cross-entropy of the same tokens given their neighbours (trainer/train/bigram.py); None in older records."""
+    """Cross-entropy of the same masked tokens given their neighbours (trainer/train/bigram.py); None in older records.
+    """
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
-        """Read what `record` wrote."""
+        """Read a record that the method `record` returned."""
         sources = tuple(
             SourceLoss(name, **{key: record[f"{key}/{name}"] for key in _SOURCE_KEYS})
             for name in (key.partition("/")[2] for key in record if key.startswith(f"{_SOURCE_KEYS[0]}/"))
@@ -59,8 +61,11 @@ class Evaluation:
         return cls(**{k: value for k, value in record.items() if "/" not in k}, sources=sources, unseen=unseen)
 
     def record(self) -> dict[str, float | int | str | None]:
-        """Return the numbers by name; a source's as `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME`, `pairs/NAME`,
-        an unseen source's counts only."""
+        """Return all numbers by name.
+
+        A source's numbers are named `mlm_loss/NAME`, `unigram_loss/NAME`, `masked/NAME` and `pairs/NAME`. An unseen
+        source has only the last two, both 0.
+        """
         lists = ("sources", "unseen")
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in lists}
         for source in self.sources:
@@ -71,7 +76,7 @@ class Evaluation:
         return numbers
 
     def lines(self) -> list[str]:
-        """Describe the result for the user."""
+        """Return lines that describe the result to the user."""
         lines = [
             f"held-out masked-LM loss {self.mlm_loss:.4f} nats (perplexity {_perplexity(self.mlm_loss)}), "
             f"accuracy {self.mlm_accuracy:.2%}, over {_counts(self)}",

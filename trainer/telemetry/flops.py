@@ -1,8 +1,8 @@
-"""Count model FLOPs as in the scaling literature: of real tokens only, without recomputation.
+"""Count model FLOPs as the scaling literature does: for real tokens only, without recomputation.
 
-Forward and backward of BERT: 72 L H^2 a token, 12 L H l^2 a sequence of l tokens (attention, unpadded) and
-6 (H V + H^2) a masked position, for L layers of width H and a vocabulary of V (Kaplan et al. 2020, section 2.1, with
-the feed-forward layer four times as wide). Embeddings, LayerNorm, GELU and the next-sentence head are left out.
+Forward and backward of BERT take 72 L H^2 FLOPs per token, 12 L H l^2 per sequence of l tokens (attention, unpadded)
+and 6 (H V + H^2) per masked position, for L layers of width H and a vocabulary of V (Kaplan et al. 2020, section 2.1,
+with the feed-forward layer four times as wide). Embeddings, LayerNorm, GELU and the next-sentence head are left out.
 """
 
 from __future__ import annotations
@@ -28,21 +28,25 @@ PEAK_TFLOPS = {
     "A10": 125.0,
     "RTX 4090": 165.0,
 }
-"""Device model -> dense bf16 products with fp32 sums, 10^12 a second, as published by the makers."""
+"""Maps a GPU model to its peak rate of dense bf16 products with fp32 sums, in 10^12 FLOPs a second, as published by the
+makers."""
 _NO_MODEL = re.compile(r"NVIDIA|GEFORCE|\d+GB?|HBM\w+")
-"""Words in a device's name that do not belong to the model: maker and memory."""
+"""Words in a GPU's name that do not belong to the model: maker and memory."""
 
 
 def count_flops(
     model: ModelConfig, *, vocabulary_size: int, num_tokens: int, num_squared: int, num_masked: int
 ) -> float:
-    """Model FLOPs of forward and backward; `num_squared`: sum of the squared sequence lengths."""
+    """Return the model FLOPs of forward and backward. `num_squared` is the sum of the squared sequence lengths."""
     layers, width = model.num_layers, model.width
     encoder = 72 * layers * width**2 * num_tokens + 12 * layers * width * num_squared
     return float(encoder + 6 * (width * vocabulary_size + width**2) * num_masked)
 
 
 def find_peak(device_name: str) -> float | None:
-    """PEAK_TFLOPS of a device, or None: a name with one more word is another model (or a part of a device)."""
+    """Return the PEAK_TFLOPS of a device, or None if its model is not listed.
+
+    A name with one more word stands for another model (or a part of a device).
+    """
     words = re.split(r"[\s-]+", device_name.upper())
     return PEAK_TFLOPS.get(" ".join(word for word in words if not _NO_MODEL.fullmatch(word)))

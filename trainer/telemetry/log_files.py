@@ -1,9 +1,9 @@
-"""A run's logs on this node: in the run directory or, if that is on an object store, in a local folder.
+"""A run's log files on this node: in the run directory or, if that is on an object store, in a local folder.
 
-A store cannot append. So each rank writes its logs to its node's disk and sends them before a checkpoint is committed:
-the stored logs hold at least the checkpoint's steps, and a resume on any host truncates them there. Cost: a log that
-has grown is sent whole, metrics.jsonl 0.5 KB a step (a million steps: half a gigabyte, an eighth of a checkpoint of
-BERT-Large).
+An object store cannot append to a file. So each rank writes its logs to its node's disk and sends them before a
+checkpoint is committed. The stored logs then hold at least the checkpoint's steps, and a resume on any host removes
+later ones. A log that has grown is sent whole: metrics.jsonl has 0.5 KB a step (a million steps: half a gigabyte, an
+eighth of a checkpoint of BERT-Large).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _OF_A_RANK = re.compile(r"rows-(\d+)\.jsonl")
 
 
 class RunFiles:
-    """The files that one rank writes beside checkpoints: rows-RANK.jsonl, and on rank 0 all other logs.
+    """The log files that one rank writes: rows-RANK.jsonl, and on rank 0 all other logs.
 
-    `working_folder`: parent of the local folders of runs on stores; None: the folder for temporary files.
-    `lease_token`: of the lease that must be held to send files.
+    For a `run` on an object store, they are in a local folder below `working_folder` (None: below the folder for
+    temporary files). Sending them needs the run's lease (its lock), held with `lease_token`.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class RunFiles:
         self._private = Path(tempfile.gettempdir()) / f"cloze-{os.getuid()}" if working_folder is None else None
         below = self._private or Path(str(working_folder))
         self.folder = self.run if isinstance(self.run, Path) else below / _name_of(self.run)
-        """The folder to write to."""
+        """The local folder to write to."""
         self._rank, self._world_size, self._lease_token = rank, world_size, lease_token
         self._sent: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     @property
     def stands_in(self) -> bool:
-        """Whether `folder` stands in for a run directory on a store."""
+        """Whether `folder` is a local substitute for a run directory on an object store."""
         return self.folder != self.run
 
     def bring(self, names: Iterable[str] | None = None) -> None:
-        """Make the local logs of the rank (or `names`) equal to those on the store. Raises StorageError."""
+        """Make the rank's local logs (or `names`) equal to the logs on the store, if any. Raises StorageError."""
         if isinstance(self.run, Path):
             return
         self._make_folder()
@@ -85,7 +85,7 @@ class RunFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def _bring_trackers(self, there: set[str]) -> None:
-        """MLflow continues its files, so fetch them; the other trackers write new files at each start."""
+        """Fetch MLflow's files, which MLflow continues. The other trackers write new files at each start."""
         shutil.rmtree(self.folder / MLFLOW_FOLDER, ignore_errors=True)
         (self.folder / MLFLOW_RUN_NAME).unlink(missing_ok=True)
         below = [f"{MLFLOW_FOLDER}/{file.name}" for file in storage.list_files(storage.join(self.run, MLFLOW_FOLDER))]
@@ -94,7 +94,7 @@ class RunFiles:
             self._sent[name] = _state_of(self.folder / name)
 
     def send(self) -> None:
-        """Sync the rank's logs to disk, or send those that changed to the store, as a checkpoint needs.
+        """Make the rank's logs durable before a checkpoint: sync them to disk, or send the changed ones to the store.
 
         Raises OSError (on a store StorageError) on failure, LeaseError if another job trains in the run on the store.
         """
@@ -108,11 +108,11 @@ class RunFiles:
                 self._send(path, partial(storage.store_file, path))
             for path in self._tracker_files():
                 with suppress(FileNotFoundError):  # trackers also replace and remove their files
-                    content = path.read_bytes()  # not mapped: truncation would kill the process
+                    content = path.read_bytes()  # read, not mapped: truncating a mapped file kills the process
                     self._send(path, partial(_write, content))
 
     def send_file(self, name: str) -> str:
-        """Send one more file to the store; returns its place in the run directory."""
+        """Send one more file if the run is on a store; return its place in the run directory."""
         if not isinstance(self.run, Path):
             storage.store_file(self.folder / name, storage.join(self.run, name))
         return str(locate(self.run, name))
@@ -144,7 +144,7 @@ def _write(content: bytes, url: str) -> None:
 
 
 def _name_of(run: str) -> str:
-    """Name of the local folder of a run on a store."""
+    """Return the name of the local folder for a run on a store."""
     return f"{storage.base_name(run)}-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 

@@ -1,6 +1,6 @@
-"""Metrics of a run: one JSON object a step, a tracker's scalars, gauges for Prometheus, progress lines.
+"""Record the metrics of a run: one JSON object a step, a tracker's scalars, gauges for Prometheus, progress lines.
 
-Invariant: after a resume at step N, metrics.jsonl holds the steps 1..N of the checkpoint and no later ones.
+Invariant: after a resume at step N, metrics.jsonl holds the steps 1 to N and no later ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ SMOOTHING = 0.9
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """One step over all workers. Losses are in nats; `nsp_*` are None if no pair has a label."""
+    """The metrics of one step, over all workers. Losses are in nats; `nsp_*` (next sentence) are None if no pair has a
+    label."""
 
     step: int
     epoch: int
@@ -59,31 +60,32 @@ class StepMetrics:
     masked: int
     tokens_per_second: float
     tflops: float
-    """Model FLOPs (trainer/telemetry/flops.py) of one worker, 10^12 a second."""
+    """Rate of one worker, in 10^12 model FLOPs a second (trainer/telemetry/flops.py)."""
     mfu: float | None
     """`tflops` as a share of the GPU's dense bf16 peak; None if the peak is unknown."""
     data_wait_s: float
-    """Seconds of waiting for data, mean over workers."""
+    """Seconds that a worker waited for data, as a mean over the workers."""
     step_s: float
     skipped: bool
-    """Whether the update was skipped: loss or gradient norm is not finite (fp16: also if its loss scale overflows)."""
+    """Whether the update was skipped, because loss or gradient norm is not finite (fp16: or its loss scale overflows).
+    """
     lost_rows: int = 0
     """Rows skipped in this step because their row groups cannot be read."""
     phase: int = 0
-    """Phase, from 0; `epoch` counts within it."""
+    """Index of the run's phase, from 0; `epoch` counts within the phase."""
     peak_memory_gb: float | None = None
-    """Peak memory of tensors on the first worker's GPU since its start, 10^9 bytes; None on a CPU."""
+    """Peak memory of tensors on the first worker's GPU since the worker's start, 10^9 bytes; None on a CPU."""
 
 
 BLOCK_BYTES = 2**20
-"""Step in which a long file is searched from its end."""
+"""Bytes by which a search from the end of a long file goes back at a time."""
 
 
 class JsonLines:
     """An append-only file of JSON objects with ascending `step`, flushed at every line.
 
-    Opening truncates it after step `keep_through` (and before a torn last line). It reads from the end, at least
-    BLOCK_BYTES, and does not repair damage before that.
+    Opening cuts off objects after step `keep_through`, and a torn last line. For this it reads only the file's end, at
+    least BLOCK_BYTES, so damage before that is not repaired.
     """
 
     def __init__(self, path: Path, *, keep_through: int) -> None:
@@ -94,7 +96,7 @@ class JsonLines:
         self._stream = open(path, "a", encoding="ascii")  # noqa: SIM115 (closed by close)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one object: floats in full precision, non-finite ones (unknown to JSON) as null."""
+        """Append one object. Floats keep full precision; non-finite ones, which JSON does not know, become null."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         with naming(self.path):
             self._stream.write(json.dumps(finite, allow_nan=False) + "\n")
@@ -107,15 +109,18 @@ class JsonLines:
 
 
 def read_json_lines(path: Location) -> list[dict[str, Any]]:
-    """Read the objects of a JsonLines file up to the first damaged line; empty if there is no file."""
+    """Return the objects of a JsonLines file up to the first damaged line; an empty list if there is no file."""
     with suppress(FileNotFoundError):
         return [record for _, record in _whole_lines(storage.read_bytes(path).splitlines(keepends=True))]
     return []
 
 
 def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[str, Any]]:
-    """Read the last objects up to step `through`: at least those in the last BLOCK_BYTES, and at least one if there is
-    any; of a long file at most about twice BLOCK_BYTES."""
+    """Return the last objects of a JsonLines file up to step `through`; an empty list if there is no file.
+
+    Includes at least the objects in the last BLOCK_BYTES, and at least one if there is any. Of a long file, it reads at
+    most about twice BLOCK_BYTES.
+    """
     with suppress(FileNotFoundError), storage.open_input(path) as stream:
         _seek_before(stream, step=through)
         return [record for _, record in takewhile(lambda pair: pair[1]["step"] <= through, _whole_lines(stream))]
@@ -123,7 +128,8 @@ def read_last_lines(path: Location, *, through: float = math.inf) -> list[dict[s
 
 
 def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
-    """Read all objects if there are at most `most`; otherwise every n-th (at most `most`), and the last."""
+    """Return all objects of a JsonLines file if there are at most `most`; otherwise up to `most`, evenly spaced, and
+    the last."""
     with suppress(FileNotFoundError), storage.open_input(path) as stream:
         count = sum(block.count(b"\n") for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
         stream.seek(0)
@@ -134,9 +140,10 @@ def read_thinned(path: Path, *, most: int) -> list[dict[str, Any]]:
 
 
 class RunLog:
-    """The records of one rank: on rank 0 metrics, evaluations, tracker, gauges and progress; on each rank its row ids.
+    """Writes the records of one rank: its row ids, and on rank 0 also metrics, evaluations, tracker, gauges and
+    progress.
 
-    `say`: shows a line to the user.
+    `say` shows a line to the user. Records after `resume_step` are removed.
     """
 
     def __init__(
@@ -154,7 +161,7 @@ class RunLog:
         self._progress = Progress(max_steps=config.max_steps)
         self._gauges = gauges
         if rank == 0:
-            for path in run_directory.glob(rows_name("*")):  # also of ranks that no longer exist
+            for path in run_directory.glob(rows_name("*")):  # truncate files of ranks that no longer exist too
                 if path.name not in [rows_name(other) for other in range(world_size)]:
                     JsonLines(path, keep_through=resume_step).close()
         names = [METRICS_NAME, EVALUATIONS_NAME] if rank == 0 else []
@@ -163,7 +170,7 @@ class RunLog:
         self._files = {name: JsonLines(run_directory / name, keep_through=resume_step) for name in names}
         evaluations = read_last_lines(run_directory / EVALUATIONS_NAME) if rank == 0 else []
         self.evaluated_step: int = evaluations[-1]["step"] if evaluations else -1
-        """Step of the last recorded evaluation at the start, -1 if there is none; known on rank 0 only."""
+        """Step of the last evaluation recorded before this start; -1 if there is none, and on ranks other than 0."""
         self._tracker = None if rank else open_tracker(config, run_directory=run_directory, resume_step=resume_step)
 
     def say(self, line: str) -> None:
@@ -172,7 +179,7 @@ class RunLog:
             self._say(line)
 
     def write_step(self, metrics: StepMetrics, *, data: Step, show: bool) -> None:
-        """Record one training step; `show`: also as a progress line."""
+        """Record one training step, and if `show`, also show it as a progress line."""
         rows = self._files.get(rows_name(self._rank))
         if rows is not None:
             place = {"step": metrics.step, "phase": metrics.phase, "epoch": metrics.epoch}
@@ -201,12 +208,12 @@ class RunLog:
             self._say(line)
 
     def write_checkpoint(self, pause_s: float) -> None:
-        """Record how long training paused for a checkpoint."""
+        """Record how long training paused for a checkpoint (only for Prometheus)."""
         if self._gauges is not None:
             self._gauges.write_checkpoint(pause_s)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files and the tracker."""
         for file in self._files.values():
             file.close()
         self._with_tracker(lambda tracker: tracker.close())
@@ -217,7 +224,7 @@ class RunLog:
         self._with_tracker(lambda tracker: tracker.write(named, step=record["step"]))
 
     def _with_tracker(self, act: Callable[[Tracker], None]) -> None:
-        """Call `act`; if the tracker fails, continue without it: a tracker must not stop a run."""
+        """Call `act` with the tracker. If it fails, continue without the tracker, which must not stop a run."""
         if self._tracker is None:
             return
         try:
@@ -231,7 +238,7 @@ class RunLog:
 
 
 def rows_name(rank: int | str) -> str:
-    """Name of the file in which a rank records the rows that it trained on."""
+    """Return the name of the file in which a rank records the rows that it trained on."""
     return f"rows-{rank}.jsonl"
 
 
@@ -254,13 +261,13 @@ class Progress:
         self._mean_step_s = 0.0
 
     def add(self, step_s: float) -> None:
-        """Add a step's duration. The second step replaces the first, which includes one-time work."""
+        """Add a step's duration. The second one replaces the first, because the first step includes one-time work."""
         self._steps += 1
         weight = SMOOTHING if self._steps > 2 else 0.0
         self._mean_step_s = weight * self._mean_step_s + (1.0 - weight) * step_s
 
     def line(self, metrics: StepMetrics) -> str:
-        """`step 120/400  loss 6.213 (mlm 5.520, nsp 0.693)  lr 9.1e-04  ...  31 s left`."""
+        """Return a line such as `step 120/400  loss 6.213 (mlm 5.520, nsp 0.693)  lr 9.1e-04  ...  31 s left`."""
         width = len(str(self._max_steps))
         parts = f"mlm {metrics.mlm_loss:.3f}"
         if metrics.nsp_loss is not None:
@@ -283,7 +290,10 @@ def _end_of_step(stream: IO[bytes], *, step: int) -> int:
 
 
 def _seek_before(stream: IO[bytes], *, step: float) -> int:
-    """Seek to a whole line of at most `step`, BLOCK_BYTES or more before the end, or to 0; returns the offset."""
+    """Seek back from the end, by BLOCK_BYTES at a time, to a whole line whose step is at most `step`, or to 0.
+
+    Returns the offset.
+    """
     place = stream.seek(0, os.SEEK_END)
     while place > BLOCK_BYTES:
         place -= BLOCK_BYTES

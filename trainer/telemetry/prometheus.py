@@ -1,7 +1,8 @@
-"""Prometheus metrics of a run through Ray: each node's agent serves what its processes set (ray_cloze_...).
+"""Prometheus metrics of a run through Ray, under names such as ray_cloze_loss.
 
-Rank 0 sets the numbers of the steps, the driver counts restarts. The tag `run` is the whole output path, since many
-folders may share a name. Setting a value costs microseconds.
+Ray's agent on each node serves what the node's processes set. Rank 0 sets the metrics of the steps, and the driver
+counts restarts. The tag `run` is the whole output path, since many folders may share a name. Setting a value costs
+microseconds.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ STEP_GAUGES = {
     "data_wait_s": "Seconds that a worker waited for data in the step",
     "step_s": "Seconds of the step",
 }
-"""Field of StepMetrics -> description."""
+"""Maps a field of StepMetrics to its description."""
 HELD_OUT_GAUGES = {
     "mlm_loss": "Held-out masked-LM loss, nats",
     "nsp_accuracy": "Held-out next-sentence accuracy",
     "unigram_loss": "Cross-entropy of word frequencies on the same tokens, nats",
 }
-"""Field of Evaluation -> description."""
+"""Maps a field of Evaluation to its description."""
 CHECKPOINT = "checkpoint_pause_s"
 COUNTERS = {
     "tokens": "Real tokens trained on",
@@ -46,13 +47,13 @@ TAG = "run"
 
 
 def list_names() -> list[str]:
-    """All metric names in Prometheus, with Ray's prefix."""
+    """Return all metric names in Prometheus, with Ray's prefix."""
     gauges = [*STEP_GAUGES, CHECKPOINT, *(f"held_out_{name}" for name in HELD_OUT_GAUGES)]
     return [f"ray_{PREFIX}{name}" for name in gauges] + [f"ray_{PREFIX}{name}_total" for name in COUNTERS]
 
 
 class Gauges:
-    """The metrics of one run."""
+    """The Prometheus metrics that rank 0 sets for one run."""
 
     def __init__(self, output: str) -> None:
         self._tags = {TAG: output}
@@ -91,7 +92,7 @@ class Gauges:
 
 
 class RestartCount:
-    """Counts the groups of workers started after the first; used in the driver."""
+    """Counts the restarts of a run (groups of workers started after the first) in the driver."""
 
     def __init__(self, output: str) -> None:
         self._tags = {TAG: output}

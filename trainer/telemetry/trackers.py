@@ -1,7 +1,8 @@
 """Experiment trackers: TensorBoard, Weights & Biases, MLflow, or none (`logging.tracker`).
 
-Only rank 0 has one. A resumed run continues in the same place under the same name; records past the checkpoint are
-hidden if the tracker can do that. Packages are imported when needed: `pip install '.[trackers]'`.
+Only rank 0 has a tracker. A resumed run continues in the same place under the same name. Records of steps after the
+checkpoint are hidden if the tracker can do that. Packages are imported when needed; `pip install '.[trackers]'`
+installs them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Tracker(Protocol):
 
 
 def open_tracker(config: TrainerConfig, *, run_directory: Path, resume_step: int) -> Tracker | None:
-    """Open the tracker of the config, if any. Raises ConfigError if its package is missing."""
+    """Return the tracker that the config names, or None for `none`. Raises ConfigError if its package is missing."""
     name = config.logging.tracker
     if name == "none":
         return None
@@ -47,7 +48,7 @@ def open_tracker(config: TrainerConfig, *, run_directory: Path, resume_step: int
 
 
 class TensorBoard:
-    """Scalars in RUN/tensorboard; those past the resumed step are hidden."""
+    """Writes scalars to RUN/tensorboard. Scalars that an earlier start wrote past the resumed step are hidden."""
 
     def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -58,7 +59,7 @@ class TensorBoard:
         self._events: Any = self._board.file_writer
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Write one event with all scalars: one event each would delay the step by a millisecond."""
+        """Write all scalars in one event. One event for each scalar would delay the step by a millisecond."""
         values = [self._summary.Value(tag=key, simple_value=value) for key, value in numbers.items()]
         self._events.add_summary(self._summary(value=values), step)
 
@@ -68,9 +69,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A Weights & Biases run, offline in RUN/wandb unless WANDB_MODE says otherwise; `wandb sync` sends it later.
+    """A Weights & Biases run, offline in RUN/wandb unless WANDB_MODE says otherwise; `wandb sync` uploads it later.
 
-    Its id is a hash of the run directory, so all starts belong to one run.
+    Its id is a hash of the output path, so all starts of the training belong to one run.
     """
 
     def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
@@ -87,16 +88,17 @@ class WeightsAndBiases:
         )
 
     def write(self, numbers: Mapping[str, float], *, step: int) -> None:
-        """Log the numbers. What an earlier start logged past the checkpoint stays: the service cannot remove it."""
+        """Log the numbers. Numbers that an earlier start logged past the checkpoint stay: the service cannot remove
+        them."""
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Finish this start."""
+        """Close the log of this start; a later start may continue the run."""
         self._run.finish()
 
 
 class Mlflow:
-    """An MLflow run at MLFLOW_TRACKING_URI, or in RUN/mlflow; its id is kept in RUN/mlflow_run.txt."""
+    """An MLflow run at MLFLOW_TRACKING_URI or, if this is not set, in RUN/mlflow. RUN/mlflow_run.txt holds its id."""
 
     def __init__(self, run_directory: Path, *, config: TrainerConfig, resume_step: int) -> None:
         tracking = importlib.import_module("mlflow.tracking")
@@ -130,12 +132,12 @@ class Mlflow:
 
 
 def run_id(output: str) -> str:
-    """Id of a run, the same for every start in a run directory."""
+    """Return an id for a run, the same for every start in a run directory."""
     return hashlib.blake2b(output.encode(), digest_size=8).hexdigest()
 
 
 def flatten(tree: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """Map the path of every leaf, as in `a.b`, to its value."""
+    """Return a flat mapping from the path of every leaf, such as `a.b`, to the leaf's value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
