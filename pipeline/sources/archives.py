@@ -73,8 +73,8 @@ def split_archive(path: str | Path, *, source: int, split_bytes: int | None = No
 def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]:
     """Yield every file of a split in order, except hidden files (which packing on a Mac adds).
 
-    A file comes without data if it exceeds MOST_MEMBER_BYTES (reason: book_over_budget), is a link, device or sparse
-    file or has none of `suffixes` (not_a_text_file), or has a name that leads out of the archive (unsafe_name). Raises
+    Some files come without data, and with a reason: book_over_budget (more than MOST_MEMBER_BYTES), not_a_text_file (a
+    link, a device, a sparse file, or none of `suffixes`) or unsafe_name (it leads out of the archive). Raises
     ValueError naming archive, member and byte if the archive is damaged.
     """
     path = split.path
@@ -86,7 +86,7 @@ def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]
 
 
 class _Entry(NamedTuple):
-    """A member before its content is read. `place` is the byte where its header begins."""
+    """A member before its content is read. `place` is the byte where the member's header begins."""
 
     name: str
     size: int

@@ -44,8 +44,8 @@ def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Dro
 
 
 def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> Iterator[Document | Drop]:
-    """Yield the documents of one book, whose file has the bytes `data`. Also yield Drops (omissions) and Notes
-    (repairs).
+    """Yield the documents of one book, whose file has the bytes `data`, with Drops (omissions) and Notes (counted, but
+    kept).
 
     Raises ValueError naming `folder` and `name` if the bytes cannot be decoded.
     """

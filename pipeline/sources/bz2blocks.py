@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block: the byte of the file in which it starts, and its decompressed content."""
+    """A block. `start` is the byte of the file in which the block starts, and `content` is decompressed."""
 
     start: int
     content: bytes
@@ -94,7 +94,7 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
                 following = window.next_mark(block.bit + 1, is_end=False) if is_first and start > 0 else None
                 if following is None:
                     raise ValueError(_describe_damage(path, size=size, window=window, block=block))
-                block = following  # the first bits like a mark were there by chance
+                block = following  # the first mark after `start` was no block, only equal bits
                 continue
             is_first = False
             given += len(content)

@@ -38,7 +38,7 @@ class _Revision:
 
 @dataclass
 class SiteInfo:
-    """The head of a dump: the wiki's language and database name, and a namespace's number by its name."""
+    """The head of a dump: the wiki's language and database name, and the number of each namespace by its name."""
 
     language: str = ""
     database: str = ""
@@ -155,8 +155,8 @@ class DumpReader:
             ) from error
 
     def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
-        """Raise ValueError for an encoding that expat cannot read. Expat has its own encodings, and can use those of
-        Python's that have one byte per character."""
+        """Raise ValueError for an encoding that expat cannot read. Expat reads its own encodings, and Python's
+        encodings with one byte per character."""
         with suppress(LookupError):
             if (
                 encoding is None

@@ -38,8 +38,8 @@ def join_fingerprints(parts: Iterable[str]) -> str:
 
 
 def list_modified(paths: Iterable[str]) -> dict[str, str]:
-    """Return when each large local file was last modified, in a form that `touch -d` accepts. Only of large files does
-    the hash not cover every byte. Files on a store are left out, because their fingerprint covers every change."""
+    """Return when each large local file was last modified, in a form that `touch -d` accepts. A file is large if its
+    hash does not cover every byte. Files on a store are left out, because their fingerprint covers every change."""
     found = {path: Path(path).stat() for path in sorted(set(paths)) if not storage.is_url(path)}
     return {
         path: f"{datetime.fromtimestamp(status.st_mtime, UTC):%Y-%m-%d %H:%M:%S.%f} UTC"
@@ -60,15 +60,15 @@ class ChangedInputError(ValueError):
 
 
 def list_changed(versions: Mapping[str, str]) -> dict[str, str]:
-    """Return the new versions of the files that changed since list_versions returned `versions`. Such a file may have
-    been read half old, half new. Removed files are left out, because they had been read before."""
+    """Return the new versions of files that changed since list_versions returned `versions`. Such a file may have been
+    read half old, half new. Removed files are left out, because they had been read before."""
     present = {path: storage.file_version(path) for path in versions if storage.find_file(path) is not None}
     return {path: now for path, now in present.items() if now != versions[path]}
 
 
 def fingerprint_file(path: str) -> str:
-    """Return a hash (hex) of a file: of a small file's content, of a large file's size and 64 places, or on a store of
-    the size and entity tag."""
+    """Return a hash (hex) of a file. It covers a small file's content, a large file's size and 64 places, or the size
+    and entity tag of a file on a store."""
     if storage.is_url(path):
         return hashlib.sha256(storage.file_version(path).encode()).hexdigest()
     with open(path, "rb") as stream:

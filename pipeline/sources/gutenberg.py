@@ -86,8 +86,8 @@ def _after_paragraph(lines: list[str], first: int) -> list[str]:
 
 
 def _wrap_width(lines: list[str]) -> int:
-    """Return the width at which lines are wrapped, or 0 if they are not wrapped. They are not if more than 5% are long,
-    or if most lines directly before another line are not near the width."""
+    """Return the width at which lines are wrapped, or 0 if they are not wrapped. They are not if more than 5% are
+    longer than _LONGEST_WRAPPED, or if most lines directly before another line are much shorter than the width."""
     lengths = sorted(len(line) for line in lines if line)
     if not lengths:
         return 0

@@ -148,7 +148,8 @@ def _list_stored(given: str, *, kind: str, label: str) -> dict[str, int]:
 
 
 def _match_stored(pattern: str) -> Iterator[tuple[str, int]]:
-    """Yield (URL, size) of each match of a glob on a store: ** matches any folders, * and ? stay within a name."""
+    """Yield (URL, size) of each match of a glob on a store. ** matches any number of folders, and * and ? match within
+    one name."""
     fixed = pattern[: min(pattern.index(sign) for sign in "*?[" if sign in pattern)].rpartition("/")[0]
     storage.check_url(pattern)
     wanted = pattern[len(fixed) + 1 :].split("/")

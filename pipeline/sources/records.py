@@ -76,7 +76,8 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
 
 
 def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
-    """Join runs of sentence rows into documents. Yield those that the split takes, and a Drop for each omission."""
+    """Join runs of sentence rows into documents. Yield the documents that the split takes, and a Drop for each
+    omission."""
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
     number = 0

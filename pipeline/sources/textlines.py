@@ -1,8 +1,8 @@
 """Splits a text file and reads its numbered lines, for sources with a record or sentence per line.
 
 A line ends at \\n, \\r\\n, \\r, or \\r\\r\\n (in files that were converted twice). A split is a range of bytes and has
-the lines that start in it. A file that is compressed, or cannot be cut at a line, is divided into shares (see
-documents.Split). Each share reads the whole file, so MOST_PARTS limits the number of shares.
+the lines that start in it. A file that is compressed, or cannot be cut at a line, is divided into shares
+(documents.Split). Each share reads the whole file and takes some documents, so MOST_PARTS limits the number of shares.
 """
 
 from __future__ import annotations

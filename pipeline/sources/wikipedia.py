@@ -168,8 +168,8 @@ def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes
 
 
 def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
-    """Yield the XML of the pages that start in the blocks of a split. It ends at the first <page> in the blocks after
-    the split."""
+    """Yield the XML of the pages that start in the blocks of a split. The XML ends at the first <page> in the blocks
+    after the split."""
     begun, past_end = split.start == 0, False
     held = b""  # may contain the first half of a <page>, or the end of the dump
     for block in read_blocks(split.path, start=split.start):

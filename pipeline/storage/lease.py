@@ -100,8 +100,8 @@ def hold(
     note_loss: Callable[[], object] = lambda: None,
     name: str = "",
 ) -> Iterator[str]:
-    """Take the lease on `folder`, keep it alive inside the block and give it back. Yields its token. Creates the
-    folder.
+    """Take the lease on `folder` (the right to write there alone), keep it alive inside the block and give it back.
+    Yields its token. Creates the folder.
 
     Waits, with a message, for a sign of life from a holder elsewhere. Raises LeaseError if another command is alive.
     `name` is the output in messages (default: output=FOLDER). If the lease is lost inside the block, a separate thread
@@ -136,8 +136,8 @@ def hold(
 
 @contextmanager
 def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None]:
-    """Run the block only if `token` has the lease, and let nobody take over the lease inside the block (on a store:
-    only check right before it). Raises LeaseError if `token` does not have the lease.
+    """Run the block only if `token` has the lease on `folder`, and let nobody take over the lease inside the block (on
+    a store: only check right before it). Raises LeaseError if `token` does not have the lease.
 
     If `token` is None nothing is checked, for callers whose folder nobody else uses.
     """
@@ -158,7 +158,7 @@ def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None
 
 
 def refuse_if_alive(folder: StrPath) -> None:
-    """Raise LeaseError if a live process of this machine has the lease. This function neither writes nor waits."""
+    """Raise LeaseError if a live process of this machine has the lease on `folder`. Neither write nor wait."""
     folder = locate(folder)
     for claim in _reigning(_look(folder)):
         if claim.holds and claim.holder.is_gone() is False:
@@ -175,8 +175,8 @@ def take(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Holder:
-    """Take the lease, as the first step of `hold`, and return this process as its holder. Raises KeyboardInterrupt if a
-    signal comes while it waits."""
+    """Take the lease on `folder`, as the first step of `hold`, and return this process as its holder. Raises LeaseError
+    if another command is alive, and KeyboardInterrupt if a signal comes while it waits."""
     folder, name = locate(folder), _name(folder, name)
     mine = identify(timeout_s=timeout_s)
     silent: set[Claim] = set()
@@ -197,7 +197,7 @@ def take(
 
 
 def beat_once(folder: StrPath, *, token: str) -> bool:
-    """Renew the claim of `token`. Return True, or False if another command has taken over."""
+    """Renew the claim of `token` to the lease. Return True, or False if another command has taken over."""
     folder = locate(folder)
     with _locked(folder):
         mine = next((claim for claim in _reigning(_look(folder)) if claim.holder.token == token), None)

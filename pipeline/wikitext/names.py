@@ -80,8 +80,8 @@ def fold_name(name: str) -> str:
 
 
 def wiki_names(languages: Iterable[str], *, siteinfo: Mapping[str, int] | None = None) -> WikiNames:
-    """Return the names used in the given languages (unknown languages add nothing), united with those of a dump's
-    siteinfo ({name: number}).
+    """Return the namespaces and redirect words of the given languages (unknown ones add nothing), united with the
+    namespaces of a dump's siteinfo ({name: number}).
 
     If a language and the siteinfo disagree on a namespace's number, the siteinfo counts.
     """

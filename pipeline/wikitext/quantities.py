@@ -14,8 +14,8 @@ from pipeline.wikitext.tags import raise_digits
 
 
 class Arguments(NamedTuple):
-    """The arguments of a template: `positional` in order, and `named` by case-folded name. `language` is that of the
-    wiki."""
+    """The arguments of a template: `positional` in order, and `named` by case-folded name. `language` is the wiki's
+    language."""
 
     positional: list[str]
     named: dict[str, str]
@@ -140,7 +140,7 @@ def unit_fr(arguments: Arguments) -> str | None:
 
 
 def fraction(arguments: Arguments) -> str | None:
-    """Render a fraction (1/2, 3 1/2), or return None without 1 to 3 arguments."""
+    """Render a fraction: 1/2 from its two numbers (or only the 2), 3 1/2 from three. Otherwise return None."""
     filled = arguments.filled()
     if len(filled) == 1:
         return f"1/{filled[0]}"
