@@ -120,8 +120,8 @@ def _join_block(block: list[str], *, width: int) -> list[str]:
     """Return the lines of a block, joined where a line was broken only because the next word had no room.
 
     Rows with columns stay separate. A line was ended on purpose if it ends well before the width although the next word
-    would fit. More than a third of such lines (some e-texts are ragged) mean that the block is verse or a list. It then
-    keeps its lines, except that a line starting with a small letter continues the line before.
+    would fit. A few such lines are only ragged prose. If they are more than a third, the block is verse or a list. It
+    then keeps its lines, except that a line starting with a small letter continues the line before.
     """
     lines = [line.strip() for line in block]
     text = "\n".join(lines)
