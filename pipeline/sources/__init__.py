@@ -1,4 +1,4 @@
-"""Sources of documents (Wikipedia dumps, books, text, records): their files, splits and fingerprints."""
+"""Finds, splits, reads and fingerprints the input: Wikipedia dumps, books, text and records."""
 
 from pipeline.sources.archives import read_members
 from pipeline.sources.books import BOOK_SUFFIXES, read_book

@@ -1,7 +1,8 @@
-"""Members of .zip and .tar archives, compressed or not, read in place: nothing is unpacked to disk.
+"""Reads the members of .zip and .tar archives, compressed or not, in place: nothing is unpacked to disk.
 
-Splits let several workers share one archive. A zip or plain tar is split into ranges of members. A compressed tar is
-one stream, which each split decompresses whole to take every n-th book (xz: 60 MB/s, 30 times the rate of preparing).
+Several workers share one archive. A zip or plain tar is split into ranges of members. A compressed tar is one stream:
+each of its n splits decompresses all of it and takes every n-th member (xz: 60 MB/s, 30 times faster than the text is
+prepared).
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ MOST_MEMBER_BYTES = 256 << 20
 SPLIT_TEXT_BYTES = 16 << 20
 _MOST_PARTS = 32
 TEXT_SHARE = {"xz": 3.5, "bz2": 3.5, "gzip": 2.6, "zstd": 2.8, "": 1.0}
-"""Estimated bytes of a book's text per byte of its file."""
+"""Estimated bytes of text per byte of a book's file, by compression."""
 _FREE_BYTES = 64 << 20
 _MOST_HEADER_BYTES = 1 << 20
 _LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
 _ZIP_MEMBER, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
-_ZIP_COUNT, _ZIP_END_BYTES = 10, 22 + (1 << 16)  # in the end record, with the longest possible comment
+# Offset of the number of members in a zip's end record, and size of that record with the longest possible comment.
+_ZIP_COUNT, _ZIP_END_BYTES = 10, 22 + (1 << 16)
 _SHOWN_NAME = 200
-_LOOK_BYTES = 1 << 14  # read from a store for the header of each member
+_LOOK_BYTES = 1 << 14  # requested from a store at a time, to read the header of a member
 _ZIP_FAULTS = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(NotImplementedError, RuntimeError, EOFError, OSError, UnicodeError),
@@ -43,7 +45,8 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 
 class Member(NamedTuple):
-    """A file of an archive. If it is not read, `data` is None, and `reason` (a drop's counter) and `detail` say why."""
+    """A file of an archive. `data` is its content, or None if the file is not read; then `reason` (the name of a drop
+    counter) and `detail` say why."""
 
     name: str
     data: bytes | None
@@ -52,9 +55,10 @@ class Member(NamedTuple):
 
 
 def split_archive(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Split an archive; `split_bytes`: approximate text of a split of a zip or plain tar, SPLIT_TEXT_BYTES by default.
+    """Return the splits of an archive (its parts, each for one worker).
 
-    Raises ValueError if the archive is damaged or empty, or if a zip expands too much.
+    `split_bytes` is the approximate text in a split of a zip or plain tar (default: SPLIT_TEXT_BYTES). Raises
+    ValueError if the archive is damaged or empty, or if a zip expands too much.
     """
     size = storage.size_of(path)
     if _is_zip(path):
@@ -67,11 +71,11 @@ def split_archive(path: str | Path, *, source: int, split_bytes: int | None = No
 
 
 def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]:
-    """Yield every file of a split, in order, except hidden ones (which packing on a Mac adds).
+    """Yield every file of a split in order, except hidden files (which packing on a Mac adds).
 
-    Yielded without data: members above MOST_MEMBER_BYTES (book_over_budget); links, devices, sparse files and other
-    suffixes than `suffixes` (not_a_text_file); names that lead out of the archive (unsafe_name). Raises ValueError
-    naming archive, member and byte if the archive is damaged.
+    Some files come without data, and with a reason: book_over_budget (more than MOST_MEMBER_BYTES), not_a_text_file (a
+    link, a device, a sparse file, or none of `suffixes`) or unsafe_name (it leads out of the archive). Raises
+    ValueError naming archive, member and byte if the archive is damaged.
     """
     path = split.path
     found = _read_zip(path, split) if _is_zip(path) else _read_tar(path, split)
@@ -82,7 +86,7 @@ def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]
 
 
 class _Entry(NamedTuple):
-    """A member that is not yet read."""
+    """A member before its content is read. `place` is the byte where the member's header begins."""
 
     name: str
     size: int
@@ -152,7 +156,8 @@ def _split_zip(path: str | Path, *, source: int, split_bytes: int | None) -> lis
         file.seek(max(0, file.seek(0, io.SEEK_END) - _ZIP_END_BYTES))
         tail = file.read()
         (stated,) = struct.unpack_from("<H", tail, tail.rfind(_ZIP_END) + _ZIP_COUNT)
-    if stated not in (len(members) & 0xFFFF, 0xFFFF):  # zipfile does not check it; 0xFFFF: more than that
+    # zipfile does not check the stated number, which is 0xFFFF if there are more members than 16 bits can say.
+    if stated not in (len(members) & 0xFFFF, 0xFFFF):
         raise ValueError(
             f"{path}: its index lists {len(members)} of {stated} members: it is damaged; remove it and fetch it again"
         )
@@ -182,8 +187,8 @@ def _read_zip(path: str, split: Split) -> Iterator[_Entry]:
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """Refuses a damaged header, which tarfile would take for the end of the archive, and a header with a name or
-    records of more than a megabyte, which tarfile would read into memory."""
+    """A tar header that raises ReadError if it is damaged, or has a name or records of more than a megabyte. Without
+    this check, tarfile takes a damaged header for the end of the archive, and reads long records into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _CheckedHeader:
@@ -197,7 +202,7 @@ class _CheckedHeader(tarfile.TarInfo):
 
 
 def _split_tar(path: str | Path, *, source: int, split_bytes: int | None) -> list[Split]:
-    """Split a plain tar into ranges of bytes; reads only the headers."""
+    """Return the splits of a plain tar, as ranges of bytes. Only headers are read."""
     places: list[int] = []
     sizes: list[tuple[int, int]] = []
     with storage.open_input(path, read_ahead=_LOOK_BYTES) as file, _open_tar(path, file=file, mode="r:") as archive:
@@ -223,7 +228,7 @@ def _read_tar(path: str, split: Split) -> Iterator[_Entry]:
 
 
 def _check_end(archive: tarfile.TarFile, *, path: str | Path) -> None:
-    """Raise ValueError if a tar, read to its end, has no end mark or another tar follows it."""
+    """Raise ValueError if a tar that was read to its end has no end mark, or if another tar follows it."""
     file, end = archive.fileobj, archive.offset
     assert file is not None
     if file.tell() == end:
@@ -236,7 +241,7 @@ def _check_end(archive: tarfile.TarFile, *, path: str | Path) -> None:
         if skipped == len(block):
             place += skipped
             continue
-        with suppress(tarfile.TarError):  # any other data there are harmless
+        with suppress(tarfile.TarError):  # data that are no tar header are harmless
             _CheckedHeader.frombuf(block[skipped : skipped + tarfile.BLOCKSIZE], tarfile.ENCODING, "surrogateescape")
             raise ValueError(
                 f"{path}: another tar archive follows at byte {place + skipped} of its content, after the end of the "
@@ -270,11 +275,11 @@ def _walk(archive: tarfile.TarFile, *, path: str | Path) -> Iterator[tarfile.Tar
         if member is None:
             return
         yield member
-        archive.members.clear()  # type: ignore[attr-defined]  # else a million members would stay in memory
+        archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep a million members in memory
 
 
 class _PieceFile(io.RawIOBase):
-    """Pieces of bytes as a file that can only be read forwards."""
+    """A file that reads from an iterator of bytes. It can only be read forwards."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()
@@ -284,7 +289,7 @@ class _PieceFile(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """At most `size` bytes, fewer only at the end."""
+        """Return `size` bytes, or fewer at the end of the file."""
         parts, missing = [], size
         while missing > 0:
             if not self._rest:
@@ -307,8 +312,9 @@ def _is_zip(path: str | Path) -> bool:
 def _cut(
     path: str | Path, *, source: int, sizes: list[tuple[int, int]], places: list[int], split_bytes: int | None
 ) -> list[Split]:
-    """Group members into splits of about `split_bytes` of text; `places`: start of each member, and the last one's end,
-    in the unit of Split.start."""
+    """Return splits of neighbouring members with about `split_bytes` of text each. `sizes` has, for each member, the
+    bytes in the archive and the bytes of text. `places` has each member's start and then the last member's end, in the
+    unit of Split.start."""
     if not sizes:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     splits = []
@@ -333,6 +339,7 @@ def _is_unsafe(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    """Return a name for messages: control characters escaped, at most _SHOWN_NAME characters."""
+    """Return a name for messages. Unprintable characters are escaped, and the name is cut after _SHOWN_NAME
+    characters."""
     text = name if name.isprintable() else ascii(name)[1:-1]
     return text if len(text) <= _SHOWN_NAME else f"{text[:_SHOWN_NAME]}..."

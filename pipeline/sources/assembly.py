@@ -1,4 +1,4 @@
-"""Turns sentences into a Document, and Drops for what it leaves out. Pure."""
+"""Turns the sentences of a text into a Document, with a Drop (a counted omission) for what is left out. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pipeline.documents import Document, Drop
 
 
 def assemble(name: str, sentences: Iterable[str]) -> Iterator[Document | Drop]:
-    """Yield a Drop for each sentence without a letter or digit, then the Document of the others, or a Drop if none."""
+    """Yield a Drop (a counted omission) for each sentence without a letter or digit, then a Document of the other
+    sentences, or a last Drop if there are none."""
     kept: list[str] = []
     for sentence in sentences:
         if has_words(sentence):

@@ -1,6 +1,6 @@
-"""Books: each file (or archive member) is a book; Gutenberg's header and licence are cut, wrapped lines rejoined.
+"""Reads books, each from a file or archive member: cuts Gutenberg's header and licence, and rejoins wrapped lines.
 
-A document is a book or a chapter. One book is in memory at a time.
+A document is a whole book or a chapter, by the source's setting `unit`. One book is in memory at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOOK_SUFFIXES = (".txt", ".text")
 
 
 def split_books(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Return one split for a file, several for an archive, so that workers can share it."""
+    """Return one split for a plain file, or several for an archive, so that several workers can read it."""
     if is_archive(path):
         return split_archive(path, source=source, split_bytes=split_bytes)
     size = storage.size_of(path)
@@ -34,7 +34,8 @@ def split_books(path: str | Path, *, source: int, split_bytes: int | None = None
 
 
 def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the books of a split, in order; an archive member is named ARCHIVE!MEMBER."""
+    """Yield the documents of a split in order, and a Drop for each omission. A book of an archive is named
+    ARCHIVE!MEMBER."""
     for book in read_members(split, suffixes=BOOK_SUFFIXES) if is_archive(split.path) else _read_file(split):
         if book.data is None:
             yield Drop(book.reason, book.name, book.detail)
@@ -43,7 +44,11 @@ def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Dro
 
 
 def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> Iterator[Document | Drop]:
-    """Yield the documents of a book from its file's bytes; ValueError naming folder and file for a bad encoding."""
+    """Yield the documents of one book, whose file has the bytes `data`, with Drops (omissions) and Notes (counted, but
+    kept).
+
+    Raises ValueError naming `folder` and `name` if the bytes cannot be decoded.
+    """
     if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")) and source.encoding == "auto":
         yield Drop("not_a_text_file", name, "holds NUL bytes")
         return
@@ -56,14 +61,15 @@ def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> I
     chapters = split_chapters(paragraphs) if source.unit == "chapter" else [paragraphs]
     if source.unit == "chapter" and len(chapters) == 1:
         yield Note("book_without_chapters", name)
-    del decoded, paragraphs  # free memory for the consumer: 200 MB for a book of 50
+    del decoded, paragraphs  # frees 200 MB for a book of 50 MB while the caller works
     titles = [name] if len(chapters) == 1 else [f"{name}, chapter {number}" for number in range(1, len(chapters) + 1)]
     for title in titles:
         yield from assemble(title, _split_paragraphs(chapters.pop(0), language=source.language))
 
 
 def _split_paragraphs(paragraphs: list[str], *, language: str) -> Iterator[str]:
-    """Split paragraphs into sentences in runs of _RUN_CHARACTERS, which saves 200 MB for a book of 50 MB."""
+    """Yield the sentences of all paragraphs. Splitting only about _RUN_CHARACTERS at a time saves 200 MB for a book of
+    50 MB."""
     start = held = 0
     for stop, paragraph in enumerate(paragraphs, start=1):
         held += len(paragraph)

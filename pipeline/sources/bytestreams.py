@@ -1,7 +1,7 @@
-"""Content of plain and compressed files, in pieces; every error names file and offset.
+"""Reads plain, .bz2 (any number of streams), .gz, .xz and .zst files in pieces; every error names file and offset.
 
-.bz2 (any number of streams), .gz, .xz, .zst and plain. Memory is flat: a piece is at most PIECE_BYTES, however much the
-input expands. Truncation inside a stream is an error here; at a stream boundary only the content can show it.
+Memory is flat: a piece has at most PIECE_BYTES, however much the input expands. A file that ends inside a compressed
+stream is an error here. If it ends between two streams, only its content can show that something is missing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import IO, Protocol
 from pipeline import storage
 
 PIECE_BYTES = 1 << 18
-_READ_AHEAD_BYTES = 4 << 20  # from a store, where a request takes 30 ms
-# Data that expand this much cannot be text: real dumps and books stay below 20 (bz2, xz of prose: 4-8).
+_READ_AHEAD_BYTES = 4 << 20  # requested from a store at a time, because a request takes 30 ms
+# Data that expand by more than this factor cannot be text. Real dumps and books stay below 20 (prose in bz2, xz: 4-8).
 MOST_EXPANSION = 1_000
 _EXPANSION_FREE_BYTES = 64 << 20
-_XZ_MEMORY = 512 << 20  # xz -9 needs 65 MB; a header can demand 4 GB
+_XZ_MEMORY = 512 << 20  # bytes; xz -9 needs 65 MB, but a file's header can demand 4 GB
 
 COMPRESSED = {".bz2": "bz2", ".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 _COMPRESSED_TAR = {".tgz": "gzip", ".txz": "xz", ".tbz2": "bz2", ".tbz": "bz2"}
@@ -45,7 +45,7 @@ class _Decompressor(Protocol):
 
 
 class _Gzip:
-    """zlib's gzip decompressor with the interface of bz2's and lzma's."""
+    """Wraps zlib's gzip decompressor in the interface of the decompressors of bz2 and lzma."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
@@ -77,7 +77,8 @@ _DECOMPRESSORS: dict[str, Callable[[], _Decompressor]] = {
 
 
 def compression_of(path: str | Path) -> str:
-    """Return bz2, gzip, xz, zstd or "" by the file's suffix; ValueError for a format that is not supported."""
+    """Return the compression that the file's suffix names: bz2, gzip, xz, zstd, or "" for none. Raises ValueError for a
+    format that is not supported."""
     suffix = Path(path).suffix.lower()
     if suffix in REFUSED:
         raise ValueError(f"{path}: {REFUSED[suffix]}")
@@ -85,9 +86,10 @@ def compression_of(path: str | Path) -> str:
 
 
 def read_pieces(path: str | Path, *, start: int = 0, end: int = -1) -> Iterator[bytes]:
-    """Yield the decompressed content from byte `start` of the file (the start of a stream) to `end` (the end of one).
+    """Yield the decompressed content of a file in pieces, from byte `start` to byte `end` (-1: the end of the file).
 
-    Raises ValueError naming the file and the byte offset if the data are truncated, corrupt or expand too much.
+    In a compressed file, `start` must be the start of a compressed stream, and `end` the end of one. Raises ValueError
+    naming the file and the byte offset if the data are truncated, corrupt or expand too much.
     """
     compression = compression_of(path)
     with storage.open_input(path, read_ahead=_READ_AHEAD_BYTES) as file:
@@ -113,7 +115,8 @@ def _read_raw(file: IO[bytes], length: int) -> Iterator[bytes]:
 
 
 def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offset: int = 0) -> Iterator[bytes]:
-    """Decompress concatenated streams; `offset`: position of the first byte in the file, for messages."""
+    """Yield the decompressed content of `raw`, the bytes of one or more compressed streams, in pieces. `offset` is
+    where `raw` begins in the file `name`, for messages. Raises ValueError for corrupt or truncated data."""
     make = _DECOMPRESSORS[compression]
     decompressor: _Decompressor | None = None
     stream_start = offset
@@ -154,7 +157,8 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
 
 
 def refuse_expansion(given: int, *, taken: int, name: str, offset: int) -> None:
-    """Raise ValueError if `taken` bytes up to `offset` have expanded like a decompression bomb to `given`."""
+    """Raise ValueError if `taken` compressed bytes, which end at byte `offset` of the file `name`, have expanded to
+    `given` bytes, far more than text can (a decompression bomb)."""
     if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * taken:
         raise ValueError(
             f"{name}: {taken} bytes up to byte {offset} expand to {given}, more than {MOST_EXPANSION} "
@@ -184,7 +188,7 @@ def _read_zstd(path: str | Path, file: IO[bytes]) -> Iterator[bytes]:
 
 
 def read_whole(path: str | Path, *, most_bytes: int) -> bytes | None:
-    """Return the whole decompressed content of a file, or None if it exceeds `most_bytes`."""
+    """Return the whole decompressed content of a file, or None if the content exceeds `most_bytes`."""
     pieces: list[bytes] = []
     total = 0
     for piece in read_pieces(path):

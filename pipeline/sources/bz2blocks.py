@@ -1,8 +1,8 @@
-"""Blocks of bzip2 files. Each can be decoded alone, so many workers can share one large stream.
+"""Reads the blocks of bzip2 files. Each block can be decoded alone, so many workers can share one large stream.
 
-A block starts with a 48-bit mark at any bit, is at most 900 kB before its run lengths are expanded, and contains its
-own checksum, which is verified. If a mark occurs in other data by chance (once in 2**48 bits), the block that seems to
-end there cannot be decoded; it is then tried up to each following mark.
+A block starts with a 48-bit mark at any bit, has at most 900 kB before its run lengths are expanded, and contains its
+own checksum, which is verified. A mark may occur in other data by chance (once in 2**48 bits). A block that seems to
+end at such a false mark cannot be decoded, so it is tried up to each following mark.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ _END = 0x177245385090
 _MARK_BITS, _CHECKSUM_BITS = 48, 32
 _READ_BYTES = 1 << 20
 MOST_BLOCK_BYTES = 2 << 20
-"""Compressed size; 900,000 incompressible bytes take about 905,000."""
+"""Upper limit for the compressed size of a block; 900,000 incompressible bytes take about 905,000."""
 _MARK_BYTES = 7
 _EMPTY_STREAM_BYTES = 14
 
 
 class Mark(NamedTuple):
-    """A possible start of a block or of a stream's end, in bits from the start of the searched bytes."""
+    """A possible start of a block, or (with `is_end`) of a stream's end. `bit` counts from the start of the searched
+    bytes."""
 
     bit: int
     is_end: bool
 
 
 class Block(NamedTuple):
-    """A block: the byte of the file in which it starts, and its decompressed content."""
+    """A block. `start` is the byte of the file in which the block starts, and `content` is decompressed."""
 
     start: int
     content: bytes
 
 
 def find_marks(data: bytes) -> list[Mark]:
-    """Find every complete mark of a block or of a stream's end in `data`, in order."""
+    """Return all complete marks in `data`, in order. A mark starts a block or the end of a stream."""
     marks: list[Mark] = []
     size = len(data)
     for mark in (_BLOCK, _END):
@@ -58,12 +59,13 @@ def find_marks(data: bytes) -> list[Mark]:
 
 
 def decode_block(data: bytes, start: int, end: int) -> bytes | None:
-    """Return the content of the block at bits [start, end) of `data`, or None if they are not a whole block."""
+    """Return the decompressed content of the block at bits [start, end) of `data`, or None if these bits are not a
+    whole block."""
     window = int.from_bytes(data[start // 8 : (end + 7) // 8], "big") >> (-end % 8)
     length = end - start
     bits = window & ((1 << length) - 1)
     checksum = (bits >> (length - _MARK_BITS - _CHECKSUM_BITS)) & 0xFFFFFFFF
-    # Build a stream of this block alone: its checksum is also the stream's.
+    # Build a stream of this block alone. The block's checksum is then the stream's checksum too.
     tail = (_END << _CHECKSUM_BITS) | checksum
     total = length + _MARK_BITS + _CHECKSUM_BITS
     stream = ((bits << (_MARK_BITS + _CHECKSUM_BITS)) | tail) << (-total % 8)
@@ -77,7 +79,7 @@ def decode_block(data: bytes, start: int, end: int) -> bytes | None:
 
 
 def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
-    """Yield all blocks of a file, of any stream, that start at or after byte `start`.
+    """Yield every block that starts at or after byte `start` of a file, whichever stream of the file it belongs to.
 
     Raises ValueError naming the file and the byte if the data are truncated, corrupt, or expand too much.
     """
@@ -92,7 +94,7 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
                 following = window.next_mark(block.bit + 1, is_end=False) if is_first and start > 0 else None
                 if following is None:
                     raise ValueError(_describe_damage(path, size=size, window=window, block=block))
-                block = following  # the first mark after `start` was there by chance
+                block = following  # the first mark after `start` was no block, only equal bits
                 continue
             is_first = False
             given += len(content)
@@ -108,7 +110,7 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
 
 
 class _Window:
-    """A moving part of a file and the marks in it; it grows when a later mark is requested."""
+    """The part of a file that is now in memory, and the marks in it. It reads on if a later mark or byte is wanted."""
 
     def __init__(self, file: IO[bytes], *, start: int) -> None:
         self._file = file
@@ -118,7 +120,8 @@ class _Window:
         self._marks: list[Mark] = []
 
     def next_mark(self, bit: int, *, is_end: bool | None = None, before: int | None = None) -> Mark | None:
-        """Return the first mark at or after `bit` of the file (and before `before`), of one kind or of both."""
+        """Return the first mark at or after bit `bit` of the file (but before bit `before`, if given), or None.
+        `is_end` asks for the end of a stream (True), a block (False) or either (None)."""
         while True:
             for mark in self._marks:
                 if mark.bit >= bit and is_end in (None, mark.is_end):
@@ -131,14 +134,14 @@ class _Window:
                 return None
 
     def bytes_at(self, first: int, count: int) -> bytes:
-        """Return `count` bytes of the file from `first`; fewer at its end."""
+        """Return `count` bytes of the file from byte `first`, or fewer if the file ends earlier."""
         while len(self.data) < first - self.base + count:
             if not self._grow():
                 break
         return self.data[first - self.base : first - self.base + count]
 
     def forget(self, bit: int) -> None:
-        """Drop everything before a bit of the file."""
+        """Drop the bytes and marks before bit `bit` of the file."""
         gone = max(0, min(bit // 8 - self.base, len(self.data)))
         self.data = self.data[gone:]
         self.base += gone
@@ -158,7 +161,8 @@ class _Window:
 
 
 def _decode_at(window: _Window, block: Mark) -> tuple[Mark | None, bytes | None]:
-    """Return the mark that ends a block, and the block's content; (None, None) if it cannot be decoded."""
+    """Return the mark where the block that starts at mark `block` ends, and the block's content. Return (None, None) if
+    the block cannot be decoded."""
     limit = block.bit + 8 * MOST_BLOCK_BYTES
     end = window.next_mark(block.bit + _MARK_BITS + _CHECKSUM_BITS, before=limit)
     while end is not None:
@@ -170,7 +174,8 @@ def _decode_at(window: _Window, block: Mark) -> tuple[Mark | None, bytes | None]
 
 
 def _check_stream_end(path: str | Path, *, size: int, window: _Window, end: Mark) -> int:
-    """Return the byte after a stream; ValueError if the stream is truncated or other data follow it."""
+    """Return the byte after the stream that ends at mark `end`. Raises ValueError if the stream is truncated or other
+    data follow it."""
     after = (end.bit + _MARK_BITS + _CHECKSUM_BITS + 7) // 8
     if after > size:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Splits a book at its chapter headings in English, French, German and Korean. Pure.
 
-A heading is a short paragraph of a known form, not prose that merely begins with such a word. Headings without text
-between them (a table of contents, BOOK I before CHAPTER I) open one chapter together.
+A heading is a short paragraph of a known form (CHAPTER IV), not prose that merely begins with such a word. Headings
+with hardly any text between them (a table of contents, BOOK I before CHAPTER I) begin one chapter together.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 LONGEST_HEADING = 100
-"""Characters."""
+"""Longest heading, in characters."""
 FEWEST_WORDS = 50
-"""A shorter chapter (title page, BOOK I with its motto) joins the next one; the last one joins the one before."""
+"""A chapter with fewer words (a title page, BOOK I with its motto) joins the next chapter, or the previous one if it is
+the last."""
 
 _ROMAN = r"(?=[IVXLCM])M{0,3}(?:C[MD]|D?C{0,3})(?:X[CL]|L?X{0,3})(?:I[XV]|V?I{0,3})"
 _ENGLISH_NUMBER = (
@@ -52,7 +53,7 @@ _WORDS = rf"""
   | \uc81c\s?{_KOREAN_NUMBER}\s?(?:\uc7a5|\ubd80|\uad8c|\ud3b8|\ud68c|\uc808|\ub9c9)
   | \d{{1,4}}\s?(?:\uc7a5|\ubd80|\uad8c|\ud654)
 """
-# After the number: nothing, punctuation and a title, or a title that starts like one.
+# After the number come nothing, punctuation and a title, or a title that begins like one (see is_heading).
 _HEADING = re.compile(rf"(?P<words>{_WORDS})(?![^\W_])(?P<rest>.*)", re.I | re.X | re.S)
 _ALONE = re.compile(
     r"(?:prologue|epilogue|preface|introduction|conclusion|afterword|foreword|l'envoi|appendix"
@@ -70,10 +71,10 @@ _FEWEST_NUMERALS = 3
 
 
 def split_chapters(paragraphs: Sequence[str]) -> list[list[str]]:
-    """Return the chapters, each with its headings; text before the first heading comes first.
+    """Return the chapters, each as a list of its paragraphs with headings. A book without chapters is one list.
 
-    Returns one list of everything if there are no chapters. Numerals (I, II, III alone on a line or with a title; 1, 2,
-    3 alone) are headings if there are fewer than two other headings and at least three numerals count up from one.
+    Text before the first heading comes first. Numerals (I, II, III alone on a line or before a title; 1, 2, 3 alone)
+    are headings if there are fewer than two other headings and at least three numerals that count up from one.
     """
     starts = [index for index, text in enumerate(paragraphs) if is_heading(text)]
     if len(starts) < 2:
@@ -94,7 +95,8 @@ def split_chapters(paragraphs: Sequence[str]) -> list[list[str]]:
 
 
 def is_heading(text: str) -> bool:
-    """Return whether a paragraph is a heading with a word (CHAPTER IV, 2. Kapitel, Livre premier, Epilogue)."""
+    """Return whether a paragraph is a heading with a word, such as CHAPTER IV, 2. Kapitel, Livre premier or Epilogue. A
+    numeral alone is none."""
     if len(text) > LONGEST_HEADING:
         return False
     if _ALONE.fullmatch(text):
@@ -114,10 +116,8 @@ def is_heading(text: str) -> bool:
 
 
 def _numerals(paragraphs: Sequence[str]) -> list[int]:
-    """Return the indices of paragraphs that are a numeral, alone or before a title, and count up from one.
-
-    The count may restart in each part of the book.
-    """
+    """Return the indices of the paragraphs that are a heading with a numeral, alone or before a title. The numerals
+    must count up from one, and may start again in each part of the book."""
     found = [
         (index, _value(match[1]))
         for index, text in enumerate(paragraphs)

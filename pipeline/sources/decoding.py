@@ -1,7 +1,7 @@
-"""Decodes a whole text file by a fixed policy and refuses what is not certain. Pure.
+"""Decodes a whole text file by a fixed policy, and refuses a file if its encoding is not certain. Pure.
 
-It recognizes byte order marks, valid UTF-8, UTF-8 with single bad bytes, and Latin-1 with few accented letters.
-Anything else (Cyrillic, Korean, Chinese in an old encoding) would become nonsense, so the user must name the encoding.
+The policy recognizes byte order marks, valid UTF-8, UTF-8 with a few bad bytes, and Latin-1 with few accented letters.
+Other files (Cyrillic, Korean or Chinese in an old encoding) would become nonsense, so the user must name the encoding.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ AUTO = "auto"
 WINDOWS = "windows-1252"
 REPAIRED = "utf-8 with bad bytes left out"
 MOST_ACCENTED = 0.2
-"""windows-1252 is assumed if at most this share of the bytes, white space aside, is outside ASCII. French and German
-have 2 to 5%, Korean, Russian and Chinese over 80%."""
+"""A file is read as windows-1252 only if at most this share of its bytes is outside ASCII (white space not counted).
+French and German have 2 to 5%, Korean, Russian and Chinese over 80%."""
 
 _OUTSIDE_ASCII = re.compile(rb"[\x80-\xff]")
 _NOT_SPACE = re.compile(rb"\S")
 
 
 class Decoded(NamedTuple):
-    """Text and its encoding: utf-8, utf-16, REPAIRED, WINDOWS, or the requested one.
+    """A text and its encoding: utf-8, utf-16, REPAIRED, WINDOWS, or the requested encoding.
 
-    `bad_bytes`: number of bytes left out; `first_bad`: position of the first (-1: none, or not recorded).
+    `bad_bytes` is the number of bytes left out. `first_bad` is the position of the first of them (-1: none, or not
+    recorded).
     """
 
     text: str
@@ -34,12 +35,13 @@ class Decoded(NamedTuple):
 
 
 def decode_text(data: bytes, *, name: str, encoding: str = AUTO) -> Decoded:
-    """Decode a whole file without its byte order mark.
+    """Return the text of a whole file, without its byte order mark, and the encoding.
 
-    auto: a UTF-16 byte order mark decides. Else valid UTF-8 is UTF-8. Else, if the file has more well-formed
-    multi-byte characters than bad bytes, it is UTF-8 without the bad bytes. Else it is windows-1252, which includes
-    Latin-1, unless more than MOST_ACCENTED of its bytes are outside ASCII.
-    Raises ValueError naming `name`, the byte and the remedy if the policy, or the requested encoding, refuses the data.
+    If `encoding` is auto, the first rule that fits decides. A UTF-16 byte order mark means UTF-16. Valid UTF-8 is
+    UTF-8. A file with more well-formed multi-byte characters than bad bytes is UTF-8 without the bad bytes. Any other
+    file is windows-1252, which includes Latin-1, unless more than MOST_ACCENTED of its bytes are outside ASCII. Raises
+    ValueError naming `name`, the byte and the remedy if no rule fits, or if the data do not have the requested
+    encoding.
     """
     if encoding != AUTO:
         return Decoded(_decode_strictly(data, encoding, name=name), encoding)

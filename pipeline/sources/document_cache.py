@@ -1,9 +1,10 @@
-"""Cleaned documents stored as Parquet, so that later builds and vocabulary training need not parse the input again.
+"""Stores cleaned documents as Parquet, so that later builds and vocabulary training need not parse the input again.
 
-One file per split, complete or absent. Its name contains a key over everything that shapes the content: the input
-file's fingerprint, the split's place, the source's settings, a hash of the code, the libraries' versions. So a file is
-never stale, only unused. Its footer has a hash of all rows, which every reader checks; page checksums detect flipped
-bits. With Zstandard a dump's articles take about as much space as the .bz2.
+Each split (a part of an input file) has one stored file, complete or absent. The file's name contains a key over
+everything that shapes the content: the input file's fingerprint, the split's place, the source's settings, a hash of
+the code, the libraries' versions. If one of these changes, the file is no longer used, so stale content is never read.
+The file's footer has a hash of all rows, which every reader checks; page checksums detect flipped bits. With Zstandard
+a dump's articles take about as much space as the .bz2.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pipeline.versions import hash_code
 FORMAT = 2
 _GROUP_CHARACTERS = 8 << 20
 _NAME_BYTES = 160
-"""Longest part of the input's name in the file's name, which may have 255 bytes."""
+"""Most bytes of the input file's name that go into the stored file's name, which may have 255 bytes."""
 _KEY, _HASH, _MADE_FROM = b"cloze.key", b"cloze.rows", b"cloze.made_from"
 
 SCHEMA = pa.schema(
@@ -42,15 +43,18 @@ SCHEMA = pa.schema(
         pa.field("noted", pa.bool_()),
     ]
 )
-"""A row, in input order, is a document (id, sentences), a Drop (reason, detail) or, with `noted`, a Note."""
+"""Each row is an item, in input order: a document (id, sentences), a Drop (an omission: reason, detail) or a Note (like
+a Drop, but `noted` is true)."""
 
 
 def read_through(
     items: Iterable[Document | Drop], *, split: Split, source: SourceConfig, folder: str
 ) -> Iterator[Document | Drop]:
-    """Yield a split's items from `folder`; if they are not there, yield `items` and store them once all were read.
+    """Yield a split's items (documents and drops) from the split's file in `folder`. If there is no file, yield
+    `items`, and write the file once all were read.
 
-    `items` must be lazy. Raises ValueError naming a damaged file, OSError if a file cannot be written.
+    `items` must be lazy: they are not read if the file exists. Raises ValueError naming a damaged file, OSError if a
+    file cannot be written.
     """
     made_from = _describe(split, source=source)
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Parses MediaWiki's XML export, schemas 0.5 to 0.11, into pages in one pass of expat with flat memory.
+"""Parses MediaWiki's XML export, schemas 0.5 to 0.11, into pages in one pass of the parser expat with flat memory.
 
-A page is held only while it is open, and never more of its text than the budget. Files of bare <page> elements are
-accepted too. A document type declaration is refused, so that no entity can expand.
+Only the open page is in memory, with no more text than the caller allows. A file of bare <page> elements is accepted
+too. A document type declaration is refused, so that no entity can expand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from xml.parsers import expat
 
 @dataclass
 class Page:
-    """One page at its newest revision. `namespace` is None and `model` is "" if the dump does not give them."""
+    """One page with the text of its newest revision (no text if `over_budget`). `namespace` is None and `model` is ""
+    if the dump does not give them."""
 
     title: str = ""
     namespace: int | None = None
@@ -37,27 +38,27 @@ class _Revision:
 
 @dataclass
 class SiteInfo:
-    """The head of a dump: its wiki's language, database name, and namespace numbers by name."""
+    """The head of a dump: the wiki's language and database name, and the number of each namespace by its name."""
 
     language: str = ""
     database: str = ""
     namespaces: dict[str, int] = field(default_factory=dict)
     complete: bool = False
     is_fragment: bool = False
-    """The file is bare <page> elements, without head or root."""
+    """True if the file has only bare <page> elements, without head or root."""
 
 
-_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat recognizes UTF-16 by its mark
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # expat recognizes UTF-16 by these byte order marks
 _OF_EXPAT = ("UTF-8", "UTF-16", "UTF-16LE", "UTF-16BE", "ISO-8859-1", "US-ASCII")
 _BYTES = bytes(range(256))
 _CAPTURED = frozenset(("title", "ns", "timestamp", "model", "text", "namespace", "dbname", "role", "contentmodel"))
 
 
 class DumpReader:
-    """Feeds pieces of bytes to expat and yields pages.
+    """Parses the bytes of a dump with expat and yields pages. A page loses its text if that exceeds `most_characters`.
 
-    `name`: the file, for messages. `starts_inside`, `ends_inside`: the pieces are a part of the dump that begins after
-    its head, or ends before its </mediawiki>.
+    `name` is the file's name for messages. `starts_inside` says that the bytes begin after the dump's head, and
+    `ends_inside` that they end before its </mediawiki>.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class DumpReader:
         self._parser.XmlDeclHandler = self._declaration
 
     def read(self, pieces: Iterable[bytes]) -> Iterator[Page]:
-        """Yield pages in order. Raises ValueError if the XML is not well-formed, truncated, or no MediaWiki export."""
+        """Yield the pages of a dump that comes in pieces, in order. Raises ValueError if the XML is not well-formed,
+        truncated, or no MediaWiki export."""
         for piece in self._after_head(pieces):
             self._parse(piece)
             if self._pages:
@@ -126,7 +128,7 @@ class DumpReader:
     def _open(self, head: bytes) -> Iterator[bytes]:
         self._started = True
         if self._starts_inside or head.startswith(b"<page"):
-            # Bare pages have no </mediawiki> either.
+            # A file of bare pages has no </mediawiki> at its end.
             self._ends_inside = self._ends_inside or not self._starts_inside
             yield b"<mediawiki>"
         elif not head.startswith((b"<", *_UTF16_MARKS)):
@@ -153,7 +155,8 @@ class DumpReader:
             ) from error
 
     def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
-        """Refuse encodings that expat cannot read: beyond its own only Python's with one byte per character."""
+        """Raise ValueError for an encoding that expat cannot read. Expat reads its own encodings, and Python's
+        encodings with one byte per character."""
         with suppress(LookupError):
             if (
                 encoding is None
@@ -217,7 +220,7 @@ class DumpReader:
         if tag == "page" and depth == 1:
             self._finish_page()
         elif tag == "revision" and depth == 2:
-            # The newest by time stamp (ISO 8601 sorts as text); the later one of equals.
+            # The newest revision has the latest time stamp (ISO 8601 sorts as text). Of equal ones the last counts.
             if self._newest is None or self._revision.timestamp >= self._newest.timestamp:
                 self._newest = self._revision
         elif tag == "content" and depth == 3:

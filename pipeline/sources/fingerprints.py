@@ -1,8 +1,9 @@
-"""Fingerprints of the input files, by which a rerun recognizes whether a finished set was built from the same ones.
+"""Fingerprints of the input files, by which a rerun recognizes whether a finished data set was built from the same
+files.
 
-Small files are hashed whole, large ones at 64 evenly spaced places: 20 ms for any file. A change of equal length
-between those places shows only in the file's time (list_modified), which is compared too. A file on a store is not
-read: its size and entity tag are hashed.
+Small files are hashed whole, large files at 64 evenly spaced places: 20 ms for any file. A change between those places
+that keeps the length shows only in the file's modification time (list_modified), which is compared too. A file on an
+object store is not read: its size and entity tag are hashed.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ _PLACE_BYTES = 1 << 16
 
 
 def fingerprint_inputs(paths: Iterable[str]) -> str:
-    """Return one hash (hex) of the contents of the files, independent of names, folders and order."""
+    """Return one hash (hex) of the contents of all files. Names, folders and order do not matter."""
     return join_fingerprints(fingerprint_files(paths).values())
 
 
 def fingerprint_files(paths: Iterable[str]) -> dict[str, str]:
-    """Return the fingerprint_file of each path, sorted by path."""
+    """Return the fingerprint (see fingerprint_file) of each path, sorted by path."""
     ordered = sorted(set(paths))
     return dict(zip(ordered, storage.map_paths(fingerprint_file, ordered), strict=True))
 
 
 def join_fingerprints(parts: Iterable[str]) -> str:
-    """Combine fingerprints of files into the hash that fingerprint_inputs returns."""
+    """Return one hash of the given fingerprints of files: what fingerprint_inputs returns for these files."""
     return hashlib.sha256(b"".join(sorted(map(bytes.fromhex, parts)))).hexdigest()
 
 
 def list_modified(paths: Iterable[str]) -> dict[str, str]:
-    """Return when each large local file, whose hash does not cover every byte, was last modified, as `touch -d` accepts
-    it. Files on a store are left out: their fingerprint covers every change."""
+    """Return when each large local file was last modified, in a form that `touch -d` accepts. A file is large if its
+    hash does not cover every byte. Files on a store are left out, because their fingerprint covers every change."""
     found = {path: Path(path).stat() for path in sorted(set(paths)) if not storage.is_url(path)}
     return {
         path: f"{datetime.fromtimestamp(status.st_mtime, UTC):%Y-%m-%d %H:%M:%S.%f} UTC"
@@ -48,25 +49,26 @@ def list_modified(paths: Iterable[str]) -> dict[str, str]:
 
 
 def list_versions(paths: Iterable[str]) -> dict[str, str]:
-    """Return size and time of each local file, for list_changed."""
+    """Return a text with size and modification time for each local file, for list_changed to compare later."""
     return {path: storage.file_version(path) for path in sorted(set(paths)) if not storage.is_url(path)}
 
 
 class ChangedInputError(ValueError):
-    """A file was written while the build read it; what was read from the others is good."""
+    """An input file was written while the build read it. What the build read from other files is good."""
 
     keeps: Keeps = "unchanged_input"
 
 
 def list_changed(versions: Mapping[str, str]) -> dict[str, str]:
-    """Return the new versions of files written since list_versions, which may have been read half old, half new.
-    Removed files are left out: they had been read before."""
+    """Return the new versions of files that changed since list_versions returned `versions`. Such a file may have been
+    read half old, half new. Removed files are left out, because they had been read before."""
     present = {path: storage.file_version(path) for path in versions if storage.find_file(path) is not None}
     return {path: now for path, now in present.items() if now != versions[path]}
 
 
 def fingerprint_file(path: str) -> str:
-    """Hash (hex) a whole small file, size and 64 places of a large one, or size and entity tag on a store."""
+    """Return a hash (hex) of a file. It covers a small file's content, a large file's size and 64 places, or the size
+    and entity tag of a file on a store."""
     if storage.is_url(path):
         return hashlib.sha256(storage.file_version(path).encode()).hexdigest()
     with open(path, "rb") as stream:

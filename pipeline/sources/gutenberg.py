@@ -1,7 +1,7 @@
 """Cuts Project Gutenberg's header and licence from a book and rejoins hard-wrapped lines into paragraphs. Pure.
 
-Whether lines are wrapped is decided for the whole file, so that files with a paragraph per line stay unchanged, and
-again for each block between blank lines, so that verse, tables, lists and title pages keep their lines.
+Whether lines are wrapped is first decided for the whole file, so that files with one paragraph per line stay unchanged.
+It is decided again for each block between blank lines, so that verse, tables, lists and title pages keep their lines.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from itertools import pairwise
 
 from pipeline.cleaning import normalize_text
 
-# Marks after which a book begins; the last one in the head counts (small print of 1991-2003, then the modern form).
+# Marks after which a book begins (small print of 1991-2003, or the modern form). The last mark in the head counts.
 _START = re.compile(
     r"\W*(?:START OF (?:THE |THIS )?PROJECT GUTENBERG|END\W+THE SMALL PRINT|END OF THE SMALL PRINT"
     r"|THE FULL PROJECT GUTENBERG LICEN[CS]E (?:STANDS|IS) AT THE END)",
     re.I,
 )
-# Marks at which a book ends; the first one after the start counts.
+# Marks at which a book ends. The first mark after the start counts.
 _END = re.compile(
     r"\W*(?:END OF (?:THE |THIS )?PROJECT GUTENBERG|END OF (?:\w+ ){0,3}PROJECT GUTENBERG|START: FULL LICENSE"
     r"|START\W+THE SMALL PRINT|This file should be named \S+\.(?:txt|zip)"
@@ -41,11 +41,11 @@ _COLUMNS = re.compile(r"\S(?: {3,}|\t+| *\| *|(?: ?\.){4,} ?)\S")
 _COLUMN_MARKS = ("   ", "\t", "|", "..", ". .")  # every match of _COLUMNS contains one
 _LONGEST_WRAPPED = 120
 _ROOM = 0.85
-"""Share of the width. A line that stays below it even with the next word was ended on purpose."""
+"""Share of the wrap width. A line that stays below it even with the next word added was ended on purpose."""
 
 
 def book_paragraphs(text: str) -> list[str]:
-    """Return the non-empty paragraphs in order, each on one line."""
+    """Return a book's non-empty paragraphs in order, each on one line, without what Project Gutenberg added."""
     lines = [line.rstrip() for line in _cut_boilerplate(normalize_text(text).split("\n"))]
     width = _wrap_width(lines)
     paragraphs = _join_wrapped(lines, width=width) if width else [line.strip() for line in lines if line]
@@ -53,9 +53,10 @@ def book_paragraphs(text: str) -> list[str]:
 
 
 def _cut_boilerplate(lines: list[str]) -> list[str]:
-    """Return the lines between Gutenberg's marks, or all lines if there are none.
+    """Return the lines between Project Gutenberg's marks (see _START and _END), or all lines if there are none.
 
-    Without a start mark an end mark counts only in the last fifth, and a first paragraph that names the e-text is cut.
+    Without a start mark, an end mark counts only in the last fifth of the lines, and the first paragraph is cut if it
+    names the e-text.
     """
     head = [index for index, line in enumerate(lines[: max(600, len(lines) // 3)]) if _START.match(line)]
     start = head[-1] + 1 if head else 0
@@ -70,7 +71,7 @@ def _cut_boilerplate(lines: list[str]) -> list[str]:
 
 
 def _cut_credits(lines: list[str]) -> list[str]:
-    """Cut up to three leading paragraphs that say who typed the book."""
+    """Return the lines without leading credits: up to three paragraphs that say who typed the book."""
     kept = lines
     for _ in range(3):
         first = next((index for index, line in enumerate(kept) if line.strip()), None)
@@ -85,8 +86,8 @@ def _after_paragraph(lines: list[str], first: int) -> list[str]:
 
 
 def _wrap_width(lines: list[str]) -> int:
-    """Return the width at which lines are wrapped; 0 if they are not: more than 5% are long, or most lines that are
-    followed by another are not near the width."""
+    """Return the width at which lines are wrapped, or 0 if they are not wrapped. They are not if more than 5% are
+    longer than _LONGEST_WRAPPED, or if most lines directly before another line are much shorter than the width."""
     lengths = sorted(len(line) for line in lines if line)
     if not lengths:
         return 0
@@ -99,7 +100,8 @@ def _wrap_width(lines: list[str]) -> int:
 
 
 def _join_wrapped(lines: list[str], *, width: int) -> list[str]:
-    """Join each block (_join_block). A block ends before a blank line, or an indented line after one that is not."""
+    """Divide the lines into blocks, and return the paragraphs that _join_block makes of each block. A block ends before
+    a blank line, or before an indented line that follows a line without indent."""
     paragraphs: list[str] = []
     block: list[str] = []
     was_indented = False
@@ -115,11 +117,11 @@ def _join_wrapped(lines: list[str], *, width: int) -> list[str]:
 
 
 def _join_block(block: list[str], *, width: int) -> list[str]:
-    """Join the lines of a block that were broken only because the next word had no room.
+    """Return the lines of a block, joined where a line was broken only because the next word had no room.
 
-    Rows with columns stay separate. A line was ended on purpose if it ends well before the width although the next
-    word would fit. If more than a third of the lines are such (some e-texts are ragged), the block is verse or a list
-    and keeps its lines, except that one starting with a small letter continues the line before.
+    Rows with columns stay separate. A line was ended on purpose if it ends well before the width although the next word
+    would fit. A few such lines are only ragged prose. If they are more than a third, the block is verse or a list. It
+    then keeps its lines, except that a line starting with a small letter continues the line before.
     """
     lines = [line.strip() for line in block]
     text = "\n".join(lines)
@@ -136,7 +138,8 @@ def _join_block(block: list[str], *, width: int) -> list[str]:
 
 
 def _join(lines: list[str]) -> str:
-    """Join lines into one, without a space after a word's hyphen ("well-/known") or a dash at the end of a line."""
+    """Return the lines joined into one by spaces. No space follows a word's hyphen ("well-/known") or a dash at the end
+    of a line."""
     joined = " ".join(lines)
     if "- " not in joined and "\u2014 " not in joined:
         return joined

@@ -1,4 +1,5 @@
-"""Turns paths of the config (folders, globs, lists, URLs) into sorted files; every error names path and remedy."""
+"""Turns paths of the config (folders, globs, lists, URLs) into sorted lists of files. Every error names path and
+remedy."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
 
 
 def list_files(source: SourceConfig, *, label: str) -> list[str]:
-    """List every file of a source once, sorted by path.
+    """Return every file of a source once, sorted by path.
 
-    A folder yields the files below it, links followed, that have a suffix of the kind; one warning names the others.
-    Raises ValueError naming `label` (the source in the config), path and remedy if something is missing, empty or
-    matches nothing; OSError if a folder cannot be listed.
+    A folder gives the files below it (links are followed) whose suffix fits the source's kind; one warning names the
+    other files. Raises ValueError naming `label` (the source in the config), path and remedy if something is missing,
+    empty or matches nothing; OSError if a folder cannot be listed.
     """
     files: dict[str, int] = {}
     for given in source.paths:
@@ -70,7 +71,8 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
 
 
 def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
-    """Raise ValueError with the hint of download.bring if its source is missing; skip sources in the folders `but`."""
+    """Raise ValueError if the files of a source that is named in download.bring are missing. The message ends with the
+    hint given there. Sources in the folders `but` are not checked."""
     for index, source in enumerate(config.sources):
         hint = config.download.bring.get(source.called)
         if hint is None or any(Path(path).absolute().is_relative_to(folder) for path in source.paths for folder in but):
@@ -82,8 +84,8 @@ def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
 
 
 def refuse_own_files(config: PipelineConfig) -> None:
-    """Raise ValueError if a source includes the vocabulary or a build's files, which a later or resumed build would
-    read as text."""
+    """Raise ValueError if a source's path includes the vocabulary or a file that a build writes. A later or resumed
+    build would read such a file as text."""
     names = (f"{TOKENIZER_FOLDER}/vocab.txt", f"{TOKENIZER_FOLDER}/tokenizer.json", MANIFEST_NAME, "data/a.parquet")
     own: list[tuple[str, str | None, str]] = [("output", config.output, name) for name in names]
     own.append(("vocabulary.path", config.vocabulary.path, ""))
@@ -100,7 +102,7 @@ def refuse_own_files(config: PipelineConfig) -> None:
 
 
 def _takes(given: str, file: str, *, kind: str) -> bool:
-    """Return whether a source's path would include a file."""
+    """Return whether a source with the path `given` would include `file`, even if that does not exist yet."""
     if storage.is_url(given) != storage.is_url(file):
         return False
     if not storage.is_url(given):
@@ -112,17 +114,17 @@ def _takes(given: str, file: str, *, kind: str) -> bool:
 
 
 def is_archive(path: str | Path) -> bool:
-    """Return whether a file is an archive: zip, or tar, compressed or not."""
+    """Return whether a file's suffix is that of an archive: zip, or tar, compressed or not."""
     return Path(path).name.lower().endswith(ARCHIVES)
 
 
 def is_multistream_index(path: Path) -> bool:
-    """Return whether a file is the index beside a multistream dump."""
+    """Return whether a file is the index that comes with a multistream dump (a .bz2 of many streams)."""
     return "multistream-index" in path.name and ".txt" in path.name
 
 
 def _list_stored(given: str, *, kind: str, label: str) -> dict[str, int]:
-    """Return {URL: size} for a URL: one file, everything below a folder, or the matches of a glob."""
+    """Return {URL: size} for a URL on a store: one file, the fitting files below a folder, or the matches of a glob."""
     if glob.has_magic(given) and storage.find_file(given) is None:
         found = {
             url: size
@@ -146,7 +148,8 @@ def _list_stored(given: str, *, kind: str, label: str) -> dict[str, int]:
 
 
 def _match_stored(pattern: str) -> Iterator[tuple[str, int]]:
-    """Yield (URL, size) of matches of a glob over keys: * and ? match within a name, ** any number of folders."""
+    """Yield (URL, size) of each match of a glob on a store. ** matches any number of folders, and * and ? match within
+    one name."""
     fixed = pattern[: min(pattern.index(sign) for sign in "*?[" if sign in pattern)].rpartition("/")[0]
     storage.check_url(pattern)
     wanted = pattern[len(fixed) + 1 :].split("/")
@@ -156,7 +159,8 @@ def _match_stored(pattern: str) -> Iterator[tuple[str, int]]:
 
 
 def _matches(names: list[str], *, patterns: list[str]) -> bool:
-    """Return whether the parts of a path match those of a glob as glob does: hidden names only if named."""
+    """Return whether the parts of a path match the parts of a glob, by Python's rules for globs. A hidden name matches
+    only a pattern with a leading dot."""
     if not patterns:
         return not names
     if patterns[0] == "**":
@@ -172,8 +176,8 @@ def _is_hidden(name: str) -> bool:
 
 
 def _walk(folder: Path, *, above: tuple[str, ...]) -> Iterator[Path]:
-    """Yield everything below a folder that is not hidden, following links except back to a parent. Path.rglob follows
-    no links and silently skips unreadable folders."""
+    """Yield every file below a folder that is not hidden, following links except back to a folder in `above` (the
+    parents). Path.rglob would not do: it follows no links and silently skips unreadable folders."""
     real = os.path.realpath(folder)
     if real in above:
         return
@@ -183,12 +187,12 @@ def _walk(folder: Path, *, above: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether a path is a file, or a broken link, which list_files reports."""
+    """Return whether a path is a file or a broken link, because list_files reports broken links."""
     return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _choose_fitting(paths: Iterable[Path], *, folder: str | Path, kind: str) -> list[Path]:
-    """Return the paths with a suffix of the kind; warn about the others if there are both."""
+    """Return the paths whose suffix fits the source's kind. If only some fit, warn about the other paths."""
     taken: list[Path] = []
     other: list[Path] = []
     for path in paths:

@@ -1,4 +1,5 @@
-"""Records with a text column: JSON lines and Parquet. A row is a document, or a sentence with a configured boundary."""
+"""Reads records with a text column from JSON lines and Parquet files. A row is a document, or one sentence of a
+document that ends at a configured boundary."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _MOST_PARTS = 8
 
 
 class _Row(NamedTuple):
-    """A row's place for messages, its text (None: null) and its document's key (None: no document_column)."""
+    """One row. `place` says where it is, for messages. `text` is None if the column is null. `key` tells documents
+    apart, and is None if the source has no document_column."""
 
     place: str
     text: str | None
@@ -33,8 +35,9 @@ class _Row(NamedTuple):
 def split_records(
     path: str | Path, *, source: int, config: SourceConfig, split_bytes: int | None = None
 ) -> list[Split]:
-    """Split a file by line ranges or row groups if a row is a document. If documents span rows, or a row group is
-    large, split into shares that each read all of it."""
+    """Return the splits of a file (its parts, each for one worker). If a row is a document, a split is a range of lines
+    or row groups. If documents span rows, or a row group is large, the file or range is shared: several splits each
+    read all of it and take some of the documents."""
     if config.kind == "jsonl":
         boundary = next_line if config.row == "document" else None
         return split_lines(path, source=source, boundary=boundary, split_bytes=split_bytes)
@@ -59,7 +62,8 @@ def split_records(
 
 
 def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents of a split: one per row, or per run of rows up to the configured boundary."""
+    """Yield the documents of a split, and a Drop for each omission. A document is one row, or a run of rows up to the
+    configured boundary."""
     rows = _jsonl_rows(split, config=source) if source.kind == "jsonl" else _parquet_rows(split, config=source)
     if source.row == "sentence":
         yield from _join_rows(rows, split=split, config=source)
@@ -72,12 +76,13 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
 
 
 def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
-    """Join runs of sentence rows into documents, and yield those that the split takes."""
+    """Join runs of sentence rows into documents. Yield the documents that the split takes, and a Drop for each
+    omission."""
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
     number = 0
     for row in rows:
-        row_key = row.key if row.key == row.key else None  # NaN, pandas' missing value, differs from itself
+        row_key = row.key if row.key == row.key else None  # NaN (a missing value in pandas) differs from itself
         text = normalize_line(row.text or "")
         ends = (
             (config.document_column is not None and num_rows > 0 and row_key != key)
@@ -114,7 +119,7 @@ def _jsonl_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
             continue
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # ValueError: a number of more than 4,300 digits
+        except (ValueError, RecursionError) as error:  # also for a number of more than 4,300 digits
             raise ValueError(f"{place}: not JSON: {error}; a .jsonl file has one object per line") from error
         if not isinstance(record, dict):
             raise ValueError(f"{place}: contains {type(record).__name__}, not an object with '{config.text_column}'")
@@ -191,7 +196,8 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
 
 
 class _KeyError(Exception):
-    """A document's key that Arrow can represent and Python cannot: an unknown time zone, a year above 9999."""
+    """A value of document_column that Arrow can represent and Python cannot, such as an unknown time zone or a year
+    above 9999."""
 
 
 def _list_keys(column: pa.Array) -> list[object]:

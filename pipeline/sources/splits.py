@@ -1,4 +1,4 @@
-"""Splits of the input, and the documents in each.
+"""Divides the input into splits (parts of files, each for one worker) and reads the documents of each split.
 
 Reading a split always gives the same documents and drops in the same order, independent of other splits.
 """
@@ -31,7 +31,8 @@ _READERS: dict[str, Callable[..., Iterator[Document | Drop]]] = {
 
 
 def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
-    """List every split of every source, largest estimated text first, then by source, file name and place.
+    """Return every split of every source, sorted by estimated text (largest first), then by source, file name and
+    place.
 
     The order of paths in the config or in a listing does not matter. Raises ValueError naming source, path and remedy
     if a file is missing, empty, unreadable or listed twice, or a path matches nothing.
@@ -52,8 +53,8 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
 
 
 def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, ...]]:
-    """Deal splits to at most `workers` workers, largest first, each to the worker with the least text so far. No worker
-    gets more than a fair share plus one split."""
+    """Return the splits for each of at most `workers` workers. Each split, from the largest to the smallest, goes to
+    the worker with the least text so far. So no worker gets more than a fair share plus one split."""
     dealt: list[list[Split]] = [[] for _ in range(max(1, workers))]
     least = [(0, number) for number in range(len(dealt))]
     for split in sorted(splits, key=lambda split: -split.text_bytes):
@@ -64,7 +65,8 @@ def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, .
 
 
 def split_file(path: str | Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
-    """Split one file, in order; `split_bytes`: approximate size of a split, if the format allows it."""
+    """Return the splits of one file, in order. `index` is the source's place in the config. `split_bytes` is the
+    approximate size of a split, if the format allows it."""
     if source.kind == "wikipedia":
         return split_dump(path, source=index, split_bytes=split_bytes)
     if source.kind == "books":
@@ -77,8 +79,8 @@ def split_file(path: str | Path, *, source: SourceConfig, index: int, split_byte
 def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Drop]:
     """Yield the documents of one split in their order in the file, and a Drop for everything left out.
 
-    If the source sets clean_documents, they are read from there, or stored there after the first reading.
-    Raises ValueError naming file, place and remedy for damaged input.
+    If the source sets clean_documents, the documents are read from that folder, or stored there after the first
+    reading. Raises ValueError naming file, place and remedy for damaged input.
     """
     items = _READERS[source.kind](split, source=source)
     if source.clean_documents is None:
@@ -87,9 +89,9 @@ def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Dr
 
 
 def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int], others: int = 0) -> None:
-    """Raise ValueError if a source gave no document, naming its path and the drops by reason.
+    """Raise ValueError if a source gave no document. The message names the source's path and the drops by reason.
 
-    A dump without any wikitext (Wikidata) is accepted if other sources gave documents; `others` is their number.
+    A dump without any wikitext (Wikidata) is accepted if other sources gave documents; `others` counts those documents.
     """
     if num_documents > 0 or (others > 0 and _has_other_models_only(drops)):
         return
@@ -104,12 +106,13 @@ def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapp
 
 
 def _has_other_models_only(drops: Mapping[str, int]) -> bool:
-    """Return whether every page of the main namespace was dropped for its content model."""
+    """Return whether every page of the main namespace that is not a redirect was dropped because its content is not
+    wikitext."""
     return drops.get("not_wikitext", 0) > 0 and not set(drops) - {"not_wikitext", "not_main_namespace", "redirect"}
 
 
 def list_read_warnings(sources: Sequence[SourceConfig], *, read: ReadTally) -> list[str]:
-    """Return a warning for each source without documents."""
+    """Return a warning for each source from which no document was read."""
     return [
         f"{', '.join(source.paths)}: none of its articles is wikitext; the data set contains nothing from this source"
         for index, source in enumerate(sources)

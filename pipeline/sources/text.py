@@ -1,6 +1,7 @@
-"""Plain text: a sentence per line, a blank line between documents (the input format of the published BERT).
+"""Reads plain text: a sentence per line, a blank line between documents (the input format of the published BERT).
 
-A text without blank lines (the original BookCorpus) is cut every rows_per_document lines. Memory: one document.
+A text without blank lines (the original BookCorpus) is cut into documents of rows_per_document lines. One document is
+in memory at a time.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from pipeline.sources.decoding import AUTO
 from pipeline.sources.textlines import after_blank_line, next_line, read_lines, split_lines
 
 MOST_CHARACTERS = 256 << 20
-"""Longest document."""
+"""Length of the longest document, in characters."""
 
 
 def split_text(path: str | Path, *, source: int, config: SourceConfig, split_bytes: int | None = None) -> list[Split]:
-    """Split a file into ranges of bytes between documents: after blank lines, or any line with rows_per_document."""
+    """Return the splits of a file: ranges of bytes that end after blank lines, or after any line if rows_per_document
+    is set."""
     boundary = after_blank_line if config.rows_per_document is None else next_line
     return split_lines(path, source=source, boundary=boundary, split_bytes=split_bytes)
 
 
 def read_text(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents, which end at a blank line, at the end of the file, or after rows_per_document lines.
+    """Yield the documents of a split, and a Drop for each omission. A document ends at a blank line, at the end of the
+    file, or after rows_per_document lines.
 
     Raises ValueError for a document of more than MOST_CHARACTERS.
     """

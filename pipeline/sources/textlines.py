@@ -1,8 +1,8 @@
-"""Numbered lines of a text file, and its splits, for kinds with a record or sentence per line.
+"""Splits a text file and reads its numbered lines, for sources with a record or sentence per line.
 
-A line ends at \\n, \\r\\n, \\r, or \\r\\r\\n (in files that were converted twice). A split is a range of bytes; a line
-belongs to the range in which it starts. A compressed file, or one that cannot be cut at a line, is shared
-(documents.Split): each share reads all of it, so MOST_PARTS limits their number.
+A line ends at \\n, \\r\\n, \\r, or \\r\\r\\n (in files that were converted twice). A split is a range of bytes and has
+the lines that start in it. A file that is compressed, or cannot be cut at a line, is divided into shares
+(documents.Split). Each share reads the whole file and takes some documents, so MOST_PARTS limits the number of shares.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ LONGEST_LINE = 64 << 20
 _LINE = re.compile(rb"[^\r\n]*(?:\r{0,2}\n|\r)|[^\r\n]+")
 _LOOK_BYTES = 1 << 16  # more than enough for the end of a line
 TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
-"""Estimated bytes of plain text per byte of a file; it only affects the number of buckets."""
+"""Estimated bytes of plain text per byte of a file, by compression; it only affects how work is divided."""
 
 
 def split_lines(
     path: str | Path, *, source: int, boundary: Callable[[IO[bytes], int], int] | None, split_bytes: int | None = None
 ) -> list[Split]:
-    """Split a file into ranges of about `split_bytes`, cut at `boundary(file, position)`. If that is None or the file
-    is compressed, split it into shares, or not at all if `split_bytes` is given."""
+    """Return the splits of a file, as ranges of about `split_bytes` (default: SPLIT_BYTES).
+
+    `boundary(file, position)` returns the first offset from `position` on where the file may be cut. If `boundary` is
+    None or the file is compressed, the file is divided into shares (each reads the whole file and takes some of the
+    documents), or stays one split if `split_bytes` is given.
+    """
     compression = compression_of(path)
     size = storage.size_of(path)
     step = split_bytes or SPLIT_BYTES
@@ -50,18 +54,19 @@ def split_lines(
 
 
 def cut_file(path: str | Path, *, cuts: Sequence[int], source: int) -> list[Split]:
-    """Return a split for each range of bytes between neighbouring `cuts`."""
+    """Return one split for each range of bytes between neighbouring offsets in `cuts`."""
     share = TEXT_SHARE[compression_of(path)]
     return [Split(source, str(path), a, b, b - a, round(share * (b - a))) for a, b in pairwise(cuts)]
 
 
 def next_line(file: IO[bytes], position: int) -> int:
-    """Return the offset of the first line that starts at or after `position`."""
+    """Return the offset of the first line that starts at or after `position`, or the file's size if there is none."""
     return position - 1 + len(next(_lines_from(file, position - 1), b""))
 
 
 def after_blank_line(file: IO[bytes], position: int) -> int:
-    """Return the offset after the first blank line that starts at or after `position`, or the file's size if none."""
+    """Return the offset after the first blank line that starts at or after `position`, or the file's size if there is
+    none."""
     end = position - 1
     for number, line in enumerate(_lines_from(file, end)):
         end += len(line)
@@ -76,7 +81,7 @@ def _lines_from(file: IO[bytes], position: int) -> Iterator[bytes]:
 
 
 def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """Yield (line number within the split, counted from 1; text without the line break).
+    """Yield the lines of a split, each as (number within the split, counted from 1; text without the line break).
 
     Raises ValueError naming file, line and byte if a line does not have the encoding; ValueError naming the file for a
     line above LONGEST_LINE bytes.
@@ -101,7 +106,8 @@ def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, 
 
 
 def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
-    """Yield the lines of a text that comes in pieces, each with its line break. Memory: a piece and a line.
+    """Yield the lines of a text that comes in pieces, each with its line break. At most a piece and a line are in
+    memory.
 
     Raises ValueError naming `name` for a line above LONGEST_LINE bytes.
     """
@@ -128,5 +134,6 @@ def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """Split into lines. splitlines is eight times as fast, but splits \\r\\r\\n into two line breaks."""
+    """Return the lines of `data` with their line breaks. splitlines is eight times as fast as _LINE, but splits
+    \\r\\r\\n into two line breaks."""
     return _LINE.findall(data) if b"\r\r\n" in data else data.splitlines(keepends=True)

@@ -1,9 +1,9 @@
-"""Wikipedia dumps: splits at stream and page boundaries, and articles to documents.
+"""Divides Wikipedia dumps into splits, and turns their articles into documents.
 
-A multistream .bz2 is split at streams, found by their ten-byte signature and checked by decompressing: the index beside
-the dump says the same, but the English one is over 1 GB. Any other .bz2 is split at blocks, plain XML at <page>; a page
-belongs to the split in which its <page> starts. Other compressions are shared: each split parses all of the XML and
-converts its own pages.
+A multistream .bz2 (many streams in one file) is split where a stream starts. Streams are found by their ten-byte
+signature and checked by decompressing. The index beside the dump says the same, but the English index is over 1 GB. Any
+other .bz2 is split at blocks, and plain XML at <page>; a page belongs to the split in which its <page> starts. A file
+with another compression is divided into shares: each share parses all of the XML and converts its own pages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.wikitext import DEFAULT_BUDGET, PageOverBudgetError, WikiNames, wi
 
 SPLIT_BYTES = {"bz2": 8 << 20, "": 32 << 20}
 LEAST_BLOCK_SPLIT = 1 << 20
-"""Smallest split of a .bz2 at blocks, in bytes: a smaller one might contain no block."""
+"""Fewest bytes of a split if a .bz2 is split at blocks. A smaller split might contain no block."""
 _WINDOW = 32 << 20
 _MOST_TRIED_STREAMS = 16
 _PAGE = b"<page>"
@@ -34,12 +34,16 @@ _ROOT_END = b"</mediawiki>"
 _TAIL_BYTES = 64
 _MOST_PARTS = 4
 _PART_TEXT_BYTES = 32 << 20
-_STREAM = b"1AY&SY"  # starts the first block of a bz2 stream, after BZh and a digit
+_STREAM = b"1AY&SY"  # follows "BZh" and a digit where a bz2 stream starts
 
 
 def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Split a dump into splits of about `split_bytes`: a .bz2 at streams, or at any byte if no stream starts with a
-    page; plain XML at pages. Others are split into shares, or not at all if `split_bytes` is given."""
+    """Return splits of about `split_bytes` (default: SPLIT_BYTES).
+
+    A .bz2 is cut where a stream starts with a page, or at any byte if no stream does. Plain XML is cut at pages. Other
+    files are divided into shares (each reads the whole file and takes some of the pages), or stay one split if
+    `split_bytes` is given.
+    """
     compression = compression_of(path)
     size = storage.size_of(path)
     step = split_bytes or SPLIT_BYTES.get(compression, size)
@@ -61,8 +65,8 @@ def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None)
 
 
 def _next_stream(path: str | Path, position: int) -> int | None:
-    """Return the start of the first stream at or after `position` whose content begins with a page; None if none of the
-    next _MOST_TRIED_STREAMS does."""
+    """Return the offset of the first compressed stream at or after `position` whose content begins with a page. Return
+    None if none of the next _MOST_TRIED_STREAMS does."""
     for _ in range(_MOST_TRIED_STREAMS):
         found = _search(path, position, _STREAM)
         if found is None:
@@ -75,7 +79,7 @@ def _next_stream(path: str | Path, position: int) -> int | None:
 
 
 def _search(path: str | Path, position: int, wanted: bytes) -> int | None:
-    """Return the first offset of `wanted` in the window after `position`, or None."""
+    """Return the first offset of `wanted` within _WINDOW bytes from `position`, or None if it is not there."""
     end = position + _WINDOW
     with storage.open_input(path) as file:
         file.seek(position)
@@ -109,7 +113,7 @@ def _begins_with_page(path: str | Path, start: int) -> bool:
 
 
 def read_site(path: str) -> SiteInfo:
-    """Read the siteinfo at the head of a dump; empty if it has none."""
+    """Return the siteinfo in the head of a dump (language, namespaces), which is empty if the dump has none."""
     head, found = b"", -1
     for piece in read_pieces(path):
         head += piece
@@ -125,7 +129,8 @@ def read_site(path: str) -> SiteInfo:
 
 
 def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield a document for each article of a split, in order, and a Drop for every other page and dropped sentence.
+    """Yield a document for each article of a split, in order, and a Drop for every other page and every sentence left
+    out.
 
     Raises RuntimeError naming file and page if the conversion has a bug.
     """
@@ -148,13 +153,13 @@ def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
             names = names_of_site(site, language=source.language)
         try:
             yield from convert_page(page, names=names, language=source.language)
-        except Exception as error:  # any page must be converted or dropped, so this is our bug
+        except Exception as error:  # every page must be converted or dropped, so this is a bug of ours
             fault = f"{type(error).__name__}: {error}"
             raise RuntimeError(f"{split.path}: page {page.title!r} cannot be converted: {fault}") from error
 
 
 def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
-    """Yield the XML of the pages that start in a split."""
+    """Yield the XML of the pages that start in a split, in pieces."""
     path = split.path
     cuts = [cut for cut in (split.start, split.end) if cut not in (-1, 0, size)]
     if compression_of(path) == "bz2" and not all(_begins_with_page(path, cut) for cut in cuts):
@@ -163,7 +168,8 @@ def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes
 
 
 def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
-    """Yield XML from the first <page> in the split's blocks to the first <page> in the blocks after the split."""
+    """Yield the XML of the pages that start in the blocks of a split. The XML ends at the first <page> in the blocks
+    after the split."""
     begun, past_end = split.start == 0, False
     held = b""  # may contain the first half of a <page>, or the end of the dump
     for block in read_blocks(split.path, start=split.start):
@@ -195,14 +201,16 @@ def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[
 
 
 def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
-    """Unite the names in the dump's siteinfo with the known names of its language and of the configured one."""
+    """Return the names of namespaces and redirects in a wiki: those in the dump's siteinfo, and those known for the
+    dump's language and for `language`."""
     languages = {language, site.language, site.database.removesuffix("wiki").replace("_", "-")}
-    # A siteinfo in another language than the configured one must not hide known names.
+    # All are united, because a siteinfo in another language must not hide the configured language's known names.
     return wiki_names(sorted(languages), siteinfo=site.namespaces)
 
 
 def convert_page(page: Page, *, names: WikiNames, language: str) -> Iterator[Document | Drop]:
-    """Yield the document of a page and Drops of its sentences, or one Drop that says why the page is no document."""
+    """Yield the document of a page and a Drop for each sentence left out, or one Drop that says why the page is not a
+    document."""
     namespace = page.namespace if page.namespace is not None else names.namespace_of(page.title)
     if namespace != 0:
         yield Drop("not_main_namespace", page.title, str(namespace))

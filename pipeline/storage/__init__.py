@@ -1,4 +1,4 @@
-"""Files on disks and object stores by path or URL, durable writes, and the lease on an output."""
+"""Reads and writes files on disks and object stores, writes durably, and leases an output to one command."""
 
 from pipeline.storage.clients import (
     FULL_DISK,

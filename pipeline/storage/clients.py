@@ -1,7 +1,7 @@
-"""Object stores by URL: supported kinds, clients, and what their errors mean.
+"""Clients for object stores (s3://, gs://) by URL, and the meaning of the stores' errors.
 
-A client belongs to one process: a forked one would share its connections, so each process creates its own.
-Credentials come only from the environment, a profile or the machine's role, and no message shows them.
+Each process creates its own clients, because a client would share its connections with a forked process. Credentials
+come only from the environment, a profile or the machine's role, and no message shows them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import fs
 
 CONNECT_TIMEOUT_S = 10.0
-"""A connection that takes longer to open is tried again."""
+"""Seconds after which a connection that has not opened is tried again."""
 STALL_TIMEOUT_S = 30.0
-"""A connection that delivers no byte for this long is dropped and tried again (s3://)."""
+"""Seconds without a byte after which a connection is dropped and tried again (s3://)."""
 MAX_ATTEMPTS = 11
-"""Attempts for each request to s3://, with pauses that double from 25 ms: half a minute in all, more if connections
-stall. Retried: HTTP 500, 503 and 429; refused, stalled and cut connections."""
+"""Attempts for each request to s3://. The pauses between attempts double from 25 ms: half a minute in all, more if
+connections stall. HTTP 500, 503 and 429 are retried, as are refused, stalled and cut connections."""
 RETRY_TIME_S = 60
-"""Retry limit of gs://, whose library counts time instead of attempts."""
+"""Seconds for which a request to gs:// is retried. The library of gs:// counts time instead of attempts."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 StrPath = str | os.PathLike[str]
 
@@ -77,7 +77,8 @@ def is_url(path: StrPath) -> bool:
 
 
 def local_path(path: StrPath) -> Path:
-    """Return a local path or file:// URL as a Path; ValueError for a URL that lost a slash by passing through Path."""
+    """Return a local path or file:// URL as a Path. Raises ValueError for a URL that has lost a slash (s3:/bucket)
+    because it was turned into a Path."""
     text = os.fspath(path)
     if _FLATTENED.match(text):
         raise ValueError(f"{text}: a URL has two slashes after its scheme, as in s3://bucket/folder")
@@ -86,7 +87,8 @@ def local_path(path: StrPath) -> Path:
 
 
 def check_url(url: StrPath) -> tuple[str, str, str]:
-    """Split a URL into (scheme, bucket, key) without any request; ValueError if it does not address a store."""
+    """Return (scheme, bucket, key) of a store's URL, without any request. Raises ValueError if the URL does not address
+    a supported store."""
     text = os.fspath(url)
     scheme, _, rest = text.partition("://")
     scheme = scheme.lower()
@@ -102,7 +104,7 @@ def check_url(url: StrPath) -> tuple[str, str, str]:
 
 
 def open_filesystem(url: StrPath) -> tuple[Any, str]:
-    """Return (pyarrow FileSystem, path in it) for a URL or local path; each process creates one client, on first use.
+    """Return (pyarrow FileSystem, path in it) for a URL or local path. Each process creates its clients on first use.
 
     Raises ValueError for an invalid URL or an unsupported scheme.
     """
@@ -117,9 +119,11 @@ def open_filesystem(url: StrPath) -> tuple[Any, str]:
 
 @contextmanager
 def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
-    """Turn pyarrow's errors about a store into a StorageError that names `url`, cause and remedy.
+    """Turn pyarrow's errors about a store, if raised in the block, into a StorageError that names `url`, cause and
+    remedy.
 
-    `of_content`: the body also parses what it reads; OSErrors that do not come from the store pass unchanged.
+    Set `of_content` if the block also parses what it reads. OSErrors that do not come from the store then pass
+    unchanged.
     """
     try:
         yield
@@ -133,7 +137,7 @@ def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
 
 @contextmanager
 def name_full_disk(folder: StrPath) -> Iterator[None]:
-    """Add `folder`, the local folder of temporary files, to a "disk full" error of the body that names no file."""
+    """Add `folder` (of local temporary files) to a "disk full" error raised in the block, if it names no file."""
     try:
         yield
     except OSError as error:
@@ -144,8 +148,8 @@ def name_full_disk(folder: StrPath) -> Iterator[None]:
 
 
 def raise_outage(error: Exception, *, url: StrPath) -> None:
-    """Raise StorageError if `error` is a failure of the store; return if the stored data are gone, damaged or changed,
-    or if `url` is a local path."""
+    """Raise StorageError if `error` is a failure of the store. Do nothing if it means that the stored data are gone,
+    damaged or changed, or if `url` is a local path."""
     if not isinstance(error, OSError):
         return
     try:
@@ -161,8 +165,9 @@ def raise_outage(error: Exception, *, url: StrPath) -> None:
 
 @cache
 def _open_s3(pid: int, settings: tuple[str, ...], connect_s: float, stall_s: float, attempts: int) -> Any:
-    """Create the client of process `pid`. A client made before a fork shares the parent's connections: `pid` in the
-    cache key gives each process its own, and the parents' clients stay untouched until the process ends."""
+    """Return the client of process `pid`, created on the first call. A client made before a fork would share the
+    parent's connections. Since `pid` is in the cache key, each process gets its own client, and the parents' clients
+    stay untouched until the process ends."""
     scheme, endpoint, region = settings
     return fs.S3FileSystem(
         region=region or None,
@@ -171,7 +176,7 @@ def _open_s3(pid: int, settings: tuple[str, ...], connect_s: float, stall_s: flo
         allow_delayed_open=True,  # a small file needs only one request
         connect_timeout=connect_s,
         request_timeout=stall_s,
-        # Not the standard strategy: its retry budget, shared by all requests, runs out on a busy store.
+        # The standard strategy would not do: all requests share its retry budget, which runs out on a busy store.
         retry_strategy=fs.AwsDefaultS3RetryStrategy(max_attempts=attempts - 1),
     )
 
@@ -188,7 +193,7 @@ def _open_gs(pid: int, settings: tuple[str, ...], retry_s: int) -> Any:
 
 
 def _settings(scheme: str) -> tuple[str, str, str]:
-    """Return (http or https, host:port or "", region or "") from the environment."""
+    """Return a store's protocol (http or https), endpoint (host:port or "") and region (or "") from the environment."""
     variables, regions = (_S3_ENDPOINTS, _S3_REGIONS) if scheme == "s3" else (_GS_ENDPOINTS, ())
     name = next((name for name in variables if os.environ.get(name)), None)
     region = next((os.environ[name] for name in regions if os.environ.get(name)), "")
@@ -210,7 +215,7 @@ def _explain(error: OSError, *, url: str) -> StorageError:
     bucket = f"{scheme}://{url.partition('://')[2].partition('/')[0]}"
     name = next(iter(_S3_ENDPOINTS if scheme == "s3" else _GS_ENDPOINTS))
 
-    said = re.sub(r"'[^']*'", "", cause)  # without names, which may look like error words
+    said = re.sub(r"'[^']*'", "", cause)  # without quoted names, which may contain words of errors
     no_bucket = AbsentError(f"{url}: there is no bucket {bucket}; correct the name, or create the bucket")
 
     def has(*words: str) -> bool:

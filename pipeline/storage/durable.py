@@ -1,7 +1,8 @@
 """Durable writes: files and folders appear whole or not at all, even after a power cut.
 
-Invariant: content is on the disk (fsync) before its name appears, and the name is on the disk before anything refers
-to it; without fsync a power cut may keep either one alone. Cost: two fsyncs a file, a few milliseconds on a busy disk.
+Invariant: content is on the disk (fsync) before its name appears, and the name is on the disk before anything refers to
+it. Without fsync a power cut may keep the name without the content, or the reverse. Cost: two fsyncs a file, a few
+milliseconds on a busy disk.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 ASIDE = ".aside-"
-"""Prefix of a folder that was moved aside because the system cannot exchange two folders in one step."""
+"""Prefix of a replaced folder that was moved aside because the system cannot exchange two folders in one step."""
 _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{16}")
 _EXCHANGE = 2
 _HERE = -100
@@ -26,9 +27,10 @@ _HERE = -100
 
 @contextmanager
 def replace_file(path: Path, *, make_folders: bool = True, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Yield a temporary file beside `path` to write, renamed to `path` at the end and removed on an error.
+    """Yield a temporary file beside `path` to write. It is renamed to `path` at the end of the block, or removed on an
+    error.
 
-    Without `durable` the file still appears whole, but a power cut may undo it.
+    Without `durable` the file still appears whole, but a power cut may undo the write.
     """
     if make_folders:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,21 +47,22 @@ def replace_file(path: Path, *, make_folders: bool = True, durable: bool = True)
 
 
 def rename_file(source: Path, *, final: Path) -> None:
-    """Rename a written file to `final` on the same disk; content and name are durable afterwards."""
+    """Rename the written file `source` to `final` on the same disk; content and name are durable afterwards."""
     sync(source)
     os.replace(source, final)
     sync(final.parent)
 
 
 def replaced_by(name: str) -> str:
-    """Return the final name of a temporary file that a killed replace_file left behind; "" for any other name."""
+    """Return the final name of the temporary file `name`, which a killed replace_file left behind, or "" for any other
+    name."""
     found = _PARTIAL.fullmatch(name)
     return found[1] if found else ""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to OSErrors of the block that name no file, such as "disk full"."""
+    """Add `path` to an OSError raised in the block that names no file, such as "disk full"."""
     try:
         yield
     except OSError as error:
@@ -69,7 +72,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def make_durable_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, and make their names durable."""
+    """Create a folder and its missing parents, and make their names durable (fsync)."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in made:
@@ -80,8 +83,8 @@ def put_in_place(temporary: Path, *, final: Path) -> Path | None:
     """Rename the folder `temporary`, whose content is durable, to `final`. Return where the replaced folder is now, for
     the caller to remove, or None if there was none.
 
-    `final` is whole at every moment. Only if the system cannot exchange two folders, a kill in between leaves the
-    replaced one under ASIDE + its name instead.
+    `final` is whole at every moment, unless the system cannot exchange two folders. Then a kill between two renames
+    leaves no folder at `final`, and the replaced folder under ASIDE + its name.
     """
     replaced = None
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -111,16 +114,16 @@ def sync(path: str | Path) -> None:
 
 
 def sync_below(path: str | Path) -> None:
-    """Make a file, or a folder and everything below it, durable."""
+    """Make a file, or a folder and everything below it, durable (fsync)."""
     for found in [*Path(path).rglob("*"), path]:
         sync(found)
 
 
 def find_existing(path: Path) -> Path:
-    """Return the path, or its nearest parent that exists."""
+    """Return `path` if it exists, or else its nearest parent that exists."""
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free bytes of the disk where `path` is, or will be."""
+    """Return the number of free bytes on the disk where `path` is, or will be."""
     return shutil.disk_usage(find_existing(path)).free

@@ -1,7 +1,7 @@
-"""Files by path or URL: the same functions for local paths (and file://), s3:// and gs://, over pyarrow.fs.
+"""Reads and writes files by path or URL: the same functions serve local paths (and file://), s3:// and gs://.
 
-A store has no rename. A file appears there whole under its final name, or not at all: it is uploaded in one
-uninterrupted call, so `open_output` first collects it in a local temporary file (disk: the file's size).
+A store has no rename. So that a file appears there whole or not at all, it is uploaded in one uninterrupted call.
+`open_output` therefore first collects the content in a local temporary file (disk: the file's size).
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ from pipeline.storage.clients import (
 from pipeline.storage.durable import replace_file
 
 READ_AHEAD_BYTES = 1 << 20
-"""Fewest bytes that `open_input` requests at a time."""
+"""Fewest bytes that `open_input` requests from a store at a time, by default."""
 
 MAP_THREADS = 32
-"""Files on a store that `map_paths` handles at the same time."""
+"""Number of files on a store that `map_paths` handles at the same time."""
 
 Result = TypeVar("Result")
 
 Location: TypeAlias = Path | str
-"""A Path is local; a string is always the URL of an object store (s3://bucket/runs/x)."""
+"""A local Path, or a string that is the URL of an object store (s3://bucket/runs/x)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file below a folder: `name` relative to the folder, with forward slashes; `modified` in seconds since 1970."""
+    """A file below a folder. `name` is relative to the folder, with forward slashes; `size` is in bytes, and `modified`
+    in seconds since 1970."""
 
     name: str
     size: int
@@ -56,14 +57,14 @@ class StoredFile:
 
 
 def join(root: StrPath, *parts: str) -> str:
-    """Join `parts` to `root`, a path or URL."""
+    """Return the path or URL `root` with `parts` joined to it."""
     if is_url(root):
         return "/".join([os.fspath(root).rstrip("/") or "/", *parts])
     return str(local_path(root).joinpath(*parts))
 
 
 def locate(path: StrPath, *names: str) -> Location:
-    """Return the Location of `path` (local, file:// or URL of a store), or of `names` below it."""
+    """Return `path` (local, file:// or a store's URL) as a Location, with `names` joined to it."""
     if is_url(path):
         return join(path, *names).rstrip("/")
     return local_path(path).joinpath(*names)
@@ -75,7 +76,7 @@ def base_name(path: StrPath) -> str:
 
 
 def parent_of(path: StrPath) -> str:
-    """Return a path or URL without its last part; a bucket is its own parent, as / is."""
+    """Return a path or URL without its last part. The parent of a bucket is the bucket, and the parent of / is /."""
     if not is_url(path):
         return str(local_path(path).parent)
     url = os.fspath(path).rstrip("/")
@@ -84,7 +85,7 @@ def parent_of(path: StrPath) -> str:
 
 
 def read_bytes(path: StrPath) -> bytes:
-    """Read a whole file."""
+    """Return the content of a file."""
     with open_input(path) as stream:
         return stream.read()
 
@@ -97,7 +98,8 @@ def open_input(path: StrPath, *, read_ahead: int = READ_AHEAD_BYTES) -> IO[bytes
 
 
 def open_native(path: StrPath) -> Any:
-    """Open a pa.NativeFile, of which pyarrow's readers request only ranges. Wrap the reading in name_errors."""
+    """Open a file as a pa.NativeFile, from which pyarrow's readers request only the ranges that they need. Wrap the
+    reading in name_errors."""
     system, place = open_filesystem(path)
     with name_errors(path):
         return system.open_input_file(place)
@@ -105,7 +107,7 @@ def open_native(path: StrPath) -> Any:
 
 @contextmanager
 def open_parquet(path: StrPath) -> Iterator[Any]:
-    """Open a pq.ParquetFile that verifies page checksums; on a store, one request reads neighbouring columns."""
+    """Yield a pq.ParquetFile that verifies page checksums. On a store, one request reads neighbouring columns."""
     if not is_url(path):
         with pq.ParquetFile(local_path(path), page_checksum_verification=True) as file:
             yield file
@@ -119,15 +121,15 @@ def open_parquet(path: StrPath) -> Iterator[Any]:
 
 
 def make_folder(path: StrPath) -> None:
-    """Create a local folder and its missing parents; stores need no folders."""
+    """Create a local folder and its missing parents; do nothing on a store, which needs no folders."""
     if not is_url(path):
         local_path(path).mkdir(parents=True, exist_ok=True)
 
 
 def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, make_folders: bool = True) -> None:
-    """Write a whole file (bytes, or anything with the buffer protocol) that appears at once.
+    """Write a whole file, which appears at once. `data` is bytes, or anything with the buffer protocol.
 
-    Without `make_folders` a missing local folder raises OSError: it was removed on purpose.
+    Without `make_folders`, a missing local folder raises OSError, for callers whose folder may be removed on purpose.
     """
     if not is_url(path):
         with replace_file(local_path(path), make_folders=make_folders) as stream:
@@ -135,12 +137,12 @@ def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, ma
         return
     system, place = open_filesystem(path)
     with name_errors(path), system.open_output_stream(place, compression=None) as stream:
-        # Without compression=None pyarrow compresses by suffix. One call: nothing of ours can fail in the middle.
+        # Without compression=None pyarrow compresses by suffix. In one call, no code of ours can fail in the middle.
         stream.write(data)
 
 
 def store_file(source: StrPath, path: StrPath) -> None:
-    """Upload a local file, which appears at once; memory is flat."""
+    """Copy the local file `source` to `path` (local or on a store), where it appears at once. Memory is flat."""
     if not is_url(path):
         with open(source, "rb") as file, replace_file(local_path(path)) as stream:
             shutil.copyfileobj(file, stream, READ_AHEAD_BYTES)
@@ -153,7 +155,7 @@ def store_file(source: StrPath, path: StrPath) -> None:
 
 
 def fetch_file(path: StrPath, target: StrPath) -> None:
-    """Copy a file to the local `target`, which appears at once; missing folders are created."""
+    """Copy a file to the local path `target`, where it appears at once. Missing folders are created."""
     with open_input(path, read_ahead=8 * READ_AHEAD_BYTES) as stream, replace_file(Path(target)) as file:
         shutil.copyfileobj(stream, file, 8 * READ_AHEAD_BYTES)
 
@@ -162,8 +164,8 @@ def fetch_file(path: StrPath, target: StrPath) -> None:
 def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]:
     """Yield a seekable file to write, which appears under its name if the block ends without an error.
 
-    For a store the content goes to a temporary file (TMPDIR), which is then uploaded. `in_place`: write a local file
-    directly under its name and remove it on an error, which is enough if nobody reads it earlier.
+    For a store the content goes to a temporary file (in TMPDIR), which is then uploaded. With `in_place` a local file
+    is written directly under its name and removed on an error, which is enough if nobody reads the file earlier.
     """
     if not is_url(path):
         with (_write_in_place if in_place else replace_file)(local_path(path)) as stream:
@@ -177,9 +179,9 @@ def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]
 
 @contextmanager
 def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
-    """Yield a file to write sequentially without a local copy (memory for a store: the data in transfer).
+    """Yield a file to write sequentially, without a local copy. On a store only the data in transfer are in memory.
 
-    If the block fails, part of the file may remain: use it for files that count only when a later file names them.
+    If the block fails, part of the file may remain. So use this for files that count only when a later file names them.
     """
     if not is_url(path):
         local_path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +194,7 @@ def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
 
 
 def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
-    """List the files in a folder (with `below` also in its subfolders), sorted by name; [] if the folder is missing.
+    """Return the files in a folder (with `below` also in its subfolders), sorted by name; [] if the folder is missing.
 
     A request to a store returns 1,000 names. Raises StorageError if the bucket is missing or access is denied.
     """
@@ -211,18 +213,18 @@ def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
 
 
 def list_names(folder: StrPath) -> set[str]:
-    """Return the names of the files and folders directly in a folder; empty if the folder is missing."""
+    """Return the names of the files and folders directly in a folder, or an empty set if the folder is missing."""
     if not is_url(folder):
         return {path.name for path in local_path(folder).glob("*")}
     system, place = open_filesystem(folder)
-    below = system.type_name == "gcs"  # which does not list folders that exist only as prefixes of files
+    below = system.type_name == "gcs"  # gcs does not list folders that exist only as prefixes of files
     with name_errors(folder):
         found = system.get_file_info(fs.FileSelector(place, recursive=below, allow_not_found=True))
     return {info.path[len(place) + 1 :].partition("/")[0] for info in found}
 
 
 def read_range(path: StrPath, *, offset: int, length: int) -> bytes:
-    """Read `length` bytes of a file from `offset`, fewer if it ends earlier."""
+    """Return `length` bytes of a file from byte `offset`, or fewer if the file ends earlier."""
     if not is_url(path):
         with open(local_path(path), "rb") as stream:
             stream.seek(offset)
@@ -233,7 +235,7 @@ def read_range(path: StrPath, *, offset: int, length: int) -> bytes:
 
 
 def find_file(path: StrPath) -> StoredFile | None:
-    """Return base name, size and time of a file; None if it is missing or a folder."""
+    """Return a file's base name, size and modification time, or None if it is missing or a folder."""
     if not is_url(path):
         try:
             status = local_path(path).stat()
@@ -247,7 +249,7 @@ def find_file(path: StrPath) -> StoredFile | None:
 
 
 def size_of(path: StrPath) -> int:
-    """Return the size of a file in bytes; FileNotFoundError if it is missing."""
+    """Return the size of a file in bytes. Raises FileNotFoundError if the file is missing."""
     if not is_url(path):
         return local_path(path).stat().st_size
     found = find_file(path)
@@ -257,7 +259,8 @@ def size_of(path: StrPath) -> int:
 
 
 def map_paths(function: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
-    """Return `function` of every path, in order; MAP_THREADS at a time if any is on a store, to hide latency."""
+    """Return the result of `function` for every path, in order. If any path is on a store, MAP_THREADS calls run at a
+    time, to hide latency."""
     if not any(map(is_url, paths)):
         return [function(path) for path in paths]
     with ThreadPoolExecutor(max_workers=MAP_THREADS, thread_name_prefix="storage") as pool:
@@ -265,7 +268,7 @@ def map_paths(function: Callable[[str], Result], paths: Sequence[str]) -> list[R
 
 
 def exists(path: StrPath) -> bool:
-    """Return whether the file or folder exists (on a store: anything below that name)."""
+    """Return whether the file or folder exists. On a store, a folder exists if anything is below that name."""
     if not is_url(path):
         return local_path(path).exists()
     system, place = open_filesystem(path)
@@ -274,7 +277,8 @@ def exists(path: StrPath) -> bool:
 
 
 def file_version(path: StrPath) -> str:
-    """Return a text that changes when the file is rewritten: size, and entity tag of the store or else time."""
+    """Return a text that changes when the file is rewritten. It has the file's size, and the store's entity tag or else
+    the modification time."""
     if is_url(path):
         with open_native(path) as stream, name_errors(path):
             size = stream.size()
@@ -289,7 +293,7 @@ def file_version(path: StrPath) -> str:
 
 
 def delete(path: StrPath) -> None:
-    """Delete a file; a missing one is no error."""
+    """Delete a file, or do nothing if it is missing."""
     if not is_url(path):
         local_path(path).unlink(missing_ok=True)
         return
@@ -299,7 +303,8 @@ def delete(path: StrPath) -> None:
 
 
 def delete_tree(folder: StrPath) -> None:
-    """Delete a folder with everything below it; a missing one is no error. A request to a store deletes 1,000 names."""
+    """Delete a folder with everything below it, or do nothing if it is missing. A request to a store deletes 1,000
+    names. Raises ValueError for a whole bucket."""
     if not is_url(folder):
         with suppress(FileNotFoundError):
             shutil.rmtree(local_path(folder))
@@ -312,7 +317,7 @@ def delete_tree(folder: StrPath) -> None:
 
 
 class _StoreReader(io.RawIOBase):
-    """An object as a raw file: each read is one range request, and errors name the URL."""
+    """An object on a store as a raw file. Each read is one range request, and errors name the URL."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -368,7 +373,7 @@ def _write_in_place(path: Path) -> Iterator[IO[bytes]]:
 def _list_local(folder: Path, *, below: bool) -> list[StoredFile]:
     found = []
     for path in sorted(folder.rglob("*") if below else folder.glob("*")):
-        with suppress(FileNotFoundError):  # renamed or removed meanwhile
+        with suppress(FileNotFoundError):  # renamed or removed since the listing
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
                 found.append(StoredFile(path.relative_to(folder).as_posix(), status.st_size, status.st_mtime))

@@ -1,21 +1,23 @@
 """The lease on an output: one command at a time builds a data set, or trains, in a folder or on a store.
 
-FOLDER/lease/NUMBER-TOKEN.json is a command's claim. Only that command writes it: first as a candidate, then as the
-holder, renewed with every heartbeat. A candidate becomes the holder if a listing after its own write shows no other
-claim that may be alive: a listing shows every earlier write, so at least one of two concurrent candidates sees the
-other. Numbers increase from holder to holder; a holder's claim fences all smaller numbers.
+FOLDER/lease/NUMBER-TOKEN.json is the claim of one command. Only that command writes it, first as a candidate and then
+as the holder of the lease, and renews it with every heartbeat. A candidate writes its claim and then lists all claims.
+It becomes the holder if the listing shows no other claim whose command may be alive. Because a listing shows every
+earlier write, at least one of two concurrent candidates sees the other. Numbers increase from holder to holder, and a
+holder's claim fences (makes invalid) all claims with smaller numbers.
 
 Invariant: at most one command has the lease and may commit. If the holder's process is gone from this machine, the next
-command takes over at once; if it runs elsewhere (or in another container), after a silence of its time-out, measured on
-the waiting command's own clock: clocks of other machines and times of a store are never trusted. A command that lost
-the lease notices at its next heartbeat, and `held` refuses it. The protocol needs no locks, renames or conditional
-writes. In a folder a lock file (flock) guards each step, so nobody can take over inside `held`. On a store, or a file
-system without locks, `held` checks only right before its block: a command that freezes in between can write once more.
+command takes over at once. If the holder runs elsewhere (or in another container), the next command takes over after
+the holder was silent for its time-out. The waiting command measures this on its own clock: clocks of other machines and
+times of a store are never trusted. A command that lost the lease notices at its next heartbeat, and `held` refuses it.
+The protocol needs no locks, renames or conditional writes. In a folder a lock file (flock) still guards each step, so
+nobody can take over inside `held`. On a store, or a file system without locks, `held` checks only right before its
+block: a command that freezes in between can write once more.
 
-Cost: in a folder a heartbeat changes a file's time (no space needed); on a store it is three small requests, 43,000 a
+Cost: in a folder a heartbeat changes a file's time (no space needed). On a store it is three small requests, 43,000 a
 day at a time-out of 60 s. Earlier releases used RUN/lease.json, a lock on a build's folder, or OUT/_tmp/holders on a
-store. These are ignored: end such a command before this release works on its output. Their files are removed with
-OUT/_tmp, or stay in RUN and do no harm.
+store. This release ignores these, so end such a command before this release works on the same output. Files in OUT/_tmp
+are removed with it; RUN/lease.json stays and does no harm.
 """
 
 from __future__ import annotations
@@ -43,27 +45,28 @@ from pipeline.storage.files import Location, locate
 
 LEASE_FOLDER = "lease"
 BEATS = 10
-"""Heartbeats per time-out."""
+"""Number of heartbeats within one time-out."""
 CONTEST_S = 0.2
-"""Seconds between two checks while candidates compete."""
+"""Seconds between two checks of the claims while candidates compete."""
 CLAIM_BYTES = 1024
-"""Size of every claim: a reader during a rewrite gets the old or the new one, never a truncated one."""
+"""Size of every claim file. Because it is fixed, a reader during a rewrite gets the old or the new claim, never a
+truncated one."""
 _LOCK = ".lock"
 
 
 class LeaseError(PassingError):
-    """Another command uses the output."""
+    """Another command uses the output, or has taken it over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder(Process):
-    """A process that has the lease, or wants it."""
+    """A process that has the lease, or wants it. `token` is random and tells its claim from others."""
 
     token: str
     since: str
-    """When it asked for the lease, for messages."""
+    """Time at which the process asked for the lease, for messages."""
     timeout_s: int
-    """Silence after which others may take over."""
+    """Seconds without a heartbeat after which other commands may take over."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -71,19 +74,19 @@ class Holder(Process):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The content of one command's file."""
+    """The claim of one command to the lease: the content of the command's file."""
 
     number: int
-    """One more than the greatest number that its command saw."""
+    """One more than the greatest number that the command saw in other claims."""
     beat: int
-    """Heartbeats so far (in a folder: the time of the last one). A change is a sign of life."""
+    """Number of heartbeats so far (in a folder: the time of the last one). A change is a sign of life."""
     holds: bool
-    """Whether its command has or had the lease; otherwise it is a candidate."""
+    """True if the command has or had the lease, False if it is a candidate."""
     holder: Holder
 
     @property
     def name(self) -> str:
-        """Name of the claim's file."""
+        """The name of the claim's file."""
         return f"{self.number:08d}-{self.holder.token}.json"
 
 
@@ -97,10 +100,11 @@ def hold(
     note_loss: Callable[[], object] = lambda: None,
     name: str = "",
 ) -> Iterator[str]:
-    """Take the lease, keep it alive inside the block and give it back; yields its token. Creates the folder.
+    """Take the lease on `folder` (the right to write there alone), keep it alive inside the block and give it back.
+    Yields its token. Creates the folder.
 
-    Waits, with a message, for a sign of life from a holder elsewhere; raises LeaseError if another command is alive.
-    `name`: the output in messages (default: output=FOLDER). If the lease is lost inside the block, a separate thread
+    Waits, with a message, for a sign of life from a holder elsewhere. Raises LeaseError if another command is alive.
+    `name` is the output in messages (default: output=FOLDER). If the lease is lost inside the block, a separate thread
     reports it, sets `stop` and calls `note_loss`.
     """
     folder, name = locate(folder), _name(folder, name)
@@ -132,10 +136,10 @@ def hold(
 
 @contextmanager
 def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None]:
-    """Guarantee that nobody takes over the lease inside the block (on a store: only check right before it). Raises
-    LeaseError if `token` does not hold the lease.
+    """Run the block only if `token` has the lease on `folder`, and let nobody take over the lease inside the block (on
+    a store: only check right before it). Raises LeaseError if `token` does not have the lease.
 
-    Without a token nothing is checked: for callers with a private folder.
+    If `token` is None nothing is checked, for callers whose folder nobody else uses.
     """
     if token is None:
         yield
@@ -154,7 +158,7 @@ def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None
 
 
 def refuse_if_alive(folder: StrPath) -> None:
-    """Raise LeaseError if a live process of this machine has the lease; neither writes nor waits."""
+    """Raise LeaseError if a live process of this machine has the lease on `folder`. Neither write nor wait."""
     folder = locate(folder)
     for claim in _reigning(_look(folder)):
         if claim.holds and claim.holder.is_gone() is False:
@@ -171,7 +175,8 @@ def take(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Holder:
-    """Take the lease, as the first step of `hold`. Raises KeyboardInterrupt if a signal comes while it waits."""
+    """Take the lease on `folder`, as the first step of `hold`, and return this process as its holder. Raises LeaseError
+    if another command is alive, and KeyboardInterrupt if a signal comes while it waits."""
     folder, name = locate(folder), _name(folder, name)
     mine = identify(timeout_s=timeout_s)
     silent: set[Claim] = set()
@@ -192,7 +197,7 @@ def take(
 
 
 def beat_once(folder: StrPath, *, token: str) -> bool:
-    """Renew the claim of `token`; return False if another command has taken over."""
+    """Renew the claim of `token` to the lease. Return True, or False if another command has taken over."""
     folder = locate(folder)
     with _locked(folder):
         mine = next((claim for claim in _reigning(_look(folder)) if claim.holder.token == token), None)
@@ -206,7 +211,7 @@ def beat_once(folder: StrPath, *, token: str) -> bool:
 
 
 def release(folder: StrPath, *, token: str) -> None:
-    """Delete the claim of `token`; in a folder that nobody else claims, remove the lease's folder too."""
+    """Delete the claim of `token`. In a local folder, also remove the lease's folder if there are no other claims."""
     folder = locate(folder)
     with suppress(OSError), _locked(folder):
         claims = _look(folder)
@@ -245,8 +250,8 @@ def _watch(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> set[Claim]:
-    """Wait until the claims change (return an empty set) or their time-out passes (return them as silent). Raises
-    LeaseError if the holder proves to be alive."""
+    """Wait until the claims change, and return an empty set. If the time-out of the claims `living` passes before,
+    return these as silent. Raises LeaseError if the holder proves to be alive."""
     holding = next((claim for claim in living if claim.holds), None)
     if holding is not None and holding.holder.is_gone() is False:
         raise _refusal(name, holding.holder)
@@ -270,7 +275,8 @@ def _watch(
 def _contend(
     folder: Location, claim: Claim, *, silent: set[Claim], clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> bool:
-    """Write the claim and take the lease; withdraw and return False if there is a holder or a smaller token."""
+    """Write `claim`, try to take the lease, and return whether it was taken. If there is a holder, or a candidate with
+    a smaller token, withdraw the claim and return False."""
     taken = False
     try:
         _write(folder, claim)
@@ -293,22 +299,22 @@ def _contend(
 
 
 def _living(claims: Iterable[Claim], *, silent: set[Claim]) -> list[Claim]:
-    """Return the claims whose commands may be alive."""
+    """Return the claims whose commands may be alive: those that are valid and neither silent nor known to be gone."""
     return [claim for claim in _reigning(claims) if claim not in silent and not claim.holder.is_gone()]
 
 
 def _reigning(claims: Iterable[Claim]) -> list[Claim]:
-    """Return the claims that no holder with a greater number fences."""
+    """Return the valid claims: those whose number is not below the greatest number of a holder's claim."""
     claims = list(claims)
     reign = max((claim.number for claim in claims if claim.holds), default=0)
     return [claim for claim in claims if claim.number >= reign]
 
 
 def _look(folder: Location) -> list[Claim]:
-    """Read all claims, sorted by number."""
+    """Return all claims in a folder, sorted by number."""
     claims = []
     for file in files.list_files(locate(folder, LEASE_FOLDER), below=False):
-        with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # withdrawn meanwhile, or not a claim
+        with suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # was withdrawn just now, or is no claim
             claims.append(_read(locate(folder, LEASE_FOLDER, file.name)))
     return sorted(claims, key=lambda claim: (claim.number, claim.holder.token))
 
@@ -334,9 +340,11 @@ def _path(folder: Location, claim: Claim) -> Location:
 
 @contextmanager
 def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
-    """Let one process at a time do a step of the protocol; no effect on a store or a file system without locks.
+    """Let one process at a time run the block, which takes, renews or gives back the lease. No effect on a store or a
+    file system without locks.
 
-    `make`: create the lock file if it is missing; otherwise a missing file means that there is no lease to lock.
+    `make` creates the lock file if it is missing. Without `make`, a missing file means that nobody has a lease, so the
+    block runs without a lock.
     """
     if not isinstance(folder, Path):
         yield
@@ -361,7 +369,8 @@ def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
 
 
 def _stands(path: Path, *, as_descriptor: int) -> bool:
-    """Return whether `path` still names the open file: a holder removes it when it gives the lease back."""
+    """Return whether `path` still names the open file `as_descriptor`. A holder removes the file when it gives the
+    lease back."""
     try:
         return os.path.samestat(path.stat(), os.fstat(as_descriptor))
     except FileNotFoundError:

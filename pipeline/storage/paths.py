@@ -1,4 +1,4 @@
-"""Paths and URLs in a user's settings."""
+"""Checks and expands paths and URLs in a user's settings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pipeline.storage.clients import check_url, is_url, local_path
 
 
 def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
-    """Expand ~ in a path setting and turn file:// into a path; s3:// and gs:// URLs lose only trailing slashes.
+    """Return a path setting with ~ expanded and file:// turned into a path; s3:// and gs:// URLs lose only trailing
+    slashes.
 
-    Raises ConfigError naming `key` if the value is empty, contains a NUL, is an invalid URL, or with `local_only` any
-    URL of a store.
+    Raises ConfigError naming `key` if the value is empty, contains a NUL or is an invalid URL, and with `local_only`
+    for any URL of a store.
     """
     if not value or "\0" in value:
         raise ConfigError(f"{key}={value!r}: not a path; give the name of a file or folder")
@@ -31,7 +32,8 @@ def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
 
 
 def refuse_lost_path(value: str, *, key: str) -> None:
-    """Raise ConfigError for a relative path in a submitted Ray job whose folder (`--working-dir`) was uploaded."""
+    """Raise ConfigError for a relative path if this is a submitted Ray job that runs in an uploaded copy of its folder
+    (`--working-dir`)."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
     uploaded = (job.get("runtime_env") or {}).get("working_dir")
     if uploaded is not None and not os.path.isabs(value):

@@ -1,6 +1,7 @@
-"""Country templates named by a code, {{ROU}}, which show a flag and the name; only the name is text. Pure.
+"""Renders country templates, which are named by a code. {{ROU}} shows a flag and a name; only the name is text. Pure.
 
-countries.tsv has the names by language of the wiki; other codes are not treated as country templates.
+countries.tsv has each country's code and name in the wiki's language. Templates named by another code are not handled
+here.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from pipeline.wikitext.quantities import Arguments
 
 
 def country_name(code: str, *, language: str) -> str | None:
-    """Return the name that a wiki shows for a code in capitals, or None if it is not known for certain."""
+    """Return the country name that a wiki in `language` shows for a code in capitals, or None if the name is not known
+    for certain."""
     return _names().get((language, code))
 
 
 def render_country(name: str, arguments: Arguments) -> str | None:
-    """Return the text of {{CODE}} or, with the flag of another time, {{USA|1912}}; None for other arguments."""
+    """Return the text of {{CODE}}: `name`, or the argument called name. Numbers, as in {{USA|1912}}, only choose the
+    flag of another time. Return None for other arguments."""
     if not all(value.isdecimal() for value in arguments.filled()) or set(arguments.named) - {"size", "name", "variant"}:
         return None
     return arguments.named.get("name") or name

@@ -1,4 +1,4 @@
-"""Visible text of the links [[...]] and [http://...]. Pure."""
+"""Turns the links [[...]] and [http://...] into their visible text. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _EXTERNAL = re.compile(
 
 
 def resolve_link(content: str, *, names: WikiNames) -> str:
-    """Return the visible text of `[[content]]`: label, target, or "" (files, categories, other languages)."""
+    """Return the visible text of `[[content]]`: the label, or else the target. Return "" for files, categories and
+    links to other languages."""
     target, bar, label = content.partition("|")
     visible_prefix = target.lstrip().startswith(":")
     name = target.strip().lstrip(":").strip()
@@ -41,5 +42,5 @@ def resolve_link(content: str, *, names: WikiNames) -> str:
 
 
 def resolve_external_links(text: str) -> str:
-    """Replace [http://x label] by "label" and [http://x] by nothing; a bare address stays."""
+    """Return `text` with [http://x label] replaced by "label" and [http://x] by nothing; a bare address stays."""
     return _EXTERNAL.sub(r"\1", text) if "[" in text else text

@@ -1,8 +1,8 @@
 """Names in a Wikipedia's markup: namespaces and redirect words of every language, and interwiki prefixes.
 
-names.tsv has the known names (language, namespace number or `redirect`, names joined by `|`; case-folded; from
-MediaWiki's siteinfo of all Wikipedias, as tabulated by DBpedia in March 2026). They are united with those in a dump's
-own siteinfo, since some dumps carry the siteinfo of another wiki.
+names.tsv has the known names, from MediaWiki's siteinfo of all Wikipedias, as tabulated by DBpedia in March 2026. A
+line has a language, a namespace number or `redirect`, and case-folded names joined by `|`. The names are united with
+those in a dump's own siteinfo, since some dumps carry the siteinfo of another wiki.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_INVISIBLE = (-2, 6, 14)  # media, file, category: a link to one shows no text
+_INVISIBLE = (-2, 6, 14)  # media, file, category: a link to such a page shows no text
 
 _WITH_TALK = {
     **{"user": 2, "project": 4, "wikipedia": 4, "file": 6, "image": 6, "mediawiki": 8, "template": 10, "help": 12},
@@ -44,10 +44,11 @@ PROJECT_PREFIXES = words(
 
 @dataclass(frozen=True)
 class WikiNames:
-    """Names of one wiki, all by `fold_name`: namespaces other than 0, redirect words, codes of other languages.
+    """The names of one wiki, in the form of `fold_name`: namespaces other than 0 (with their numbers), redirect words,
+    and the codes of other languages.
 
-    `invisible`: prefixes of links that show no text, in this wiki's language and (longer names) in any other, since
-    translated pages keep the links to files of the original.
+    `invisible` has the prefixes of links that show no text, such as "file". It includes longer prefixes of all other
+    languages, because translated pages keep links to the files of the original page.
     """
 
     namespaces: Mapping[str, int]
@@ -63,7 +64,7 @@ class WikiNames:
         object.__setattr__(self, "redirect_pattern", re.compile(rf"\s*[#\uff03]\s*(?:{words})\s*:?\s*\[\[", re.I))
 
     def namespace_of(self, title: str) -> int:
-        """Return the namespace number of the title's prefix; 0 if it has none."""
+        """Return the number of the namespace that the title's prefix names, or 0 if it names none."""
         prefix, colon, _ = title.partition(":")
         return self.namespaces.get(fold_name(prefix), 0) if colon else 0
 
@@ -73,14 +74,16 @@ class WikiNames:
 
 
 def fold_name(name: str) -> str:
-    """Normalize a namespace or template name for comparison: underscores become spaces, case is folded."""
+    """Return the name of a namespace or template in the form used for comparison: with spaces for underscores, and
+    case-folded."""
     return " ".join(name.replace("_", " ").split()).casefold()
 
 
 def wiki_names(languages: Iterable[str], *, siteinfo: Mapping[str, int] | None = None) -> WikiNames:
-    """Unite the names of the given languages (unknown ones add nothing) and of a siteinfo ({name: number}).
+    """Return the namespaces and redirect words of the given languages (unknown ones add nothing), united with the
+    namespaces of a dump's siteinfo ({name: number}).
 
-    If they disagree on a number, the siteinfo counts.
+    If a language and the siteinfo disagree on a namespace's number, the siteinfo counts.
     """
     table = _known_names()
     namespaces = dict(_CANONICAL)
@@ -121,5 +124,5 @@ def _all_invisible() -> frozenset[str]:
 
 @cache
 def language_codes() -> frozenset[str]:
-    """Return the codes of all Wikipedias, including old ones."""
+    """Return the language codes of all Wikipedias, including old codes."""
     return frozenset(_known_names()) - {"commons"} | _OLD_CODES

@@ -1,6 +1,7 @@
 """Renders numbers, measures, money and dates of inline templates, with the separators of the wiki's language. Pure.
 
-Measures are not converted: {{convert|1300|mi|km}} reads "1,300 mi".
+Measures are not converted: {{convert|1300|mi|km}} becomes "1,300 mi". A renderer returns None if it does not understand
+the arguments.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from pipeline.wikitext.tags import raise_digits
 
 
 class Arguments(NamedTuple):
-    """Arguments of a template: positional, named (by case-folded name), and the language of the wiki."""
+    """The arguments of a template: `positional` in order, and `named` by case-folded name. `language` is the wiki's
+    language."""
 
     positional: list[str]
     named: dict[str, str]
     language: str
 
     def at(self, position: int) -> str:
-        """Return a positional argument, counted from 1; "" if it is missing."""
+        """Return the positional argument number `position`, counted from 1, or "" if it is missing."""
         return self.positional[position - 1] if len(self.positional) >= position else ""
 
     def filled(self) -> list[str]:
@@ -31,7 +33,7 @@ class Arguments(NamedTuple):
 # ---- numbers, units, money ----
 
 _PLAIN_NUMBER = re.compile(r"([-+\u2212]?)(\d+)(\.\d+)?")
-# Separators of thousands and of decimals; in every other language "," and ".".
+# Separators of thousands and of decimals. In every other language these are "," and ".".
 _SEPARATORS = {
     **dict.fromkeys(("de", "it", "nl", "pt", "da", "id", "tr", "el", "ca", "ro", "hr"), (".", ",")),
     **dict.fromkeys(("es", "ru", "uk", "pl", "cs", "sv", "fi", "no", "hu", "bg"), ("\u00a0", ",")),
@@ -40,7 +42,7 @@ _SEPARATORS = {
 
 
 def format_number(text: str, *, language: str) -> str:
-    """Format a plain number with the separators of the language; return anything else unchanged."""
+    """Return a plain number with the separators of the language, or any other text unchanged."""
     found = _PLAIN_NUMBER.fullmatch(text.replace(",", "") if language in ("en", "simple") else text)
     if found is None:
         return text
@@ -95,7 +97,8 @@ _UNIT_SIGNS = {
 
 
 def convert(arguments: Arguments) -> str | None:
-    """Render a measure as given, with the symbol of its unit: 1,300 mi; 5 to 7 km; 6 ft 2 in."""
+    """Render a measure as given, with the symbol of its unit: 1,300 mi; 5 to 7 km; 6 ft 2 in. Return None without a
+    unit."""
     values = arguments.positional
     text, position = "", 0
     while position + 1 < len(values):
@@ -113,7 +116,7 @@ def convert(arguments: Arguments) -> str | None:
 
 
 def value(arguments: Arguments) -> str | None:
-    """Render a number with its uncertainty, power of ten and unit."""
+    """Render a number with its uncertainty, power of ten and unit, or return None without a number."""
     number = arguments.at(1)
     if not number:
         return None
@@ -127,7 +130,8 @@ def value(arguments: Arguments) -> str | None:
 
 
 def unit_fr(arguments: Arguments) -> str | None:
-    """Render a number and its unit, whose exponents are separate arguments (French)."""
+    """Render a number and its unit, for French templates that give the unit's exponents as separate arguments. Return
+    None without a number."""
     filled = arguments.filled()
     if not filled:
         return None
@@ -136,7 +140,7 @@ def unit_fr(arguments: Arguments) -> str | None:
 
 
 def fraction(arguments: Arguments) -> str | None:
-    """Render a fraction: 1/2, 3 1/2."""
+    """Render a fraction: 1/2 from its two numbers (or only the 2), 3 1/2 from three. Otherwise return None."""
     filled = arguments.filled()
     if len(filled) == 1:
         return f"1/{filled[0]}"
@@ -146,7 +150,7 @@ def fraction(arguments: Arguments) -> str | None:
 
 
 def money(sign: str) -> Callable[[Arguments], str]:
-    """Return a renderer of a sum after the `sign` of its currency."""
+    """Return a renderer that shows a sum of money after the currency's `sign`."""
     return lambda arguments: sign + format_number(arguments.at(1), language=arguments.language)
 
 
@@ -154,7 +158,7 @@ _GAUGE = re.compile(r"([\d.,]+)\s*(mm|cm|m|ft|in)")
 
 
 def track_gauge(arguments: Arguments) -> str | None:
-    """Render a railway's gauge, {{RailGauge|1435mm}}: 1,435 mm."""
+    """Render a railway's gauge: {{RailGauge|1435mm}} becomes 1,435 mm. Return None for other forms."""
     found = _GAUGE.fullmatch(arguments.at(1))
     return f"{format_number(found.group(1), language=arguments.language)} {found.group(2)}" if found else None
 
@@ -163,7 +167,8 @@ _DEGREES = ("\u00b0", "\u2032", "\u2033")
 
 
 def coordinates(arguments: Arguments) -> str | None:
-    """Render coordinates in a sentence, {{coord|13|19|N|169|9|W}}; "" if they are shown by the title."""
+    """Render coordinates in a sentence, such as {{coord|13|19|N|169|9|W}}, or return "" if they are shown beside the
+    title or not understood."""
     if "title" in arguments.named.get("display", "inline") or arguments.named.get("display") == "t":
         return ""
     values = arguments.positional
@@ -198,7 +203,7 @@ def _date_text(year: str, month: str, day: str, *, day_first: bool) -> str | Non
 
 
 def english_date(arguments: Arguments) -> str | None:
-    """Render a date from year, month and day; None on wikis that are not in English."""
+    """Render a date from year, month and day. Return None on wikis that are not in English, or without a year."""
     if arguments.language not in ("en", "simple"):
         return None
     day_first = arguments.named.get("df", "").casefold() in ("y", "yes", "true", "1")
@@ -206,7 +211,7 @@ def english_date(arguments: Arguments) -> str | None:
 
 
 def as_of(arguments: Arguments) -> str | None:
-    """Render "As of" and a date."""
+    """Render "As of" (or "Since") and a date, or return None without a date."""
     day_first = arguments.named.get("df", "").casefold() != "us"
     date = _date_text(arguments.at(1), arguments.at(2), arguments.at(3), day_first=day_first)
     if date is None:
@@ -217,7 +222,8 @@ def as_of(arguments: Arguments) -> str | None:
 
 
 def words_of_date(arguments: Arguments) -> str | None:
-    """Render day, month in words and year, in French and related forms: {{date|1|janvier|1900|...}}."""
+    """Render day, month in words and year, as in the French {{date|1|janvier|1900|...}}. Return None for other
+    forms."""
     filled = arguments.filled()
     if len(filled) == 1:
         return filled[0]
@@ -227,7 +233,8 @@ def words_of_date(arguments: Arguments) -> str | None:
 
 
 def age(arguments: Arguments) -> str | None:
-    """Return the years between two dates; None for an age today, which the dump does not have."""
+    """Return the years between two dates as text. Return None for an age today, because the dump does not have that
+    date."""
     values = arguments.positional[:6]
     if len(values) < 6 or not all(value.isdecimal() for value in values):
         return None

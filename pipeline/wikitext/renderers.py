@@ -1,7 +1,7 @@
 """Renderers of common inline templates. Pure. templates.tsv maps the names of templates to renderers.
 
-A renderer turns arguments into text, "" for nothing, or None if it does not understand them (the sentence is then
-dropped).
+A renderer turns a template's arguments into text. It returns "" if the template shows nothing, or None if it does not
+understand the arguments (the sentence is then dropped).
 """
 
 from __future__ import annotations
@@ -62,13 +62,14 @@ def _interlanguage(arguments: Arguments) -> str | None:
 
 
 def _linked_label(position: int) -> Renderer:
-    """Return a renderer of a link to another wiki: the label at `position`, or else the target."""
+    """Return a renderer of a link to another wiki. It shows the label (argument `position`), or else the target
+    (argument 1)."""
     return lambda arguments: arguments.at(position) or arguments.at(1) or None
 
 
 def _language_text(arguments: Arguments) -> str | None:
     if len(arguments.positional) == 1 and not arguments.named:
-        return ""  # marks a source's language
+        return ""  # the template only marks a source's language
     return arguments.at(2) or arguments.named.get("text") or arguments.named.get("texte") or None
 
 
@@ -175,7 +176,8 @@ def _flag_country(arguments: Arguments) -> str | None:
 
 
 def _italian_flag(arguments: Arguments) -> str | None:
-    """Render {{Bandiera|ITA|nome}}, which shows flag and name; {{Bandiera|ITA}} shows only the flag."""
+    """Render {{Bandiera|ITA|nome}}, which shows a flag and a name, as the name. {{Bandiera|ITA}} shows only a flag, so
+    it becomes ""."""
     if arguments.language != "it":
         return arguments.at(1) or None
     if arguments.at(2) != "nome":
@@ -217,7 +219,7 @@ _MADE: dict[str, Callable[..., Renderer]] = {
 
 @cache
 def renderers() -> dict[str, Renderer]:
-    """Return every renderer by the name of its template (folded by fold_name), from templates.tsv."""
+    """Return the renderers that templates.tsv lists, by template name (in the form of fold_name)."""
     table: dict[str, Renderer] = {}
     for line in Path(__file__).with_name("templates.tsv").read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):

@@ -1,8 +1,8 @@
 """Turns wikitext into plain text: one paragraph of prose per line, without any markup. Pure.
 
-A full parser handles only 2.5 MB/s and needs unbounded memory on hostile pages. Here every stage goes once from left to
-right, so time and memory are linear in any page. Templates that cannot be rendered leave a hole; the caller drops the
-sentence around it (`PlainText.hole_in`).
+A full parser handles only 2.5 MB/s and needs unbounded memory on hostile pages. Here every stage passes over the page
+once from left to right, so time and memory are linear in any page. A template that cannot be rendered leaves a hole (a
+mark for missing text), and the caller drops the sentence around it (`PlainText.hole_in`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pipeline.wikitext.templates import TemplatePage, render_template
 
 @dataclass(frozen=True)
 class PageBudget:
-    """Limits above which a page is skipped; counts, not times, so every machine skips the same pages.
+    """Limits above which a page is skipped. `openings` counts the starts of templates, links, tables and tags. Because
+    the limits are counts, not times, every machine skips the same pages.
 
     MediaWiki itself limits a page to 2 MiB and its templates to a depth of 100.
     """
@@ -35,11 +36,12 @@ _OPENINGS = ("{{", "[[", "{|", "<")
 
 
 class PageOverBudgetError(ValueError):
-    """A page exceeds its budget; the message says what is exceeded, with both numbers."""
+    """A page exceeds a limit of its PageBudget. The message says which limit, with both numbers."""
 
 
 def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
-    """Raise PageOverBudgetError if a page has too many bytes or openings (its depth is checked during the scan)."""
+    """Raise PageOverBudgetError if a page has too many bytes, or too many starts of templates, links, tables and tags.
+    (The scan checks the depth.)"""
     size = len(markup) if markup.isascii() else len(markup.encode("utf-8", "surrogatepass"))
     if size > budget.num_bytes:
         raise PageOverBudgetError(f"{size} bytes of markup, more than {budget.num_bytes}")
@@ -53,7 +55,7 @@ def wikitext_to_text(
 ) -> PlainText:
     """Return the page's prose, one paragraph or list item per line, without headings, tables, references or files.
 
-    Raises PageOverBudgetError.
+    Raises PageOverBudgetError if the page exceeds `budget`.
     """
     check_budget(markup, budget=budget)
     page = TemplatePage(title=title, language=language, holes=[])
@@ -69,20 +71,22 @@ def wikitext_to_text(
 
 @dataclass(frozen=True)
 class PlainText:
-    """Text with one paragraph per line. A mark replaces each template that could not be rendered; `holes` names it."""
+    """Text with one paragraph per line. A hole (a mark) replaces each template that could not be rendered, and `holes`
+    names these templates."""
 
     text: str
     holes: tuple[str, ...]
 
     def hole_in(self, sentence: str) -> str | None:
-        """Return the name of the first missing template in a sentence of this text, or None if it is complete."""
+        """Return the name of the first missing template in a sentence of this text, or None if the sentence is
+        complete."""
         found = _HOLE.search(sentence)
         if found is None:
             return None
         return self.holes[int("".join(f"{ord(digit) - 0xFDE0:x}" for digit in found.group()[1:]), 16)]
 
 
-# A hole is HOLE and its number in hexadecimal digits that are noncharacters too, so that no splitter cuts it.
+# A hole is HOLE and a hexadecimal number. Its digits are noncharacters too, so that no sentence splitter cuts it.
 _HOLE = re.compile(f"{HOLE}[\ufde0-\ufdef]*")
 
 
@@ -95,7 +99,8 @@ _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 
 class _Frame:
-    """An open bracket: its kind, the start of its content in the page, and the resolved parts of its content."""
+    """An open bracket, or the page itself (`kind` is ""). `start` is where its content starts in the page, and `parts`
+    is its content so far, resolved."""
 
     __slots__ = ("kind", "parts", "start")
 
@@ -153,7 +158,7 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
 
 
 def _give_up(frames: list[_Frame], open_of: dict[str, int]) -> None:
-    """Treat the innermost bracket as unclosed: its content becomes text of the bracket around it."""
+    """Treat the innermost open bracket as unclosed: add its content to the text of the bracket around it."""
     frame = frames.pop()
     open_of[frame.kind] -= 1
     if frame.kind == _TABLE or (frame.kind == _TEMPLATE and frame.parts and "\n" in frame.parts[0]):
@@ -162,7 +167,8 @@ def _give_up(frames: list[_Frame], open_of: dict[str, int]) -> None:
 
 
 def _protect(rendered: str) -> str:
-    """Replace | and = in resolved text by marks, so that they do not separate arguments of an enclosing template."""
+    """Return rendered text with marks in place of | and =, which would otherwise separate arguments of an enclosing
+    template."""
     if "|" in rendered:
         rendered = rendered.replace("|", PIPE)
     return rendered.replace("=", EQUALS) if "=" in rendered else rendered
@@ -193,7 +199,8 @@ _VARIANT_RULE = re.compile(r"\s*([a-z-]+)\s*:\s*([^;]*)")
 
 
 def _resolve_variants(text: str, *, language: str) -> str:
-    """Replace -{zh-hans:x;zh-hant:y}- by x, -{x}- by x, and -{T|...}- (also H, D, N, -; not with A) by nothing."""
+    """Return `text` with language variants resolved. -{zh-hans:x;zh-hant:y}- becomes the variant for `language` or a
+    default, -{x}- becomes x, and -{T|...}- (also H, D, N, -; not with A) becomes nothing."""
     if "-{" not in text:
         return text
 
@@ -226,7 +233,8 @@ _MAGIC_WORD = re.compile(r"__([^\W_]+(?:_[^\W_]+)*)__")
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Yield paragraphs, list items and preformatted lines; the lines of a paragraph are joined by spaces."""
+    """Yield paragraphs, list items and preformatted lines, each without line breaks. The lines of a paragraph are
+    joined by spaces."""
     if "__" in text:
         text = _MAGIC_WORD.sub(lambda found: found.group() if found.group(1) != found.group(1).upper() else "", text)
     if "==" in text:
@@ -314,7 +322,8 @@ def _decode_entity(found: re.Match[str]) -> str:
 
 
 def _remove_quotes(line: str) -> str:
-    """Remove a line's bold and italic marks; like MediaWiki, read an odd bold mark as apostrophe and italic mark."""
+    """Return a line without its bold (''') and italic ('') marks. If the line has an odd number of both, one bold mark
+    is read as an apostrophe and an italic mark, like in MediaWiki."""
     runs = [len(run) for run in _QUOTES.findall(line)]
     bold = sum(1 for run in runs if run in (3, 4) or run >= 5)
     italic = sum(1 for run in runs if run == 2 or run >= 5)
@@ -331,7 +340,8 @@ def _remove_quotes(line: str) -> str:
 
 
 def _odd_mark(line: str) -> int:
-    """Return the start of the ''' to read as ' and '': preferably after a one-letter word, else after a longer one."""
+    """Return the start of the ''' that is read as ' and '', or -1 if there is none. A ''' after a one-letter word is
+    preferred, then one after a longer word."""
     best, best_rank = -1, 9
     for found in _QUOTES.finditer(line):
         if len(found.group()) != 3:

@@ -1,6 +1,6 @@
 """Resolves the tags of wikitext (<ref>, <math>, <br> ...) in one pass from left to right.
 
-Linear in the page: a missing closing tag is searched once per tag name.
+The time is linear in the page's length, because a missing closing tag is searched only once per tag name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 
 from pipeline.wikitext.names import words
 
-# Unicode noncharacters that serve as marks while a page is processed; they are removed from the input.
+# Unicode noncharacters that serve as marks while a page is processed; the input's own are removed first.
 HOLE = "\ufdd0"
 PIPE = "\ufdd1"
 EQUALS = "\ufdd2"
@@ -29,11 +29,11 @@ _VANISH = words(
     "graph mapframe maplink inputbox pagelist score syntaxhighlight source pre style script includeonly "
     "table figure noinclude_ listing rss youtube video audio rt rp rtc "
 )
-# Those of _VANISH that are blocks: a new paragraph follows.
+# The tags of _VANISH that are blocks. A new paragraph follows them.
 _BLOCKS = words("gallery imagemap timeline syntaxhighlight source pre table graph mapframe figure categorytree ")
-# Replaced by a hole: a sentence is incomplete without their content.
+# Replaced by a hole (a mark for missing text), because a sentence is incomplete without their content.
 _HOLES = words("math chem ce hiero phonos ")
-# The tag ends a line.
+# These tags end a line.
 _LINES = words("br p div blockquote center poem ul ol li dl dt dd hr h1 h2 h3 h4 h5 h6 tr td th tbody caption thead ")
 _SUPERSCRIPTS = str.maketrans(
     "0123456789+-\u2212n", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b\u207b\u207f"
@@ -47,17 +47,20 @@ _LOWERABLE = re.compile(r"[0-9+\-\u2212]{1,8}")
 
 
 def raise_digits(text: str) -> str:
-    """Turn digits and signs into superscript characters if all of `text` has such a form, else return it unchanged."""
+    """Return `text` in superscript characters if it has 1 to 8 characters, all of them digits, signs or n. Return any
+    other text unchanged."""
     return text.translate(_SUPERSCRIPTS) if _RAISABLE.fullmatch(text) else text
 
 
 def lower_digits(text: str) -> str:
-    """Turn digits and signs into subscript characters if all of `text` has such a form, else return it unchanged."""
+    """Return `text` in subscript characters if it has 1 to 8 characters, all of them digits or signs. Return any other
+    text unchanged."""
     return text.translate(_SUBSCRIPTS) if _LOWERABLE.fullmatch(text) else text
 
 
 def remove_comments(markup: str) -> str:
-    """Remove HTML comments, with the line if they are alone on it; an unclosed one extends to the end."""
+    """Return the markup without HTML comments. A comment alone on its line is removed with the line; an unclosed
+    comment extends to the end."""
     if "<!--" not in markup:
         return markup
     kept: list[str] = []
@@ -74,9 +77,10 @@ def remove_comments(markup: str) -> str:
 
 
 def resolve_tags(markup: str, *, hole: Callable[[str], str]) -> str:
-    """Resolve every tag: remove or keep its content, keep it inert (nowiki), or put a BREAK or a hole in its place.
+    """Return the markup without tags. A tag's content is removed or kept, or kept without its markup having any effect
+    (nowiki). Some tags are replaced by a BREAK (a new line) or a hole (a mark for missing text).
 
-    `hole(name)` returns the mark for missing content.
+    `hole(name)` returns the mark for the missing content of the tag `name`.
     """
     if "<" not in markup:
         return markup
@@ -116,12 +120,13 @@ def resolve_tags(markup: str, *, hole: Callable[[str], str]) -> str:
 
 
 def _end_of(markup: str, name: str, position: int) -> tuple[int, int] | None:
-    """Return the ends of the content and of the closing tag, for a tag opened before `position`; None if unclosed."""
+    """Return where the content ends and where the closing tag ends, for the tag `name` that was opened before
+    `position`, or None if it is never closed."""
     if name == "ref":
         found = _REF.search(markup, position)
         if found is None:
             return None
-        # If another one opens first, this one should have been <ref ... />, and prose follows it.
+        # If another <ref> opens first, this <ref> should have been <ref ... />, and prose follows it.
         return found.span() if found.group(1) else (position, position)
     if name != "table":
         found = _close_of(name).search(markup, position)

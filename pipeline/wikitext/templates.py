@@ -1,7 +1,7 @@
 """Renders templates inside sentences as a reader sees them. Pure.
 
 `render_template` returns the text, "" for a template that leaves no gap (footnotes, coordinates, notices), or None for
-an unknown template. renderers.py has the renderers by name; arguments are already resolved.
+an unknown template. renderers.py has the renderers by name. Templates inside arguments are already resolved.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _CENTURY = re.compile(r"[IVXL]+(?:e si\u00e8cle|er si\u00e8cle|vet)")
 
 @dataclass
 class TemplatePage:
-    """Title and language of the page, and the names of its templates that could not be rendered (`holes`)."""
+    """The page that is being rendered. `holes` collects the names of templates that could not be rendered."""
 
     title: str
     language: str
     holes: list[str]
 
     def hole(self, name: str) -> str:
-        """Return the mark for a missing template: HOLE and the index of its name in `holes`."""
+        """Add `name` to `holes` and return a mark for the missing template: HOLE and the index of the name."""
         self.holes.append(" ".join(name.split())[:80])
         return HOLE + f"{len(self.holes) - 1:x}".translate(_DIGITS)
 
 
 def render_template(content: str, *, page: TemplatePage) -> str | None:
-    """Return the text of `{{content}}`; "" if it shows nothing, None if the template is unknown."""
+    """Return the text of `{{content}}`, "" if the template shows nothing, or None if it is unknown."""
     head, bar, rest = content.partition("|")
     name = fold_name(head)
     if name.startswith(("subst:", "safesubst:", "template:", "msgnw:")):
@@ -52,7 +52,7 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
         if name in _TITLES:
             return page.title
         if head == name and name in language_codes():
-            return ""  # marks a source's language
+            return ""  # the template only marks a source's language
         if _CENTURY.fullmatch(head.strip()):
             return head.strip()
     country = country_name(head.strip(), language=page.language)
@@ -69,7 +69,8 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
 
 
 def _arguments(rest: str | None, *, language: str) -> Arguments:
-    """Parse positional arguments (also those named by number, `1=`) in order and named ones, all trimmed."""
+    """Return the parsed arguments, all trimmed, from the text after a template's name (None: no arguments). Those named
+    by a number (`1=`) count as positional."""
     positional: list[str] = []
     named: dict[str, str] = {}
     for argument in rest.split("|") if rest is not None else ():
@@ -88,7 +89,8 @@ def _arguments(rest: str | None, *, language: str) -> Arguments:
 
 
 def _render_function(name: str, head: str, rest: str, *, page: TemplatePage) -> str | None:
-    """Render parser functions and variables with an argument: {{formatnum:1234}}, {{lc:X}}, {{DEFAULTSORT:x}}."""
+    """Return the text of a parser function, or of a variable with an argument: {{formatnum:1234}}, {{lc:X}},
+    {{DEFAULTSORT:x}}. Return "" if it shows nothing, None if it is unknown."""
     function = name.partition(":")[0]
     value = head.partition(":")[2].strip()
     if function in _CASES:

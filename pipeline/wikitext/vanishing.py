@@ -1,6 +1,6 @@
-"""Templates without visible text: footnotes, marks of doubt, coordinates, pronunciation, notices, icons.
+"""Recognizes templates without visible text: footnotes, marks of doubt, coordinates, pronunciation, notices, icons.
 
-vanishing.txt has their names; the patterns here match whole families (cite ..., infobox ..., ... needed).
+vanishing.txt lists single names; the patterns here match whole families of names (cite ..., infobox ..., ... needed).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FAMILIES = re.compile(rf"(?:{_BEGINNINGS}).*|.*(?:{_ENDINGS})", re.DOTALL)
 
 
 def vanishes(name: str) -> bool:
-    """Return whether a sentence is complete without a template (name by fold_name)."""
+    """Return whether a sentence is complete without the template `name` (in the form of fold_name)."""
     return name in _names() or _FAMILIES.fullmatch(name) is not None
 
 
