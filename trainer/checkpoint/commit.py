@@ -51,20 +51,20 @@ class Draft(Protocol):
         """Announce that `rank` starts to write its part."""
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
-        """Announce that `rank` has written its files, which have these manifest entries (sizes and hashes)."""
+        """Announce that `rank` has written its files. `entries` are their manifest entries (sizes and hashes)."""
 
     def fail_part(self, rank: int, *, reason: str) -> None:
         """Announce that `rank` cannot write its part. Never raises."""
 
     def hear(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        """Return rank -> manifest entries for the finished ones among `ranks`. Raises CheckpointError if one has
+        """Return rank -> manifest entries for those of `ranks` that have finished. Raises CheckpointError if one has
         failed."""
 
     def seal(self, entries: Mapping[str, Any]) -> None:
-        """Do all work that can be done before the commit. `entries` are those of all ranks. For rank 0 only."""
+        """Do all work that can precede the commit, with the manifest entries of all files. For rank 0 only."""
 
     def commit(self) -> None:
-        """Turn the draft into the checkpoint of its step. For rank 0 only, while it holds the run's lease."""
+        """Turn the draft into the checkpoint of its step. For rank 0 only, while the job holds the lease on the run."""
 
     def give_up(self) -> None:
         """Abandon the draft, so that no rank waits for it. For rank 0 only. Never raises."""

@@ -157,9 +157,9 @@ def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
 
 
 def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]]:
-    """Return the folder that holds a checkpoint's files (on a store a subfolder), and what `read_manifest` returns.
+    """Check a checkpoint's manifest as `read_manifest` does. Return the folder of its files and their manifest entries.
 
-    Checks the manifest and raises CheckpointError as `read_manifest` does.
+    On a store the files are in a subfolder. The entries are file name -> {"bytes": size, "sha256": hash}.
     """
     path, manifest = locate(folder, MANIFEST), _read_checked(folder)
     files: dict[str, dict[str, Any]] = manifest["files"]
@@ -254,7 +254,7 @@ def _verify_file(path: Location, *, entry: Mapping[str, Any]) -> None:
 
 
 def step_name(step: int) -> str:
-    """Return the name of the folder of the checkpoint after `step` steps, such as step-00000100."""
+    """Return the folder name, such as step-00000100, of the checkpoint after `step` steps."""
     return f"step-{step:08d}"
 
 
@@ -267,7 +267,7 @@ class Checkpoints:
 
     run: Location
     folders: tuple[Location, ...]
-    """Folders of the checkpoints, oldest first."""
+    """The folders, oldest first."""
 
     def __bool__(self) -> bool:
         return bool(self.folders)
@@ -278,7 +278,7 @@ class Checkpoints:
         return step_of(self.folders[-1]) if self.folders else 0
 
     def newest_first(self, *, through: int | None = None) -> list[Location]:
-        """Return the folders, newest first, without those after step `through` unless there are no others."""
+        """Return the folders, newest first. If some are up to step `through`, return only these."""
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))
 
@@ -310,8 +310,8 @@ def step_of(folder: Location) -> int:
 
 
 def put_back(run_dir: str | Path) -> None:
-    """Give a checkpoint its name back if a save was killed after moving it aside, before the replacement was in
-    place."""
+    """Rename a checkpoint back that a save had moved aside. This is needed if the save was killed before its
+    replacement was in place."""
     root = checkpoints_folder(run_dir)
     for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
         final = aside.with_name(aside.name.removeprefix(ASIDE))
@@ -320,7 +320,7 @@ def put_back(run_dir: str | Path) -> None:
 
 
 def library_versions(device: torch.device) -> dict[str, str]:
-    """Return what results may depend on: library -> version, Python's version, and the device's name."""
+    """Return the versions of Python and libraries and the name of the device. Results may depend on them."""
     versions = {"python": platform.python_version()}
     for library in _LIBRARIES:
         with suppress(PackageNotFoundError):  # the trainer runs without Ray too

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_together(run_dir: str | Path) -> Checkpoints:
-    """List a run's checkpoints on rank 0, after `put_back`, and return the list on every rank. Collective.
+    """List a run's checkpoints on rank 0 (after `put_back`) and return the list on every rank. Collective.
 
     Raises CheckpointError on every rank if the checkpoints cannot be listed.
     """
@@ -102,7 +102,7 @@ def newest_verified(checkpoints: Checkpoints) -> Location | None:
 def verify_together(folder: Location, *, engine: Engine) -> str:
     """Return the damage of a checkpoint as text, or "" if every byte verifies. Collective: the ranks share the files.
 
-    Raises CheckpointError on all ranks if a file cannot be read, for example because a store fails.
+    Raises CheckpointError on all ranks if a store fails.
     """
     damage = failure = ""
     try:

@@ -1,7 +1,7 @@
 """Reads parts of a safetensors file on an object store, with the functions of safe_open that checkpoints need.
 
-Only these parts cross the network, in requests of READ_AHEAD_BYTES, because a rank reads its elements in the order in
-which they were written. Cost: that much memory per file, but at most BUFFERED_BYTES over all files.
+Only these parts cross the network. A rank reads its elements in the order in which they were written, so each request
+is as large as READ_AHEAD_BYTES. Cost: that much memory per file, but at most BUFFERED_BYTES over all files.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Decides which checkpoints of a run stay: the newest, those at multiples of a step, those with the lowest held-out
-loss.
+"""Decides which checkpoints stay: the newest, those at multiples of a given step, those with the lowest held-out loss.
 
 The writer and the command line share this rule. The newest checkpoint always stays.
 """
@@ -41,10 +40,10 @@ def choose_kept(
 
 
 def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
-    """Return a mapping of step -> held-out loss for each set of comparable evaluations in RUN/evaluations.jsonl.
+    """Return step -> held-out loss for each set of evaluations of the same phase, data set and pairs.
 
-    The loss is masked-LM plus next-sentence loss. Losses that are not finite are left out. The newest evaluation is in
-    the last mapping.
+    The loss is masked-LM plus next-sentence loss, from RUN/evaluations.jsonl. Losses that are not finite are left out.
+    The newest evaluation is in the last mapping.
     """
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
     for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):

@@ -34,8 +34,10 @@ def part_name(rank: int, *, world_size: int) -> str:
 
 
 def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a rank's file with its slices (on the CPU) and the states of its random generators. Return the file's
-    manifest entry (size and sha256)."""
+    """Write a rank's slices of the tensors (on the CPU) and the states of its random generators into one file.
+
+    Returns the file's manifest entry (size and sha256).
+    """
     tensors: dict[str, Tensor] = {}
     places: dict[str, Any] = {}
     for piece in slices:
@@ -103,7 +105,7 @@ class SavedTensors:
         }
 
     def read_generators(self, rank: int, *, world_size: int) -> dict[str, Tensor]:
-        """Return the states of the rank's random generators by device; empty if the world size differs."""
+        """Return the states of the rank's random generators by device. Empty if the world size differs."""
         part = self._parts.get(part_name(rank, world_size=world_size))
         if part is None:
             return {}

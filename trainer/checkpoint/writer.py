@@ -66,8 +66,8 @@ class CheckpointWriter:
     """A rank's writer of checkpoints for one run. All ranks must call `save` and `finish`.
 
     `save` stops training only while it copies the state off the device. A thread writes and commits. `lease_token`
-    identifies the lease that the job must hold on the run directory to commit. `files` are the run's logs, which are
-    uploaded before each commit if the run is on a store.
+    identifies the lease (exclusive right to the run directory) that the job must hold to commit. `files` are the run's
+    logs, which are uploaded before each commit if the run is on a store.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class CheckpointWriter:
     ) -> None:
         """Copy the state after `step` steps, then start to write its checkpoint in a thread.
 
-        The arguments become fields of CheckpointState and must be valid JSON. Waits for the previous save and raises
-        its error. Raises CheckpointError if this save cannot begin.
+        The arguments become fields of CheckpointState and must be valid JSON. Waits for the previous save first, and
+        raises the error of that save. Raises CheckpointError if this save cannot begin.
         """
         self.finish()
         engine = self._engine
@@ -183,7 +183,7 @@ class CheckpointWriter:
         return free if free < self._bytes_needed else None
 
     def _copy_slices(self) -> list[LocalSlice]:
-        """Return copies of the rank's slices in the staging memory, which the previous save no longer uses."""
+        """Copy the rank's slices into the staging memory, which the previous save no longer uses, and return them."""
         copies, offset = [], 0
         for piece in self._engine.local_slices():
             tensors = {}
@@ -270,7 +270,8 @@ class _Save:
                 self._prune()
 
     def _prune_under_lease(self) -> None:
-        """Check the lease again and remove old checkpoints. On a store another job may have taken the lease by now."""
+        """Check the lease again, then remove old checkpoints. Another job may have taken the lease during a slow
+        commit."""
         with held(self.run, token=self.lease_token):
             self._prune()
 

@@ -11,11 +11,8 @@ from trainer.config.number_types import Positive
 
 
 class BatchConfig(Settings):
-    """The settings of the global batch: the sentence pairs of one step, over all workers.
-
-    A step takes one micro-batch from every lane (one of the equal parts into which the rows are divided;
-    docs/DESIGN.md).
-    """
+    """The settings of the global batch: the micro-batches of one step, one from each lane (see `lanes` and
+    docs/DESIGN.md)."""
 
     pairs: Positive | None = None
     """Sentence pairs (rows of the data set) per optimizer step, over all workers. Papers call this the batch size. It

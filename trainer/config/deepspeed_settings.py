@@ -66,7 +66,7 @@ Bucket = Annotated[int, BeforeValidator(_to_whole), Field(ge=1)]
 
 
 class ZeroSettings(Settings):
-    """The settings of DeepSpeed's zero_optimization section. Null means the derived value, or DeepSpeed's default."""
+    """The settings of DeepSpeed's zero_optimization section. Null: the derived value, or DeepSpeed's default."""
 
     contiguous_gradients: bool | None = None
     """Copy gradients into one buffer as they are computed."""
@@ -95,7 +95,7 @@ class ZeroSettings(Settings):
 
 
 class DeepSpeedSettings(Settings):
-    """The DeepSpeed settings that a run may set directly. Null means the derived value."""
+    """The DeepSpeed settings that a run may set directly. Null: the derived value."""
 
     zero_optimization: ZeroSettings | None = None
     """Bucket sizes and thresholds of ZeRO."""
@@ -125,9 +125,9 @@ def zero_stages_of(key: str) -> tuple[int, ...]:
 
 
 def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
-    """Check the keys of `raw`, a run's `deepspeed` section. Raises ValueError, with the remedy, for a refused key.
+    """Raise ValueError if a key in `raw`, a run's `deepspeed` section, may not be set there. It names the remedy.
 
-    A key is refused if another setting of the trainer controls it, if it changes results, or if it is not supported.
+    The key then has a field of its own in the trainer's config, or is refused.
     """
     sections = {name for name, field in DeepSpeedSettings.model_fields.items() if nested_settings(field.annotation)}
     for name in sections & raw.keys():

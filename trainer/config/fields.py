@@ -17,7 +17,7 @@ from trainer.config.records import CheckpointConfig, EvaluationConfig, LoggingCo
 
 
 class TrainerFields(Settings):
-    """The fields of TrainerConfig. Each is checked alone here."""
+    """The fields of TrainerConfig, which adds the checks that compare fields."""
 
     data: str
     """Folder of the data set, or its s3:// or gs:// URL."""
@@ -101,7 +101,7 @@ class TrainerFields(Settings):
     def phase_steps(self) -> tuple[int, ...]:
         """The number of steps of each phase. Raises ValueError if they do not add up to max_steps.
 
-        Shares are rounded so that each phase ends within half a step of its exact end.
+        Lengths given as shares are rounded so that each phase ends within half a step of its exact end.
         """
         if not self.phases:
             return (self.max_steps,)

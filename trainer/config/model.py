@@ -30,7 +30,7 @@ class ModelConfig(Settings):
     """Layers/heads/width: tiny 2/2/128, mini 4/4/256, small 4/8/512, medium 8/8/512, base 12/12/768, large 24/16/1024.
     With initialize_from, its model gives the defaults of size, max_positions, activation and norm."""
     max_positions: Annotated[int, Field(ge=8, lt=2**16)] = 512
-    """Number of learned positions, which is the longest input in tokens that the model accepts."""
+    """Number of learned positions: the longest input that the model accepts, in tokens."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     """Exact GELU, or its tanh approximation."""
     norm: Literal["post", "pre"] = "post"

@@ -13,7 +13,7 @@ from trainer.config.optimization import ScheduleConfig
 
 
 class PhaseBatchConfig(Settings):
-    """The changes that a phase makes to the run's `batch` settings. Null means unchanged."""
+    """A phase's changes to the run's `batch` settings. Null: unchanged."""
 
     pairs: Positive | None = None
     """Sentence pairs per step. Also replaces batch.tokens."""
@@ -28,8 +28,7 @@ class PhaseBatchConfig(Settings):
 
 
 class PhaseScheduleConfig(Settings):
-    """The changes that a phase makes to the run's `schedule` settings. Null means unchanged. For
-    schedule.span=phase."""
+    """A phase's changes to the run's `schedule` settings, if schedule.span=phase. Null: unchanged."""
 
     name: Literal["linear", "constant"] | None = None
     """linear: after the warm-up, a fall to final_factor. constant: the peak rate."""
@@ -42,7 +41,7 @@ class PhaseScheduleConfig(Settings):
 
 
 class PhaseEvaluationConfig(Settings):
-    """The changes that a phase makes to the run's `evaluation` settings. Null means unchanged."""
+    """A phase's changes to the run's `evaluation` settings. Null: unchanged."""
 
     every_steps: Positive | None = None
     """Steps between evaluations, counted over the run. A phase's last step is always evaluated."""

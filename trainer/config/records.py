@@ -12,7 +12,7 @@ from trainer.config.number_types import Count, Positive, PositiveFloat
 
 
 class CheckpointConfig(Settings):
-    """The settings that say when checkpoints are written and which ones are kept."""
+    """The settings for when checkpoints are written and which ones are kept."""
 
     every_steps: Positive = 1000
     """Steps between checkpoints. Another is written at the end and on SIGTERM or SIGINT."""

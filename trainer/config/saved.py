@@ -30,10 +30,10 @@ def read_run_config(run: Location) -> TrainerConfig | None:
 
 
 def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
-    """Return the TrainerConfig of a saved config's tree, also one of an earlier version. `origin` names it in errors.
+    """Return a saved config, given as a tree of mappings, as a TrainerConfig. `origin` names it in errors.
 
-    Converts `logging.tensorboard` to `logging.tracker` and drops DeepSpeed keys that are refused now. Keeps settings
-    without effect, because earlier versions accepted them.
+    An earlier version may have saved it. So `logging.tensorboard` becomes `logging.tracker`, DeepSpeed keys that are
+    refused now are dropped, and settings without effect are kept.
     """
     logging = tree.get("logging")
     if isinstance(logging, Mapping) and "tensorboard" in logging:

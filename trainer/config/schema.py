@@ -19,7 +19,7 @@ from trainer.config.phases import PhaseScheduleConfig
 
 
 class TrainerConfig(TrainerFields):
-    """The settings of a training run, as `trainer/run.py` reads them."""
+    """The settings of a training run (`trainer/run.py`)."""
 
     @model_validator(mode="before")
     @classmethod

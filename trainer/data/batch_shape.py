@@ -2,7 +2,7 @@
 
 The batch is stated in pairs or tokens per step. Lanes are equal parts of the rows, and a step takes one micro-batch
 from each. The number of workers plays no part, so the data and its order are the same on any machines. Micro-batches
-are as small as possible: a lane may fall behind the stated batch, on average by one step's pairs. Cost: 0.1 s.
+are as small as possible: lanes then lag behind the stated batch by one step's pairs on average. Cost: 0.1 s.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BatchShape:
 
     @property
     def fill(self) -> float:
-        """The share of a step's room for tokens (lanes x T) that real tokens take."""
+        """The share of a step's room for tokens that is not padding."""
         return self.tokens_mean / (self.lanes * self.micro_batch.tokens)
 
     def describe(self) -> str:
@@ -113,7 +113,8 @@ class Lengths:
 
     @cached_property
     def _fitting(self) -> NDArray[np.float64]:
-        """Return the mean number of rows that begin within n units after a row's end, as entry 2 x longest + n.
+        """Return an array. Entry 2 x longest + n is the mean number of rows that begin within n units after a row's
+        end.
 
         A unit is one length bin. A row that begins right at that end counts. Entries before 2 x longest are 0.
         """
@@ -126,10 +127,10 @@ class Lengths:
         return np.cumsum(begins)
 
     def tokens_for(self, pairs: float) -> int:
-        """Return the smallest limit on tokens with which micro-batches keep up with `pairs` new pairs each.
+        """Return the smallest token limit with which micro-batches take `pairs` pairs each on average.
 
-        They may fall behind, on average by that number of pairs. By queueing theory (Kingman), they must then have room
-        for `pairs` plus half the variation of lengths.
+        Because lengths vary, they lag behind, on average by `pairs` pairs. By queueing theory (Kingman), this needs
+        room for `pairs` plus half the variation of lengths.
         """
         wanted = pairs + self.variation / 2 - 1e-6
         low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # this always holds `pairs`
@@ -140,9 +141,9 @@ class Lengths:
 
 
 def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
-    """Return the lanes and micro-batch limits for the stated batch of training rows.
+    """Return the number of lanes and the micro-batch limits for the stated batch of training rows.
 
-    Raises PlanError that names setting and remedy if there are none.
+    Raises PlanError, which names setting and remedy, if the settings do not fit the data set.
     """
     rows, tokens = manifest.num_rows("train"), manifest.num_tokens("train")
     if rows == 0:
@@ -195,7 +196,7 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
     """Return the number of lanes whose micro-batches of batch.tokens_per_slot tokens together hold `pairs` pairs.
 
     If that setting is null, return a power of two. Micro-batches must then have at most batch.greatest_slot tokens
-    (null: LARGEST_DERIVED_MICRO_BATCH). There are up to 8 lanes, while micro-batches stay long enough to be well
+    (null: LARGEST_DERIVED_MICRO_BATCH). There are more lanes, up to 8, if micro-batches stay long enough to be well
     filled.
     """
     mean = lengths.longest if batch.exact_pairs else lengths.mean
@@ -215,7 +216,7 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
 
 
 def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: int) -> int:
-    """Return the limit on tokens with which micro-batches keep up with `pairs` pairs each, or hold so many if `exact`.
+    """Return the token limit with which micro-batches take `pairs` pairs each: on average, or always if `exact`.
 
     `longest` is the data set's max_seq_length.
     """
@@ -223,5 +224,5 @@ def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: i
 
 
 def _round_up(value: float) -> int:
-    """Return the next multiple of 8, which matrix products prefer."""
+    """Return `value` rounded up to a multiple of 8, which matrix products prefer."""
     return -(-math.ceil(value) // _MULTIPLE) * _MULTIPLE

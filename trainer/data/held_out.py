@@ -27,8 +27,8 @@ def check_held_out(
 ) -> list[str]:
     """Check that no phase's held-out documents are among those that earlier phases train on. Return warnings.
 
-    `before` lists what another run trained on up to `step`, if this run started from its checkpoint. It does not matter
-    for phases that end by `step`, because they are no longer evaluated. Raises ConfigError with the numbers if some
+    `before` lists what another run trained on up to `step`, if this run started from its checkpoint. Phases that end by
+    `step` are not compared with it, because they are no longer evaluated. Raises ConfigError with the numbers if some
     documents are in both. A warning names two data sets that share a source's name but no held-out document: document
     ids then cannot show a leak.
     """

@@ -44,7 +44,7 @@ class MicroBatchShape:
 
     @property
     def sequences(self) -> int:
-        """The number of sequences in a batch of constant shape: P pairs, and dummies that fill the rest of the T
+        """The number of sequences in a batch of constant shape: `pairs` pairs, and dummies that pad it to `tokens`
         tokens."""
         return self.pairs + -(-self.tokens // self.max_seq_length)
 

@@ -1,4 +1,4 @@
-"""Packs rows into micro-batches: as many whole pairs as the limits on tokens, pairs and masks allow.
+"""Packs rows (sentence pairs) into micro-batches, as many as the limits on tokens, pairs and masked positions allow.
 
 Works on Arrow's offsets and values with numpy, without Python code per row: 100 M tokens/s per core.
 """
@@ -122,7 +122,7 @@ class Packer:
 
 
 def join_stretches(parts: list[Stretch]) -> MicroBatch:
-    """Return a micro-batch of the rows of all stretches, with masks applied. It is a copy, not a view of them."""
+    """Return one micro-batch with the rows of all stretches, masks applied. The data are copied."""
     ids = np.concatenate([part.rows.ids[part.rows.starts[part.start] : part.rows.starts[part.stop]] for part in parts])
     lengths = np.concatenate([np.diff(part.rows.starts[part.start : part.stop + 1]) for part in parts], dtype=np.int32)
     counts = np.concatenate([np.diff(part.rows.masked_starts[part.start : part.stop + 1]) for part in parts])

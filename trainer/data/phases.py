@@ -91,7 +91,7 @@ class OpenPhase:
         ]
 
     def describe_place(self, phases: int) -> str:
-        """Return a line such as `phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`. `phases` is their number."""
+        """Return a line such as `phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`."""
         phase = self.phase
         return (
             f"phase {phase.index + 1} of {phases}: steps {phase.first_step + 1:,} to {phase.last_step:,}, "
@@ -116,7 +116,7 @@ def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
 
 
 def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tuple[OpenPhase, ...]:
-    """Return the phases with their manifests and with the batch shapes and plans derived from them.
+    """Return each phase with its manifest, and the batch shape and plan derived from it.
 
     Raises ValueError if vocabularies differ or a plan is impossible.
     """
@@ -152,7 +152,8 @@ def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]
 def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts about all rows that the weights were trained on: longest row, next-sentence labels, vocabulary.
 
-    `before` holds the same facts about the weights that the run started from. Checkpoints keep them for the export.
+    `before` holds the same facts about the weights that the run started from. Checkpoints keep the facts for the
+    export.
     """
     manifests = [each.manifest for each in phases]
     return {
@@ -163,10 +164,9 @@ def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> d
 
 
 def order_seed(seed: int, *, phase: int) -> int:
-    """Return the seed (63 bits) of the order of a phase's rows. Phases differ, so that they read one data set in
-    different orders.
+    """Return the seed (63 bits) for the order of a phase's rows.
 
-    The first phase has the run's own seed.
+    The first phase has the run's seed. Later phases have others, so that they read the same data set in another order.
     """
     if phase == 0:
         return seed
@@ -175,9 +175,10 @@ def order_seed(seed: int, *, phase: int) -> int:
 
 
 def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanState:
-    """Return the state from which the step after `state` is made. If `state` is None, the first phase starts.
+    """Return the position from which the step after `state` reads. If `state` is None, this is the start of the first
+    phase.
 
-    At the end of a phase this is the start of the next phase. Raises PlanError if `state` does not fit these phases.
+    At the end of a phase it is the start of the next phase. Raises PlanError if `state` does not fit these phases.
     """
     if state is None:
         return phases[0].plan.start()

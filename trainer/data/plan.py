@@ -35,7 +35,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PlanState:
-    """The position of a run in its data. It is independent of the world size and complete on every rank."""
+    """The position of a run in its data. It does not depend on the world size, and every rank has all of it."""
 
     plan_hash: str
     """Hash of the plan to which the cursors refer."""
@@ -59,9 +59,9 @@ class PlanState:
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> PlanState:
-        """Return the state of a tree that `to_tree` wrote, also before phases existed.
+        """Return the state that `to_tree` wrote as `tree`, even if an earlier version without phases wrote it.
 
-        Unknown entries are ignored. This is safe because a state of a release with another order has another plan hash.
+        Unknown entries are ignored, because `Plan.check` refuses the states of versions that order rows differently.
         """
         known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
         return cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
@@ -147,24 +147,24 @@ class Plan:
         return epoch % self.mask_sets
 
     def rows_before(self, epoch: int) -> NDArray[np.int64]:
-        """Return [G] numbers: the rows that each lane takes in all epochs before `epoch`."""
+        """Return [G], the number of rows that each of the G lanes takes in all epochs before `epoch`."""
         return self._deal(epoch * self.num_rows)
 
     def lane_rows(self, epoch: int) -> NDArray[np.int64]:
-        """Return [G] numbers: the rows that each lane takes in `epoch`. They differ by at most one."""
+        """Return [G], the number of rows that each of the G lanes takes in `epoch`. They differ by at most one."""
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """Return [G] numbers: the pairs due from each lane after `rounds` micro-batches. Their sum is `pairs` times
-        `rounds`."""
+        """Return [G], the pairs due from each of the G lanes after `rounds` micro-batches: in total `rounds` times
+        `pairs`."""
         assert self.pairs is not None
         return self._deal(math.floor(rounds * self.pairs))
 
     def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
 
-        Each lane has already taken its number of rows in `cursors`. The slices are in the order in which lanes of equal
-        pace need them, so that one reader can serve all lanes.
+        lanes[i] has already taken cursors[i] rows of the epoch. The slices are in the order in which equally fast lanes
+        need them, so that one reader can serve all lanes.
         """
         order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))
@@ -185,7 +185,7 @@ class Plan:
         return RowGroupSlices(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the [R] row groups in the order of an epoch, and [R + 1] numbers of rows before each. Caches one
+        """Return an epoch's order: [R] indices of row groups, and [R + 1] numbers of rows before each. Caches one
         epoch."""
         if epoch not in self._orders:
             order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
@@ -193,7 +193,8 @@ class Plan:
         return self._orders[epoch]
 
     def _deal(self, count: int) -> NDArray[np.int64]:
-        """Return [G] shares that add up to `count`. They differ by at most one and never shrink as `count` grows."""
+        """Divide `count` among the G lanes and return the shares [G]. They differ by at most one and never shrink as
+        `count` grows."""
         return (count + np.arange(self.lanes, dtype=np.int64)) // self.lanes
 
     def _check(self, manifest: Manifest) -> None:
@@ -222,7 +223,7 @@ class Plan:
 
 
 def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
-    """Return the lanes that a rank takes in each step, one per micro-batch. `lanes` is the number of all lanes.
+    """Return the lanes (of `lanes` equal parts of the rows) that a rank takes in each step, one per micro-batch.
 
     Every rank gets ceil(lanes / world_size) entries, so that all process equally many micro-batches. An entry of -1
     means an empty micro-batch, because no lane is left.

@@ -98,8 +98,8 @@ def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_sto
 
 
 def _chunks(refs: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
-    """Yield lists of slices, each for one Ray data set. A longer list pays for the set's start, but means more
-    tasks."""
+    """Yield lists of slices, one list per Ray data set. Lists are long, because a data set is slow to start, but
+    limited, because each slice is a task."""
     chunk: list[RowGroupSlice] = []
     for ref in refs:
         ends = len(chunk) >= _SMALL_DATASET_BLOCKS and ref.epoch != chunk[-1].epoch

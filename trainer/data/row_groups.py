@@ -66,7 +66,7 @@ class RowGroupSlice:
 
 
 def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
-    """Yield `slices`, which `plan` returned for `epoch`, as objects in the same order."""
+    """Yield the slices that `plan` returned for `epoch`, one object each, in the same order."""
     columns = (slices.lane, slices.group, slices.start, slices.stop)
     for lane, group, start, stop in zip(*(column.tolist() for column in columns), strict=True):
         shard = int(plan.group_shard[group])
@@ -87,11 +87,10 @@ def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[R
 
 
 def read_slice(ref: RowGroupSlice, *, root: str | Path) -> pa.Table:
-    """Return a table of the rows of `ref` in the epoch's order. Raises RowGroupError that names shard, row group and
-    remedy.
+    """Return the rows of the slice `ref` as a table, in the epoch's order.
 
     Its columns are input_ids, first_length, next_sentence_label, masked_positions and masked_inputs (lists of the
-    chosen mask set), source, shard, row_group and row.
+    chosen mask set), source, shard, row_group and row. Raises RowGroupError that names shard, row group and remedy.
     """
     table = read_row_group(root, path=ref.path, row_group=ref.row_group, columns=_COLUMNS)
     ids = _single(table, schema.INPUT_IDS)

@@ -120,10 +120,10 @@ class MicroBatchStream:
         return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
 
     def cut(self) -> NDArray[np.int64]:
-        """Pack this rank's micro-batches of the next step, without communication. This is the first half of next_step.
+        """Pack this rank's micro-batches of the next step, without communication: the first half of next_step.
 
-        Returns [6 + G] numbers: six counts of this rank, and the cursors of the G lanes, which are 0 for other ranks'
-        lanes.
+        Returns [6 + G] numbers: six counts of this rank, and the cursors (rows taken) of the G lanes, 0 for other
+        ranks' lanes.
         """
         assert self._cut_ahead is None
         self._wait_s = 0.0
@@ -158,10 +158,10 @@ class MicroBatchStream:
         return self._cut_ahead
 
     def commit(self, counts: NDArray[np.int64]) -> Step:
-        """Advance the run's position and return the step. This is the second half of next_step.
+        """Advance the run's position and return the step: the second half of next_step.
 
         `counts` are those of `cut`, summed over all ranks. The next epoch begins when every lane has taken its rows. A
-        step without pairs, because all its rows are lost, is not counted.
+        step without pairs, because all its rows are lost, does not count.
         """
         assert self._cut_ahead is not None
         micro_batches, self._cut_ahead = self._cut_ahead, None
@@ -203,14 +203,15 @@ class MicroBatchStream:
         self._read_ahead.close()
 
     def _rows_left(self) -> NDArray[np.int64]:
-        """Return [G] limits on the lanes' cursors (rows taken since the epoch began) after the next micro-batch."""
+        """Return [G], the most rows that each lane may have taken, since the epoch began, after the next
+        micro-batch."""
         plan, state = self._plan, self._state
         if plan.pairs is None:
             return plan.lane_rows(state.epoch)
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
     def _refs(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
-        """Yield the slices that this rank's lanes read, epoch after epoch. Runs in the read-ahead thread."""
+        """Yield the slices of row groups that this rank's lanes read, by epoch. Runs in the read-ahead thread."""
         for epoch in epochs:
             slices = self._plan.slices(epoch, lanes=list(cursors), cursors=list(cursors.values()))
             yield from make_slices(self._plan, slices, epoch=epoch)
@@ -218,8 +219,8 @@ class MicroBatchStream:
             cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
 
     def _next_rows(self, lane: int) -> Rows | int:
-        """Return the lane's next rows, or their number if they are lost. Queue rows of other lanes that come before
-        them."""
+        """Return the lane's next rows, or their number if they are lost. Rows of other lanes that come first are
+        queued."""
         start = time.perf_counter()
         while not self._waiting[lane]:
             ref, table = next(self._read_ahead)
