@@ -64,7 +64,8 @@ class Draft(Protocol):
         """Do all work that can precede the commit, with the manifest entries of all files. For rank 0 only."""
 
     def commit(self) -> None:
-        """Turn the draft into the checkpoint of its step. For rank 0 only, while the job holds the lease on the run."""
+        """Turn the draft into its step's checkpoint. For rank 0 only, while the job holds the run's lease (exclusive
+        right)."""
 
     def give_up(self) -> None:
         """Abandon the draft, so that no rank waits for it. For rank 0 only. Never raises."""

@@ -47,7 +47,7 @@ def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
     """
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
     for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
-        labelled = record.get("nsp_accuracy") is not None  # so a loss of null was not finite
+        labelled = record.get("nsp_accuracy") is not None  # then a loss of null was not finite
         if record["mlm_loss"] is not None and not (labelled and record["nsp_loss"] is None):
             key = tuple(record.get(name) for name in COMPARABLE)
             rankings[key] = rankings.pop(key, {}) | {

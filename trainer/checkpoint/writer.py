@@ -270,7 +270,7 @@ class _Save:
                 self._prune()
 
     def _prune_under_lease(self) -> None:
-        """Check the lease again, then remove old checkpoints. Another job may have taken the lease during a slow
+        """Check the lease again, then remove old checkpoints. Another job may have taken the run during a slow
         commit."""
         with held(self.run, token=self.lease_token):
             self._prune()
@@ -308,7 +308,7 @@ class _Save:
         return False
 
     def _given_up(self) -> CheckpointError:
-        time.sleep(_LATER_S)  # the user sees the first failure: rank 0 must fail first, after its cleaning
+        time.sleep(_LATER_S)  # the user sees the first failure, which must be rank 0's; it cleans up first
         return CheckpointError(f"rank 0 gave up {self.draft.name}; see its own message for the reason")
 
     def _insist(self, act: Callable[[], T]) -> T:
@@ -321,7 +321,7 @@ class _Save:
 
 
 def _insist(act: Callable[[], T], *, what: str, deadline: float) -> T:
-    """Call `act` and return its result. Retry on errors of the store until the deadline; `what` begins the warnings."""
+    """Call `act` and return its result. Retry on errors of the store until `deadline`. `what` begins the warnings."""
     while True:
         try:
             return act()

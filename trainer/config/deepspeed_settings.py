@@ -146,7 +146,7 @@ def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
 
 
 def drop_unknown_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `raw` without keys that are no longer accepted. An earlier version may have saved them."""
+    """Return `raw` without keys that are no longer accepted. An earlier version may have saved such keys."""
 
     def keep(tree: Mapping[str, Any], cls: type[Settings]) -> dict[str, Any]:
         kept = {}

@@ -57,8 +57,8 @@ class TrainerFields(Settings):
     """Before the first step of a compiled run, compare losses and gradients with those of the eager model, and stop if
     they differ. Takes seconds."""
     deterministic: bool = False
-    """Use only deterministic kernels on GPUs, so that a resumed run equals an uninterrupted one bit by bit; slower.
-    torch warns of an operation that has no such kernel. CPU runs are always deterministic."""
+    """Use only deterministic kernels on GPUs, so that a resumed run equals an uninterrupted one bit by bit. This is
+    slower. torch warns of an operation that has no such kernel. CPU runs are always deterministic."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
     """Seed of weights, data order and dropout."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -78,8 +78,8 @@ class TrainerFields(Settings):
     ingest: IngestConfig = IngestConfig()
     """How the data is read."""
     threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads of a worker. Null: an equal share of this machine's cores. Checkpoints record it, because sums depend
-    on it."""
+    """CPU threads of a worker. Null: an equal share of this machine's cores. Checkpoints record the number, because the
+    rounding of sums depends on it."""
     cpus_per_worker: PositiveFloat = 0.5
     """Logical CPUs that a CPU worker requests from Ray."""
     collective_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 600

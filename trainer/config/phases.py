@@ -62,7 +62,7 @@ class PhaseConfig(Settings):
     share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Length of the phase as a share of the run's max_steps."""
     learning_rate: PositiveFloat | None = None
-    """Peak learning rate of the phase; null: optimizer.learning_rate. For schedule.span=phase."""
+    """Peak learning rate of the phase. Null: optimizer.learning_rate. For schedule.span=phase."""
     batch: PhaseBatchConfig = PhaseBatchConfig()
     """Changes to the global batch."""
     schedule: PhaseScheduleConfig = PhaseScheduleConfig()

@@ -46,8 +46,8 @@ class LoggingConfig(Settings):
     """Tracker that gets the metrics besides RUN's own files. tensorboard: in RUN/tensorboard. wandb: offline in
     RUN/wandb unless WANDB_MODE is set. mlflow: in RUN/mlflow unless MLFLOW_TRACKING_URI is set."""
     peak_tflops: PositiveFloat | None = None
-    """Dense bf16 peak of one GPU in 10^12 operations per second. The metrics' utilization is a share of it. Null: by
-    device name."""
+    """Dense bf16 peak of one GPU in 10^12 operations per second. The metrics' utilization is a share of it. Null:
+    looked up by device name."""
     row_ids: bool = False
     """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, the epoch in which the step begins, and [epoch,
     shard, row group, row] of each pair. A step at the end of an epoch has pairs of two epochs."""

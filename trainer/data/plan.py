@@ -185,7 +185,7 @@ class Plan:
         return RowGroupSlices(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return an epoch's order: [R] indices of row groups, and [R + 1] numbers of rows before each. Caches one
+        """Return an epoch's order: [R] indices of the row groups, and [R + 1] sums of the rows before each. Caches one
         epoch."""
         if epoch not in self._orders:
             order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))

@@ -1,4 +1,4 @@
-"""Reads row groups: decodes them, permutes their rows, takes a slice, and picks one of the mask sets.
+"""Reads row groups: decodes them, permutes their rows, takes a slice, and picks one of each row's sets of masks.
 
 Rows stay Arrow arrays from disk to micro-batch, without Python objects per row: 30 M tokens/s per core. Page checksums
 are always verified. So a damaged, changed or missing row group gives an error that names it, never wrong numbers.
@@ -66,7 +66,7 @@ class RowGroupSlice:
 
 
 def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
-    """Yield the slices that `plan` returned for `epoch`, one object each, in the same order."""
+    """Yield the slices that `plan` returned for `epoch`, each as one object, in the same order."""
     columns = (slices.lane, slices.group, slices.start, slices.stop)
     for lane, group, start, stop in zip(*(column.tolist() for column in columns), strict=True):
         shard = int(plan.group_shard[group])
