@@ -99,8 +99,8 @@ def inspect(run: Location) -> list[Report]:
 def prune(run: Location, *, config: CheckpointConfig, damaged: bool = False) -> tuple[list[Report], list[Report]]:
     """Remove the checkpoints that `config` does not keep. Return the reports of the kept and of the removed ones.
 
-    Damaged checkpoints do not count as kept, and stay unless `damaged` is true. Raises CheckpointError, and removes
-    nothing, if none verifies.
+    Damaged checkpoints do not count towards the numbers to keep. They stay unless `damaged` is true. Raises
+    CheckpointError, and removes nothing, if none verifies.
     """
     reports = inspect(run)
     whole = {step_of(report.folder): report for report in reports if not report.trouble}

@@ -1,4 +1,4 @@
-"""Lets all ranks write one checkpoint together, called a draft until it is committed in one step.
+"""Lets all ranks write one checkpoint together. Until it is committed, in one step, it is called a draft.
 
 On a file system a draft is a hidden folder that one rename turns into the checkpoint. An object store has no rename.
 There each attempt to save writes into a folder of its own, which counts only if the checkpoint's manifest names it. The

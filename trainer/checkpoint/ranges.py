@@ -33,7 +33,7 @@ def read_ahead_of(num_files: int) -> int:
 class RangedTensors:
     """A safetensors file on an object store, to be used in a `with` block. It reads tensors by name.
 
-    `num_files` is the number of files open at the same time. Raises CheckpointError if it is not a safetensors file.
+    `num_files` is the number of files open at the same time. Raises CheckpointError if this is not a safetensors file.
     """
 
     def __init__(self, url: str, *, num_files: int = 1) -> None:

@@ -137,8 +137,8 @@ def _find_in_checkpoint(config: TrainerFields) -> Iterator[IdleSetting]:
 def _phases_with_both(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> Iterator[bool]:
     """Yield for each phase whether one of its steps has both an evaluation and a checkpoint.
 
-    The run's last step does not count, because the newest checkpoint is kept anyway. A phase whose number in `held_out`
-    is 0 has no evaluation.
+    The run's last step does not count, because the newest checkpoint is kept anyway. `held_out` is each phase's number
+    of held-out rows. A phase with 0 has no evaluation.
     """
     every = config.checkpoint.every_steps
     intervals = [phase.evaluation.every_steps for phase in config.phases] or [None]

@@ -127,10 +127,10 @@ class Lengths:
         return np.cumsum(begins)
 
     def tokens_for(self, pairs: float) -> int:
-        """Return the smallest token limit with which micro-batches take `pairs` pairs each on average.
+        """Return the smallest token limit with which a micro-batch takes `pairs` pairs on average.
 
-        Because lengths vary, they lag behind, on average by `pairs` pairs. By queueing theory (Kingman), this needs
-        room for `pairs` plus half the variation of lengths.
+        Row lengths vary, so a lane falls behind this number, on average by `pairs` pairs. By queueing theory (Kingman),
+        it then needs micro-batches with room for `pairs` plus half the variation of lengths.
         """
         wanted = pairs + self.variation / 2 - 1e-6
         low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # this always holds `pairs`
@@ -196,8 +196,8 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
     """Return the number of lanes whose micro-batches of batch.tokens_per_slot tokens together hold `pairs` pairs.
 
     If that setting is null, return a power of two. Micro-batches must then have at most batch.greatest_slot tokens
-    (null: LARGEST_DERIVED_MICRO_BATCH). There are more lanes, up to 8, if micro-batches stay long enough to be well
-    filled.
+    (null: LARGEST_DERIVED_MICRO_BATCH). A step is divided further, into up to 8 lanes, while micro-batches stay long
+    enough to be well filled.
     """
     mean = lengths.longest if batch.exact_pairs else lengths.mean
     if batch.tokens_per_slot is not None:

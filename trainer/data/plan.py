@@ -1,8 +1,8 @@
 """The plan: the order in which a run reads its rows. It depends only on data set, seed and plan settings.
 
 The row groups of an epoch are permuted, and the rows inside each too. This sequence is cut into G lanes of equal
-length, which are read side by side. All lanes keep the pace of the stated batch, across the ends of epochs. The plan is
-independent of the world size: rank r of W takes the lanes l with l mod W = r. No I/O.
+length, which are read side by side. All lanes keep the pace (pairs per step) of the stated batch, across the ends of
+epochs. The plan is independent of the world size: rank r of W takes the lanes l with l mod W = r. No I/O.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class Plan:
         return self._orders[epoch]
 
     def _deal(self, count: int) -> NDArray[np.int64]:
-        """Divide `count` among the G lanes and return the shares [G]. They differ by at most one and never shrink as
-        `count` grows."""
+        """Divide `count` among the G lanes. Return the shares, [G], which differ by at most one and grow with
+        `count`."""
         return (count + np.arange(self.lanes, dtype=np.int64)) // self.lanes
 
     def _check(self, manifest: Manifest) -> None:

@@ -55,7 +55,7 @@ def read_in_threads(refs: Iterable[RowGroupSlice], *, root: str | Path) -> Table
 
 
 def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_store_bytes: int) -> Tables:
-    """Yield each slice with its table, in order. Ray tasks on this node read ahead at most `object_store_bytes`.
+    """Yield each slice with its table, in order. Ray tasks on this node read ahead, up to `object_store_bytes`.
 
     The tasks request no CPU, because train workers may hold all CPUs. They stay on this node, because on other nodes
     they would keep the autoscaler from releasing nodes that preprocess.
