@@ -150,8 +150,8 @@ def write_manifest(
 def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
     """Check a checkpoint's manifest and return file name -> {"bytes": size, "sha256": hash}.
 
-    Raises CheckpointError if the manifest is missing, damaged, altered, of another format or step than expected, or
-    names a file outside the folder.
+    Raises CheckpointError if the manifest is missing, damaged, altered, of another format or of another step than the
+    folder's name says, or if it names a file outside the folder.
     """
     return open_manifest(folder)[1]
 
