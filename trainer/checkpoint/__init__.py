@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written by all ranks, whole or absent, and loaded at any world size and ZeRO stage."""
+"""Writes and loads a run's checkpoints, with any number of ranks and ZeRO stage. A checkpoint is complete or absent."""
 
 from trainer.checkpoint.format import (
     STATE,

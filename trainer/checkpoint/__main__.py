@@ -1,4 +1,4 @@
-"""`python -m trainer.checkpoint RUN [list|verify|prune]`: list, verify or remove the checkpoints of a run."""
+"""Lists, verifies or removes the checkpoints of a run: `python -m trainer.checkpoint RUN [list|verify|prune]`."""
 
 import sys
 

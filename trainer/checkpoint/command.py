@@ -1,4 +1,4 @@
-"""`python -m trainer.checkpoint RUN [list|verify|prune]`: list, verify or remove the checkpoints of a run.
+"""The command `python -m trainer.checkpoint RUN [list|verify|prune]` for the checkpoints in the run directory RUN.
 
 prune removes nothing unless at least one checkpoint that it has just verified remains.
 """
@@ -33,18 +33,18 @@ from trainer.config import CONFIG_NAME, CheckpointConfig, read_run_config
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What could be read of one checkpoint."""
+    """What the command found out about one checkpoint."""
 
     folder: Location
     num_bytes: int
-    """According to its manifest."""
+    """Total size of the files, according to the manifest."""
     written: str
     world_size: int | None
     trouble: str
-    """What is wrong; empty if every byte verifies."""
+    """What is wrong with the checkpoint. Empty if every byte verifies."""
 
     def line(self) -> str:
-        """Return the checkpoint's row below HEADER."""
+        """Return the checkpoint's line in the table that HEADER begins."""
         workers = "?" if self.world_size is None else str(self.world_size)
         return (
             f"{step_of(self.folder):>10}  {describe_bytes(self.num_bytes):>8}  {self.written:<19}  {workers:>7}  "
@@ -57,7 +57,8 @@ HEADER = f"{'step':>10}  {'size':>8}  {'written':<19}  {'workers':>7}  state"
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Returns the exit status: 0 done, 1 a checkpoint is damaged (verify only), 2 refused."""
+    """Run the command and return the exit status: 0 success, 1 `verify` found damage, 2 the command failed or was
+    refused."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer.checkpoint",
         description="Checkpoints of a run: list verifies every byte of each and shows the result; verify does the same "
@@ -87,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def inspect(run: Location) -> list[Report]:
-    """Verify every byte of every checkpoint, oldest first. Raises CheckpointError if the run has none."""
+    """Verify every byte of a run's checkpoints. Return one report each, oldest first. Raises CheckpointError if there
+    is none."""
     folders = find_checkpoints(run).folders
     if not folders:
         raise CheckpointError(f"{checkpoints_folder(run)}: holds no checkpoint; give a run directory")
@@ -95,9 +97,10 @@ def inspect(run: Location) -> list[Report]:
 
 
 def prune(run: Location, *, config: CheckpointConfig, damaged: bool = False) -> tuple[list[Report], list[Report]]:
-    """Remove the checkpoints that verify but that `config` does not keep. Returns (kept, removed).
+    """Remove the checkpoints that `config` does not keep. Return the reports of the kept and of the removed ones.
 
-    Damaged ones are ignored and stay unless `damaged`. Raises CheckpointError, removing nothing, if none verifies.
+    Damaged checkpoints do not count towards the numbers to keep. They stay unless `damaged` is true. Raises
+    CheckpointError, and removes nothing, if none verifies.
     """
     reports = inspect(run)
     whole = {step_of(report.folder): report for report in reports if not report.trouble}

@@ -1,8 +1,9 @@
-"""Drafts: how the ranks write one checkpoint together, and how it is committed.
+"""Lets all ranks write one checkpoint together. Until it is committed, in one step, it is called a draft.
 
-On a file system a draft is a hidden folder that one rename turns into the checkpoint. An object store has no rename:
-each attempt writes into a folder of its own, which counts only when the checkpoint's manifest, written last and in one
-request, names it. A later attempt at the same step replaces that manifest. Ranks signal each other by small files.
+On a file system a draft is a hidden folder that one rename turns into the checkpoint. An object store has no rename.
+There each attempt to save writes into a folder of its own, which counts only if the checkpoint's manifest names it. The
+manifest is written last, in one request, and a later attempt at the same step replaces it. Ranks signal each other by
+small files.
 """
 
 from __future__ import annotations
@@ -32,54 +33,57 @@ _GIVEN_UP = "given-up"
 
 
 class Draft(Protocol):
-    """A checkpoint that is being written; each rank has its own object for it."""
+    """A checkpoint that is being written and is not yet valid. Each rank has its own object for it."""
 
     name: str
-    """Name in messages."""
+    """The draft's name in messages."""
     pause_s: float
-    """Seconds between checks of the other ranks' progress."""
+    """Seconds between two checks of the other ranks' progress."""
 
     @property
     def files(self) -> Location:
-        """The folder to write into."""
+        """The folder to write the checkpoint's files into."""
 
     def begin(self) -> None:
-        """Create the draft. Rank 0 only, before the others learn of it."""
+        """Create the draft. For rank 0 only, before the other ranks learn of the draft."""
 
     def begin_part(self, rank: int) -> None:
-        """Announce that this rank starts to write."""
+        """Announce that `rank` starts to write its part."""
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
-        """Announce that this rank has written the files of these manifest entries."""
+        """Announce that `rank` has written its files. `entries` are their manifest entries (sizes and hashes)."""
 
     def fail_part(self, rank: int, *, reason: str) -> None:
-        """Announce that this rank cannot write. Never raises."""
+        """Announce that `rank` cannot write its part. Never raises."""
 
     def hear(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        """Return the manifest entries of those `ranks` that are done. Raises CheckpointError if one has failed."""
+        """Return rank -> manifest entries for those of `ranks` that have finished. Raises CheckpointError if one has
+        failed."""
 
     def seal(self, entries: Mapping[str, Any]) -> None:
-        """Do all work that can precede the commit. Rank 0 only."""
+        """Do all work that can precede the commit, with the manifest entries of all files. For rank 0 only."""
 
     def commit(self) -> None:
-        """Make the draft the checkpoint of its step. Rank 0 only, under the lease."""
+        """Turn the draft into its step's checkpoint. For rank 0 only, while the job holds the run's lease (exclusive
+        right)."""
 
     def give_up(self) -> None:
-        """Abandon the draft, so that no rank waits for it. Rank 0 only; never raises."""
+        """Abandon the draft, so that no rank waits for it. For rank 0 only. Never raises."""
 
     def is_committed(self) -> bool | None:
-        """Return True if committed, False if abandoned, None while undecided."""
+        """Return True if the draft was committed, False if it was abandoned, None if neither has happened yet."""
 
 
 def open_draft(root: Location, *, step: int, token: int, world_size: int) -> Draft:
-    """Open the draft of a step; `token`, the same on all ranks, identifies the attempt."""
+    """Return a rank's object for the draft of a step. `token`, the same on all ranks, identifies the attempt to
+    save."""
     if isinstance(root, Path):
         return _FolderDraft(root, step=step, token=token, world_size=world_size)
     return _StoreDraft(root, step=step, token=token)
 
 
 def remove_leftovers(root: Location) -> None:
-    """Remove the remains of saves that died. No save may be in progress."""
+    """Remove what unfinished saves left in a run's folder of checkpoints. No save may be in progress."""
     if isinstance(root, Path):
         for path in root.iterdir():
             if path.name.startswith("."):
@@ -93,7 +97,7 @@ def remove_leftovers(root: Location) -> None:
         if folder.startswith(".") or MANIFEST not in names:
             storage.delete_tree(storage.join(root, folder))
         elif len(names) > 2:
-            with suppress(CheckpointError):  # damaged ones stay for inspection
+            with suppress(CheckpointError):  # a damaged checkpoint stays for inspection
                 kept = storage.base_name(str(open_manifest(storage.join(root, folder))[0]))
                 for name in names - {MANIFEST, kept}:
                     storage.delete_tree(storage.join(root, folder, name))
@@ -117,7 +121,8 @@ class _FolderDraft:
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
         write_json(self._writing(rank), entries)
-        self._writing(rank).rename(self._done(rank))  # one step: rank 0 may rename the folder as soon as it sees this
+        # Written before it is renamed, because rank 0 may rename the folder as soon as it sees the new name.
+        self._writing(rank).rename(self._done(rank))
 
     def fail_part(self, rank: int, *, reason: str) -> None:
         with suppress(OSError):
@@ -140,17 +145,20 @@ class _FolderDraft:
     def commit(self) -> None:
         replaced = put_in_place(self.files, final=self._final)
         if replaced is not None:
-            remove(replaced)  # the others wait for its name to go
+            remove(replaced)  # it may have the draft's name, and the other ranks wait until that is gone
 
     def give_up(self) -> None:
-        """Renames the folder first, in one step: other ranks may still write into it while it is removed."""
+        """Abandon the draft. Its folder is renamed first, in one step, because other ranks may still write into it."""
         trash = self.files.with_name(f".given-up-{self.name}")
         with suppress(OSError):
             self.files.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
 
     def is_committed(self) -> bool | None:
-        """An earlier checkpoint of that step may be there: it is this draft's only if its manifest names the draft."""
+        """Return whether the draft was committed, or None if undecided.
+
+        The folder of the step may be an earlier checkpoint. It is this draft's only if its manifest names the draft.
+        """
         if self.files.exists():
             return None
         with suppress(CheckpointError):
@@ -180,10 +188,10 @@ class _StoreDraft:
         self._may_stand = False
 
     def begin(self) -> None:
-        """Do nothing: a folder exists as soon as a file is in it."""
+        """Do nothing, because on a store a folder exists as soon as it holds a file."""
 
     def begin_part(self, rank: int) -> None:
-        """Do nothing: only the end of a part is announced."""
+        """Do nothing, because on a store only the end of a part is announced."""
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
         write_json(storage.join(self._meeting, f"rank-{rank}.done"), entries)
@@ -205,7 +213,7 @@ class _StoreDraft:
         self._entries = entries
 
     def commit(self) -> None:
-        self._may_stand = True  # even if the answer does not arrive
+        self._may_stand = True  # the manifest may be written even if no answer arrives
         write_manifest(self._final, step=self._step, files=self._entries, attempt=self._attempt)
         with suppress(OSError):  # the checkpoint is committed; the next save removes these files
             storage.delete_tree(self._meeting)
@@ -218,7 +226,7 @@ class _StoreDraft:
             storage.write_bytes(storage.join(self._meeting, _GIVEN_UP), b"")
 
     def is_committed(self) -> bool | None:
-        with suppress(CheckpointError):  # there is none yet
+        with suppress(CheckpointError):  # there is no manifest yet
             if open_manifest(self._final)[0] == self.files:
                 return True
         given_up = storage.find_file(storage.join(self._meeting, _GIVEN_UP)) is not None

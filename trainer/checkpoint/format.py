@@ -1,8 +1,9 @@
-"""Files of a checkpoint: whole or absent, and verified before use.
+"""Writes, reads and verifies the files of a checkpoint.
 
-A checkpoint is a folder of safetensors and JSON files with a manifest of sizes and sha256. Invariant: bytes are hashed
-while they are written and reach the disk (fsync) before their name appears. On an object store the manifest plays the
-part of the name: it tells in which subfolder the files are. Nothing here is a pickle.
+A checkpoint is a folder of safetensors and JSON files with a manifest of their sizes and sha256. Invariant: it is
+complete or absent. Bytes are hashed while they are written, and reach the disk (fsync) before the folder gets its final
+name. An object store has no rename. There the manifest, written last, names the subfolder that holds the files. Nothing
+here is a pickle.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ _CHUNK_BYTES = 16 * 2**20
 
 
 class CheckpointError(ValueError):
-    """A checkpoint could not be written, is not whole, or does not fit the model."""
+    """The error for a checkpoint that cannot be written, is damaged, or does not fit the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """Contents of state.json: the part of a run's state that is not tensors."""
+    """The contents of state.json: everything in a run's state that is not a tensor."""
 
     step: int
-    """Steps of the run done, skipped ones included."""
+    """Steps that the run has done, including those without an update."""
     steps_taken: int
     """Updates that the optimizer has applied (Adam's step count)."""
     loss_scale: dict[str, Any]
@@ -56,19 +57,20 @@ class CheckpointState:
     world_size: int
     threads: int
     versions: dict[str, str]
-    """Python, libraries and device. A difference on resume is a warning, since results may depend on them."""
+    """Versions of Python and libraries, and the device. A difference on resume is a warning, since results may depend
+    on it."""
     guard: dict[str, Any] = field(default_factory=dict)
-    """State of trainer.train.divergence: windows of skipped data, bad steps in a row."""
+    """State of trainer.train.divergence: windows of skipped data, number of bad steps in a row, and so on."""
     data_hash: str = ""
-    """Hash of the data set of the last step; empty in older checkpoints."""
+    """Hash of the data set that the last step read. Empty in older checkpoints."""
     rows: dict[str, Any] = field(default_factory=dict)
-    """Facts about all rows that the weights were trained on (phases.rows_trained); empty in older checkpoints."""
+    """Facts about all rows that the weights were trained on (phases.rows_trained). Empty in older checkpoints."""
 
 
 def write_tensors(path: Location, *, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Write CPU tensors (fp32 or uint8) as safetensors, without copies, and fsync.
+    """Write CPU tensors (fp32 or uint8) to a safetensors file, without copies, and fsync it if it is on a disk.
 
-    Returns the file's manifest entry, {"bytes", "sha256"}, hashed in the same pass.
+    Returns the file's manifest entry, {"bytes": size, "sha256": hash}, computed while writing.
     """
     if storage.is_url(path):
         with storage.open_stream(path) as file:
@@ -110,7 +112,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def write_json(path: Location, value: Any) -> dict[str, Any]:
-    """Write `value` atomically as JSON. Returns the manifest entry."""
+    """Write `value` atomically as JSON. Return the file's manifest entry (size and sha256)."""
     data = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
     entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     storage.write_bytes(path, data, make_folders=False)
@@ -118,7 +120,7 @@ def write_json(path: Location, value: Any) -> dict[str, Any]:
 
 
 def read_json(path: Location) -> Any:
-    """Parse a JSON file. Raises CheckpointError if it is missing or not valid."""
+    """Return the contents of a JSON file. Raises CheckpointError if it is missing or not valid JSON."""
     try:
         return json.loads(storage.read_bytes(path))
     except FileNotFoundError as error:
@@ -135,9 +137,10 @@ def write_manifest(
     attempt: str | None = None,
     draft: str | None = None,
 ) -> None:
-    """Write the manifest: the list of files, with a hash of the manifest itself.
+    """Write a checkpoint's manifest: the list of its files, with a hash of the manifest itself.
 
-    `attempt`: subfolder of `folder` that holds the files. `draft`: name of the folder before the commit.
+    `attempt` (on a store) is the subfolder that holds the files. `draft` (on a disk) is the folder's name before the
+    commit.
     """
     body = {"format": FORMAT, "step": step, "files": {name: dict(entry) for name, entry in files.items()}}
     body |= {key: value for key, value in (("attempt", attempt), ("draft", draft)) if value is not None}
@@ -145,16 +148,19 @@ def write_manifest(
 
 
 def read_manifest(folder: Location) -> dict[str, dict[str, Any]]:
-    """Return file name -> {"bytes", "sha256"}, after checks of the manifest itself.
+    """Check a checkpoint's manifest and return file name -> {"bytes": size, "sha256": hash}.
 
-    Raises CheckpointError if it is missing, damaged, altered, of another format, of another step than the folder's name
-    says, or names a file outside the folder.
+    Raises CheckpointError if the manifest is missing, damaged, altered, of another format or of another step than the
+    folder's name says, or if it names a file outside the folder.
     """
     return open_manifest(folder)[1]
 
 
 def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]]:
-    """Return the folder that holds the checkpoint's files, and what `read_manifest` returns."""
+    """Check a checkpoint's manifest as `read_manifest` does. Return the folder of its files and their manifest entries.
+
+    On a store the files are in a subfolder. The entries are file name -> {"bytes": size, "sha256": hash}.
+    """
     path, manifest = locate(folder, MANIFEST), _read_checked(folder)
     files: dict[str, dict[str, Any]] = manifest["files"]
     attempt = manifest.get("attempt")
@@ -165,7 +171,8 @@ def open_manifest(folder: Location) -> tuple[Location, dict[str, dict[str, Any]]
 
 
 def draft_of(folder: Location) -> str | None:
-    """Return the name of a checkpoint's folder before the commit; None on a store and for older checkpoints.
+    """Return the name that a checkpoint's folder had before the commit. Return None on a store and for older
+    checkpoints.
 
     Raises CheckpointError if the manifest is missing or damaged.
     """
@@ -203,7 +210,7 @@ def state_file(folder: Location) -> Location:
 
 
 def read_state(checkpoint: str | Path) -> CheckpointState:
-    """Read and verify a checkpoint's state.json. Raises CheckpointError if it is damaged or holds anything else."""
+    """Verify and return the contents of a checkpoint's state.json. Raises CheckpointError if it is not valid."""
     folder = locate(checkpoint)
     place, files = open_manifest(folder)
     path = locate(place, STATE)
@@ -217,16 +224,17 @@ def read_state(checkpoint: str | Path) -> CheckpointState:
 
 
 def is_checkpoint(folder: Location) -> bool:
-    """Return whether a folder looks like a checkpoint, whole or not; False for a run directory."""
+    """Whether a folder looks like a checkpoint, complete or damaged. A run directory does not."""
     if isinstance(folder, Path) and (folder / STATE).is_file():
         return True
     return bool(_STEP.fullmatch(storage.base_name(folder))) and storage.find_file(locate(folder, MANIFEST)) is not None
 
 
 def verify(folder: Location, *, rank: int = 0, world_size: int = 1) -> None:
-    """Read every byte of the files that the manifest lists, or of this rank's share of them.
+    """Check every byte of a checkpoint's files against the manifest.
 
-    Raises CheckpointError that names the first file that differs; OSError if a store does not answer.
+    If `world_size` ranks share the work, each reads every world_size-th file. Raises CheckpointError that names the
+    first file that differs, or OSError if a store does not answer.
     """
     place, files = open_manifest(folder)
     for name, entry in list(files.items())[rank::world_size]:
@@ -246,37 +254,37 @@ def _verify_file(path: Location, *, entry: Mapping[str, Any]) -> None:
 
 
 def step_name(step: int) -> str:
-    """Return the folder name of the checkpoint after `step` steps."""
+    """Return the folder name, such as step-00000100, of the checkpoint after `step` steps."""
     return f"step-{step:08d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """The committed checkpoints of a run at one moment, not verified. True if there are any.
+    """The checkpoints that a run had committed at one moment, not verified. The object is false if there are none.
 
-    On a store, listing them means listing every file: list once and pass this on.
+    On a store, listing them means listing every file, so list once and pass this object on.
     """
 
     run: Location
     folders: tuple[Location, ...]
-    """Oldest first."""
+    """The folders, oldest first."""
 
     def __bool__(self) -> bool:
         return bool(self.folders)
 
     @property
     def newest_step(self) -> int:
-        """Step of the newest checkpoint; 0 if there is none."""
+        """The step of the newest checkpoint, or 0 if there is none."""
         return step_of(self.folders[-1]) if self.folders else 0
 
     def newest_first(self, *, through: int | None = None) -> list[Location]:
-        """Return the folders, newest first: those up to step `through` if there are any, else all."""
+        """Return the folders, newest first. If some are up to step `through`, return only these."""
         before = [folder for folder in self.folders if through is None or step_of(folder) <= through]
         return list(reversed(before or self.folders))
 
 
 def find_checkpoints(run_dir: str | Path) -> Checkpoints:
-    """List a run's checkpoints."""
+    """Return the committed checkpoints of a run, without verifying them."""
     root = checkpoints_folder(run_dir)
     if not isinstance(root, Path):
         found = [file.name.split("/") for file in storage.list_files(root)]
@@ -288,12 +296,13 @@ def find_checkpoints(run_dir: str | Path) -> Checkpoints:
 
 
 def checkpoints_folder(run_dir: str | Path) -> Location:
-    """Return the folder of a run's checkpoints."""
+    """Return the folder that holds a run's checkpoints."""
     return locate(run_dir, "checkpoints")
 
 
 def step_of(folder: Location) -> int:
-    """Return the step of a checkpoint's folder. Raises CheckpointError if its name is another."""
+    """Return the step in the name of a checkpoint's folder. Raises CheckpointError if the name is not like
+    step-00000100."""
     match = _STEP.fullmatch(storage.base_name(folder))
     if match is None:
         raise CheckpointError(f"{folder}: is not a checkpoint; expected a folder called like {step_name(100)}")
@@ -301,7 +310,8 @@ def step_of(folder: Location) -> int:
 
 
 def put_back(run_dir: str | Path) -> None:
-    """Rename back a checkpoint that was moved aside, if the process was killed before its replacement was in place."""
+    """Rename a checkpoint back that a save had moved aside. This is needed if the save was killed before its
+    replacement was in place."""
     root = checkpoints_folder(run_dir)
     for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
         final = aside.with_name(aside.name.removeprefix(ASIDE))
@@ -310,7 +320,7 @@ def put_back(run_dir: str | Path) -> None:
 
 
 def library_versions(device: torch.device) -> dict[str, str]:
-    """Return the versions that results may depend on: Python, libraries, device."""
+    """Return the versions of Python and libraries and the name of the device. Results may depend on them."""
     versions = {"python": platform.python_version()}
     for library in _LIBRARIES:
         with suppress(PackageNotFoundError):  # the trainer runs without Ray too

@@ -1,7 +1,7 @@
-"""Loading of checkpoints, RUN/checkpoints/step-00000100/, at any world size and ZeRO stage.
+"""Loads checkpoints, such as RUN/checkpoints/step-00000100/, with any number of ranks and any ZeRO stage.
 
-A run resumes from the newest checkpoint whose every byte verifies. It never loads a damaged one, and if none verifies
-it stops instead of starting anew.
+A run resumes from the newest checkpoint whose every byte verifies. It never loads a damaged checkpoint. If no
+checkpoint verifies, the run stops instead of starting anew.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 def find_together(run_dir: str | Path) -> Checkpoints:
-    """Return the run's checkpoints as rank 0 lists them, after `put_back`. Collective.
+    """List a run's checkpoints on rank 0 (after `put_back`) and return the list on every rank. Collective.
 
-    Raises CheckpointError on every rank if they cannot be listed.
+    Raises CheckpointError on every rank if the checkpoints cannot be listed.
     """
     found: Checkpoints | str | None = None
     if dist.get_rank() == 0:
@@ -57,10 +57,10 @@ def find_together(run_dir: str | Path) -> Checkpoints:
 
 
 def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = None) -> CheckpointState | None:
-    """Restore the newest checkpoint that verifies and return its state; None if the run has no checkpoint.
+    """Load the newest undamaged checkpoint and return its state, or None if the run has no checkpoint.
 
-    `through`: prefer those up to that step, if there are any. Collective: each rank verifies its share of the files.
-    Raises CheckpointError on every rank if there are checkpoints but none verifies, or if it does not fit the model.
+    Checkpoints after step `through` are used only if there are no earlier ones. Collective: each rank verifies its
+    share of the files. Raises CheckpointError on every rank if all are damaged, or if the model does not fit.
     """
     judge, level = partial(verify_together, engine=engine), logging.WARNING if engine.rank == 0 else logging.DEBUG
     folder = _find_valid(checkpoints, judge=judge, through=through, level=level)
@@ -68,10 +68,11 @@ def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = No
 
 
 def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
-    """Load a checkpoint into the engine, whatever world size, stage and precision wrote it. Collective.
+    """Load a checkpoint into the engine, whatever world size, ZeRO stage and precision wrote it, and return its state.
 
-    Each rank reads only the elements that it holds. Random generators are restored if the world size is the same.
-    Raises CheckpointError if names or shapes of parameters are not the model's. Does not verify the files' hashes.
+    Collective: each rank reads only the elements that it holds. Random generators are restored if the world size is the
+    same. Raises CheckpointError if names or shapes of parameters are not the model's. Does not verify the files'
+    hashes.
     """
     folder = locate(checkpoint)
     state = read_state(folder)
@@ -91,19 +92,22 @@ def restore(checkpoint: str | Path, *, engine: Engine) -> CheckpointState:
 
 
 def newest_verified(checkpoints: Checkpoints) -> Location | None:
-    """Return the folder of a run's newest checkpoint whose every byte verifies; None if it has no checkpoint.
+    """Return the folder of the newest checkpoint whose every byte verifies, or None if the run has no checkpoint.
 
-    Raises CheckpointError if there are checkpoints but none verifies: the run must not start again from zero.
+    Raises CheckpointError if there are checkpoints but none verifies, because the run must not start again from zero.
     """
     return _find_valid(checkpoints, judge=_find_damage)
 
 
 def verify_together(folder: Location, *, engine: Engine) -> str:
-    """Return what is wrong with a checkpoint, or "". Collective. CheckpointError on all ranks if a store fails."""
+    """Return the damage of a checkpoint as text, or "" if every byte verifies. Collective: the ranks share the files.
+
+    Raises CheckpointError on all ranks if a store fails.
+    """
     damage = failure = ""
     try:
         damage = _find_damage(folder, rank=engine.rank, world_size=engine.world_size)
-    except OSError as error:  # proves no damage, so no older checkpoint may replace this one
+    except OSError as error:  # no proof of damage, so no older checkpoint may be used instead
         failure = str(error)
     answers: list[tuple[str, str]] = [("", "")] * engine.world_size
     dist.all_gather_object(answers, (damage, failure))
@@ -128,7 +132,8 @@ def _find_valid(
     through: int | None = None,
     level: int = logging.WARNING,
 ) -> Location | None:
-    """Return the newest checkpoint without damage; `judge` returns a checkpoint's damage, or ""."""
+    """Return the newest undamaged checkpoint, or None if there are none. `judge` returns a checkpoint's damage, or
+    ""."""
     found: list[str] = []
     for folder in checkpoints.newest_first(through=through):
         damage = judge(folder)
@@ -145,7 +150,7 @@ def _find_valid(
 
 
 def read_weights(checkpoint: str | Path) -> dict[str, Tensor]:
-    """Return parameter name -> fp32 tensor of its full shape, on the CPU. Verifies first; needs no DeepSpeed."""
+    """Verify a checkpoint and return parameter name -> fp32 CPU tensor in its full shape. Needs no DeepSpeed."""
     folder = locate(checkpoint)
     verify(folder)
     weights = {}

@@ -1,7 +1,7 @@
-"""Reads a safetensors file on an object store by ranges, with the part of safe_open's interface that checkpoints need.
+"""Reads parts of a safetensors file on an object store, with the functions of safe_open that checkpoints need.
 
-Only the requested bytes cross the network, in requests of READ_AHEAD_BYTES: a rank reads its elements in the order in
-which they were written. Cost: that much memory per file, but at most BUFFERED_BYTES over all files.
+Only these parts cross the network. A rank reads its elements in the order in which they were written, so each request
+is as large as READ_AHEAD_BYTES. Cost: that much memory per file, but at most BUFFERED_BYTES over all files.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _DTYPES = {"F32": torch.float32, "U8": torch.uint8}
 
 
 def read_ahead_of(num_files: int) -> int:
-    """Return the bytes per request if `num_files` files are open."""
+    """Return the number of bytes to read in one request if `num_files` files are open."""
     return min(READ_AHEAD_BYTES, max(_LEAST_BYTES, BUFFERED_BYTES // num_files))
 
 
 class RangedTensors:
-    """The tensors of one file by name, inside a `with` block; `num_files`: files open at the same time.
+    """A safetensors file on an object store, to be used in a `with` block. It reads tensors by name.
 
-    Raises CheckpointError if the file is not a safetensors file.
+    `num_files` is the number of files open at the same time. Raises CheckpointError if this is not a safetensors file.
     """
 
     def __init__(self, url: str, *, num_files: int = 1) -> None:
@@ -57,7 +57,7 @@ class RangedTensors:
         self._file.close()
 
     def metadata(self) -> dict[str, str]:
-        """Return the metadata of the header."""
+        """Return the metadata in the file's header."""
         return self._metadata
 
     def keys(self) -> list[str]:
@@ -65,11 +65,11 @@ class RangedTensors:
         return list(self._entries)
 
     def get_slice(self, name: str) -> RangedSlice:
-        """Return a handle that reads parts of a 1-D tensor."""
+        """Return a handle that reads parts of the 1-D tensor `name`."""
         return RangedSlice(self, name=name)
 
     def get_tensor(self, name: str) -> Tensor:
-        """Read a whole tensor."""
+        """Read and return a whole tensor."""
         shape = self.shape(name)
         return self.read(name, 0, math.prod(shape)).view(shape)
 
@@ -79,7 +79,7 @@ class RangedTensors:
         return shape
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Read elements [start, stop) of the flattened tensor."""
+        """Read and return elements [start, stop) of the flattened tensor `name`."""
         entry = self._entries[name]
         dtype = _DTYPES[entry["dtype"]]
         wanted = (stop - start) * dtype.itemsize
@@ -91,13 +91,13 @@ class RangedTensors:
 
 
 class RangedSlice:
-    """A 1-D tensor of a file; indexing with a slice reads its elements."""
+    """A handle for a 1-D tensor in a file. Indexing it with a slice reads these elements."""
 
     def __init__(self, file: RangedTensors, *, name: str) -> None:
         self._file, self._name = file, name
 
     def get_shape(self) -> list[int]:
-        """Return the shape."""
+        """Return the tensor's shape."""
         return self._file.shape(self._name)
 
     def __getitem__(self, elements: slice) -> Tensor:

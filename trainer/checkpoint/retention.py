@@ -1,4 +1,4 @@
-"""Which checkpoints of a run to keep: the newest, those at round steps, those with the lowest held-out loss.
+"""Decides which checkpoints stay: the newest, those at multiples of a given step, those with the lowest held-out loss.
 
 The writer and the command line share this rule. The newest checkpoint always stays.
 """
@@ -18,15 +18,16 @@ from trainer.config import CheckpointConfig
 from trainer.telemetry import EVALUATIONS_NAME, read_json_lines
 
 COMPARABLE = ("phase", "data_hash", "pairs", "masked")
-"""Evaluations are comparable if they agree in these keys; a missing key equals another missing one."""
+"""Evaluations are comparable if their values for these keys are equal. A key that both lack counts as equal."""
 
 
 def choose_kept(
     steps: Iterable[int], *, config: CheckpointConfig, rankings: Iterable[Mapping[int, float]] = ()
 ) -> set[int]:
-    """Return the steps whose checkpoints stay. `rankings`: step -> held-out loss, one mapping per comparable set.
+    """Return those of `steps` whose checkpoints stay.
 
-    Each ranking keeps its own best `keep_best`, since losses of different rankings are not comparable.
+    Each of `rankings` maps step -> held-out loss. Losses of different rankings are not comparable, so each ranking
+    keeps its own best `config.keep_best` steps.
     """
     ordered = sorted(steps)
     kept = set(ordered[-config.keep_last :])
@@ -39,13 +40,14 @@ def choose_kept(
 
 
 def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
-    """Return step -> held-out masked-LM plus next-sentence loss, one mapping per comparable set of evaluations.
+    """Return step -> held-out loss for each set of evaluations of the same phase, data set and pairs.
 
-    Reads RUN/evaluations.jsonl and leaves out losses that are not finite. The newest evaluation is in the last mapping.
+    The loss is masked-LM plus next-sentence loss, from RUN/evaluations.jsonl. Losses that are not finite are left out.
+    The newest evaluation is in the last mapping.
     """
     rankings: dict[tuple[Any, ...], dict[int, float]] = {}
     for record in read_json_lines(locate(run_dir, EVALUATIONS_NAME)):
-        labelled = record.get("nsp_accuracy") is not None  # so a loss of null was not finite
+        labelled = record.get("nsp_accuracy") is not None  # then a loss of null was not finite
         if record["mlm_loss"] is not None and not (labelled and record["nsp_loss"] is None):
             key = tuple(record.get(name) for name in COMPARABLE)
             rankings[key] = rankings.pop(key, {}) | {
@@ -55,7 +57,8 @@ def rank_evaluations(run_dir: str | Path) -> list[dict[int, float]]:
 
 
 def remove(folder: Location) -> None:
-    """Remove a checkpoint; its name goes first, so that a half-removed folder never looks like a checkpoint."""
+    """Remove a checkpoint. Its name goes first (on a store, its manifest), so that a half-removed one never looks
+    valid."""
     if not isinstance(folder, Path):
         storage.delete(locate(folder, MANIFEST))
         storage.delete_tree(folder)

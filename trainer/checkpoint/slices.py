@@ -1,8 +1,8 @@
-"""The tensors of a checkpoint by name and element range, whatever number of ranks wrote them.
+"""Writes and reads a checkpoint's tensors by name and range of elements, whatever number of ranks wrote them.
 
-Each rank's file holds flat slices of parameters and moments, with their offsets in its metadata. Files are
-memory-mapped, or read by ranges on a store, so that a rank reads only the elements it needs. Needs neither DeepSpeed
-nor a process group.
+Each rank's file holds flat slices of parameters and AdamW moments, with their offsets in its metadata. Files are
+memory-mapped, or read by ranges on a store, so that a rank reads only the elements that it needs. Needs neither
+DeepSpeed nor a process group.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ _GENERATOR = "generator/"
 
 
 def part_name(rank: int, *, world_size: int) -> str:
-    """Return the file name of a rank's part."""
+    """Return the name of the file that a rank writes."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 def write_part(path: Location, *, slices: Iterable[LocalSlice], generators: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write a rank's slices (CPU) and generator states. Returns the manifest entry."""
+    """Write a rank's slices of the tensors (on the CPU) and the states of its random generators into one file.
+
+    Returns the file's manifest entry (size and sha256).
+    """
     tensors: dict[str, Tensor] = {}
     places: dict[str, Any] = {}
     for piece in slices:
@@ -52,9 +55,9 @@ class _Piece:
 
 
 class SavedTensors:
-    """The tensors of a checkpoint, open inside a `with` block.
+    """A reader for the tensors of a checkpoint, to be used in a `with` block.
 
-    Raises CheckpointError unless the ranks' parts cover every parameter exactly once.
+    Raises CheckpointError unless the ranks' files cover every parameter exactly once.
     """
 
     def __init__(self, folder: Location) -> None:
@@ -87,7 +90,7 @@ class SavedTensors:
             self._check_cover(name, pieces)
 
     def read(self, name: str, start: int, stop: int, *, kinds: Iterable[str] = KINDS) -> dict[str, Tensor]:
-        """Return elements [start, stop) of the flattened parameter and of its moments, fp32, by kind."""
+        """Return elements [start, stop) of the flattened parameter `name` and of its moments, by kind, as fp32."""
         wanted = [piece for piece in self._pieces[name] if piece.start < stop and start < piece.stop]
         return {
             kind: torch.cat(
@@ -102,7 +105,7 @@ class SavedTensors:
         }
 
     def read_generators(self, rank: int, *, world_size: int) -> dict[str, Tensor]:
-        """Return the states of the rank's random generators; empty if the world size differs."""
+        """Return the states of the rank's random generators by device. Empty if the world size differs."""
         part = self._parts.get(part_name(rank, world_size=world_size))
         if part is None:
             return {}

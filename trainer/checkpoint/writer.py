@@ -1,8 +1,8 @@
-"""Writing of checkpoints, in a thread beside training: every rank writes its part, and rank 0 commits them at once.
+"""Writes checkpoints in a thread while training continues. Every rank writes its part, then rank 0 commits all parts.
 
-The ranks write into a draft (trainer/checkpoint/commit.py). They signal each other by files, with a deadline, so that
-one rank's failure ends the save on all. Cost: memory for this rank's slices (12 bytes per parameter over all ranks,
-pinned if there is a GPU), and a pause for the copy into it.
+The ranks write into a draft (trainer/checkpoint/commit.py) and signal each other by files. They wait until a deadline,
+so that one rank's failure ends the save on all ranks. Cost: memory for a copy of this rank's slices (12 bytes per
+parameter over all ranks, pinned if there is a GPU), and a pause for the copying.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 ROOM_BYTES = 2**20
-"""Allowance for state, manifest, headers and generators."""
+"""Bytes allowed for state, manifest, headers and generators."""
 RETRY_S = 5.0
-"""Pause before a save tries a failed store again, on which its client has then already spent a minute."""
+"""Seconds before a save tries a failed store again. The store's client has by then already tried for a minute."""
 _LATER_S = 3.0
 
 
 class CheckpointWriter:
-    """Saves the checkpoints of one run. Each rank has one, and all ranks call `save` and `finish`.
+    """A rank's writer of checkpoints for one run. All ranks must call `save` and `finish`.
 
-    `save` pauses training only for the copy off the device; a thread writes and commits. `lease_token`: of the lease
-    that the job must hold on the run directory to commit. `files`: the run's logs, which are uploaded to a store before
-    a checkpoint there is committed.
+    `save` stops training only while it copies the state off the device. A thread writes and commits. `lease_token`
+    identifies the lease (exclusive right to the run directory) that the job must hold to commit. `files` are the run's
+    logs, which are uploaded before each commit if the run is on a store.
     """
 
     def __init__(
@@ -106,9 +106,10 @@ class CheckpointWriter:
         data_hash: str = "",
         rows: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin the checkpoint after `step` steps. The arguments become CheckpointState's fields and must be JSON.
+        """Copy the state after `step` steps, then start to write its checkpoint in a thread.
 
-        Waits for the previous save and raises its error, or CheckpointError if this save cannot begin.
+        The arguments become fields of CheckpointState and must be valid JSON. Waits for the previous save first, and
+        raises the error of that save. Raises CheckpointError if this save cannot begin.
         """
         self.finish()
         engine = self._engine
@@ -140,7 +141,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is committed. Raises CheckpointError on every rank if that fails."""
+        """Wait until the last checkpoint is committed. Raises CheckpointError on every rank if that failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -149,12 +150,12 @@ class CheckpointWriter:
             raise error
 
     def send_logs(self) -> None:
-        """Upload the logs at the end of a run on a store, with the same retries as a checkpoint."""
+        """Upload the logs of a run on a store (or sync those on a disk) at its end. Retries like a save."""
         deadline = time.monotonic() + self._config.collective_timeout_s
         _insist(self._files.send, what="the end of the run waits", deadline=deadline)
 
     def _begin_draft(self, step: int) -> Draft:
-        """Create the draft on rank 0 and open it on every rank. Collective."""
+        """Create the draft on rank 0 and return each rank's object for it. Collective."""
         token, trouble = 0, ""
         if self._engine.rank == 0:
             token = secrets.randbelow(2**62) + 1
@@ -177,12 +178,12 @@ class CheckpointWriter:
         return open_draft(self._root, step=step, token=token, world_size=self._engine.world_size)
 
     def _find_shortage(self) -> int | None:
-        """Return the free bytes if they are too few; None if there is room, or on a store."""
+        """Return the free bytes if they are too few for a checkpoint. Return None if they suffice, or on a store."""
         free = free_bytes(self._root) if isinstance(self._root, Path) else self._bytes_needed
         return free if free < self._bytes_needed else None
 
     def _copy_slices(self) -> list[LocalSlice]:
-        """Copy the rank's slices into the staging memory, which the previous write no longer uses."""
+        """Copy the rank's slices into the staging memory, which the previous save no longer uses, and return them."""
         copies, offset = [], 0
         for piece in self._engine.local_slices():
             tensors = {}
@@ -204,7 +205,7 @@ class CheckpointWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """One rank's work for one checkpoint, with everything copied off the engine."""
+    """One rank's work for one checkpoint, with copies of all that it needs from the engine."""
 
     run: Location
     draft: Draft
@@ -224,7 +225,7 @@ class _Save:
                 self._commit()
         except (OSError, CheckpointError) as error:
             if self.rank == 0:
-                self.draft.give_up()  # which tells the other ranks
+                self.draft.give_up()  # this also tells the other ranks
             elif self._is_given_up():
                 raise self._given_up() from error
             else:
@@ -269,7 +270,8 @@ class _Save:
                 self._prune()
 
     def _prune_under_lease(self) -> None:
-        """Check the lease again: on a store another job may have taken over during a slow commit."""
+        """Check the lease again, then remove old checkpoints. Another job may have taken the run during a slow
+        commit."""
         with held(self.run, token=self.lease_token):
             self._prune()
 
@@ -280,7 +282,7 @@ class _Save:
             logger.warning("an old checkpoint in %s cannot be removed: %s", checkpoints_folder(self.run), error)
 
     def _collect(self) -> dict[str, dict[str, Any]]:
-        """Wait until all ranks have written; return their manifest entries."""
+        """Wait until all ranks have written their files. Return the manifest entries of these files by name."""
         waiting = set(range(self.state.world_size))
         entries: dict[str, dict[str, Any]] = {}
         while True:
@@ -306,7 +308,7 @@ class _Save:
         return False
 
     def _given_up(self) -> CheckpointError:
-        time.sleep(_LATER_S)  # the user sees the first failure: let rank 0, which cleans up first, be that one
+        time.sleep(_LATER_S)  # the user sees the first failure, which must be rank 0's; it cleans up first
         return CheckpointError(f"rank 0 gave up {self.draft.name}; see its own message for the reason")
 
     def _insist(self, act: Callable[[], T]) -> T:
@@ -319,7 +321,7 @@ class _Save:
 
 
 def _insist(act: Callable[[], T], *, what: str, deadline: float) -> T:
-    """Retry `act` on errors of the store, until the deadline."""
+    """Call `act` and return its result. Retry on errors of the store until `deadline`. `what` begins the warnings."""
     while True:
         try:
             return act()
@@ -333,7 +335,7 @@ def _insist(act: Callable[[], T], *, what: str, deadline: float) -> T:
 
 
 def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> None:
-    """Remove old checkpoints, remains of dead saves, and checkpoints after `step`, which the run went back behind."""
+    """Remove old checkpoints, remains of unfinished saves, and checkpoints after `step`, to which the run went back."""
     remove_leftovers(checkpoints_folder(run))
     folders = find_checkpoints(run).folders
     past = [path for path in folders if step_of(path) <= step]

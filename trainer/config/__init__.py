@@ -1,4 +1,4 @@
-"""Settings of a run: their fields, the checks that compare them, and reading of saved configs."""
+"""The settings of a run: their fields, the checks that compare them, and the reading of saved configs."""
 
 from trainer.config.batch import BatchConfig
 from trainer.config.effects import find_idle_settings, refuse_idle_settings

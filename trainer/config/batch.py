@@ -1,4 +1,4 @@
-"""Settings of the global batch and of reading the data: `batch.*` and `ingest.*`."""
+"""The settings `batch.*` (the global batch of a step) and `ingest.*` (reading of the data)."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from trainer.config.number_types import Positive
 
 
 class BatchConfig(Settings):
-    """The global batch of one step: one micro-batch of every lane (docs/DESIGN.md)."""
+    """The settings of the global batch: the micro-batches of one step, one from each lane (see `lanes` and
+    docs/DESIGN.md)."""
 
     pairs: Positive | None = None
-    """Sentence pairs (rows of the data set) per optimizer step, over all workers: the batch size in papers. An average,
-    or exact with `exact_pairs`; at most the rows of the data set. Set either this or tokens."""
+    """Sentence pairs (rows of the data set) per optimizer step, over all workers. Papers call this the batch size. It
+    is an average, or exact with `exact_pairs`, and at most the number of rows. Set either this or tokens."""
     tokens: Positive | None = None
-    """Mean tokens per optimizer step, over all workers: pairs x mean row length. Set either this or pairs."""
+    """Mean tokens per optimizer step, over all workers: pairs times mean row length. Set either this or pairs."""
     lanes: Positive | None = None
-    """Lanes: equal parts of the rows, fixed for the whole run. A step takes one micro-batch of each lane. Workers share
-    the lanes, so this is also the largest number of workers, and their number does not change the batch. Null:
-    derived."""
+    """Number of lanes: equal parts of the rows, fixed for the whole run. A step takes one micro-batch from each lane.
+    Workers share the lanes, so there can be at most this many workers, but their number does not change the batch.
+    Null: derived."""
     tokens_per_slot: Positive | None = None
-    """Maximum tokens of a micro-batch. Null: derived, the fewest that keep the stated batch."""
+    """Maximum tokens of a micro-batch. Null: derived, as few as the stated batch allows."""
     greatest_slot: Positive | None = None
-    """Maximum tokens of a micro-batch if neither lanes nor tokens_per_slot is set. Null: what the run's smallest GPU
-    holds by the estimate in trainer/engine/memory.py, at most 32,768; fixed when the run begins."""
+    """Maximum tokens of a micro-batch if neither lanes nor tokens_per_slot is set. Null: as many as the run's smallest
+    GPU holds by the estimate in trainer/engine/memory.py, at most 32,768. Fixed when the run begins."""
     exact_pairs: bool = False
-    """Take exactly `pairs` pairs in every step; micro-batches are then less full."""
+    """Take exactly `pairs` pairs in every step. Micro-batches are then less full."""
 
     @model_validator(mode="after")
     def _check_unit(self) -> BatchConfig:
@@ -40,13 +41,15 @@ class BatchConfig(Settings):
 
 
 class IngestConfig(Settings):
-    """How the data is read."""
+    """The settings for reading the data."""
 
     read_ahead_blocks: Positive = 4
-    """Row groups that each worker decodes ahead of their use."""
+    """Row groups that each worker decodes before they are needed."""
     object_store_mb: Positive = 256
-    """MB of Ray's object store that a worker's read-ahead may use."""
+    """MB of Ray's object store that a worker may use for reading ahead."""
     verify: Literal["footers", "full"] = "footers"
-    """Check at the start: sizes and footer hashes, or the sha256 of every shard. Page checksums are always verified."""
+    """What to check at the start. footers: sizes and footer hashes. full: the sha256 of every shard. Page checksums are
+    always verified."""
     skip_corrupt: bool = False
-    """Skip training row groups that cannot be read, with a warning, and count their rows, instead of stopping."""
+    """Skip training row groups that cannot be read, instead of stopping. Each gives a warning, and its rows are
+    counted."""

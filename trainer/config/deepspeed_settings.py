@@ -1,7 +1,7 @@
-"""Raw DeepSpeed settings that a run may set: those that change speed, memory or logs, but not the results.
+"""The DeepSpeed settings that a run may set directly: those that change speed, memory or logs, but not the results.
 
-Invariant: every other key is refused. DeepSpeed 0.19.8 silently drops unknown keys at its top level, and some known
-keys change the gradients (gradient_allreduce_op=sum multiplies them by the number of workers).
+Invariant: every other key is refused. DeepSpeed 0.19.8 silently drops unknown keys at its top level. Some known keys
+change the gradients: gradient_allreduce_op=sum multiplies them by the number of workers.
 """
 
 from __future__ import annotations
@@ -50,11 +50,14 @@ _REFUSED = {
     "zero_optimization.offload_param": _NOT_SUPPORTED,
     "zero_optimization.cpu_offload": _NOT_SUPPORTED,
 }
-"""Dotted keys of DeepSpeed's config: the field to set instead, or why the key is refused."""
+"""Dotted key of DeepSpeed's config -> the trainer's setting to use instead, or why the key is refused."""
 
 
 def _to_whole(value: Any) -> Any:
-    """Accept 5e8, as DeepSpeed's documentation writes numbers of elements, as a whole number."""
+    """Return a float without a fraction as an int, and any other value unchanged.
+
+    DeepSpeed's documentation writes numbers of elements as floats, such as 5e8.
+    """
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -63,51 +66,51 @@ Bucket = Annotated[int, BeforeValidator(_to_whole), Field(ge=1)]
 
 
 class ZeroSettings(Settings):
-    """DeepSpeed's zero_optimization; null: the derived value, or DeepSpeed's default."""
+    """The settings of DeepSpeed's zero_optimization section. Null: the derived value, or DeepSpeed's default."""
 
     contiguous_gradients: bool | None = None
     """Copy gradients into one buffer as they are computed."""
     reduce_scatter: bool | None = None
     """Reduce-scatter gradients instead of all-reducing them."""
     reduce_bucket_size: Bucket | None = None
-    """Elements of gradients reduced together."""
+    """Number of gradient elements that are reduced together."""
     allgather_partitions: bool | None = None
     """Gather parameters by all-gather instead of broadcasts. For ZeRO 1 and 2."""
     allgather_bucket_size: Bucket | None = None
-    """Elements of parameters gathered together. For ZeRO 1 and 2."""
+    """Number of parameter elements that are gathered together. For ZeRO 1 and 2."""
     use_multi_rank_bucket_allreduce: bool | None = None
     """All-reduce the buckets of several ranks together. For ZeRO 1 and 2."""
     stage3_prefetch_bucket_size: Elements | None = None
-    """Elements of parameters fetched ahead. For ZeRO 3."""
+    """Number of parameter elements that are fetched ahead. For ZeRO 3."""
     stage3_param_persistence_threshold: Elements | None = None
     """Parameters with fewer elements stay whole on every rank. For ZeRO 3."""
     stage3_model_persistence_threshold: Elements | None = None
-    """Maximum elements that stay whole under that threshold. For ZeRO 3."""
+    """Maximum elements that stay whole under stage3_param_persistence_threshold. For ZeRO 3."""
     stage3_max_live_parameters: Elements | None = None
-    """Maximum elements of gathered parameters. For ZeRO 3."""
+    """Maximum elements of parameters that are gathered at one time. For ZeRO 3."""
     stage3_max_reuse_distance: Elements | None = None
-    """A gathered parameter is kept if it is used again within this many elements. For ZeRO 3."""
+    """A gathered parameter is kept if its next use is at most this many elements away. For ZeRO 3."""
     sub_group_size: Bucket | None = None
-    """Elements of parameters that are updated together. For ZeRO 3."""
+    """Number of parameter elements that are updated together. For ZeRO 3."""
 
 
 class DeepSpeedSettings(Settings):
-    """Raw DeepSpeed settings; null: the derived value."""
+    """The DeepSpeed settings that a run may set directly. Null: the derived value."""
 
     zero_optimization: ZeroSettings | None = None
-    """Buckets and thresholds of ZeRO."""
+    """Bucket sizes and thresholds of ZeRO."""
     wall_clock_breakdown: bool | None = None
     """Log the times of forward, backward and step to the workers' output."""
     memory_breakdown: bool | None = None
-    """Log memory between forward, backward and step; each report costs a garbage collection."""
+    """Log memory between forward, backward and step. Each report costs a garbage collection."""
 
     def given(self) -> dict[str, Any]:
-        """Return the settings that are not null, as DeepSpeed's dictionary without empty sections."""
+        """Return the settings that are not null as a dictionary for DeepSpeed, without empty sections."""
         tree = self.model_dump(mode="json", exclude_none=True)
         return {key: value for key, value in tree.items() if value != {}}
 
     def has_reports(self) -> bool:
-        """Whether DeepSpeed should log its measurements."""
+        """Whether DeepSpeed should log times or memory."""
         return bool(self.wall_clock_breakdown or self.memory_breakdown)
 
 
@@ -115,14 +118,17 @@ _PARTITIONED = ("allgather_partitions", "allgather_bucket_size", "use_multi_rank
 
 
 def zero_stages_of(key: str) -> tuple[int, ...]:
-    """Return the ZeRO stages in which a key of zero_optimization has an effect."""
+    """Return the ZeRO stages in which a key of the section zero_optimization has an effect."""
     if key in _PARTITIONED:
         return (1, 2)
     return (3,) if key.startswith("stage3_") or key == "sub_group_size" else (1, 2, 3)
 
 
 def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
-    """Raise ValueError for a key in `raw` that a field of the config sets or that is refused, naming the remedy."""
+    """Raise ValueError if a key in `raw`, a run's `deepspeed` section, may not be set there. It names the remedy.
+
+    The key then has a field of its own in the trainer's config, or is refused.
+    """
     sections = {name for name, field in DeepSpeedSettings.model_fields.items() if nested_settings(field.annotation)}
     for name in sections & raw.keys():
         if raw[name] is not None and not isinstance(raw[name], Mapping | Settings):
@@ -140,7 +146,7 @@ def refuse_raw_keys(raw: Mapping[str, Any]) -> None:
 
 
 def drop_unknown_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `raw`, which an earlier version may have saved, without keys that are no longer accepted."""
+    """Return `raw` without keys that are no longer accepted. An earlier version may have saved such keys."""
 
     def keep(tree: Mapping[str, Any], cls: type[Settings]) -> dict[str, Any]:
         kept = {}

@@ -1,7 +1,7 @@
-"""Refuses settings that cannot have an effect, given the other settings.
+"""Refuses settings that cannot have an effect because of the other settings.
 
-Invariant: no setting is accepted and then ignored. Values equal to the default are exempt, so that a config which holds
-every field, as RUN/config.yaml does, loads.
+Invariant: no setting is accepted and then ignored. Values equal to the default are exempt, because RUN/config.yaml
+holds every field and must load.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from trainer.config.fields import TrainerFields
 
 @dataclass(frozen=True, slots=True)
 class IdleSetting:
-    """A setting that has no effect, whatever its value."""
+    """A setting that has no effect with any value, because of the other settings."""
 
     key: str
-    """For example `schedule.final_factor` or `phases.1.evaluation.max_pairs`."""
+    """The dotted key, for example `schedule.final_factor` or `phases.1.evaluation.max_pairs`."""
     why: str
     remedy: str
     """What to change so that the setting has an effect."""
 
 
 def refuse_idle_settings(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> None:
-    """Raise ValueError for settings that were given but have no effect; it names key, value, reason and remedy of each.
+    """Raise ValueError if settings were given that have no effect. It names key, value, reason and remedy of each.
 
-    `held_out`: number of held-out rows in each phase's data set; None: check what the config alone tells.
+    If `held_out` is None, check what the config alone tells. Otherwise it holds the number of held-out rows in each
+    phase's data set, and only settings of held-out evaluation are checked.
     """
     idle = find_idle_settings(config) if held_out is None else _find_idle_evaluation(config, held_out=held_out)
     faults = [
@@ -50,7 +51,7 @@ def find_given_idle(config: TrainerFields) -> list[str]:
 
 
 def find_idle_settings(config: TrainerFields) -> list[IdleSetting]:
-    """Return the settings that can have no effect, given or not."""
+    """Return the settings that have no effect in this config, whether they were given or not."""
     return [
         *_find_in_places(config),
         *_find_in_guard(config),
@@ -134,8 +135,11 @@ def _find_in_checkpoint(config: TrainerFields) -> Iterator[IdleSetting]:
 
 
 def _phases_with_both(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> Iterator[bool]:
-    """Yield for each phase whether one of its steps is both evaluated and checkpointed. The run's last step does not
-    count, since the newest checkpoint is kept anyway."""
+    """Yield for each phase whether one of its steps has both an evaluation and a checkpoint.
+
+    The run's last step does not count, because the newest checkpoint is kept anyway. `held_out` is each phase's number
+    of held-out rows. A phase with 0 has no evaluation.
+    """
     every = config.checkpoint.every_steps
     intervals = [phase.evaluation.every_steps for phase in config.phases] or [None]
     last = 0
@@ -191,7 +195,7 @@ _OVERRIDES = {
     "schedule.warmup_steps": ("schedule.warmup_steps", "schedule.warmup_fraction"),
     "schedule.warmup_fraction": ("schedule.warmup_steps", "schedule.warmup_fraction"),
 }
-"""A setting of the run -> the settings of a phase that replace it; any one of them does."""
+"""Setting of the run -> settings of a phase, each of which replaces it."""
 
 
 def _find_overridden(config: TrainerFields) -> Iterator[IdleSetting]:
@@ -201,7 +205,7 @@ def _find_overridden(config: TrainerFields) -> Iterator[IdleSetting]:
 
 
 def _all_override(config: TrainerFields, key: str) -> bool:
-    """Return whether every phase replaces the run's setting."""
+    """Whether every phase replaces the run's setting `key`."""
     return bool(config.phases) and all(
         any(_get(phase, own) is not None for own in _OVERRIDES[key]) for phase in config.phases
     )
@@ -233,7 +237,7 @@ def _get(config: Settings, key: str) -> Any:
 
 
 def _is_given(config: TrainerFields, key: str) -> bool:
-    """Return whether the setting was given a value other than its default."""
+    """Whether the config gives the setting a value other than the default."""
     parent, _, name = key.rpartition(".")
     section: Settings = _get(config, parent) if parent else config
     default = type(section).model_fields[name].get_default(call_default_factory=True)

@@ -1,4 +1,4 @@
-"""The fields of the trainer's config, in the order of `--help`; schema.py checks them together."""
+"""The fields of the trainer's config, in the order of `--help`. schema.py adds the checks that compare fields."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from trainer.config.records import CheckpointConfig, EvaluationConfig, LoggingCo
 
 
 class TrainerFields(Settings):
-    """The fields of TrainerConfig, each checked alone."""
+    """The fields of TrainerConfig, which adds the checks that compare fields."""
 
     data: str
     """Folder of the data set, or its s3:// or gs:// URL."""
     output: str
-    """Run directory, or its s3:// or gs:// URL; the same command continues a run that is there."""
+    """Run directory, or its s3:// or gs:// URL. If it holds a run, the same command continues that run."""
     resume_from: str | None = None
-    """Start from a checkpoint of another run (RUN/checkpoints/step-N, or RUN for its newest; a path or URL) in a new
-    output, with its weights, moments, step and place in the data; rate, schedule, precision and the like may differ.
-    Read once: later starts use the new run's own checkpoints."""
+    """Checkpoint of another run from which to start in a new output: the path or URL of RUN/checkpoints/step-N, or of
+    RUN for the newest. Weights, moments, step and place in the data come from it. Rate, schedule, precision and the
+    like may differ. Read once: later starts use the new run's own checkpoints."""
     working_folder: str | None = None
-    """Folder on each node's disk for the logs of a run on a store, which are uploaded with every checkpoint and at the
-    end; null: inside the folder for temporary files."""
+    """Folder on each node's disk for the logs of a run on a store. They are uploaded with every checkpoint and at the
+    end. Null: in the folder for temporary files."""
     model: ModelConfig = ModelConfig()
     """The encoder."""
     batch: BatchConfig
@@ -37,9 +37,9 @@ class TrainerFields(Settings):
     max_steps: Positive
     """Total optimizer steps."""
     workers: Positive = 1
-    """Worker processes: one per GPU if there are GPUs, otherwise CPU processes."""
+    """Number of worker processes: one per GPU if there are GPUs, otherwise CPU processes."""
     min_workers: Positive | None = None
-    """Fewest workers with which a run under Ray continues while nodes are missing; null: `workers`."""
+    """Smallest number of workers with which a run under Ray continues while nodes are missing. Null: `workers`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if Ray has GPUs for the workers, otherwise cpu."""
     launcher: Literal["ray", "processes"] = "ray"
@@ -47,18 +47,18 @@ class TrainerFields(Settings):
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
     """DeepSpeed ZeRO stage."""
     precision: Precision = "bf16"
-    """Number format that the model computes in; optimizer state is always fp32."""
+    """Number format in which the model computes. Optimizer state is always fp32."""
     communication_data_type: Literal["as_computed", "fp32"] = "as_computed"
-    """Number format in which workers send and sum gradients. as_computed: that of `precision`, or fp32 if ZeRO-1 has
-    summed micro-batches before. fp32: a more exact sum, for twice the bytes."""
+    """Number format in which workers send and sum gradients. as_computed: the format of `precision`, or fp32 if ZeRO 1
+    has already summed several micro-batches. fp32: a more exact sum, for twice the bytes."""
     compile: bool | None = None
     """Compile the model with torch.compile, which takes a minute at the start. Null: on GPUs with ZeRO 0 to 2."""
     self_check: bool = True
     """Before the first step of a compiled run, compare losses and gradients with those of the eager model, and stop if
-    they differ; takes seconds."""
+    they differ. Takes seconds."""
     deterministic: bool = False
-    """Use only deterministic kernels on GPUs, so that a resumed run equals an uninterrupted one bit by bit; slower.
-    torch warns of an operation that has no such kernel. CPU runs are always deterministic."""
+    """Use only deterministic kernels on GPUs, so that a resumed run equals an uninterrupted one bit by bit. This is
+    slower. torch warns of an operation that has no such kernel. CPU runs are always deterministic."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
     """Seed of weights, data order and dropout."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -66,7 +66,7 @@ class TrainerFields(Settings):
     schedule: ScheduleConfig = ScheduleConfig()
     """The learning rate."""
     phases: tuple[PhaseConfig, ...] = ()
-    """Parts of the run, one after another; if empty, the run is one phase."""
+    """Parts of the run, one after another. If empty, the run is one phase."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
     guard: GuardConfig = GuardConfig()
@@ -78,28 +78,30 @@ class TrainerFields(Settings):
     ingest: IngestConfig = IngestConfig()
     """How the data is read."""
     threads_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads of a worker; null: an equal share of this machine's cores. Recorded, since sums depend on it."""
+    """CPU threads of a worker. Null: an equal share of this machine's cores. Checkpoints record the number, because the
+    rounding of sums depends on it."""
     cpus_per_worker: PositiveFloat = 0.5
     """Logical CPUs that a CPU worker requests from Ray."""
     collective_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 600
-    """Seconds that a collective may wait before the workers count as lost."""
+    """Seconds that a collective operation may wait before the workers count as lost."""
     start_timeout_s: Annotated[int, Field(ge=1, le=365 * 86_400)] = 1800
     """Seconds to wait for Ray to start the workers; set it longer than a node takes to boot."""
     max_restarts: Count = 3
-    """Restarts from the last checkpoint after a worker or node is lost. A new checkpoint resets the count; one loss
-    more ends the run. Errors in the input are never retried."""
+    """Number of restarts from the last checkpoint after a worker or node is lost. A new checkpoint resets the count.
+    One more loss ends the run. Errors in the input are never retried."""
     resize_interval_s: Positive = 60
-    """Seconds between checks for room for more workers, if fewer than `workers` are running."""
+    """Seconds between checks whether more workers can start, if fewer than `workers` are running."""
     lease_timeout_s: Positive = 60
     """Seconds of silence after which a job on another host that holds the run directory counts as dead."""
     deepspeed: DeepSpeedSettings = DeepSpeedSettings()
-    """Raw DeepSpeed settings merged over the derived ones; with any, ZeRO 1 and 2 use DeepSpeed's own, slower step."""
+    """DeepSpeed settings that replace the derived ones. If any is given, ZeRO 1 and 2 use DeepSpeed's own, slower
+    step."""
 
     @property
     def phase_steps(self) -> tuple[int, ...]:
-        """Steps of each phase, max_steps in total. Raises ValueError if the phases' lengths do not add up to that.
+        """The number of steps of each phase. Raises ValueError if they do not add up to max_steps.
 
-        Shares are rounded so that each phase ends within half a step of its exact end.
+        Lengths given as shares are rounded so that each phase ends within half a step of its exact end.
         """
         if not self.phases:
             return (self.max_steps,)

@@ -1,4 +1,4 @@
-"""Settings of the model (`model.*`) and the precisions that it can compute in."""
+"""The settings `model.*`, and the number formats (precisions) in which the model can compute."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ MODEL_SHAPES: dict[ModelSize, tuple[int, int, int]] = {
     "base": (12, 12, 768),
     "large": (24, 16, 1024),
 }
-"""Layers, attention heads and width of each published size; the feed-forward layer is four times as wide."""
+"""Published size -> (layers, attention heads, width). The feed-forward layer is four times as wide."""
 
 
 class ModelConfig(Settings):
-    """The encoder."""
+    """The settings of the BERT encoder."""
 
     size: ModelSize = "base"
-    """Layers/heads/width: tiny 2/2/128, mini 4/4/256, small 4/8/512, medium 8/8/512, base 12/12/768,
-    large 24/16/1024. With initialize_from, the folder's is the default; also of max_positions, activation and norm."""
+    """Layers/heads/width: tiny 2/2/128, mini 4/4/256, small 4/8/512, medium 8/8/512, base 12/12/768, large 24/16/1024.
+    With initialize_from, its model gives the defaults of size, max_positions, activation and norm."""
     max_positions: Annotated[int, Field(ge=8, lt=2**16)] = 512
-    """Learned positions: the longest input that the model accepts."""
+    """Number of learned positions: the longest input that the model accepts, in tokens."""
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     """Exact GELU, or its tanh approximation."""
     norm: Literal["post", "pre"] = "post"
-    """LayerNorm after each sublayer (as published) or before."""
+    """post: LayerNorm after each sublayer, as published. pre: before each sublayer."""
     dropout: Probability = 0.1
-    """Dropout after embeddings and sublayers."""
+    """Dropout probability after embeddings and sublayers."""
     attention_dropout: Probability = 0.1
-    """Dropout on attention probabilities."""
+    """Dropout probability on attention weights."""
     output_bias: Literal["zeros", "unigram"] = "zeros"
     """Initial bias of the masked-LM head: zeros (as published), or the logarithm of each token's share of the training
     tokens, which saves the hundreds of steps that learning word frequencies takes."""
     initial_weights: Literal["published", "scaled"] = "published"
-    """published: every matrix with standard deviation 0.02. scaled: embeddings 0.05, other matrices 0.06, and the
-    masked-LM head starts as the identity. For short runs of small models with norm=pre: a tiny model that starts from
-    0.02 needs millions of tokens before it uses a word's neighbours."""
+    """published: every matrix starts with standard deviation 0.02. scaled: embeddings with 0.05, other matrices with
+    0.06, and the masked-LM head as the identity. scaled is for short runs of small models with norm=pre: a tiny model
+    that starts from 0.02 needs millions of tokens before it uses a word's neighbours."""
     initialize_from: str | None = None
     """Start from an exported model or a transformers BERT folder instead of random weights."""
 
@@ -61,15 +61,15 @@ class ModelConfig(Settings):
 
     @property
     def num_layers(self) -> int:
-        """Encoder layers."""
+        """The number of encoder layers."""
         return MODEL_SHAPES[self.size][0]
 
     @property
     def num_heads(self) -> int:
-        """Attention heads."""
+        """The number of attention heads."""
         return MODEL_SHAPES[self.size][1]
 
     @property
     def width(self) -> int:
-        """Hidden size."""
+        """The hidden size."""
         return MODEL_SHAPES[self.size][2]

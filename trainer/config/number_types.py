@@ -1,4 +1,4 @@
-"""Number types of settings, with their ranges."""
+"""The number types of settings, each with its allowed range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the update: `optimizer.*`, `schedule.*`, and `guard.*` for steps that go wrong."""
+"""The settings of the weight update: `optimizer.*`, `schedule.*`, and `guard.*` for steps that go wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.config.number_types import Count, Positive, PositiveFloat, Probabil
 
 
 class OptimizerConfig(Settings):
-    """AdamW, without weight decay for biases and LayerNorm."""
+    """The settings of the optimizer, AdamW. Biases and LayerNorm have no weight decay."""
 
     name: Literal["adamw"] = "adamw"
     """Update rule."""
@@ -22,41 +22,48 @@ class OptimizerConfig(Settings):
     beta2: Probability = 0.999
     """Decay of the second moment."""
     epsilon: PositiveFloat = 1e-6
-    """Added to the root of the second moment."""
+    """Number added to the root of the second moment."""
     bias_correction: bool = True
     """Divide the moments by 1 - beta^step, as Adam's paper does. false: do not, as in google-research/bert, which makes
     the first updates larger (3.2 times at the defaults)."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
     """Decoupled weight decay."""
     clip_norm: Annotated[float, Field(ge=0.0)] = 1.0
-    """Maximum global gradient norm; 0: no clipping."""
+    """Maximum global norm of the gradients. 0: no clipping."""
 
 
 class ScheduleConfig(Settings):
-    """Learning rate as a function of the step."""
+    """The settings of the learning rate as a function of the step."""
 
     name: Literal["linear", "constant"] = "linear"
     """linear: warm-up, then a linear fall to final_factor. constant: warm-up, then the peak rate."""
     warmup_steps: Count | None = None
-    """Steps of linear warm-up; null: warmup_fraction of max_steps."""
+    """Number of steps of linear warm-up. Null: warmup_fraction of max_steps."""
     warmup_fraction: Probability = 0.01
     """Warm-up as a share of max_steps, if warmup_steps is null."""
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Learning rate, as a share of the peak, that a step after max_steps would have. So the last step still learns."""
+    """Learning rate at the end of the fall, as a share of the peak. The step after max_steps would have it, so the last
+    step still learns."""
     span: Literal["run", "phase"] = "run"
     """run: one schedule over all phases. phase: each phase warms up and falls over its own steps."""
 
 
 class GuardConfig(Settings):
-    """The divergence guard: what happens after steps that are not finite. Such a step is never applied."""
+    """The settings of the divergence guard, which decides what happens after bad steps.
+
+    A step is bad if its loss or gradient is not finite, or if its loss spikes. A step that is not finite is never
+    applied.
+    """
 
     max_bad_steps: Positive = 3
-    """Bad steps in a row after which the run rolls back to the last checkpoint before them."""
+    """Number of bad steps in a row after which the run rolls back to the last checkpoint before them."""
     max_rollbacks: Count = 1
-    """Number of rollbacks; if another one would be needed, the run stops."""
+    """Maximum number of rollbacks. If another one is needed, the run stops."""
     skip_before: Count = 100
-    """Steps before the first bad one whose data is skipped after a rollback, with the data of the bad ones."""
+    """Number of steps before the first bad step whose data is skipped after a rollback, together with the data of the
+    bad steps."""
     spike_factor: Annotated[float, Field(gt=1.0)] | None = None
-    """A loss above this many times the median of earlier losses makes a step bad, though it is applied; null: off."""
+    """A step is a spike, and so bad, if its loss is above this many times the median of earlier losses. It is applied
+    all the same. Null: off."""
     spike_window: Positive = 100
-    """Number of earlier losses in that median; until a phase has as many, no step is a spike."""
+    """Number of earlier losses in the median of spike_factor. No step is a spike until its phase has as many."""

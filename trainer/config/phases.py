@@ -1,4 +1,4 @@
-"""Settings of a run's phases, each with its own data set, batch or schedule: `phases.N.*`."""
+"""The settings `phases.N.*`. A phase is a part of a run with its own data set, batch or schedule."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainer.config.optimization import ScheduleConfig
 
 
 class PhaseBatchConfig(Settings):
-    """A phase's changes to `batch`; null: unchanged."""
+    """A phase's changes to the run's `batch` settings. Null: unchanged."""
 
     pairs: Positive | None = None
-    """Sentence pairs per step; also replaces batch.tokens."""
+    """Sentence pairs per step. Also replaces batch.tokens."""
     tokens: Positive | None = None
-    """Tokens per step; also replaces batch.pairs."""
+    """Tokens per step. Also replaces batch.pairs."""
     lanes: Positive | None = None
-    """Lanes; see batch.lanes."""
+    """Number of lanes; see batch.lanes."""
     tokens_per_slot: Positive | None = None
     """Maximum tokens of a micro-batch."""
     exact_pairs: bool | None = None
@@ -28,44 +28,47 @@ class PhaseBatchConfig(Settings):
 
 
 class PhaseScheduleConfig(Settings):
-    """A phase's changes to `schedule`; null: unchanged. For schedule.span=phase."""
+    """A phase's changes to the run's `schedule` settings, if schedule.span=phase. Null: unchanged."""
 
     name: Literal["linear", "constant"] | None = None
-    """linear: a fall to final_factor. constant: the peak rate."""
+    """linear: after the warm-up, a fall to final_factor. constant: the peak rate."""
     warmup_steps: Count | None = None
     """Steps of linear warm-up at the start of the phase."""
     warmup_fraction: Probability | None = None
-    """Warm-up as a share of the phase's steps; also replaces schedule.warmup_steps."""
+    """Warm-up as a share of the phase's steps. Also replaces schedule.warmup_steps."""
     final_factor: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Learning rate, as a share of the peak, that a step after the phase's last would have."""
+    """Learning rate at the end of the fall, as a share of the peak. The step after the phase's last would have it."""
 
 
 class PhaseEvaluationConfig(Settings):
-    """A phase's changes to `evaluation`; null: unchanged."""
+    """A phase's changes to the run's `evaluation` settings. Null: unchanged."""
 
     every_steps: Positive | None = None
-    """Steps between evaluations, counted over the run; a phase's last step is always evaluated."""
+    """Steps between evaluations, counted over the run. A phase's last step is always evaluated."""
     max_pairs: Positive | None = None
-    """Held-out pairs evaluated."""
+    """Maximum number of held-out pairs to evaluate."""
 
 
 class PhaseConfig(Settings):
-    """A part of the run with its own data set, batch or schedule; what it leaves out is taken from the run."""
+    """The settings of a phase: a part of the run with its own data set, batch or schedule.
+
+    A setting that is left out is taken from the run.
+    """
 
     data: str | None = None
-    """Folder of the phase's data set; null: `data`. All phases must have the same vocabulary."""
+    """Folder of the phase's data set. Null: the run's `data`. All phases must have the same vocabulary."""
     max_steps: Positive | None = None
-    """Steps of the phase. One phase may set neither this nor share: it takes the remaining steps."""
+    """Number of steps in the phase. One phase may set neither this nor share: it takes the remaining steps."""
     share: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Length of the phase as a share of the run's max_steps."""
     learning_rate: PositiveFloat | None = None
-    """Peak learning rate of the phase; null: optimizer.learning_rate. For schedule.span=phase."""
+    """Peak learning rate of the phase. Null: optimizer.learning_rate. For schedule.span=phase."""
     batch: PhaseBatchConfig = PhaseBatchConfig()
-    """The global batch."""
+    """Changes to the global batch."""
     schedule: PhaseScheduleConfig = PhaseScheduleConfig()
-    """The learning rate."""
+    """Changes to the learning rate."""
     evaluation: PhaseEvaluationConfig = PhaseEvaluationConfig()
-    """Held-out evaluation."""
+    """Changes to the held-out evaluation."""
 
     @model_validator(mode="after")
     def _check_length(self) -> PhaseConfig:
@@ -76,13 +79,13 @@ class PhaseConfig(Settings):
         return self
 
     def batch_in(self, run: BatchConfig) -> BatchConfig:
-        """Return the run's batch with the phase's changes. Raises ValueError if they contradict each other."""
+        """Return the run's batch settings with the phase's changes. Raises ValueError if they contradict each other."""
         given = self.batch.model_dump(exclude_none=True)
         unit = dict.fromkeys(("pairs", "tokens")) if "pairs" in given or "tokens" in given else {}
         return BatchConfig.model_validate({**run.model_dump(), **unit, **given})
 
     def schedule_in(self, run: ScheduleConfig) -> ScheduleConfig:
-        """Return the run's schedule with the phase's changes."""
+        """Return the run's schedule settings with the phase's changes."""
         given = self.schedule.model_dump(exclude_none=True)
         warmup = {"warmup_steps": None} if "warmup_fraction" in given else {}
         return ScheduleConfig.model_validate({**run.model_dump(), **warmup, **given})

@@ -1,4 +1,4 @@
-"""Settings of what a run records: `checkpoint.*`, `evaluation.*`, `logging.*`."""
+"""The settings of what a run records: `checkpoint.*`, `evaluation.*`, `logging.*`."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from trainer.config.number_types import Count, Positive, PositiveFloat
 
 
 class CheckpointConfig(Settings):
-    """When checkpoints are written and which are kept."""
+    """The settings for when checkpoints are written and which ones are kept."""
 
     every_steps: Positive = 1000
-    """Steps between checkpoints; another is written at the end and on SIGTERM or SIGINT."""
+    """Steps between checkpoints. Another is written at the end and on SIGTERM or SIGINT."""
     keep_last: Positive = 3
     """Number of newest checkpoints to keep."""
     keep_every_steps: Positive | None = None
     """Keep checkpoints at multiples of this step for ever."""
     keep_best: Count = 0
     """Number of checkpoints with the lowest held-out loss to keep in each phase. Only steps that are evaluated count:
-    multiples of evaluation.every_steps, a tenth of the run, and the ends of phases. Losses of different phases, data
-    sets or numbers of pairs are ranked separately."""
+    multiples of evaluation.every_steps, the step at a tenth of the run, and the ends of phases. Losses of different
+    phases, data sets or numbers of pairs are ranked separately."""
 
 
 class EvaluationConfig(Settings):
-    """Held-out evaluation."""
+    """The settings of held-out evaluation."""
 
     every_steps: Positive | None = None
-    """Steps between evaluations; null: only at the end."""
+    """Steps between evaluations. Null: only at the end."""
     max_pairs: Positive | None = 4096
-    """Held-out pairs evaluated, the first in a fixed order; null: all."""
+    """Maximum number of held-out pairs to evaluate, the first in a fixed order. Null: all."""
     at_start: bool = False
     """Evaluate before the first step too, to measure the initial weights (model.initialize_from, resume_from)."""
 
 
 class LoggingConfig(Settings):
-    """Progress lines and metrics."""
+    """The settings of progress lines and metrics."""
 
     every_steps: Positive = 10
     """Steps between progress lines; metrics.jsonl records every step."""
@@ -46,7 +46,8 @@ class LoggingConfig(Settings):
     """Tracker that gets the metrics besides RUN's own files. tensorboard: in RUN/tensorboard. wandb: offline in
     RUN/wandb unless WANDB_MODE is set. mlflow: in RUN/mlflow unless MLFLOW_TRACKING_URI is set."""
     peak_tflops: PositiveFloat | None = None
-    """Dense bf16 peak of one GPU in 10^12 operations per second, for the metrics' utilization; null: by device name."""
+    """Dense bf16 peak of one GPU in 10^12 operations per second. The metrics' utilization is a share of it. Null:
+    looked up by device name."""
     row_ids: bool = False
     """Write the rows of every step to RUN/rows-RANK.jsonl: step, phase, the epoch in which the step begins, and [epoch,
     shard, row group, row] of each pair. A step at the end of an epoch has pairs of two epochs."""

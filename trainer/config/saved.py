@@ -1,4 +1,4 @@
-"""Reading of configs that a run or a checkpoint has saved, also with an earlier version."""
+"""Reads configs that a run or a checkpoint has saved, also those of an earlier version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIG_NAME = "config.yaml"
 
 
 def read_run_config(run: Location) -> TrainerConfig | None:
-    """Read RUN/config.yaml; None if it is missing. Raises ConfigError if it is not a valid config."""
+    """Return the config in RUN/config.yaml, or None if the file is missing. Raises ConfigError if it is not valid."""
     path = locate(run, CONFIG_NAME)
     if storage.find_file(path) is None:
         return None
@@ -30,10 +30,10 @@ def read_run_config(run: Location) -> TrainerConfig | None:
 
 
 def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
-    """Validate the tree of a saved config, also one of an earlier version; `origin` names it in errors.
+    """Return a saved config, given as a tree of mappings, as a TrainerConfig. `origin` names it in errors.
 
-    Converts `logging.tensorboard` to the tracker, drops raw DeepSpeed keys that are refused now, and keeps settings
-    without effect, which earlier versions accepted.
+    An earlier version may have saved it. So `logging.tensorboard` becomes `logging.tracker`, DeepSpeed keys that are
+    refused now are dropped, and settings without effect are kept.
     """
     logging = tree.get("logging")
     if isinstance(logging, Mapping) and "tensorboard" in logging:
@@ -46,7 +46,8 @@ def validate_saved(tree: Mapping[str, Any], *, origin: str) -> TrainerConfig:
 
 
 def drop_idle_settings(tree: Mapping[str, Any], *, origin: str, keep: Collection[str] = ()) -> dict[str, Any]:
-    """Return the tree of a saved config without settings that have no effect; keys below those in `keep` stay."""
+    """Return the tree of a saved config without the settings that have no effect. Keys in `keep`, and below them,
+    stay."""
     while True:
         config = validate_saved(tree, origin=origin)
         tree = to_tree(config)

@@ -1,6 +1,6 @@
-"""The trainer's config: its fields (fields.py) and the checks that compare them.
+"""The trainer's config: the fields of fields.py, and the checks that compare them.
 
-Settings that have no effect are refused by effects.py.
+effects.py refuses settings that have no effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.config.phases import PhaseScheduleConfig
 
 
 class TrainerConfig(TrainerFields):
-    """Settings of `trainer/run.py`."""
+    """The settings of a training run (`trainer/run.py`)."""
 
     @model_validator(mode="before")
     @classmethod

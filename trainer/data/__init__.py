@@ -1,4 +1,4 @@
-"""The data of a run: the plan of which rank reads which rows, reading, and packing. Imports neither torch nor Ray."""
+"""Decides which rank reads which rows, reads them, and packs them into micro-batches. Imports neither torch nor Ray."""
 
 from trainer.data.batch_shape import LARGEST_DERIVED_MICRO_BATCH, BatchShape, derive_shape
 from trainer.data.held_out import check_held_out

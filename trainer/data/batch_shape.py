@@ -1,7 +1,8 @@
-"""Derives lanes and micro-batches from the stated batch (pairs or tokens per step) and the data set's row lengths.
+"""Derives the number of lanes and the limits of micro-batches from the stated batch and the data set's row lengths.
 
-The number of workers plays no part: the data and its order are the same wherever a run goes. The plan keeps the stated
-pace, and micro-batches are the smallest that can keep up with it, one step's pairs behind on average. Cost: 0.1 s.
+The batch is stated in pairs or tokens per step. Lanes are equal parts of the rows, and a step takes one micro-batch
+from each. The number of workers plays no part, so the data and its order are the same on any machines. Micro-batches
+are as small as possible: lanes then lag behind the stated batch by one step's pairs on average. Cost: 0.1 s.
 """
 
 from __future__ import annotations
@@ -21,31 +22,32 @@ from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.plan import PlanError
 
 LARGEST_DERIVED_MICRO_BATCH = 32_768
-"""Tokens: larger micro-batches gain no speed on one GPU and cost memory. batch.greatest_slot replaces it."""
+"""Maximum tokens of a derived micro-batch, unless batch.greatest_slot is set. Larger ones gain no speed on one GPU and
+cost memory."""
 _EASY_LANES = 8
 _FULL_ROWS = 10
 _DEVIATIONS = 6.0
 _MULTIPLE = 8
 _UNITS = 512
-"""Maximum number of length bins; if rows have at most this many tokens, a bin is one token."""
+"""Maximum number of length bins. If rows have at most this many tokens, a bin is one token."""
 _MANY_ROWS = 32
-"""Micro-batches that hold this many longest rows leave as much unused as any larger ones."""
+"""If a micro-batch has room for this many of the longest rows, its unused room no longer depends on its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """Lanes, micro-batches and the content of a step. Means are over many steps."""
+    """The number of lanes, the limits of a micro-batch, and what a step contains. Means are over many steps."""
 
     lanes: int
-    """G: micro-batches per step, one per lane."""
+    """G, the number of lanes (equal parts of the rows). A step takes one micro-batch from each."""
     micro_batch: MicroBatchShape
-    """Limits T, P and M of a micro-batch."""
+    """The limits of a micro-batch: T tokens, P pairs and M masked positions."""
     pairs: Fraction
-    """The plan's pace: pairs per step."""
+    """The pairs per step that the plan aims at."""
     exact: bool
-    """Whether every step holds exactly that many."""
+    """Whether every step holds exactly `pairs` pairs."""
     pairs_mean: float
-    """Mean pairs per step: the pace, or slightly less if batch.tokens_per_slot holds less."""
+    """Mean pairs per step: `pairs`, or slightly less if batch.tokens_per_slot is too small for it."""
     pairs_least: int
     """Lower bound of a step's pairs."""
     pairs_most: int
@@ -53,15 +55,15 @@ class BatchShape:
     tokens_mean: float
     """Mean tokens per step, without padding."""
     steps_per_epoch: int
-    """Steps that read every row once; the last one continues into the next epoch."""
+    """Steps that read every row once. The last one continues into the next epoch."""
 
     @property
     def fill(self) -> float:
-        """Share of the lanes x T tokens that is not padding."""
+        """The share of a step's room for tokens that is not padding."""
         return self.tokens_mean / (self.lanes * self.micro_batch.tokens)
 
     def describe(self) -> str:
-        """Return two lines that tell the user the batch and the plan."""
+        """Return two lines of text that tell the user the batch and the plan."""
         digits = 0 if self.pairs_mean.is_integer() else 1
         return (
             f"batch: {'exactly ' if self.exact else ''}{self.pairs_mean:,.{digits}f} pairs a step (least "
@@ -74,7 +76,10 @@ class BatchShape:
 
 
 class Lengths:
-    """Predicts how rows in random order fill micro-batches; `counts[n]`: number of rows of n tokens."""
+    """The distribution of row lengths. It predicts how rows in random order fill micro-batches.
+
+    `counts[n]` is the number of rows with n tokens.
+    """
 
     def __init__(self, counts: NDArray[np.int64]) -> None:
         self.longest = int(counts.nonzero()[0][-1])
@@ -88,17 +93,18 @@ class Lengths:
         """Squared coefficient of variation of the lengths."""
 
     def pairs_in(self, tokens: int) -> float:
-        """Return the mean pairs of a micro-batch that ends when the next pair would exceed `tokens`. One pair must fit.
+        """Return the mean number of pairs in a micro-batch that holds at most `tokens` tokens. One pair must always
+        fit.
 
-        The row that did not fit begins the next micro-batch, so long rows tend to come first. Iterates to the fixed
-        point of that effect.
+        A pair that does not fit begins the next micro-batch, so the first pair of a micro-batch tends to be long. The
+        distribution of its length is found by iteration to a fixed point.
         """
         size, longest = tokens // self._unit, self._shares.size - 1
         near = size if size < _MANY_ROWS * longest else size % longest + (_MANY_ROWS - 1) * longest
         fitting = self._fitting
         first = self._shares
         for _ in range(100):
-            # inside[x]: rows that begin in the first near - longest + x units of a micro-batch
+            # inside[x]: mean number of rows that end within the first (near - longest + x) units of a micro-batch
             inside = np.convolve(first, fitting[near : near + 2 * longest + 1], mode="valid")
             before, first = first, self._shares * (inside[-1] - inside[::-1])
             if np.abs(first - before).max() < 1e-9:
@@ -107,7 +113,11 @@ class Lengths:
 
     @cached_property
     def _fitting(self) -> NDArray[np.float64]:
-        """Entry 2 x longest + n: rows that begin within n units after a row's end, that at 0 included; 0 before it."""
+        """Return an array. Entry 2 x longest + n is the mean number of rows that begin within n units after a row's
+        end.
+
+        A unit is one length bin. A row that begins right at that end counts. Entries before 2 x longest are 0.
+        """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
         begins[2 * longest] = 1.0
@@ -117,12 +127,13 @@ class Lengths:
         return np.cumsum(begins)
 
     def tokens_for(self, pairs: float) -> int:
-        """Return the fewest tokens with which micro-batches keep a pace of `pairs` each, that number behind on average.
+        """Return the smallest token limit with which a micro-batch takes `pairs` pairs on average.
 
-        By queueing theory (Kingman), capacity must exceed the pace by half the variation.
+        Row lengths vary, so a lane falls behind this number, on average by `pairs` pairs. By queueing theory (Kingman),
+        it then needs micro-batches with room for `pairs` plus half the variation of lengths.
         """
         wanted = pairs + self.variation / 2 - 1e-6
-        low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # which always holds that many
+        low, high = self.longest - 1, max(1, math.ceil(pairs)) * self.longest  # this always holds `pairs`
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.pairs_in(middle) >= wanted else (middle, high)
@@ -130,7 +141,10 @@ class Lengths:
 
 
 def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
-    """Derive lanes and micro-batch shape for the training rows. Raises PlanError that names setting and remedy."""
+    """Return the number of lanes and the micro-batch limits for the stated batch of training rows.
+
+    Raises PlanError, which names setting and remedy, if the settings do not fit the data set.
+    """
     rows, tokens = manifest.num_rows("train"), manifest.num_tokens("train")
     if rows == 0:
         raise PlanError("the data set holds no train rows; build it from more documents")
@@ -179,10 +193,11 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
 
 
 def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, longest: int) -> int:
-    """Return the number of lanes that fill micro-batches of batch.tokens_per_slot tokens.
+    """Return the number of lanes whose micro-batches of batch.tokens_per_slot tokens together hold `pairs` pairs.
 
-    If that is null, return a power of two: micro-batches have at most batch.greatest_slot tokens (null:
-    LARGEST_DERIVED_MICRO_BATCH), and there are up to 8 lanes while micro-batches stay long enough to be full.
+    If that setting is null, return a power of two. Micro-batches must then have at most batch.greatest_slot tokens
+    (null: LARGEST_DERIVED_MICRO_BATCH). A step is divided further, into up to 8 lanes, while micro-batches stay long
+    enough to be well filled.
     """
     mean = lengths.longest if batch.exact_pairs else lengths.mean
     if batch.tokens_per_slot is not None:
@@ -190,7 +205,7 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
         return max(1, min(math.ceil(0.99 * float(pairs) / max(1.0, held)), int(pairs)))
     lanes, step = 1, float(pairs) * mean
     greatest = max(batch.greatest_slot or LARGEST_DERIVED_MICRO_BATCH, _round_up(longest))
-    while step / lanes > greatest:  # a lower bound, so that the search below starts near its end
+    while step / lanes > greatest:  # gives a lower bound, so that the search below is short
         lanes *= 2
     exact = batch.exact_pairs
     while lanes < pairs and _tokens_needed(lengths, pairs=pairs / lanes, exact=exact, longest=longest) > greatest:
@@ -201,10 +216,13 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
 
 
 def _tokens_needed(lengths: Lengths, *, pairs: Fraction, exact: bool, longest: int) -> int:
-    """Return the tokens of micro-batches that keep a pace of `pairs` each; `longest`: the data set's max_seq_length."""
+    """Return the token limit with which micro-batches take `pairs` pairs each: on average, or always if `exact`.
+
+    `longest` is the data set's max_seq_length.
+    """
     return math.ceil(pairs) * longest if exact else _round_up(lengths.tokens_for(float(pairs)))
 
 
 def _round_up(value: float) -> int:
-    """Round up to a multiple of 8, which matrix products prefer."""
+    """Return `value` rounded up to a multiple of 8, which matrix products prefer."""
     return -(-math.ceil(value) // _MULTIPLE) * _MULTIPLE

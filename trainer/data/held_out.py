@@ -1,8 +1,8 @@
-"""Checks that no phase evaluates on documents that an earlier phase, or the source of a branch, trained on.
+"""Checks that no phase evaluates on documents that the run, or the run it branched from, was trained on before.
 
-A document is held out if the hash of its text is below validation_fraction. So of two data sets over one text, the one
-with the smaller fraction trains on documents that the other holds out. Cost: reads the ids of held-out rows, and those
-of training rows only if the fractions permit a leak.
+A document is held out if the hash of its text is below validation_fraction. So if two data sets contain the same text,
+the one with the smaller fraction trains on documents that the other holds out. Cost: reads the document ids of held-out
+rows, and of training rows only if the fractions permit such a leak.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _IDS = [schema.DOCUMENT_ID, schema.SECOND_DOCUMENT_ID]
 def check_held_out(
     phases: Sequence[OpenPhase], *, before: Sequence[tuple[Phase, Manifest]] = (), step: int = 0
 ) -> list[str]:
-    """Compare each phase's held-out documents with those that earlier phases train on.
+    """Check that no phase's held-out documents are among those that earlier phases train on. Return warnings.
 
-    `before`: what a branch's source trained on, up to `step`; phases that end by then are no longer evaluated.
-    Raises ConfigError with the numbers if some documents are in both. Returns a warning for each two data sets that
-    share a source's name but no document: then a leak cannot be detected by document ids.
+    `before` lists what another run trained on up to `step`, if this run started from its checkpoint. Phases that end by
+    `step` are not compared with it, because they are no longer evaluated. Raises ConfigError with the numbers if some
+    documents are in both. A warning names two data sets that share a source's name but no held-out document: document
+    ids then cannot show a leak.
     """
     warnings = {}
     for index, later in enumerate(phases):
@@ -44,7 +45,10 @@ def check_held_out(
 
 
 def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, of: str) -> str:
-    """`manifest`: of the earlier phase. `of`: words that name its run, or "" for this one."""
+    """Check two phases as `check_held_out` does. Return a warning, or "" if there is none.
+
+    `manifest` is the earlier phase's, and `of` names the earlier phase's run in messages ("" for this run).
+    """
     rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
     held_out = _documents_of(rows)
     known = pa.concat_tables([rows.slice(0, 0), *_read_ids(earlier, manifest=manifest, split="validation")])
@@ -74,7 +78,8 @@ def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, of: str) -
 
 
 def _read_ids(phase: Phase, *, manifest: Manifest, split: SplitName, among: pa.Array | None = None) -> list[pa.Table]:
-    """Read the document ids of a split's rows, one table per row group; `among`: only rows with one of these ids."""
+    """Return the document ids of a split's rows, one table per row group. With `among`, leave out rows without these
+    ids."""
     groups = [(shard.path, i) for shard in manifest.shards_of(split) for i in range(len(shard.row_group_rows))]
 
     def read(group: tuple[str, int]) -> pa.Table:
@@ -90,6 +95,6 @@ def _documents_of(rows: pa.Table) -> pa.Array:
 
 
 def _is_of(rows: pa.Table, documents: pa.Array) -> pa.ChunkedArray:
-    """Return [n] booleans: whether one of a row's documents is among `documents`."""
+    """Return [n] booleans that say whether one of the row's two documents is among `documents`."""
     first, second = (pc.is_in(rows[name], value_set=documents) for name in _IDS)
     return pc.or_(first, second)

@@ -1,4 +1,4 @@
-"""A micro-batch: sentence pairs packed one after another, never split. Plain numpy, no torch."""
+"""The micro-batch: whole sentence pairs, one after another, without padding. Plain numpy, no torch."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_LABEL = -1
-"""Label of positions and pairs that have nothing to predict; their weight in the loss is zero."""
+"""The label of positions and pairs that have nothing to predict. Their weight in the loss is zero."""
 MOST_TOKENS = 2**31 - 1
-"""Maximum tokens of a micro-batch, whose positions are int32."""
+"""Maximum tokens of a micro-batch, because its positions are int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchShape:
-    """Maximum content of a micro-batch. Raises ValueError if a pair of the maximum length would not fit."""
+    """The limits of a micro-batch. Raises ValueError if a pair of the maximum length would not fit."""
 
     tokens: int
-    """T: tokens."""
+    """T, the maximum number of tokens."""
     pairs: int
-    """P: sentence pairs."""
+    """P, the maximum number of sentence pairs."""
     masked: int
-    """M: masked positions."""
+    """M, the maximum number of masked positions."""
     max_seq_length: int
-    """Maximum length of a pair or dummy sequence."""
+    """Maximum length of a pair or a dummy sequence, in tokens."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -44,7 +44,8 @@ class MicroBatchShape:
 
     @property
     def sequences(self) -> int:
-        """Sequences of a batch with constant shapes: the pairs, and the dummies that fill the rest of the T tokens."""
+        """The number of sequences in a batch of constant shape: `pairs` pairs, and dummies that pad it to `tokens`
+        tokens."""
         return self.pairs + -(-self.tokens // self.max_seq_length)
 
 
@@ -53,7 +54,7 @@ class MicroBatch:
     """One micro-batch: p >= 1 pairs with n tokens and m masked positions in total."""
 
     input_ids: NDArray[np.integer]
-    """[n] uint16 or int32: the concatenated tokens of the pairs, masked."""
+    """[n] uint16 or int32: token ids of the pairs, one pair after another, with masks applied."""
     lengths: NDArray[np.int32]
     """[p] tokens of each pair."""
     first_lengths: NDArray[np.int32]
@@ -63,17 +64,17 @@ class MicroBatch:
     masked_labels: NDArray[np.integer]
     """[m] token ids before masking."""
     nsp_labels: NDArray[np.int8]
-    """[p] 0 = next, 1 = not next, NO_LABEL without a second segment."""
+    """[p] 0 = next, 1 = not next, NO_LABEL if there is no second segment."""
     sources: NDArray[np.uint16]
-    """[p] source of the first segment: index into the manifest's `sources`."""
+    """[p] index of the first segment's source in the manifest's `sources`."""
     shards: NDArray[np.int32]
-    """[p] index of the row's shard in its split, in the manifest's order."""
+    """[p] index of the row's shard (file) in its split, in the manifest's order."""
     row_groups: NDArray[np.int32]
     """[p] index of the row group in the shard."""
     rows: NDArray[np.int32]
     """[p] index of the row in the row group, as stored."""
     epochs: NDArray[np.int32]
-    """[p] epoch of the row: a micro-batch may continue into the next epoch."""
+    """[p] epoch in which the row is read. A micro-batch may continue into the next epoch."""
 
     @property
     def num_tokens(self) -> int:
@@ -108,11 +109,11 @@ class MicroBatch:
 
     @property
     def position_ids(self) -> NDArray[np.int64]:
-        """[n] position in the pair, from 0."""
+        """[n] position of each token in its pair, from 0."""
         return np.arange(self.num_tokens) - np.repeat(self.starts, self.lengths)
 
     @property
     def segment_ids(self) -> NDArray[np.int64]:
-        """[n] 0 in the first segment, 1 in the second."""
+        """[n] 0 for tokens of a first segment, 1 for those of a second."""
         second = np.arange(self.num_tokens) >= np.repeat(self.starts + self.first_lengths, self.lengths)
         return second.astype(np.int64)

@@ -1,7 +1,7 @@
-"""A run's phases: their steps, the settings they inherit, their data sets, and the phase that a checkpoint belongs to.
+"""A run's phases (parts with their own data set, batch or schedule), and the phase that a checkpoint belongs to.
 
-A run without phases is one phase. Steps are counted over the whole run; epochs and the order of the data restart with
-each phase. The state after a phase's last step still belongs to that phase. No I/O.
+A run without phases is one phase. Steps are counted over the whole run, but epochs and the order of the data restart
+with each phase. The state after a phase's last step still belongs to that phase. No I/O.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from trainer.data.batch_shape import BatchShape, derive_shape
 from trainer.data.plan import Plan, PlanError, PlanState
 
 MANY_EPOCHS = 200
-"""With more epochs a model memorizes its data set, or a setting is wrong."""
+"""The number of epochs above which to warn: the model memorizes its data set, or a setting is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Steps first_step + 1 .. last_step of the run."""
+    """A part of a run with settings of its own: steps first_step + 1 to last_step."""
 
     index: int
     """Index of the phase, from 0."""
     first_step: int
-    """Steps of the run before the phase."""
+    """Number of steps that the run has done when the phase begins."""
     last_step: int
-    """Steps of the run when the phase ends."""
+    """Number of steps that the run has done when the phase ends."""
     config: TrainerConfig
     """The run's config with the phase's data, batch and evaluation, and without phases."""
 
@@ -44,7 +44,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class OpenPhase:
-    """A phase with its data set's manifest, batch shape and plan. No rows are read."""
+    """A phase with its data set's manifest, batch shape and plan (order of rows). No rows have been read."""
 
     phase: Phase
     manifest: Manifest
@@ -53,11 +53,11 @@ class OpenPhase:
 
     @property
     def epochs(self) -> float:
-        """Number of times that the phase reads its data set."""
+        """The number of times that the phase reads its data set."""
         return self.phase.num_steps * self.shape.pairs_mean / self.plan.num_rows
 
     def describe(self) -> list[str]:
-        """Return lines that tell the user the data, batch and plan."""
+        """Return lines of text that tell the user the data, batch and plan."""
         manifest = self.manifest
         train, held_out = manifest.num_rows("train"), manifest.num_rows("validation")
         data = (
@@ -74,7 +74,11 @@ class OpenPhase:
         return lines
 
     def describe_empty(self, workers: int) -> list[str]:
-        """Return a warning if `workers` does not divide the lanes, so that workers idle in each step; else nothing."""
+        """Return a list with one warning if `workers` does not divide the number of lanes, so that workers idle in each
+        step.
+
+        Otherwise the list is empty.
+        """
         lanes = self.plan.lanes
         rounded = -(-lanes // workers) * workers
         if rounded == lanes:
@@ -87,7 +91,7 @@ class OpenPhase:
         ]
 
     def describe_place(self, phases: int) -> str:
-        """Return a line as `phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`."""
+        """Return a line such as `phase 2 of 2: steps 900,001 to 1,000,000, 3.97 epochs`."""
         phase = self.phase
         return (
             f"phase {phase.index + 1} of {phases}: steps {phase.first_step + 1:,} to {phase.last_step:,}, "
@@ -96,7 +100,7 @@ class OpenPhase:
 
 
 def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
-    """Return the phases of a run in order, at least one, each with the settings it inherits."""
+    """Return the phases of a run in order, at least one. Each has the settings that it inherits from the run."""
     phases = config.phases or (PhaseConfig(),)
     ends = list(accumulate(config.phase_steps))
     resolved = []
@@ -112,7 +116,10 @@ def resolve_phases(config: TrainerConfig) -> tuple[Phase, ...]:
 
 
 def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tuple[OpenPhase, ...]:
-    """Derive each phase's batch shape and plan. Raises ValueError if vocabularies differ or a plan is impossible."""
+    """Return each phase with its manifest, and the batch shape and plan derived from it.
+
+    Raises ValueError if vocabularies differ or a plan is impossible.
+    """
     check_vocabularies(phases, manifests=manifests)
     opened = []
     for phase, manifest in zip(phases, manifests, strict=True):
@@ -129,7 +136,7 @@ def open_phases(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> tu
 
 
 def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]) -> None:
-    """Raise ConfigError if a phase's data set has another vocabulary than the first phase's."""
+    """Check that all phases' data sets have the same vocabulary. Raises ConfigError if one differs."""
     first = manifests[0]
     for phase, manifest in zip(phases, manifests, strict=True):
         same = ("vocabulary_hash", "vocabulary_size", "special")
@@ -145,7 +152,8 @@ def check_vocabularies(phases: Sequence[Phase], *, manifests: Sequence[Manifest]
 def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> dict[str, Any]:
     """Return facts about all rows that the weights were trained on: longest row, next-sentence labels, vocabulary.
 
-    `before`: the same facts about the weights that the run started from. Kept in checkpoints and used by the export.
+    `before` holds the same facts about the weights that the run started from. Checkpoints keep the facts for the
+    export.
     """
     manifests = [each.manifest for each in phases]
     return {
@@ -156,7 +164,10 @@ def rows_trained(phases: Sequence[OpenPhase], *, before: Mapping[str, Any]) -> d
 
 
 def order_seed(seed: int, *, phase: int) -> int:
-    """Return the seed (63 bits) of a phase's data order: the run's in the first, so that phases over one set differ."""
+    """Return the seed (63 bits) for the order of a phase's rows.
+
+    The first phase has the run's seed. Later phases have others, so that they read the same data set in another order.
+    """
     if phase == 0:
         return seed
     digest = hashlib.blake2b(f"order/{seed}/{phase}".encode(), digest_size=8).digest()
@@ -164,9 +175,10 @@ def order_seed(seed: int, *, phase: int) -> int:
 
 
 def find_start(phases: Sequence[OpenPhase], state: PlanState | None) -> PlanState:
-    """Return the state from which to make the step after `state`; None: the start of the first phase.
+    """Return the position from which the step after `state` reads. If `state` is None, this is the start of the first
+    phase.
 
-    At the end of a phase that is the start of the next one. Raises PlanError if `state` does not fit these phases.
+    At the end of a phase it is the start of the next phase. Raises PlanError if `state` does not fit these phases.
     """
     if state is None:
         return phases[0].plan.start()

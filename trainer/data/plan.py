@@ -1,8 +1,8 @@
-"""The plan: the order of all rows and their lanes, a pure function of data set, seed and plan settings.
+"""The plan: the order in which a run reads its rows. It depends only on data set, seed and plan settings.
 
-An epoch's row groups are permuted, and the rows inside each too; this sequence is cut into G lanes of equal length. All
-lanes keep the pace of the stated batch, across the ends of epochs. The plan is independent of the world size: rank r of
-W takes the lanes l with l mod W = r. No I/O.
+The row groups of an epoch are permuted, and the rows inside each too. This sequence is cut into G lanes of equal
+length, which are read side by side. All lanes keep the pace (pairs per step) of the stated batch, across the ends of
+epochs. The plan is independent of the world size: rank r of W takes the lanes l with l mod W = r. No I/O.
 """
 
 from __future__ import annotations
@@ -23,55 +23,58 @@ from pipeline.dataset import Manifest, SplitName, canonical_json
 from trainer.data.micro_batch import MicroBatchShape
 
 PLAN_VERSION = 2
-"""Raise this with every change to the order that a plan gives."""
+"""Raise this number with every change to the order that a plan gives."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class PlanError(ValueError):
-    """The plan's settings do not fit the data set, or a state does not fit the plan."""
+    """The error for plan settings that do not fit the data set, or for a state that does not fit the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanState:
-    """The position of a run in its data: independent of world size, complete on every rank."""
+    """The position of a run in its data. It does not depend on the world size, and every rank has all of it."""
 
     plan_hash: str
-    """Hash of the plan that the cursors refer to."""
+    """Hash of the plan to which the cursors refer."""
     step: int
-    """Steps of the run that are done."""
+    """Number of steps that the run has done."""
     epoch: int
-    """Epoch of the lane that is furthest behind, from 0."""
+    """Epoch, counted from 0, of the lane that is furthest behind."""
     cursors: tuple[int, ...]
-    """Rows done since that epoch began, per lane; more than the epoch's rows if the lane is already in the next one."""
+    """Rows that each lane has taken since `epoch` began. More than the epoch's rows if the lane is already in the next
+    one."""
     phase: int = 0
-    """Phase of the last step done, from 0."""
+    """Phase of the last step done, counted from 0."""
     phase_step: int = 0
-    """Steps of that phase that are done."""
+    """Number of steps done in `phase`."""
     rounds: int = 0
-    """Micro-batches requested from each lane in that phase: its steps, and attempts whose rows were all lost."""
+    """Micro-batches requested from each lane in `phase`: one per step, and one per attempt whose rows were all lost."""
 
     def to_tree(self) -> dict[str, Any]:
-        """Return the state as a tree for JSON."""
+        """Return the state as a tree that JSON can hold."""
         return {**asdict(self), "cursors": list(self.cursors)}
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> PlanState:
-        """Return the state that `to_tree` wrote, also before phases existed. Unknown entries are ignored: the plan hash
-        refuses states of other releases."""
+        """Return the state that `to_tree` wrote as `tree`, even if an earlier version without phases wrote it.
+
+        Unknown entries are ignored, because `Plan.check` refuses the states of versions that order rows differently.
+        """
         known = {field.name: tree[field.name] for field in fields(cls) if field.name in tree}
         return cls(**{"phase_step": tree["step"], **known, "cursors": tuple(tree["cursors"])})
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSlices:
-    """Slices of row groups, as columns of equal length: rows [start, stop) of each permuted row group."""
+    """A list of slices of row groups, as columns of equal length. A slice is rows [start, stop) in permuted order."""
 
     lane: NDArray[np.int64]
     """Lane that takes the rows."""
     group: NDArray[np.int64]
-    """Row group, an index into Plan.group_*."""
+    """Row group, as an index into the arrays Plan.group_*."""
     start: NDArray[np.int64]
     """First row in the row group's permuted order."""
     stop: NDArray[np.int64]
@@ -79,7 +82,10 @@ class RowGroupSlices:
 
 
 class Plan:
-    """Lanes over one split of a data set. Raises PlanError if the settings do not fit the data set."""
+    """The order in which one split of a data set is read, divided into lanes (equal parts that are read side by side).
+
+    Raises PlanError if the settings do not fit the data set.
+    """
 
     def __init__(
         self,
@@ -92,8 +98,11 @@ class Plan:
         split: SplitName = "train",
         max_rows: int | None = None,
     ) -> None:
-        """`pairs`: the pace, pairs per step over all lanes; None: micro-batches hold what fits, for one epoch only.
-        `max_rows`: number of rows in an epoch, the first in the order."""
+        """Make the plan of one split. `pairs` is the number of pairs per step, over all lanes.
+
+        If `pairs` is None, micro-batches hold as many as fit, and there is only one epoch. With `max_rows`, an epoch
+        has only that many rows, the first in the order.
+        """
         shards = manifest.shards_of(split)
         counts = np.array([len(shard.row_group_rows) for shard in shards], dtype=np.int64)
         self.group_shard = np.repeat(np.arange(len(shards)), counts)
@@ -121,7 +130,7 @@ class Plan:
         ).hexdigest()
 
     def start(self, *, phase: int = 0, step: int = 0) -> PlanState:
-        """Return the state before the first step of `phase`, which begins after `step` steps of the run."""
+        """Return the state before the first step of `phase`, when the run has done `step` steps."""
         return PlanState(plan_hash=self.hash, step=step, epoch=0, cursors=(0,) * self.lanes, phase=phase)
 
     def check(self, state: PlanState) -> None:
@@ -134,26 +143,28 @@ class Plan:
             )
 
     def mask_set(self, epoch: int) -> int:
-        """Return which of the K mask sets the rows of an epoch use."""
+        """Return the index of the mask set, one of K, that all rows of an epoch use."""
         return epoch % self.mask_sets
 
     def rows_before(self, epoch: int) -> NDArray[np.int64]:
-        """Return [G] rows that each lane takes before an epoch."""
+        """Return [G], the number of rows that each of the G lanes takes in all epochs before `epoch`."""
         return self._deal(epoch * self.num_rows)
 
     def lane_rows(self, epoch: int) -> NDArray[np.int64]:
-        """Return [G] rows of each lane in an epoch; they differ by at most one."""
+        """Return [G], the number of rows that each of the G lanes takes in `epoch`. They differ by at most one."""
         return self.rows_before(epoch + 1) - self.rows_before(epoch)
 
     def pairs_due(self, rounds: int) -> NDArray[np.int64]:
-        """Return [G] pairs due from each lane after `rounds` micro-batches; their sum is the pace times `rounds`."""
+        """Return [G], the pairs due from each of the G lanes after `rounds` micro-batches: in total `rounds` times
+        `pairs`."""
         assert self.pairs is not None
         return self._deal(math.floor(rounds * self.pairs))
 
     def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
-        """Return the slices that `lanes` still have to read of an epoch after `cursors` rows of it each.
+        """Return the slices of row groups that `lanes` still have to read in an epoch.
 
-        They are in the order in which lanes of equal pace need them, so that one reader can serve all lanes.
+        lanes[i] has already taken cursors[i] rows of the epoch. The slices are in the order in which equally fast lanes
+        need them, so that one reader can serve all lanes.
         """
         order, starts = self._order(epoch)
         cuts = np.concatenate(([0], np.cumsum(self.lane_rows(epoch))))
@@ -174,14 +185,16 @@ class Plan:
         return RowGroupSlices(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return [R] row groups in the order of an epoch, and [R + 1] rows before each. Caches the last epoch."""
+        """Return an epoch's order: [R] indices of the row groups, and [R + 1] sums of the rows before each. Caches one
+        epoch."""
         if epoch not in self._orders:
             order = permutation(self.group_rows.size, key=(self.seed, "row groups", epoch))
             self._orders = {epoch: (order, np.concatenate(([0], np.cumsum(self.group_rows[order]))))}
         return self._orders[epoch]
 
     def _deal(self, count: int) -> NDArray[np.int64]:
-        """Return [G] shares of `count` that add up to it, differ by at most one, and never shrink as it grows."""
+        """Divide `count` among the G lanes. Return the shares, [G], which differ by at most one and grow with
+        `count`."""
         return (count + np.arange(self.lanes, dtype=np.int64)) // self.lanes
 
     def _check(self, manifest: Manifest) -> None:
@@ -210,9 +223,10 @@ class Plan:
 
 
 def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
-    """Return the lanes of a rank, one per micro-step; -1 means an empty micro-batch, if no lane is left.
+    """Return the lanes (of `lanes` equal parts of the rows) that a rank takes in each step, one per micro-batch.
 
-    Every rank gets ceil(lanes / world_size) entries, so that all do the same number of micro-steps.
+    Every rank gets ceil(lanes / world_size) entries, so that all process equally many micro-batches. An entry of -1
+    means an empty micro-batch, because no lane is left.
     """
     steps = -(-lanes // world_size)
     mine = range(rank, steps * world_size, world_size)
@@ -220,12 +234,12 @@ def lanes_of(rank: int, *, world_size: int, lanes: int) -> list[int]:
 
 
 def row_permutation(count: int, *, seed: int, epoch: int, shard: int, row_group: int) -> NDArray[np.int64]:
-    """Return the order in which an epoch takes the `count` rows of a row group: place -> row as stored."""
+    """Return [count] indices of a row group's rows, as stored, in the order in which an epoch takes them."""
     return permutation(count, key=(seed, "rows", epoch, shard, row_group))
 
 
 def permutation(count: int, *, key: tuple[int | str, ...]) -> NDArray[np.int64]:
-    """Return a permutation of range(count) that depends only on the key (not on numpy's version)."""
+    """Return a permutation of range(count) that depends only on `key`, not on numpy's version."""
     digest = hashlib.blake2b(canonical_json(list(key)), digest_size=8).digest()
     bits = np.uint64(int.from_bytes(digest, "little")) + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     bits = (bits ^ (bits >> np.uint64(30))) * _MIX[0]

@@ -1,6 +1,6 @@
-"""Reading of row group slices by threads of this process or by Ray Data, with the same tables in the same order.
+"""Reads slices of row groups, in threads of this process or with Ray Data. Both give the same tables in the same order.
 
-Both are iterators that a thread runs a bounded number of slices ahead of the training loop.
+A thread runs such a reader a limited number of slices ahead of the training loop.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ _ERROR, _OUTAGE = "error", "outage"
 
 
 Tables: TypeAlias = Generator[tuple[RowGroupSlice, pa.Table | RowGroupError], None, None]
-"""Every slice in order, with its table or the reason why it cannot be read."""
+"""Each slice in order, with its table or with the error if it cannot be read."""
 
 
 def read_in_threads(refs: Iterable[RowGroupSlice], *, root: str | Path) -> Tables:
-    """Read slices in two threads (decoding releases Python's lock), at most two ahead of the requested one."""
+    """Yield each slice with its table, in order. Two threads read at most two slices ahead.
+
+    Threads help because decoding releases Python's lock.
+    """
 
     def read(ref: RowGroupSlice) -> pa.Table | RowGroupError:
         try:
@@ -52,12 +55,12 @@ def read_in_threads(refs: Iterable[RowGroupSlice], *, root: str | Path) -> Table
 
 
 def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_store_bytes: int) -> Tables:
-    """Read slices in Ray tasks on this node; read-ahead takes at most `object_store_bytes`.
+    """Yield each slice with its table, in order. Ray tasks on this node read ahead, up to `object_store_bytes`.
 
-    The tasks request no CPU, so that they run beside train workers that hold all CPUs. On other nodes they would keep
-    the autoscaler from releasing nodes that preprocess.
+    The tasks request no CPU, because train workers may hold all CPUs. They stay on this node, because on other nodes
+    they would keep the autoscaler from releasing nodes that preprocess.
     """
-    import ray  # not installed if the loop runs without it
+    import ray  # imported here, because it may not be installed
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -66,7 +69,7 @@ def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_sto
         try:
             return read_slice(RowGroupSlice(**item.to_pylist()[0]), root=root)
         except (RowGroupError, StorageError) as error:
-            # Returned as data: Ray raises them without their type, and out of order.
+            # An error is returned as data, because Ray would raise it without its type and out of order.
             return pa.table({_ERROR if isinstance(error, RowGroupError) else _OUTAGE: [str(error)]})
 
     for chunk in _chunks(refs):
@@ -95,7 +98,8 @@ def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_sto
 
 
 def _chunks(refs: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
-    """Yield the slices of one Ray data set each: enough to outweigh its start, few enough for its list of tasks."""
+    """Yield lists of slices, one list per Ray data set. Lists are long, because a data set is slow to start, but
+    limited, because each slice is a task."""
     chunk: list[RowGroupSlice] = []
     for ref in refs:
         ends = len(chunk) >= _SMALL_DATASET_BLOCKS and ref.epoch != chunk[-1].epoch
@@ -108,7 +112,8 @@ def _chunks(refs: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
 
 
 class ReadAhead:
-    """Runs an iterator in a thread, at most `depth` items ahead. An error of it is raised by every later next()."""
+    """A thread that runs the iterator `items` at most `depth` items ahead. Every next() after an error raises that
+    error."""
 
     def __init__(self, items: Tables, *, depth: int) -> None:
         self._queue: queue.Queue[tuple[RowGroupSlice, pa.Table | RowGroupError] | BaseException] = queue.Queue(
@@ -120,7 +125,7 @@ class ReadAhead:
         self._thread.start()
 
     def __next__(self) -> tuple[RowGroupSlice, pa.Table | RowGroupError]:
-        """Return the next item; wait for it if necessary."""
+        """Return the next item. Wait for it if necessary."""
         if self._error is not None:
             raise self._error
         item = self._queue.get()
@@ -130,11 +135,11 @@ class ReadAhead:
         return item
 
     def close(self) -> None:
-        """Stop the thread and wait for it. Idempotent."""
+        """Stop the thread and wait for its end. Idempotent."""
         self._stop.set()
         while self._thread.is_alive():
             with contextlib.suppress(queue.Empty):
-                self._queue.get_nowait()  # the thread may be waiting for room
+                self._queue.get_nowait()  # the thread may be waiting for room in the queue
             self._thread.join(timeout=0.01)
 
     def _run(self, items: Tables) -> None:

@@ -1,7 +1,7 @@
-"""Reading of row groups: decode, permute, slice, pick the mask set.
+"""Reads row groups: decodes them, permutes their rows, takes a slice, and picks one of each row's sets of masks.
 
-Rows stay Arrow arrays from disk to micro-batch, without Python objects per row; 30 M tokens/s per core. Page checksums
-are always verified: a damaged, changed or missing row group is an error that names it, never wrong numbers.
+Rows stay Arrow arrays from disk to micro-batch, without Python objects per row: 30 M tokens/s per core. Page checksums
+are always verified. So a damaged, changed or missing row group gives an error that names it, never wrong numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.dataset import DataSetError, resolve_inside, schema
 from trainer.data.plan import Plan, RowGroupSlices, row_permutation
 
 SHARD, ROW_GROUP, ROW = "shard", "row_group", "row"
-"""Columns (int32) that locate a row in the data set."""
+"""Names of the columns (int32) that locate a row in the data set."""
 
 _COLUMNS = [
     schema.INPUT_IDS,
@@ -32,19 +32,19 @@ _COLUMNS = [
 
 
 class RowGroupError(DataSetError):
-    """A row group cannot be read, or is not the one that the manifest lists."""
+    """The error for a row group that cannot be read, or is not the one that the manifest lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroupSlice:
-    """Rows [start, stop) of a row group in an epoch's order, with all that any process needs to read them."""
+    """Rows [start, stop) of a row group, in an epoch's order. Holds all that a process needs to read them."""
 
     lane: int
     """Lane that takes the rows."""
     epoch: int
     """Epoch whose order and mask set apply."""
     path: str
-    """Shard, relative to the data set's folder."""
+    """Path of the shard, relative to the data set's folder."""
     shard: int
     """Index of the shard in its split."""
     row_group: int
@@ -60,13 +60,13 @@ class RowGroupSlice:
     mask_set: int
     """Index of the mask set to pick."""
     mask_sets: int
-    """K: mask sets of every row."""
+    """K, the number of mask sets of every row."""
     seed: int
     """The plan's seed."""
 
 
 def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[RowGroupSlice]:
-    """Yield the plan's slices as objects, in the same order."""
+    """Yield the slices that `plan` returned for `epoch`, each as one object, in the same order."""
     columns = (slices.lane, slices.group, slices.start, slices.stop)
     for lane, group, start, stop in zip(*(column.tolist() for column in columns), strict=True):
         shard = int(plan.group_shard[group])
@@ -87,10 +87,10 @@ def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[R
 
 
 def read_slice(ref: RowGroupSlice, *, root: str | Path) -> pa.Table:
-    """Read the rows of `ref` in order: input_ids, first_length, next_sentence_label, masked_positions and masked_inputs
-    (lists of the chosen mask set), source, shard, row_group, row.
+    """Return the rows of the slice `ref` as a table, in the epoch's order.
 
-    Raises RowGroupError that names shard, row group and remedy.
+    Its columns are input_ids, first_length, next_sentence_label, masked_positions and masked_inputs (lists of the
+    chosen mask set), source, shard, row_group and row. Raises RowGroupError that names shard, row group and remedy.
     """
     table = read_row_group(root, path=ref.path, row_group=ref.row_group, columns=_COLUMNS)
     ids = _single(table, schema.INPUT_IDS)
@@ -125,7 +125,7 @@ def read_slice(ref: RowGroupSlice, *, root: str | Path) -> pa.Table:
 
 
 def read_row_group(root: str | Path, *, path: str, row_group: int, columns: list[str]) -> pa.Table:
-    """Read columns of a row group. Raises RowGroupError that names shard, row group and remedy."""
+    """Return columns of a row group as stored. Raises RowGroupError that names shard, row group and remedy."""
     try:
         with storage.open_parquet(resolve_inside(root, path)) as file:
             return file.read_row_group(row_group, columns=columns, use_threads=False)
@@ -135,7 +135,7 @@ def read_row_group(root: str | Path, *, path: str, row_group: int, columns: list
 
 
 def _single(table: pa.Table, name: str) -> Any:
-    """Return a column as one array."""
+    """Return a column of a table as one Arrow array."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 

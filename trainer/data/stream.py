@@ -1,7 +1,8 @@
-"""The stream of micro-batches that one rank trains on: rows are read ahead and packed, counts summed over all ranks.
+"""Gives a rank its micro-batches: reads rows ahead, packs them, and sums each step's counts over all ranks.
 
-Every rank gets ceil(G / W) micro-batches per step, empty ones included. One host all-reduce per step carries the counts
-that divide the losses and every lane's cursor, so that each rank knows the whole state and when an epoch ends.
+With G lanes and W ranks, every rank gets ceil(G / W) micro-batches per step, empty ones included. One all-reduce on the
+host per step carries the counts by which the losses are divided, and every lane's cursor (rows taken). So each rank
+knows the whole state and when an epoch ends.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from trainer.data.readers import ReadAhead, read_in_threads, read_with_ray
 from trainer.data.row_groups import RowGroupError, RowGroupSlice, make_slices
 
 AllReduce: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-"""Sum of a host vector over all ranks."""
+"""A function that returns the sum of a host vector over all ranks."""
 
 _MASKED, _LABELLED, _PAIRS, _TOKENS, _SQUARED, _LOST, _CURSORS = range(7)
 
@@ -36,26 +37,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step's data on this rank, and its counts over all ranks."""
+    """The data of one optimizer step on this rank, and the step's counts over all ranks."""
 
     micro_batches: tuple[MicroBatch | None, ...]
-    """One micro-batch per micro-step; None is an empty one."""
+    """This rank's micro-batches of the step, in order. None stands for an empty one."""
     lanes: tuple[int, ...]
-    """The lane of each micro-batch; -1 for an empty one without a lane."""
+    """Lane of each micro-batch, or -1 for an empty one without a lane."""
     num_masked: int
-    """Masked positions of the step, all ranks."""
+    """Masked positions of the step, over all ranks."""
     num_labelled: int
-    """Pairs with a next-sentence label, all ranks."""
+    """Pairs with a next-sentence label, over all ranks."""
     num_pairs: int
-    """Pairs, all ranks."""
+    """Pairs, over all ranks."""
     num_tokens: int
-    """Tokens, all ranks."""
+    """Tokens, over all ranks."""
     num_squared: int
-    """Sum of the squared lengths of the pairs, all ranks: the cost of attention."""
+    """Sum of the squared lengths of the pairs, over all ranks. Attention costs as much."""
     num_lost: int
-    """Rows skipped in this step because their row group cannot be read, all ranks."""
+    """Rows skipped in this step because their row group cannot be read, over all ranks."""
     state: PlanState
-    """The run's position after this step; the same on every rank."""
+    """The run's position in the data after this step. It is the same on every rank."""
     wait_s: float
     """Seconds that this rank waited for rows."""
     shard_paths: tuple[str, ...]
@@ -63,13 +64,14 @@ class Step:
 
 
 class MicroBatchStream:
-    """Endless steps of one rank from `state` on (None: from the start).
+    """One rank's steps from the position `state` on (None: from the start). They end only if the plan has one epoch.
 
-    Every rank calls `all_reduce` once per step (None: world size 1). `reader`: threads of this process, or Ray Data;
-    the micro-batches are the same. Memory: one row group per lane, and `read_ahead_blocks` more.
+    Every step calls `all_reduce` once on every rank (None: there is one rank). `reader` is "local" for threads of this
+    process or "ray" for Ray Data. The micro-batches are the same. Memory: one row group per lane, and
+    `read_ahead_blocks` more.
 
-    A row group that cannot be read raises RowGroupError. With `skip_corrupt` its rows are lost, with a warning, and
-    their lane continues after them when the other lanes have got as far.
+    A row group that cannot be read raises RowGroupError. With `skip_corrupt`, a warning is logged and its rows are
+    lost. Their lane then waits until the other lanes have got as far, and continues after the lost rows.
     """
 
     def __init__(
@@ -108,16 +110,21 @@ class MicroBatchStream:
 
     @property
     def state(self) -> PlanState:
-        """The run's position after the last committed step."""
+        """The run's position in the data after the last committed step."""
         return self._state
 
     def next_step(self) -> Step:
-        """Cut this rank's micro-batches and sum the counts over all ranks. Collective: one all_reduce."""
+        """Pack this rank's micro-batches, sum the counts over all ranks, and return the step. Collective: one
+        all_reduce."""
         counts = self.cut()
         return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
 
     def cut(self) -> NDArray[np.int64]:
-        """First half of next_step, local. Returns [6 + G] counts and cursors of this rank's lanes; others' are zero."""
+        """Pack this rank's micro-batches of the next step, without communication: the first half of next_step.
+
+        Returns [6 + G] numbers: six counts of this rank, and the cursors (rows taken) of the G lanes, 0 for other
+        ranks' lanes.
+        """
         assert self._cut_ahead is None
         self._wait_s = 0.0
         counts = np.zeros(_CURSORS + self._plan.lanes, dtype=np.int64)
@@ -146,14 +153,15 @@ class MicroBatchStream:
 
     @property
     def cut_ahead(self) -> tuple[MicroBatch | None, ...]:
-        """The micro-batches that `cut` has cut and that are not yet committed."""
+        """The micro-batches that `cut` has packed and that are not yet committed."""
         assert self._cut_ahead is not None
         return self._cut_ahead
 
     def commit(self, counts: NDArray[np.int64]) -> Step:
-        """Second half of next_step: `counts` summed over all ranks. The next epoch begins when every lane is through.
+        """Advance the run's position and return the step: the second half of next_step.
 
-        A step without pairs, because all its rows are lost, does not count.
+        `counts` are those of `cut`, summed over all ranks. The next epoch begins when every lane has taken its rows. A
+        step without pairs, because all its rows are lost, does not count.
         """
         assert self._cut_ahead is not None
         micro_batches, self._cut_ahead = self._cut_ahead, None
@@ -185,7 +193,7 @@ class MicroBatchStream:
         )
 
     def one_epoch(self) -> Iterator[Step]:
-        """Yield the steps up to the end of the epoch; their number is the same on every rank."""
+        """Yield the steps up to the end of the epoch. Every rank gets the same number of steps."""
         epoch = self._state.epoch
         while self._state.epoch == epoch:
             yield self.next_step()
@@ -195,14 +203,15 @@ class MicroBatchStream:
         self._read_ahead.close()
 
     def _rows_left(self) -> NDArray[np.int64]:
-        """Return [G] rows since the epoch began that each lane may have taken after the next micro-batch."""
+        """Return [G], the most rows that each lane may have taken, since the epoch began, after the next
+        micro-batch."""
         plan, state = self._plan, self._state
         if plan.pairs is None:
             return plan.lane_rows(state.epoch)
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
     def _refs(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
-        """Yield the slices that this rank's lanes read, epoch after epoch; runs in the read-ahead thread."""
+        """Yield the slices of row groups that this rank's lanes read, by epoch. Runs in the read-ahead thread."""
         for epoch in epochs:
             slices = self._plan.slices(epoch, lanes=list(cursors), cursors=list(cursors.values()))
             yield from make_slices(self._plan, slices, epoch=epoch)
@@ -210,7 +219,8 @@ class MicroBatchStream:
             cursors = {lane: max(0, cursor - int(rows[lane])) for lane, cursor in cursors.items()}
 
     def _next_rows(self, lane: int) -> Rows | int:
-        """Return the lane's next rows, or their number if they are lost; rows of other lanes before them are queued."""
+        """Return the lane's next rows, or their number if they are lost. Rows of other lanes that come first are
+        queued."""
         start = time.perf_counter()
         while not self._waiting[lane]:
             ref, table = next(self._read_ahead)
@@ -229,7 +239,7 @@ class MicroBatchStream:
 
 
 def validation_plan(manifest: Manifest, *, shape: MicroBatchShape, lanes: int, max_pairs: int | None = None) -> Plan:
-    """Return a plan over the first `max_pairs` held-out rows (None: all) in an order fixed by the data set.
+    """Return a plan that reads the first `max_pairs` held-out rows (None: all) once, in an order fixed by the data set.
 
     Raises PlanError if no rows are held out.
     """
