@@ -1,4 +1,4 @@
-"""From documents to masked sentence pairs: segments, pairs, rows, masks, and the number of passes per document."""
+"""Turns tokenized documents into masked sentence pairs, and decides how many passes each document gets."""
 
 from pipeline.instances.bucket import Instances
 from pipeline.instances.masking import Masks

@@ -1,6 +1,7 @@
-"""Mixtures: the number of passes over a document, by the weight of its source.
+"""Decides how many passes a document gets, from the weight of its source in the mixture.
 
-A function of (seed, document id, weight, passes) only, so that any number of workers gives the same rows.
+The number depends on the seed, the document id, the weight and config.passes only. So the rows are the same for any
+number of workers.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ from pipeline.tokenizer import TokenizedDocument
 
 
 def passes_of(document_id: bytes, *, weight: float, passes: int, seed: int) -> int:
-    """Round weight * passes up with the probability of its fraction (drawn by document id), else down; 0: drop it."""
+    """Return how many passes a document gets; 0 means that it is dropped.
+
+    This is weight * passes, rounded up or down. Rounding up has the fraction as its probability, drawn by document id.
+    """
     rest, whole = math.modf(weight * passes)
     return int(whole) + (rest > 0 and draws.key(seed, "weight", document_id) < rest * 2.0**64)
 
 
 def list_passes(documents: Sequence[TokenizedDocument], *, config: PipelineConfig, split: SplitName) -> list[int]:
-    """Passes over each document: at least 1 (others are dropped while reading), at most config.passes if held out."""
+    """Return the number of passes for each document.
+
+    It is at least 1, because documents with 0 passes are dropped during reading. Held-out documents get at most
+    config.passes.
+    """
     weights = config.source_weights
     found = (
         passes_of(document.id, weight=weights[document.source], passes=config.passes, seed=config.seed)
