@@ -49,7 +49,7 @@ class Instances:
         return len(self.pairs)
 
     def batch(self, rows: npt.NDArray[np.int64]) -> tuple[Rows, list[Masks]]:
-        """Return the rows of the pairs with the indices `rows`, in this order, and their masks_per_pair mask sets."""
+        """Return the rows with these indices into `pairs`, in this order, and the list of their mask sets."""
         pairs = self.pairs.take(rows)
         made = assemble_rows(self._documents, pairs, special=self._tokenizer.special, seed=self._config.seed)
         if self._reference_masks is not None:

@@ -1,7 +1,7 @@
 """Chooses masked positions and their replacements, for many rows at once (Devlin et al. 2019, appendix A.1).
 
-Every random draw is a hash of the row, the mask set and the token. So the result does not depend on batches or order.
-The first mask set costs 60 ns a token. Each further one costs 40 ns, because the words are found only once.
+Each random draw is a hash of row, mask set and token, so the result does not depend on batches or order. The first mask
+set costs 60 ns a token, each further one 40, because the words are found only once.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class _Words:
 
 
 def _batches(offsets: Int64s) -> list[tuple[int, int]]:
-    """Return ranges of rows (first, last + 1) with about _BATCH_TOKENS tokens each. They do not change the masks."""
+    """Return ranges of rows (first, last + 1) of about _BATCH_TOKENS tokens. The masks do not depend on them."""
     batches = []
     begin, count = 0, offsets.size - 1
     while begin < count:
@@ -166,7 +166,7 @@ def _batches(offsets: Int64s) -> list[tuple[int, int]]:
 
 
 def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig) -> _Words:
-    """Choose the words to predict: at least one in each row."""
+    """Return the words to predict, at least one in each row."""
     priority = draws.mix(np.repeat(keys ^ _ORDER, batch.per_row) + batch.counters) >> _U32
     unit = batch.begin
     if config.masking == "span":
@@ -175,8 +175,8 @@ def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig)
         heads = draw_spans(lengths, joined=joined & (np.diff(batch.row, prepend=-1) == 0))
         unit, priority = batch.begin[heads], priority[heads]
 
-    # Sorting costs most. So words with a high draw, which come late, are left out first. Rows that do not reach their
-    # budget without these words are done again with all words.
+    # Sorting costs most, so words with a high draw, which come late, are left out at first. Rows that do not reach
+    # their budget are done again with all words.
     limit = np.uint64(min(1.0, 1.5 * config.masked_probability + 0.03) * 2.0**32)
     early = np.flatnonzero(priority < limit)
     chosen, left = _take_until(batch, early, priority=priority)
@@ -192,11 +192,11 @@ def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig)
 
 
 def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tuple[Int64s, Int64s]:
-    """Choose words in order of priority until the budgets are used up.
+    """Choose words in order of priority until the rows' budgets are used up.
 
-    Return the chosen ones of `words` (indices), and the rest of each row's budget. For each row this equals the loop
-    "take the first word; take each later word that fits the rest of the budget". One round handles the words up to the
-    first one that does not fit.
+    Return the chosen ones of `words` (indices), and what is left of each row's budget. For each row this equals the
+    loop "take the first word; take each later word that fits the rest of the budget". One round handles the words up to
+    the first that does not fit.
     """
     row = batch.row[words]
     order = row.astype(np.uint64) << _U48
@@ -226,9 +226,9 @@ def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tup
 
 
 def _fill_empty(batch: _Batch, words: _Words, *, empty: Int64s, keys: draws.UInt64s) -> _Words:
-    """Add N single tokens for each row of `empty` (rows without a usable word) to the chosen words.
+    """Return `words` with N single tokens added for each row of `empty` (rows without a usable word).
 
-    Such rows are rare, so a loop is fast enough. Return all chosen words in order.
+    A loop is fast enough, because such rows are rare.
     """
     added: list[Int64s] = []
     for row in empty.tolist():
@@ -253,9 +253,9 @@ def _fill_empty(batch: _Batch, words: _Words, *, empty: Int64s, keys: draws.UInt
 def _replace(
     batch: _Batch, words: _Words, *, keys: draws.UInt64s, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[npt.NDArray[np.uint16], Ids, Int64s]:
-    """Return the positions of the words' pieces in their rows, the ids shown there, and the pieces in each row.
+    """Draw what replaces the words' pieces: [MASK], the original or a random id.
 
-    The ids shown are drawn: [MASK], the original or a random id.
+    Return the pieces' positions in their rows, the ids shown there, and the number of pieces in each row.
     """
     place = np.repeat(words.begin - (np.cumsum(words.length) - words.length), words.length)
     place += np.arange(place.size)

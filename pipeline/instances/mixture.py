@@ -1,7 +1,6 @@
 """Decides how many passes a document gets, from the weight of its source in the mixture.
 
-The number depends on the seed, the document id, the weight and config.passes only. So the rows are the same for any
-number of workers.
+It depends on the seed, document id, weight and config.passes only, so any number of workers gives the same rows.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pipeline.tokenizer import TokenizedDocument
 def passes_of(document_id: bytes, *, weight: float, passes: int, seed: int) -> int:
     """Return how many passes a document gets; 0 means that it is dropped.
 
-    This is weight * passes, rounded up or down. Rounding up has the fraction as its probability, drawn by document id.
+    It is weight * passes, rounded up with the probability of its fractional part (drawn by document id), else down.
     """
     rest, whole = math.modf(weight * passes)
     return int(whole) + (rest > 0 and draws.key(seed, "weight", document_id) < rest * 2.0**64)

@@ -67,8 +67,8 @@ class Pair(NamedTuple):
 class PairTable:
     """A table of n pairs, stored as columns of length n.
 
-    A document is given by its index in the list that make_pairs received. `second_document` is -1 if there is no second
-    segment. `label` is NEXT, NOT_NEXT or NO_LABEL. `ordinal` counts the pairs of a document within a pass.
+    Documents are indices into the list given to make_pairs. `second_document` is -1 if there is no second segment.
+    `label` is NEXT, NOT_NEXT or NO_LABEL. `ordinal` counts the pairs of a document within a pass.
     """
 
     first_document: Int32s
@@ -83,7 +83,7 @@ class PairTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[PairTable]) -> PairTable:
-        """Return one table with the pairs of all `tables`, whose document indices must mean the same list."""
+        """Return one table with the pairs of all `tables`, which must refer to the same list of documents."""
         names = [field.name for field in fields(cls)]
         return cls(*(np.concatenate([getattr(table, name) for table in tables]) for name in names))
 
@@ -222,9 +222,9 @@ def pair_document(
 
 
 def fewest_documents(next_sentence: NextSentence) -> int:
-    """Return how many documents training or validation needs at least.
+    """Return the least number of documents for training or for validation.
 
-    random_document needs two, because a second segment that does not follow comes from another document.
+    It is 2 for random_document, because a segment that does not follow comes from another document.
     """
     return 2 if next_sentence == "random_document" else 1
 

@@ -34,8 +34,8 @@ def make_reference(
 ) -> tuple[PairTable, Masks]:
     """Return the pairs and the masks of all passes over the documents of a bucket.
 
-    This works like the published script on one input file, without its last shuffle. The order of `documents` does not
-    matter, because they are sorted by id and the ids seed the random generator.
+    They are made like by the published script from one input file, but not shuffled at the end. The order of
+    `documents` does not matter, because they are sorted by id and the ids seed the random generator.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     rng = draws.stream(config.seed, "reference", *(documents[index].id for index in order))
@@ -79,7 +79,7 @@ class ReferenceSettings:
 
 
 class ReferenceMaker:
-    """Makes the instances (masked pairs) of documents, with all draws from `rng`. So the order of calls matters."""
+    """Makes the instances (masked pairs) of documents. The order of calls matters, because all draws use one `rng`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ReferenceMaker:
             )
 
     def instances(self, index: int) -> Iterator[tuple[Pair, dict[int, int]]]:
-        """Yield the pairs of document `index`, each with {masked position: replacement id} in ascending order."""
+        """Yield each pair of document `index`, with a dict from masked positions (ascending) to replacement ids."""
         pairs = pair_document(
             self._corpus,
             index=index,
@@ -152,7 +152,7 @@ class ReferenceMaker:
 
 
 def read_files(paths: Sequence[str], *, tokenizer: WordTokenizer) -> list[TokenizedDocument]:
-    """Read text files with one sentence a line, and return their tokenized documents without empty ones.
+    """Read text files with one sentence a line, and return their documents, tokenized, without empty ones.
 
     A blank line ends a document. The end of a file does not, as in the published script. Raises ValueError if a file is
     missing or not UTF-8, or if there is no document.

@@ -47,8 +47,8 @@ class Rows:
 def assemble_rows(documents: Sequence[TokenizedDocument], pairs: PairTable, *, special: SpecialIds, seed: int) -> Rows:
     """Return the rows of `pairs`, in order. `documents` is the list that the pairs' document indices refer to.
 
-    The random keys depend on the seed, the first document's id, the pass and the pair's ordinal only. So the masks do
-    not depend on batches or order.
+    The random keys depend only on the seed, the first document's id, the pass and the ordinal, so the masks do not
+    depend on batches or order.
     """
     dtype = documents[0].ids.dtype if documents else np.dtype(np.uint16)
     cls, sep = np.array([special.cls], dtype), np.array([special.sep], dtype)

@@ -45,12 +45,12 @@ def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
 
 
 def whole_units(document: TokenizedDocument) -> list[int]:
-    """Return the bounds of units that are whole sentences: the first token of each sentence, and the total."""
+    """Return the bounds of units that are whole sentences: the first token of each, then the number of tokens."""
     return [0, *np.cumsum(document.sentence_lengths, dtype=np.int64).tolist()]
 
 
 def cut_units(document: TokenizedDocument, *, room: int, rng_parts: tuple[int, bytes, int]) -> list[int]:
-    """Return the bounds of a document's units in strict mode: the first token of each unit, and the total.
+    """Return the bounds of units in strict mode: the first token of each unit, then the number of tokens.
 
     Sentences longer than `room` tokens are cut into units of at most room // 4 tokens, which end between words; only a
     word longer than that is cut inside. Other sentences are one unit. If a document has only one unit, of several
@@ -114,7 +114,7 @@ def fit_two(
 
 
 def fit_one(corpus: Corpus, segment: Segment, *, room: int, rng: random.Random) -> Segment:
-    """Return the segment, truncated between words to `room` tokens, at front or back by a fair coin for each token."""
+    """Return the segment, truncated between words to `room` tokens, each removed at front or back by a fair coin."""
     return _cut_words(corpus, segment, count=max(0, segment.stop - segment.start - room), rng=rng)
 
 
@@ -139,7 +139,7 @@ def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Rand
 
 
 def _cut_tokens(first: Segment, second: Segment, *, room: int, rng: random.Random) -> tuple[Segment, Segment]:
-    """Return both segments, truncated like in the published script: one random draw for each token removed."""
+    """Return both segments, truncated as in the published script: with one random draw for each token removed."""
     (document_1, start_1, stop_1), (document_2, start_2, stop_2) = first, second
     while stop_1 - start_1 + stop_2 - start_2 > room:
         at_front = rng.random() < 0.5

@@ -1,4 +1,4 @@
-"""The output folder OUT of a build: who may write there, what an earlier build left, and how a data set gets visible.
+"""The output folder OUT of a build: who may write there, what an earlier build left, how a data set becomes visible.
 
 A build first writes everything to OUT/_tmp, where a lease keeps other builds away. OUT/_build.json, the mark, says
 which build the folder belongs to. The manifest is written last. A stopped build leaves its finished pieces, so that it
@@ -103,7 +103,7 @@ class BuildOutput(ABC):
         return f"output={self.root}"
 
     def _take(self, *, note_loss: Callable[[], object] = lambda: None) -> None:
-        """Take the lease. Raises LeaseError if another build is running; `note_loss` is called if the lease is lost."""
+        """Take the lease on OUT, and call `note_loss` if it is lost. Raises LeaseError if another build is running."""
         holding = storage.hold(
             self.temporary, timeout_s=LEASE_TIMEOUT_S, say=_LOGGER.warning, note_loss=note_loss, name=self._name
         )
@@ -154,7 +154,7 @@ class BuildOutput(ABC):
 
 
 class OutputFolder(BuildOutput):
-    """The output of a build (OUT) as a local folder; use it in a with statement.
+    """The output OUT of a build as a local folder, for a with statement.
 
     Entering creates the folder and takes its lease. It raises ValueError if the folder holds results of a different
     build (one with another `identity`), or files that no build has written. After an error in the block, the finished
@@ -211,7 +211,7 @@ class OutputFolder(BuildOutput):
         return str(self.staging / name)
 
     def publish(self) -> None:
-        """Sync the results to disk, and move each to OUT in one rename. The caller writes the manifest afterwards.
+        """Sync the results to disk, and move each from OUT/_tmp to OUT in one rename, all but the manifest.
 
         Raises LeaseError if another build took over.
         """
@@ -282,9 +282,9 @@ class OutputFolder(BuildOutput):
                 path.unlink(missing_ok=True)
 
     def _wait_for_workers(self) -> None:
-        """Wait until all workers of a killed build have ended, which they check every second.
+        """Wait until the workers of a killed build have ended; they check every second whether their build still runs.
 
-        Raises ValueError if a worker still writes after 30 s.
+        Raises ValueError if one is still there after 30 s.
         """
         descriptor = os.open(self.temporary, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -328,7 +328,7 @@ def _remove(path: Path) -> None:
 
 
 def check_writable(folder: Path, *, key: str) -> None:
-    """Raise ConfigError if `folder`, the value of the setting `key`, cannot be created or written to."""
+    """Raise ConfigError if `folder` (the value of setting `key`) cannot be created or written to."""
     existing = find_existing(folder)
     if not existing.is_dir():
         raise ConfigError(f"{key}={folder}: {existing} is a file; give a folder")

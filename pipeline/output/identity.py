@@ -15,7 +15,7 @@ _INPUT = ("inputs", _MODIFIED)
 
 
 class BuildMark:
-    """The file OUT/_build.json, which says which build an output folder holds. The same build has equal `identity`."""
+    """The file OUT/_build.json, which says which build OUT belongs to. Builds with equal `identity` are the same."""
 
     def __init__(self, root: str, *, identity: Mapping[str, Any]) -> None:
         self._root = root
@@ -23,7 +23,7 @@ class BuildMark:
 
     @property
     def text(self) -> str:
-        """The content of the file, as JSON."""
+        """The content of OUT/_build.json."""
         return json.dumps(self._identity, indent=1)
 
     @property
@@ -33,11 +33,11 @@ class BuildMark:
         return None if found is None else str(found)
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Add the hash of the vocabulary that was trained for this build to `text`; write no file."""
+        """Record the hash of the vocabulary trained for this build in `text`; no file is written."""
         self._identity[_VOCABULARY_HASH] = vocabulary_hash
 
     def await_input(self) -> None:
-        """Add to `text` that an input file must be fixed before the build can resume; write no file."""
+        """Record in `text` that an input file must be fixed before the build can resume; no file is written."""
         self._identity[_AWAITS_INPUT] = True
 
     def check_finished(self) -> None:
@@ -58,7 +58,7 @@ class BuildMark:
             )
 
     def check_unfinished(self) -> bool:
-        """Whether the folder holds an unfinished build that is this one.
+        """Whether OUT holds an unfinished build that is the same as this one; if so, take over its vocabulary's hash.
 
         False if OUT/_build.json is absent or of another release. Raises ValueError if it names a different build, and
         OSError if it cannot be read, so that no finished piece is lost.

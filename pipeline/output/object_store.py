@@ -2,7 +2,7 @@
 
 Finished shards are uploaded under their final names. The manifest comes last and makes them a data set. OUT/_tmp holds
 the lease and the files that workers share (spills, records, the tokenizer), and is removed at the end. The main process
-keeps its own files in a local temporary folder until it publishes them.
+keeps its own files in a local temporary folder until they are published.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pipeline.storage import LEASE_FOLDER, LeaseError
 
 
 def open_output_folder(root: str, *, identity: Mapping[str, Any], notes: str = "") -> OutputFolder | StoredOutput:
-    """Return the output of a build for `root`, a local folder or a URL. `notes` is BuildContext.notes."""
+    """Return the output of a build at `root`, a local folder or a URL. `notes` is the same as BuildContext.notes."""
     if storage.is_url(root):
         return StoredOutput(root, identity=identity, notes=notes)
     return OutputFolder(root, identity=identity)
 
 
 class StoredOutput(BuildOutput):
-    """The output of a build (OUT) on an object store, with the interface of OutputFolder."""
+    """The output OUT of a build on an object store, with the interface of OutputFolder."""
 
     root: str
     temporary: str
@@ -73,7 +73,7 @@ class StoredOutput(BuildOutput):
         return url
 
     def publish(self) -> None:
-        """Upload all results but the shards, which are there, and the manifest, which the caller writes afterwards.
+        """Upload all results but the shards, which are already there, and the manifest, which is written last.
 
         Raises LeaseError if another build took over.
         """
@@ -115,7 +115,10 @@ class StoredOutput(BuildOutput):
                 storage.delete_tree(self.root)  # some stores keep an empty object for a folder
 
     def _stop_workers(self) -> None:
-        """Tell this machine's workers in `notes` to stop. OUT/_tmp now belongs to the build that took over."""
+        """Stop the workers on this machine by a message in the folder `notes`.
+
+        OUT/_tmp cannot be used for it, because it now belongs to the build that took over.
+        """
         if self.notes:
             exchange = storage.join(self.notes, EXCHANGE)
             message = f"{self._name}: another build took it over; wait for its end, then run the same command again"

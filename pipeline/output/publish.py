@@ -52,7 +52,7 @@ MOST_UNKNOWN = 0.01
 def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return two ranges (lowest, highest) for the share of NOT_NEXT labels.
 
-    A build warns outside the first range, which is half as wide, and fails outside the second.
+    A build warns outside the first range and fails outside the second. The first reaches half as far from 0.5.
     """
     low, high = config.not_next_bounds or _LABEL_BOUNDS[config.mode]
     return ((low + 0.5) / 2, (high + 0.5) / 2), (low, high)

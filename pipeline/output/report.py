@@ -61,7 +61,7 @@ _SHOWN_AS = {"mask": "shown as [MASK]", "kept": "kept as they are", "random": "s
 
 
 def render_report(summary: Mapping[str, Any]) -> str:
-    """Return the HTML of the page. `summary` is the tree that summarize_build returns."""
+    """Return the HTML of the page. `summary` is the content of report.json, as summarize_build returns it."""
     splits = summary["splits"]
     train = splits["train"]
     parts = [

@@ -38,10 +38,9 @@ def summarize_build(
     not_next_bounds: Bounds,
     run: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the tree of report.json.
+    """Return the content of report.json. `not_next_bounds` is the result of publish.label_bounds.
 
     Shares are fractions, or None if nothing was counted. Rows are training rows unless a key says otherwise.
-    `not_next_bounds` is the result of publish.label_bounds.
     """
     train = result.tallies["train"]
     reads = merge_reads([read, result.left_out])
@@ -130,9 +129,10 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
 
 
 def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
-    """Return a row with its first mask set, for display: an entry for each token.
+    """Return a row and its first mask set for display: whether the second segment follows, and all tokens.
 
-    An entry has the token's text and whether it joins the previous token. A token to predict also has what replaces it.
+    For each token there is its text, whether it joins the previous token, and, if it is to be predicted, what replaces
+    it.
     """
     shown = dict(zip(example.masked_positions, example.masked_inputs, strict=True))
     ends = {0, example.first_length - 1, len(example.input_ids) - 1}
@@ -151,7 +151,7 @@ def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
 
 
 class TokenReader:
-    """Converts token ids to readable text, without the word marks of WordPiece, BPE or byte-level BPE (such as ##)."""
+    """Converts token ids to readable text, without marks such as ## (of WordPiece, BPE or byte-level BPE)."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
         self.mask = tokenizer.special.mask
@@ -234,7 +234,7 @@ def _count_drops(reads: ReadTally, indices: Sequence[int]) -> dict[str, int]:
 
 
 def _bin(counts: Counts) -> list[dict[str, int]]:
-    """Return the sums of `counts` over at most _BINS ranges of indices of about equal width."""
+    """Sum `counts` over at most _BINS ranges of about equal width, and return the ranges with their sums."""
     edges = np.linspace(0, counts.size, min(_BINS, counts.size) + 1).astype(int)
     sums = np.add.reduceat(counts, edges[:-1]).tolist()
     return [
@@ -244,7 +244,10 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Return the count of each range 2^(b-1) to 2^b - 1, which is counts[b], without empty ranges at both ends."""
+    """Return ranges that double in width, with their counts; counts[b] is the count for 2^(b-1) to 2^b - 1.
+
+    Empty ranges at both ends are left out.
+    """
     found = np.flatnonzero(counts)
     if not found.size:
         return []
