@@ -19,11 +19,11 @@ from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 
 class Instances:
-    """Makes the rows of all passes over the documents of a bucket, in strict or reference mode (config.mode).
+    """Makes all rows of a bucket (the documents of one shard), in strict or reference mode (config.mode).
 
     `passes` is the number of passes for each document, used in strict mode only; None means config.passes for all. The
     rows do not depend on the order of `documents`. Raises ValueError if a document has no tokens, if two have the same
-    id, or if random_document has fewer than two documents.
+    id, or if random_document has fewer than two.
     """
 
     def __init__(

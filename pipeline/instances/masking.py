@@ -98,10 +98,10 @@ def make_masks(
 class _Batch:
     """Holds some rows and the words in them that may be masked, in order.
 
-    Entries for each token: `ids`, and `special` (whether it is a special token). Entries for each word: `begin` (index
-    of its first token), `length` (in tokens), `row`, and `counters` (for its random draws, from its position in the
-    row). Entries for each row: `per_row` (number of words), `first` (index of its first word), and `budget` (number of
-    tokens to predict). Row r has the tokens offsets[r]:offsets[r + 1].
+    Each token has an entry in `ids` and `special` (whether it is a special token). Each word has an entry in `begin`
+    (index of its first token), `length` (in tokens), `row`, and `counters` (for its random draws, made from its
+    position). Each row has an entry in `per_row` (number of words), `first` (index of its first word) and `budget`
+    (number of tokens to predict). Row r has the tokens offsets[r]:offsets[r + 1].
     """
 
     ids: Ids

@@ -1,6 +1,6 @@
 """Decides how many passes a document gets, from the weight of its source in the mixture.
 
-It depends on the seed, document id, weight and config.passes only, so any number of workers gives the same rows.
+The number depends only on seed, document id, weight and config.passes, so any number of workers gives the same rows.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class PairTable:
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[tuple[Pair, int, int]], *, documents: Sequence[int]) -> PairTable:
-        """Return a table of (pair, ordinal, pass number) triples. Document index d of a pair becomes documents[d]."""
+        """Return a table of (pair, ordinal, pass number) triples. A pair's document index d becomes documents[d]."""
         rows = [(*pair.first, *(pair.second or (-1, 0, 0)), pair.label, *rest) for pair, *rest in pairs]
         columns = np.array(rows, np.int64).reshape(-1, 9).T
         given = np.array([*documents, -1], np.int64)
@@ -164,12 +164,12 @@ def pair_document(
 
     Units (sentences, or pieces of long ones) are added to a chunk until it reaches the target length. A uniformly drawn
     number of them becomes segment A. Segment B is the rest of the chunk (the true next segment), or a negative: units
-    of another document, from a uniformly drawn one on. After a negative, the next chunk starts with the rest.
+    of another document, from a uniformly drawn one on. After a negative, the unused units start the next chunk.
 
     With rules.balance_labels the label is a fair coin whenever the document has a true next segment. For this, a chunk
-    takes a second unit even if the first alone reaches the target. A last unit that is left alone becomes A of a
-    negative, or B after the units before it, which are used again. A document of one sentence has two units
-    (cut_units). So only documents of one word are always negative.
+    takes a second unit even if the first alone reaches the target. If the document's last unit is left alone, it
+    becomes A before a negative, or it becomes B and the units before it are used again as A. A document of one sentence
+    is cut into two units (cut_units). So only documents of one word are always negative.
     """
     bounds = corpus.bounds[index]
     last = len(bounds) - 1

@@ -69,7 +69,7 @@ def make_reference(
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSettings:
-    """The options of the published script."""
+    """The options of the published script (create_pretraining_data.py)."""
 
     max_seq_length: int
     max_predictions: int
@@ -218,7 +218,7 @@ def reference_lines(
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the masked pairs that the published script makes from text files. The exit status is 2 for bad input."""
+    """Print the masked pairs that BERT's published script makes from text files. The exit status is 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m pipeline.instances.reference", description=main.__doc__)
     parser.add_argument("files", nargs="+", metavar="FILE", help="one sentence a line, a blank line between documents")
     parser.add_argument("--vocab", required=True, help="vocab.txt or tokenizer.json")

@@ -1,8 +1,8 @@
 """The output folder OUT of a build: who may write there, what an earlier build left, how a data set becomes visible.
 
-A build first writes everything to OUT/_tmp, where a lease keeps other builds away. OUT/_build.json, the mark, says
-which build the folder belongs to. The manifest is written last. A stopped build leaves its finished pieces, so that it
-can resume.
+A build first writes everything to OUT/_tmp. A lease there (an exclusive claim, renewed while the build runs) keeps
+other builds away. OUT/_build.json, the mark, says which build the folder belongs to. The manifest is written last. A
+stopped build leaves its finished pieces (results that need not be made again), so that it can resume.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LOOK_EVERY_S = 0.1
 
 
 class BuildOutput(ABC):
-    """The output folder OUT, leased to one build at a time. This base class has what folders and stores share."""
+    """The output folder OUT, which one build at a time may use: the base class for local folders and object stores."""
 
     notes = ""
     """A local folder where workers leave counts and failures. If empty, they use OUT/_tmp (BuildContext.notes)."""
@@ -188,7 +188,7 @@ class OutputFolder(BuildOutput):
     ) -> None:
         try:
             if kind is not None and not self.finished:
-                with suppress(LeaseError), self.held():  # a LeaseError: another build owns the folder
+                with suppress(LeaseError), self.held():  # with a LeaseError, another build owns the folder
                     self._leave(choose_kept(error))
         finally:
             self._let_go()

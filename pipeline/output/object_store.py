@@ -24,7 +24,7 @@ from pipeline.storage import LEASE_FOLDER, LeaseError
 
 
 def open_output_folder(root: str, *, identity: Mapping[str, Any], notes: str = "") -> OutputFolder | StoredOutput:
-    """Return the output of a build at `root`, a local folder or a URL. `notes` is the same as BuildContext.notes."""
+    """Return the output of a build at `root`, a local folder or a URL. For `notes` see BuildOutput.notes."""
     if storage.is_url(root):
         return StoredOutput(root, identity=identity, notes=notes)
     return OutputFolder(root, identity=identity)

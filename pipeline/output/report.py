@@ -159,7 +159,7 @@ def _percent(share: float | None, *, digits: int = 1) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, notes: Sequence[int] = ()) -> str:
-    """Return an HTML table of text cells. Columns are right-aligned, except the first one and those in `notes`."""
+    """Return an HTML table. Columns are right-aligned, except the first one and those with indices in `notes`."""
 
     def cell(tag: str, column: int, text: str) -> str:
         kind = "note" if column in notes else "number" if column else "name"

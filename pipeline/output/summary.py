@@ -202,7 +202,7 @@ def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) ->
 
 
 def _list_reasons(counts: Mapping[str, int], *, reads: ReadTally) -> list[dict[str, Any]]:
-    """Return an entry with examples for each reason, the most frequent reason first."""
+    """Return an entry (reason, count, examples) for each reason of a drop or note, the most frequent first."""
     return [
         {
             "reason": reason,

@@ -96,7 +96,7 @@ class WordTokenizer:
         if not kept:
             raise ValueError(f"{origin}: the vocabulary has only special and unused tokens; train one on real text")
         self.special_ids: npt.NDArray[np.int64] = np.array(sorted(special), dtype=np.int64)
-        """Ids of special tokens, which are never masked and never drawn as a random replacement."""
+        """Ids of special tokens, which masking neither chooses nor draws as a random replacement."""
         self.unused_ids: npt.NDArray[np.int64] = np.array(sorted(unused), dtype=np.int64)
         self.replaceable_ids: npt.NDArray[np.int64] = np.array(kept, dtype=np.int64)
         """Ids that masking may draw as a random replacement: neither special nor unused."""

@@ -38,7 +38,7 @@ class WordContext:
     folder: str
     """The folder for all files that are written, which all workers must be able to reach."""
     limit: int
-    """How many different words are kept, the most frequent ones."""
+    """The number of different words to keep; the most frequent ones are kept."""
     notes: str = ""
     """A folder for progress counts and failures. If empty, they go to `folder`."""
 
@@ -80,7 +80,10 @@ class _Step(beam.DoFn):
 
 
 class CountSplits(_Step):
-    """Beam step: counts the words of a group of splits; yields (part, run) for the sorted counts of each hash part."""
+    """Beam step: counts the words of a group of splits; yields (part, run), one run of sorted counts for each part.
+
+    Words are divided into parts by hash.
+    """
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
         with report_failure(self.context.exchange):
@@ -90,7 +93,7 @@ class CountSplits(_Step):
 
 
 class MergeRuns(_Step):
-    """Beam step: merges the runs (sorted counts) of a part; yields [path] of a file with the most frequent words."""
+    """Beam step: merges the runs of a part; yields a list with the path of a file of the part's most frequent words."""
 
     def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
         with report_failure(self.context.exchange):

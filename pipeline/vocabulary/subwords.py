@@ -96,8 +96,8 @@ def _train(
 def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[list[str], MergeTable]:
     """Return the alphabet, and a table of the words spelled in it.
 
-    The rarest characters (up to 1 in 100,000 of the text) and words with them are left out. If the alphabet would then
-    have more than `most` entries, it is up to 1 in 10,000. The byte-level alphabet always has every byte.
+    The rarest characters and the words with them are left out. These characters are up to 1 in 100,000 of the text, or
+    up to 1 in 10,000 if the alphabet would otherwise exceed `most` entries. The byte-level alphabet has every byte.
     """
     words = sorted(word for word, count in word_counts.items() if word and count > 0)
     counts = np.array([word_counts[word] for word in words], np.int64)

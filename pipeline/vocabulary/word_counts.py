@@ -31,7 +31,10 @@ Entry = tuple[bytes, int]
 
 
 class Run(NamedTuple):
-    """Word counts of one hash part, in the bytes start:stop of a file: lines of word, tab and count, sorted by word."""
+    """Sorted counts of one part of the words (divided by hash): the lines (word, tab, count) at start:stop of a file.
+
+    `start` and `stop` are in bytes.
+    """
 
     path: str
     start: int
