@@ -32,11 +32,11 @@ _U16, _U32, _U48, _LOW_16 = np.uint64(16), np.uint64(32), np.uint64(48), np.uint
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """One mask set (a choice of tokens to predict) for n rows, with m predictions in all.
+    """One mask set (a choice of tokens to predict) for n rows.
 
-    `positions` (uint16[m]) are the positions to predict, ascending within a row and counted from the row's [CLS].
-    `inputs` (id dtype, [m]) are the ids that the model sees there; the labels are the ids of the unmasked row.
-    `offsets` is int64[n + 1]. Row r has the entries offsets[r]:offsets[r + 1] of both arrays, at least one.
+    `positions` (uint16[m]) are the tokens to predict, ascending within a row and counted from its [CLS]. `inputs` (id
+    dtype, [m]) are the ids that the model sees there; the labels are the ids of the unmasked row. Row r has the entries
+    offsets[r]:offsets[r + 1] of both, at least one. `offsets` is int64[n + 1].
     """
 
     positions: npt.NDArray[np.uint16]
@@ -55,9 +55,9 @@ class Masks:
 
 
 def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int) -> Int64s:
-    """Return the number N of tokens to predict in each row, for row lengths that include special tokens.
+    """Return the number N of tokens to predict in rows of these lengths (special tokens included).
 
-    N = min(max_predictions, max(1, round(probability * length))), where round takes a half to the even neighbour.
+    N = min(max_predictions, max(1, round(probability * length))), with halves rounded to even.
     """
     wanted: Int64s = np.maximum(1, np.rint(lengths * probability)).astype(np.int64)
     return np.minimum(max_predictions, wanted)
@@ -69,10 +69,10 @@ def make_masks(
     """Make mask sets for the rows in strict mode, and return one Masks for each number in `mask_sets`.
 
     A row has a budget of N tokens (num_to_predict). Its words are tried in random order, except those longer than
-    max_predictions. The first word is taken even if it exceeds the budget; later words that exceed it are skipped. 80%
-    of the chosen words become [MASK] in all pieces, 10% stay, and in 10% each piece gets a random id that is neither
-    special nor unused. With `replacement_draw: piece` this choice is drawn for each piece. Special tokens are not
-    chosen. But if a row has no usable word (only [UNK] or too long ones), N of its single tokens are chosen.
+    max_predictions. The first word is taken even if it exceeds the budget; later words that do not fit the rest of it
+    are skipped. 80% of the chosen words become [MASK] in all pieces, 10% stay, and in 10% each piece gets a random id
+    that is neither special nor unused. With `replacement_draw: piece` this choice is drawn for each piece. Special
+    tokens are not chosen. But if a row has no usable word (only [UNK] or too long ones), N of its tokens are chosen.
 
     `masking: token` treats every token as a word. `masking: span` tries spans of words (spans.draw_spans) in random
     order, and the words of a span from left to right. It draws 80/10/10 once for each span.
@@ -98,10 +98,10 @@ def make_masks(
 class _Batch:
     """Holds some rows and the words in them that may be masked, in order.
 
-    Each token has an entry in `ids` and `special` (whether it is a special token). Each word has an entry in `begin`
-    (index of its first token), `length` (in tokens), `row`, and `counters` (for its random draws, made from its
-    position). Each row has an entry in `per_row` (number of words), `first` (index of its first word) and `budget`
-    (number of tokens to predict). Row r has the tokens offsets[r]:offsets[r + 1].
+    For each token: `ids`, and `special` (whether it is a special token). For each word: `begin` (its first token),
+    `length` (in tokens), `row`, and `counters` (for random draws, made from its position). For each row: `per_row`
+    (number of words), `first` (its first word) and `budget` (number of tokens to predict). Row r has the tokens
+    offsets[r]:offsets[r + 1].
     """
 
     ids: Ids

@@ -114,7 +114,7 @@ class ReferenceMaker:
             yield pair, self._mask(self.row(pair))
 
     def row(self, pair: Pair) -> list[int]:
-        """Return the ids of the unmasked row [CLS] A [SEP] B [SEP], where A and B are the segments of the pair."""
+        """Return the ids of the pair's unmasked row, [CLS] A [SEP] B [SEP]."""
         assert pair.second is not None  # random_document always has a second segment
         special = self._tokenizer.special
         return [special.cls, *self._ids(pair.first), special.sep, *self._ids(pair.second), special.sep]

@@ -1,6 +1,6 @@
 """Divides documents into units (sentences or pieces of them), and truncates segments so that they fit a row.
 
-A segment is a range of tokens. These functions work on lengths and word starts, and never read the tokens.
+A segment is a range of tokens. Only lengths and word starts are read, never the tokens.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def units_before(bounds: list[int], begin: int, *, length: int) -> int:
 def fit_two(
     corpus: Corpus, first: Segment, second: Segment, *, room: int, whole_words: bool, rng: random.Random
 ) -> tuple[Segment, Segment]:
-    """Return both segments, truncated to `room` tokens together.
+    """Return both segments, truncated until both together have at most `room` tokens.
 
     Tokens are removed from the longer segment (the second if equal), at front or back by a fair coin. With
     `whole_words`, the rest of a word that was cut is removed too.

@@ -15,10 +15,7 @@ SUCCESS = 0.2
 
 
 def span_length_shares() -> npt.NDArray[np.float64]:
-    """Return the probabilities of span lengths from 1 to 10 words (float64[10]).
-
-    They follow a geometric distribution with p = 0.2, truncated at 10 and normalised. The mean is 3.8 words.
-    """
+    """Return the probabilities of span lengths from 1 to 10 words: geometric with p = 0.2, normalised; mean 3.8."""
     shares = SUCCESS * (1 - SUCCESS) ** np.arange(MAX_SPAN_WORDS)
     return np.asarray(shares / shares.sum())
 
@@ -26,8 +23,8 @@ def span_length_shares() -> npt.NDArray[np.float64]:
 def draw_spans(words: UInt64s, *, joined: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """Cut words into spans; return for each word the index of the first word of its span (int64[n]).
 
-    `words` has 64 random bits for each word. `joined` is true if a word directly follows the previous word. A span
-    never crosses a gap between words, such as [SEP], [UNK] or the end of a row.
+    `words` has 64 random bits for each word. `joined` is true if a word directly follows the previous word. No span
+    crosses a gap, such as [SEP], [UNK] or the end of a row.
     """
     limits = np.array([threshold(share) for share in np.cumsum(span_length_shares())[:-1]], np.uint64)
     length = 1 + np.searchsorted(limits, words, side="right")

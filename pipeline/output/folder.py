@@ -207,7 +207,7 @@ class OutputFolder(BuildOutput):
         return self.temporary
 
     def share(self, name: str) -> str:
-        """Return a path where all workers can read the file `name` of `staging`."""
+        """Return the path under which all workers can read the file `name` of `staging`."""
         return str(self.staging / name)
 
     def publish(self) -> None:

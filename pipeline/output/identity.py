@@ -33,11 +33,11 @@ class BuildMark:
         return None if found is None else str(found)
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Add the hash of the vocabulary trained for this build to the file's content. The caller writes the file."""
+        """Record the hash of the vocabulary trained for this build. The caller then writes `text` to the file."""
         self._identity[_VOCABULARY_HASH] = vocabulary_hash
 
     def await_input(self) -> None:
-        """Note in the file's content that an input file must be fixed before resuming. The caller writes the file."""
+        """Record that an input file must be fixed before resuming. The caller then writes `text` to the file."""
         self._identity[_AWAITS_INPUT] = True
 
     def check_finished(self) -> None:

@@ -115,10 +115,7 @@ class StoredOutput(BuildOutput):
                 storage.delete_tree(self.root)  # some stores keep an empty object for a folder
 
     def _stop_workers(self) -> None:
-        """Stop the workers on this machine by a message in the folder `notes`.
-
-        OUT/_tmp cannot be used for it, because it now belongs to the build that took over.
-        """
+        """Stop this machine's workers by a message in `notes`, because OUT/_tmp now belongs to another build."""
         if self.notes:
             exchange = storage.join(self.notes, EXCHANGE)
             message = f"{self._name}: another build took it over; wait for its end, then run the same command again"

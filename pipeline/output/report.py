@@ -103,9 +103,9 @@ def render_report(summary: Mapping[str, Any]) -> str:
 
 
 def render_pair(pair: Mapping[str, Any]) -> str:
-    """Return the HTML of a row as readable text. `pair` is what summary.describe_pair returns.
+    """Return the HTML of a row (from summary.describe_pair) as text, with pieces joined into words.
 
-    Pieces are joined into words. Tokens to predict are marked, and followed by what replaces them if not [MASK].
+    Tokens to predict are marked, and followed by what replaces them if that is not [MASK].
     """
     parts = []
     for token in pair["tokens"]:

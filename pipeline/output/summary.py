@@ -244,10 +244,7 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Return ranges that double in width, with their counts; counts[b] is the count for 2^(b-1) to 2^b - 1.
-
-    Empty ranges at both ends are left out.
-    """
+    """Return the ranges 2^(b-1) to 2^b - 1 with their counts (counts[b]), from the first to the last non-empty one."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []

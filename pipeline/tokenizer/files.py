@@ -124,10 +124,7 @@ def is_composed(text: str) -> bool:
 
 
 def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
-    """Register the special tokens in `backend`, and set its template for pairs, [CLS] A [SEP] B [SEP].
-
-    `special` has the tokens under the keys pad, unk, cls, sep and mask.
-    """
+    """Add the special tokens (keys pad, unk, cls, sep, mask) and the template [CLS] A [SEP] B [SEP] to `backend`."""
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.values()])
     cls, sep = special["cls"], special["sep"]
     backend.post_processor = processors.TemplateProcessing(

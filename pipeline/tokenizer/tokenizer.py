@@ -243,10 +243,7 @@ class _ChunkTable:
         self._word_starts.append(np.frombuffer(bytes(starts), np.bool_))
 
     def _split_chunk(self, chunk: str, ids: list[int], starts: bytearray) -> None:
-        """Tokenize text without spaces by BERT's rules, and append the result to `ids` and `starts`.
-
-        For plain ASCII a regular expression is enough to find the words.
-        """
+        """Append the tokens of text without spaces to `ids` and `starts`; a pattern finds the words of plain ASCII."""
         if _PRINTABLE.fullmatch(chunk):
             words: list[str] = _ASCII_WORDS.findall(chunk.lower() if self._lowercase else chunk)
         else:

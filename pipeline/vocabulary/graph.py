@@ -1,8 +1,7 @@
 """The Beam graph that counts words and keeps the most frequent ones.
 
-A worker counts a group of splits (ranges of input files) at a time, because counting a thousand small files one by one
-takes twice as long. It writes the counts as sorted runs, one for each part (words are divided into parts by hash). Then
-the runs of each part are merged.
+A worker counts a group of splits (ranges of input files), because a thousand small files one by one take twice as long.
+It writes sorted counts (runs), one for each part (words are divided into parts by hash). Then each part is merged.
 
 Only names and places of files cross the shuffle. A worker needs the memory of a WordCounter plus the words kept. Counts
 are exact, so the result is the same for any engine, number of workers and attempt.
@@ -110,7 +109,7 @@ class LeaveWords(_Step):
 
 
 def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
-    """Count the words of the documents that a build with the same settings would keep, duplicates included.
+    """Count the words of the documents that a build with the same settings would keep, and of their duplicates.
 
     Return the runs (ranges of files) that hold the counts.
     """

@@ -146,9 +146,9 @@ def _symbol(character: str, *, marked: bool, kind: str) -> str:
 def _keep_frequent(
     codes: npt.NDArray[np.int64], counts: npt.NDArray[np.float64], *, most: int
 ) -> npt.NDArray[np.bool_]:
-    """Return for each of `codes` whether to keep it: the most frequent characters stay, ties by code point.
+    """Return for each of `codes` whether its character is frequent enough to stay; ties go by code point.
 
-    A code is a character times 2, plus 1 if it has a mark such as ##. Both forms count together.
+    A code is a character times 2, plus 1 with a mark such as ##. Both forms count together.
     """
     characters, of = np.unique(codes >> 1, return_inverse=True)
     totals = np.bincount(of, weights=counts)

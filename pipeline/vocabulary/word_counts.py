@@ -45,8 +45,8 @@ class Run(NamedTuple):
 class WordCounter:
     """Counts the words of sentences, found by a tokenizer's normalizer and pre-tokenizer (`splitter`).
 
-    It writes runs (sorted counts) to new files in `folder`; an error in its with block removes them. File names start
-    with `name`, for people, and have a random part, so that attempts do not collide.
+    It writes runs (sorted counts) to new files in `folder`; an error in its with block removes them. File names are
+    `name` plus a random part, which separates attempts.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ def write_most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) ->
 
 
 def join_most_common(paths: Iterable[str], *, folder: str | Path, limit: int) -> str:
-    """Join files of write_most_common into a new file in `folder`, and return its path.
+    """Join files of write_most_common, which share no words, into a new file, and return its path.
 
-    The files must have no word in common. The new file has the `limit` most frequent words.
+    The new file has the `limit` most frequent words.
     """
     ranked = heapq.merge(*(_read(_whole(path)) for path in paths), key=_rank)
     return _write_new(folder, islice(ranked, limit), name="words")
