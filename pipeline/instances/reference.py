@@ -32,10 +32,10 @@ _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5
 def make_reference(
     documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[PairTable, Masks]:
-    """Return the pairs and the masks of all passes over the documents of a bucket.
+    """Return the pairs and the masks of all passes over a bucket (the documents of one shard).
 
-    They are made like by the published script from one input file, but not shuffled at the end. The order of
-    `documents` does not matter, because they are sorted by id and the ids seed the random generator.
+    The algorithm is that of the published script for one input file, without its last shuffle. The order of `documents`
+    does not matter, because they are sorted by id and the ids seed the random generator.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     rng = draws.stream(config.seed, "reference", *(documents[index].id for index in order))

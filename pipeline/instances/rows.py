@@ -22,10 +22,9 @@ class Rows:
 
     `ids` has the dtype of the documents' ids; `offsets` is int64[n + 1]. `word_starts` (bool, for each id) marks the
     first token of each word, of each segment, and special tokens, so that no word crosses a [SEP]. `first_length`
-    (int32[n]) counts the first segment with [CLS] and [SEP]. `label` (int8[n]) is -1 for none.
-    `document_id` and `second_document_id` are uint8[n, 16]; the second is zero if `has_second` (bool[n]) is false.
-    `pass_number` is int32[n]. `source` (uint16[n]) belongs to the first document. `keys` (uint64[n]) are random keys
-    for the masks.
+    (int32[n]) counts the first segment with [CLS] and [SEP]. `label` (int8[n]) is -1 for none. `document_id` and
+    `second_document_id` are uint8[n, 16]; the second is zero if `has_second` (bool[n]) is false. `pass_number` is
+    int32[n]. `source` (uint16[n]) belongs to the first document. `keys` (uint64[n]) are random keys for the masks.
     """
 
     ids: Ids

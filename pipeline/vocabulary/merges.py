@@ -163,7 +163,7 @@ class MergeTable:
     def _candidates(self, min_count: int) -> Int64s:
         """Return the pairs that occur at least `min_count` times.
 
-        Only a list of candidates, renewed every _REFRESH_EVERY merges, and newer pairs are looked at. None is missed,
+        Only newer pairs and a list, renewed every _REFRESH_EVERY merges, are looked at. No pair is missed,
         because a pair's count only falls after the merge that created it.
         """
         size = len(self._pairs)

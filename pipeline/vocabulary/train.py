@@ -47,7 +47,7 @@ def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict
 def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfig) -> Tokenizer:
     """Train a subword vocabulary with the configured algorithm, and return a tokenizer that uses it.
 
-    Raises ValueError if settings.size is too small for the alphabet. Logs a warning if the text gives fewer tokens.
+    Raises ValueError if settings.size is too small for the alphabet. Logs a warning if the text yields fewer.
     """
     if settings.algorithm == "wordpiece":
         tokens = train_wordpiece(
@@ -194,7 +194,7 @@ def trained_vocabulary(
 ) -> WordTokenizer:
     """Train a vocabulary and return its tokenizer.
 
-    It is written to vocabulary.path, for later builds too, or to `scratch` if that is not set, for this build only.
+    The file is vocabulary.path, for later builds too. If that is not set, it is in `scratch`, for this build only.
     """
     settings = config.vocabulary
     path = settings.path if settings.path is not None else storage.join(scratch, vocabulary_name(config))
