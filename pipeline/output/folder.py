@@ -211,7 +211,7 @@ class OutputFolder(BuildOutput):
         return str(self.staging / name)
 
     def publish(self) -> None:
-        """Sync the results to disk, and move each from OUT/_tmp to OUT in one rename, all but the manifest.
+        """Sync the results to disk, and move each from OUT/_tmp to OUT in one rename. The manifest is written later.
 
         Raises LeaseError if another build took over.
         """

@@ -33,11 +33,11 @@ class BuildMark:
         return None if found is None else str(found)
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Record the hash of the vocabulary trained for this build. The caller then writes `text` to the file."""
+        """Add the hash of this build's trained vocabulary to `text`, which the caller writes to OUT/_build.json."""
         self._identity[_VOCABULARY_HASH] = vocabulary_hash
 
     def await_input(self) -> None:
-        """Record that an input file must be fixed before resuming. The caller then writes `text` to the file."""
+        """Note in `text`, which the caller writes to OUT/_build.json, that an input file must be fixed first."""
         self._identity[_AWAITS_INPUT] = True
 
     def check_finished(self) -> None:
