@@ -1,4 +1,4 @@
-"""From documents to masked sentence pairs: segments, pairs, rows, masks, and the number of passes per document."""
+"""Turns tokenized documents into masked sentence pairs, and decides how often (in how many passes) each one is used."""
 
 from pipeline.instances.bucket import Instances
 from pipeline.instances.masking import Masks

@@ -1,6 +1,6 @@
-"""All rows of a bucket, for the shard writer: pairs at once, masked rows on demand.
+"""Makes all rows of a bucket (the documents whose rows go into one shard of the data set).
 
-The pairs of all passes are held in memory (40 bytes a row); rows and masks are made in batches, in any order.
+The pairs of all passes are held in memory (40 bytes a row). Rows and masks are made from them in batches, in any order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 
 class Instances:
-    """All rows of all passes over the documents of a bucket, in config.mode (strict or reference).
+    """Makes all rows of a bucket (the documents of one shard), in strict or reference mode (config.mode).
 
-    `passes`: number for each document (strict mode; None: config.passes for all). The same set of documents gives the
-    same rows in any order. Raises ValueError for fewer than two documents (random_document), two with the same id, or
-    one without tokens.
+    `passes` is the number of passes for each document, used in strict mode only; None means config.passes for all. The
+    rows do not depend on the order of `documents`. Raises ValueError if a document has no tokens, if two have the same
+    id, or if random_document has fewer than two.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Instances:
         return len(self.pairs)
 
     def batch(self, rows: npt.NDArray[np.int64]) -> tuple[Rows, list[Masks]]:
-        """Make these rows (indices into `pairs`), in this order, and their masks_per_pair mask sets."""
+        """Return the rows with these indices into `pairs`, in this order, and the list of their mask sets."""
         pairs = self.pairs.take(rows)
         made = assemble_rows(self._documents, pairs, special=self._tokenizer.special, seed=self._config.seed)
         if self._reference_masks is not None:

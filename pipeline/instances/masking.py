@@ -1,7 +1,7 @@
-"""Choose masked positions and their replacements, for a batch of rows at once (Devlin et al. 2019, appendix A.1).
+"""Chooses masked positions and their replacements, for many rows at once (Devlin et al. 2019, appendix A.1).
 
-Draws are counters keyed by (row, mask set, token), so that the result does not depend on batches or order. The first
-set costs 60 ns a token, each further one 40, because the words are found once.
+Each random draw is a hash of row, mask set and token, so the result does not depend on batches or order. The first mask
+set costs 60 ns a token, each further one 40, because the words are found only once.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _U16, _U32, _U48, _LOW_16 = np.uint64(16), np.uint64(32), np.uint64(48), np.uint
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """One mask set of n rows: row r has the entries offsets[r]:offsets[r + 1], at least one.
+    """One mask set (a choice of tokens to predict) for n rows.
 
-    positions: uint16[m], ascending within a row, counted from its [CLS]. inputs: id dtype[m], the input ids there after
-    masking; the label is the row's id at the position. offsets: int64[n + 1].
+    `positions` (uint16[m]) are the tokens to predict, ascending within a row and counted from its [CLS]. `inputs` (id
+    dtype, [m]) are the ids that the model sees there; the labels are the ids of the unmasked row. Row r has the entries
+    offsets[r]:offsets[r + 1] of both, at least one. `offsets` is int64[n + 1].
     """
 
     positions: npt.NDArray[np.uint16]
@@ -46,7 +47,7 @@ class Masks:
         return int(self.offsets.size) - 1
 
     def take(self, rows: Int64s) -> Masks:
-        """Select these rows, in this order."""
+        """Return the masks of the rows with the indices `rows`, in this order."""
         begin, length = self.offsets[rows], np.diff(self.offsets)[rows]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(length)])
         gather = np.repeat(begin - offsets[:-1], length) + np.arange(offsets[-1])
@@ -54,7 +55,10 @@ class Masks:
 
 
 def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int) -> Int64s:
-    """N = min(max_predictions, max(1, round(probability * length))); rounds half to even; lengths include specials."""
+    """Return the number N of tokens to predict in rows of these lengths (special tokens included).
+
+    N = min(max_predictions, max(1, round(probability * length))), with halves rounded to even.
+    """
     wanted: Int64s = np.maximum(1, np.rint(lengths * probability)).astype(np.int64)
     return np.minimum(max_predictions, wanted)
 
@@ -62,16 +66,16 @@ def num_to_predict(lengths: Int64s, *, probability: float, max_predictions: int)
 def make_masks(
     rows: Rows, *, config: PipelineConfig, tokenizer: WordTokenizer, mask_sets: Sequence[int]
 ) -> list[Masks]:
-    """Make the mask sets with these numbers for the rows (strict mode).
+    """Make mask sets for the rows in strict mode, and return one Masks for each number in `mask_sets`.
 
-    Words are tried in random order. The first is masked whole even if it alone exceeds the budget N (but not
-    max_predictions); later words that would exceed it are skipped, until N is reached. 80% of the words become [MASK]
-    in all pieces, 10% stay, and in 10% each piece gets a random id, neither special nor unused; with
-    replacement_draw: piece the kind is drawn for each piece. Special tokens are never targets. If a row has only [UNK]
-    or one word longer than max_predictions, N of its tokens are masked.
+    A row has a budget of N tokens (num_to_predict). Its words are tried in random order, except those longer than
+    max_predictions. The first word is taken even if it exceeds the budget; later words that do not fit the rest of it
+    are skipped. 80% of the chosen words become [MASK] in all pieces, 10% stay, and in 10% each piece gets a random id
+    that is neither special nor unused. With `replacement_draw: piece` this choice is drawn for each piece. Special
+    tokens are not chosen. But if a row has no usable word (only [UNK] or too long ones), N of its tokens are chosen.
 
-    masking: token treats every token as a word. masking: span orders spans of words (spans.draw_spans) instead of
-    words, tries the words of a span from left to right, and draws 80/10/10 for each span.
+    `masking: token` treats every token as a word. `masking: span` tries spans of words (spans.draw_spans) in random
+    order, and the words of a span from left to right. It draws 80/10/10 once for each span.
     """
     is_special = np.zeros(tokenizer.vocab_size, np.bool_)
     is_special[tokenizer.special_ids] = True
@@ -92,10 +96,12 @@ def make_masks(
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Some rows and their candidate words, in order.
+    """Holds some rows and the words in them that may be masked, in order.
 
-    For each word: begin (first token), length (in tokens), row, and counters for draws by its position in the row. For
-    each row: per_row (number of words), first (its first word) and budget (N). special: bool for each token.
+    For each token: `ids`, and `special` (whether it is a special token). For each word: `begin` (its first token),
+    `length` (in tokens), `row`, and `counters` (for random draws, made from its position). For each row: `per_row`
+    (number of words), `first` (its first word) and `budget` (number of tokens to predict). Row r has the tokens
+    offsets[r]:offsets[r + 1].
     """
 
     ids: Ids
@@ -136,7 +142,10 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """Chosen words in order: row, first token, number of tokens, and first token of the unit masked together."""
+    """Holds the row, first token and number of tokens of each chosen word, in order.
+
+    `unit` is the first token of the word's unit (the word or span that shares one 80/10/10 draw).
+    """
 
     row: Int64s
     begin: Int64s
@@ -145,7 +154,7 @@ class _Words:
 
 
 def _batches(offsets: Int64s) -> list[tuple[int, int]]:
-    """Consecutive ranges of rows with about _BATCH_TOKENS tokens; the masks do not depend on them."""
+    """Return ranges of rows (first, last + 1) of about _BATCH_TOKENS tokens. The masks do not depend on them."""
     batches = []
     begin, count = 0, offsets.size - 1
     while begin < count:
@@ -157,7 +166,7 @@ def _batches(offsets: Int64s) -> list[tuple[int, int]]:
 
 
 def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig) -> _Words:
-    """Choose the words to predict: at least one in each row."""
+    """Return the words to predict, at least one in each row."""
     priority = draws.mix(np.repeat(keys ^ _ORDER, batch.per_row) + batch.counters) >> _U32
     unit = batch.begin
     if config.masking == "span":
@@ -166,7 +175,8 @@ def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig)
         heads = draw_spans(lengths, joined=joined & (np.diff(batch.row, prepend=-1) == 0))
         unit, priority = batch.begin[heads], priority[heads]
 
-    # Sorting costs most, so words with a high draw are left out first; rows that fall short are done again with all.
+    # Sorting costs most, so words with a high draw, which come late, are left out at first. Rows that do not reach
+    # their budget are done again with all words.
     limit = np.uint64(min(1.0, 1.5 * config.masked_probability + 0.03) * 2.0**32)
     early = np.flatnonzero(priority < limit)
     chosen, left = _take_until(batch, early, priority=priority)
@@ -182,10 +192,11 @@ def _choose_words(batch: _Batch, *, keys: draws.UInt64s, config: PipelineConfig)
 
 
 def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tuple[Int64s, Int64s]:
-    """Select words in order of priority; return them and what is left of each row's budget.
+    """Choose words in order of priority until the rows' budgets are used up.
 
-    Equals the loop "take the first; take each later word that fits the rest of the budget". One round handles the words
-    up to the first that does not fit.
+    Return the chosen ones of `words` (indices), and what is left of each row's budget. For each row this equals the
+    loop "take the first word; take each later word that fits the rest of the budget". One round handles the words up to
+    the first that does not fit.
     """
     row = batch.row[words]
     order = row.astype(np.uint64) << _U48
@@ -215,7 +226,10 @@ def _take_until(batch: _Batch, words: Int64s, *, priority: draws.UInt64s) -> tup
 
 
 def _fill_empty(batch: _Batch, words: _Words, *, empty: Int64s, keys: draws.UInt64s) -> _Words:
-    """Choose N single tokens in each row without a usable word. Rare, hence a loop."""
+    """Return `words` with N single tokens added for each row of `empty` (rows without a usable word).
+
+    A loop is fast enough, because such rows are rare.
+    """
     added: list[Int64s] = []
     for row in empty.tolist():
         inside = np.arange(batch.offsets[row] + 1, batch.offsets[row + 1] - 1)
@@ -239,7 +253,10 @@ def _fill_empty(batch: _Batch, words: _Words, *, empty: Int64s, keys: draws.UInt
 def _replace(
     batch: _Batch, words: _Words, *, keys: draws.UInt64s, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[npt.NDArray[np.uint16], Ids, Int64s]:
-    """Positions of all pieces of the words, their replacement ids, and the number of pieces in each row."""
+    """Draw what replaces the words' pieces: [MASK], the original or a random id.
+
+    Return the pieces' positions in their rows, the ids shown there, and the number of pieces in each row.
+    """
     place = np.repeat(words.begin - (np.cumsum(words.length) - words.length), words.length)
     place += np.arange(place.size)
     row = np.repeat(words.row, words.length)

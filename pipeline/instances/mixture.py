@@ -1,6 +1,6 @@
-"""Mixtures: the number of passes over a document, by the weight of its source.
+"""Decides how many passes a document gets, from the weight of its source in the mixture.
 
-A function of (seed, document id, weight, passes) only, so that any number of workers gives the same rows.
+The number depends only on seed, document id, weight and config.passes, so any number of workers gives the same rows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ from pipeline.tokenizer import TokenizedDocument
 
 
 def passes_of(document_id: bytes, *, weight: float, passes: int, seed: int) -> int:
-    """Round weight * passes up with the probability of its fraction (drawn by document id), else down; 0: drop it."""
+    """Return how many passes a document gets; 0 means that it is dropped.
+
+    It is weight * passes, rounded up with the probability of its fractional part (drawn by document id), else down.
+    """
     rest, whole = math.modf(weight * passes)
     return int(whole) + (rest > 0 and draws.key(seed, "weight", document_id) < rest * 2.0**64)
 
 
 def list_passes(documents: Sequence[TokenizedDocument], *, config: PipelineConfig, split: SplitName) -> list[int]:
-    """Passes over each document: at least 1 (others are dropped while reading), at most config.passes if held out."""
+    """Return the number of passes for each document.
+
+    It is at least 1, because documents with 0 passes are dropped during reading. Held-out documents get at most
+    config.passes.
+    """
     weights = config.source_weights
     found = (
         passes_of(document.id, weight=weights[document.source], passes=config.passes, seed=config.seed)

@@ -1,8 +1,8 @@
-"""Sentence pairs as token ranges of documents: the first and the second segment of each row.
+"""Makes sentence pairs: the first and the second segment of each row, as ranges of tokens in documents.
 
-The loop is that of the published algorithm (Devlin et al. 2019, section 3.1 and appendix A.2) and works on sentence
-lengths, never on tokens. Reference mode consumes one generator in the published order; strict mode has a stream keyed
-by (seed, document id, pass) for each document, so that its pairs do not depend on the order of the documents.
+The algorithm is the published one (Devlin et al. 2019, section 3.1 and appendix A.2). It needs sentence lengths, not
+tokens. Reference mode draws from one random generator in the published order. Strict mode has a generator for each
+document, seeded by (seed, document id, pass). So its pairs do not depend on the order of the documents.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ _TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Quirks of the published algorithm: STRICT fixes them (true), REFERENCE keeps them (false)."""
+    """Four quirks of the published algorithm. True fixes a quirk (as in STRICT), false keeps it (as in REFERENCE)."""
 
     target_per_pair: bool
-    """Draw the target length for each pair; else once per document and pass, which fills rows less."""
+    """True: draw a target length for each pair. False: once per document and pass, so that rows are less full."""
     balance_labels: bool
-    """Offer a true next segment whenever the document has one (see pair_document); else chunks of one sentence are
-    always NOT_NEXT, as are 50 to 60% of all labels."""
+    """True: offer a true next segment whenever the document has one (see pair_document). False: every chunk of one
+    sentence is NOT_NEXT, so 50 to 60% of all labels are."""
     whole_word_cuts: bool
-    """Truncate between words, and cut sentences longer than a row into shorter runs; else truncate anywhere."""
+    """True: truncate between words, and cut sentences longer than a row into pieces. False: truncate anywhere."""
     other_document: bool
-    """A negative never comes from the same document nor equals the true next; else ten tries avoid the document."""
+    """True: a negative (a second segment that does not follow) never comes from the same document nor equals the true
+    next segment. False: it may come from the same document if ten draws find no other."""
 
 
 STRICT = Rules(target_per_pair=True, balance_labels=True, whole_word_cuts=True, other_document=True)
@@ -55,7 +56,7 @@ REFERENCE = Rules(target_per_pair=False, balance_labels=False, whole_word_cuts=F
 
 
 class Pair(NamedTuple):
-    """Two segments and NEXT or NOT_NEXT, or one segment with None and NO_LABEL."""
+    """A sentence pair: two segments with the label NEXT or NOT_NEXT. A single segment has None and NO_LABEL."""
 
     first: Segment
     second: Segment | None
@@ -64,10 +65,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairTable:
-    """Pairs as columns of length n. Documents are indices into the list given to make_pairs.
+    """A table of n pairs, stored as columns of length n.
 
-    second_document is -1 if there is no second segment. label: NEXT, NOT_NEXT or NO_LABEL. ordinal counts the pairs of
-    a document within a pass.
+    Documents are indices into the list given to make_pairs. `second_document` is -1 if there is no second segment.
+    `label` is NEXT, NOT_NEXT or NO_LABEL. `ordinal` counts the pairs of a document within a pass.
     """
 
     first_document: Int32s
@@ -82,13 +83,13 @@ class PairTable:
 
     @classmethod
     def concatenate(cls, tables: Sequence[PairTable]) -> PairTable:
-        """Concatenate tables of the same documents."""
+        """Return one table with the pairs of all `tables`, which must refer to the same list of documents."""
         names = [field.name for field in fields(cls)]
         return cls(*(np.concatenate([getattr(table, name) for table in tables]) for name in names))
 
     @classmethod
     def from_pairs(cls, pairs: Sequence[tuple[Pair, int, int]], *, documents: Sequence[int]) -> PairTable:
-        """Make a table of (pair, ordinal, pass number); document d of a pair becomes documents[d]."""
+        """Return a table of (pair, ordinal, pass number) triples. A pair's document index d becomes documents[d]."""
         rows = [(*pair.first, *(pair.second or (-1, 0, 0)), pair.label, *rest) for pair, *rest in pairs]
         columns = np.array(rows, np.int64).reshape(-1, 9).T
         given = np.array([*documents, -1], np.int64)
@@ -101,12 +102,12 @@ class PairTable:
         return int(self.label.size)
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | slice) -> PairTable:
-        """Select these rows (indices or a slice), in this order."""
+        """Return a table of the pairs that `rows` selects, in this order."""
         return PairTable(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @property
     def num_tokens(self) -> npt.NDArray[np.int64]:
-        """Length of each row, special tokens included."""
+        """The length of each pair's row in tokens, special tokens included."""
         second = self.second_stop - self.second_start
         num_special = np.where(self.second_document >= 0, 3, 2)
         return (self.first_stop - self.first_start + second + num_special).astype(np.int64)
@@ -119,11 +120,12 @@ def make_pairs(
     pass_number: int,
     passes: Sequence[int] | None = None,
 ) -> PairTable:
-    """Make all pairs of one pass over the documents of a bucket, in the order of document ids (strict mode).
+    """Return all pairs of one pass over the documents of a bucket, in the order of document ids (strict mode).
 
-    `passes`: for each document the number of passes in which it gives pairs, at least one in each (None: in all); in
-    others it only supplies negatives. The order of `documents` does not matter. Raises ValueError for two documents
-    with the same id, a document without tokens, or (random_document) fewer than two documents.
+    `passes` is the number of passes for each document; None means all passes. A document gives at least one pair in
+    each of its passes; in later ones it only supplies negatives (second segments that do not follow). The order of
+    `documents` does not matter. Raises ValueError if a document has no tokens, if two have the same id, or if
+    random_document has fewer than two documents.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     check_documents(documents, next_sentence=config.next_sentence)
@@ -158,15 +160,16 @@ def pair_document(
     rules: Rules,
     rng: random.Random,
 ) -> Iterator[Pair]:
-    """Yield the pairs of one document, truncated to the row. The caller may draw from `rng` between two pairs.
+    """Yield the pairs of document `index`, truncated to fit a row. The caller may draw from `rng` between two pairs.
 
-    Units are appended to a chunk until it reaches the target length; a uniform number of them becomes A. B is the rest
-    (the true next), or starts at a uniform unit of another document; then the unused units are put back.
+    Units (sentences, or pieces of long ones) are added to a chunk until it reaches the target length. A uniformly drawn
+    number of them becomes segment A. Segment B is the rest of the chunk (the true next segment), or a negative: units
+    of another document, from a uniformly drawn one on. After a negative, the unused units start the next chunk.
 
-    balance_labels: the label is a fair coin whenever the document has a true next. Therefore a chunk takes a second
-    unit even if the first alone reaches the target; a last unit left alone is A before a negative, or B after the
-    units before it (which are used again); and a document of one sentence has two units (cut_units). Only documents
-    of one word are always negative.
+    With rules.balance_labels the label is a fair coin whenever the document has a true next segment. For this, a chunk
+    takes a second unit even if the first alone reaches the target. If the document's last unit is left alone, it
+    becomes A before a negative, or it becomes B and the units before it are used again as A. A document of one sentence
+    is cut into two units (cut_units). So only documents of one word are always negative.
     """
     bounds = corpus.bounds[index]
     last = len(bounds) - 1
@@ -219,12 +222,15 @@ def pair_document(
 
 
 def fewest_documents(next_sentence: NextSentence) -> int:
-    """Smallest number of documents in a part of a set: negatives of random_document come from another one."""
+    """Return the least number of documents for training or for validation.
+
+    It is 2 for random_document, because a segment that does not follow comes from another document.
+    """
     return 2 if next_sentence == "random_document" else 1
 
 
 def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: NextSentence) -> None:
-    """Raise ValueError for too few documents, one without tokens, or one given twice."""
+    """Raise ValueError if there are too few documents, if one has no tokens, or if two have the same id."""
     if next_sentence == "random_document" and len(documents) < 2:
         raise ValueError(
             f"next_sentence: random_document takes second segments from other documents, but there are "
@@ -242,10 +248,10 @@ def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: Ne
 def _draw_other(
     corpus: Corpus, first: Segment, *, length: int, rules: Rules, required: bool, rng: random.Random
 ) -> Segment | None:
-    """Draw consecutive units of another document, from a uniform one on, with `length` tokens in all if possible.
+    """Return a random segment of another document: consecutive units that start at a uniformly drawn unit.
 
-    other_document: never of the same document; None if every try gave the text that follows `first` and no segment is
-    `required`.
+    It ends once it has `length` tokens, or with the document. With rules.other_document it never comes from the
+    document of `first`, and the result is None if every try gave the text that follows `first` (unless `required`).
     """
     for _ in range(_TRIES):
         index = _draw_document(len(corpus.documents), but=first.document, rules=rules, rng=rng)
@@ -270,7 +276,7 @@ def _draw_document(count: int, *, but: int, rules: Rules, rng: random.Random) ->
 
 
 def _follows(corpus: Corpus, first: Segment, other: Segment) -> bool:
-    """Whether the tokens of `other` equal those after `first` in its document."""
+    """Whether `other` has the same tokens as the text right after `first` in the document of `first`."""
     own, foreign = corpus.documents[first.document].ids, corpus.documents[other.document].ids
     if first.stop >= own.size or own[first.stop] != foreign[other.start]:
         return False

@@ -1,7 +1,8 @@
-"""The published instance creation, draw for draw (google-research/bert, create_pretraining_data.py).
+"""Repeats the published instance creation, draw for draw (google-research/bert, create_pretraining_data.py).
 
-One random.Random is consumed in the published order: shuffle the documents; for each pass and document make the pairs,
-masking each before the next is made; shuffle all instances. `python -m pipeline.instances.reference` prints them.
+All draws come from one random.Random, in the published order: shuffle the documents; make the pairs for each pass and
+document, and mask each pair before the next is made; shuffle all instances (masked pairs).
+`python -m pipeline.instances.reference` prints the instances of text files.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5
 def make_reference(
     documents: Sequence[TokenizedDocument], *, config: PipelineConfig, tokenizer: WordTokenizer
 ) -> tuple[PairTable, Masks]:
-    """Make pairs and masks of all passes over a bucket, like the published script for one shard of input, unshuffled.
+    """Return the pairs and the masks of all passes over a bucket (the documents of one shard).
 
-    The order of `documents` does not matter: they are sorted by id, and the generator is seeded by the ids.
+    The algorithm is that of the published script for one input file, without its last shuffle. The order of `documents`
+    does not matter, because they are sorted by id and the ids seed the random generator.
     """
     order = sorted(range(len(documents)), key=lambda index: documents[index].id)
     rng = draws.stream(config.seed, "reference", *(documents[index].id for index in order))
@@ -67,7 +69,7 @@ def make_reference(
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSettings:
-    """Options of the published script."""
+    """The options of the published script (create_pretraining_data.py)."""
 
     max_seq_length: int
     max_predictions: int
@@ -77,7 +79,7 @@ class ReferenceSettings:
 
 
 class ReferenceMaker:
-    """Makes the instances of a sequence of documents, in order, with one generator."""
+    """Makes the instances (masked pairs) of documents. The order of calls matters, because all draws use one `rng`."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class ReferenceMaker:
             )
 
     def instances(self, index: int) -> Iterator[tuple[Pair, dict[int, int]]]:
-        """Yield the pairs of document `index`, each with {masked position: replacement id} in ascending order."""
+        """Yield each pair of document `index`, with a dict from masked positions (ascending) to replacement ids."""
         pairs = pair_document(
             self._corpus,
             index=index,
@@ -112,7 +114,7 @@ class ReferenceMaker:
             yield pair, self._mask(self.row(pair))
 
     def row(self, pair: Pair) -> list[int]:
-        """Token ids of [CLS] A [SEP] B [SEP]."""
+        """Return the ids of the pair's unmasked row, [CLS] A [SEP] B [SEP]."""
         assert pair.second is not None  # random_document always has a second segment
         special = self._tokenizer.special
         return [special.cls, *self._ids(pair.first), special.sep, *self._ids(pair.second), special.sep]
@@ -128,7 +130,7 @@ class ReferenceMaker:
             if token in self._skipped:
                 continue
             if settings.whole_word and words and self._continues[token]:
-                words[-1].append(position)  # even across a [SEP]
+                words[-1].append(position)  # joined even if a [SEP] is between
             else:
                 words.append([position])
         rng.shuffle(words)
@@ -150,9 +152,10 @@ class ReferenceMaker:
 
 
 def read_files(paths: Sequence[str], *, tokenizer: WordTokenizer) -> list[TokenizedDocument]:
-    """Read text files: one sentence a line; a blank line ends a document, the end of a file does not (as published).
+    """Read text files with one sentence a line, and return their documents, tokenized, without empty ones.
 
-    Raises ValueError if a file is missing or not UTF-8, or if there is no document.
+    A blank line ends a document. The end of a file does not, as in the published script. Raises ValueError if a file is
+    missing or not UTF-8, or if there is no document.
     """
     documents: list[list[str]] = [[]]
     for path in paths:
@@ -184,7 +187,10 @@ def reference_lines(
     dupe_factor: int,
     seed: int,
 ) -> Iterator[str]:
-    """Yield JSON lines: tokens after masking, segment_ids, is_random_next, masked_lm_positions, masked_lm_labels."""
+    """Yield each instance as a line of JSON, after the last shuffle.
+
+    The keys are tokens (after masking), segment_ids, is_random_next, masked_lm_positions and masked_lm_labels.
+    """
     rng, shuffled = random.Random(seed), list(documents)
     rng.shuffle(shuffled)
     maker = ReferenceMaker(shuffled, tokenizer=tokenizer, settings=settings, rng=rng)
@@ -212,7 +218,7 @@ def reference_lines(
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the instances of text files; exit status 2 for bad input."""
+    """Print the masked pairs that BERT's published script makes from text files. The exit status is 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m pipeline.instances.reference", description=main.__doc__)
     parser.add_argument("files", nargs="+", metavar="FILE", help="one sentence a line, a blank line between documents")
     parser.add_argument("--vocab", required=True, help="vocab.txt or tokenizer.json")

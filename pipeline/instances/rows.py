@@ -1,4 +1,4 @@
-"""From token ranges to rows: [CLS] A [SEP] B [SEP] as flat arrays for a batch of pairs; 3 us a row."""
+"""Turns pairs (token ranges of documents) into rows [CLS] A [SEP] B [SEP], as flat arrays. A row takes 3 us."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Ids: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """n unmasked rows. Row r is ids[offsets[r]:offsets[r + 1]].
+    """Holds n unmasked rows. The ids of row r are ids[offsets[r]:offsets[r + 1]].
 
-    ids: id dtype of the documents, [total]. offsets: int64[n + 1]. word_starts: bool[total], also true on special
-    tokens and on the first token of each segment, so that no word crosses a [SEP]. first_length: int32[n], with [CLS]
-    and [SEP]. label: int8[n], -1 for none. document_id, second_document_id: uint8[n, 16], the latter zero if has_second
-    (bool[n]) is false. pass_number: int32[n]. source: uint16[n], of the first document. keys: uint64[n], random keys
-    for the masks.
+    `ids` has the dtype of the documents' ids; `offsets` is int64[n + 1]. `word_starts` (bool, for each id) marks the
+    first token of each word, of each segment, and special tokens, so that no word crosses a [SEP]. `first_length`
+    (int32[n]) counts the first segment with [CLS] and [SEP]. `label` (int8[n]) is -1 for none. `document_id` and
+    `second_document_id` are uint8[n, 16]; the second is zero if `has_second` (bool[n]) is false. `pass_number` is
+    int32[n]. `source` (uint16[n]) belongs to the first document. `keys` (uint64[n]) are random keys for the masks.
     """
 
     ids: Ids
@@ -44,9 +44,10 @@ class Rows:
 
 
 def assemble_rows(documents: Sequence[TokenizedDocument], pairs: PairTable, *, special: SpecialIds, seed: int) -> Rows:
-    """Assemble the rows of `pairs`, in order. `documents` is the list that the pairs index.
+    """Return the rows of `pairs`, in order. `documents` is the list that the pairs' document indices refer to.
 
-    keys depend on (seed, document id, pass, ordinal) only, so that masks do not depend on batches or order.
+    The random keys depend only on the seed, the first document's id, the pass and the ordinal, so the masks do not
+    depend on batches or order.
     """
     dtype = documents[0].ids.dtype if documents else np.dtype(np.uint16)
     cls, sep = np.array([special.cls], dtype), np.array([special.sep], dtype)

@@ -1,6 +1,6 @@
-"""Segments of documents as token ranges: bounds of sentences, and truncation to fit a row.
+"""Divides documents into units (sentences or pieces of them), and truncates segments so that they fit a row.
 
-Pure; works on lengths and word starts, never on the tokens.
+A segment is a range of tokens. Only lengths and word starts are read, never the tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Int32s: TypeAlias = npt.NDArray[np.int32]
 
 
 class Segment(NamedTuple):
-    """Tokens start:stop of a document (an index into the given list)."""
+    """The tokens start:stop of one document. `document` is its index in the caller's list of documents."""
 
     document: int
     start: int
@@ -30,7 +30,7 @@ class Segment(NamedTuple):
 
 
 class Corpus:
-    """Documents for the pairing loop, with the bounds of their units (sentences) and their word starts."""
+    """Holds the documents to pair, the bounds of their units (sentences or pieces of them), and their word starts."""
 
     def __init__(self, documents: Sequence[TokenizedDocument], *, bounds: Sequence[list[int]]) -> None:
         self.documents = documents
@@ -40,20 +40,21 @@ class Corpus:
 
 
 def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
-    """Tokens of text that fit into a row besides [CLS] and its one or two [SEP]."""
+    """Return how many tokens of text fit into a row, besides [CLS] and one or two [SEP]."""
     return max_seq_length - (2 if next_sentence == "none" else 3)
 
 
 def whole_units(document: TokenizedDocument) -> list[int]:
-    """Unit bounds equal to the sentence bounds."""
+    """Return the bounds of units that are whole sentences: the first token of each, then the number of tokens."""
     return [0, *np.cumsum(document.sentence_lengths, dtype=np.int64).tolist()]
 
 
 def cut_units(document: TokenizedDocument, *, room: int, rng_parts: tuple[int, bytes, int]) -> list[int]:
-    """Unit bounds of strict mode: sentences; those longer than `room` tokens are cut into runs.
+    """Return the bounds of units in strict mode: the first token of each unit, then the number of tokens.
 
-    Runs have at most room // 4 tokens and end between words; only a word longer than a run is cut inside. A document of
-    one unit is cut in two at a word boundary, drawn uniformly by (seed, document id, pass); a single word stays whole.
+    Sentences longer than `room` tokens are cut into units of at most room // 4 tokens, which end between words; only a
+    word longer than that is cut inside. Other sentences are one unit. If a document has only one unit, of several
+    words, it is cut in two before a word, drawn uniformly with the seed `rng_parts` (seed, document id, pass).
     """
     bounds = whole_units(document)
     if len(bounds) > 2 and int(document.sentence_lengths.max()) <= room:
@@ -78,22 +79,26 @@ def cut_units(document: TokenizedDocument, *, room: int, rng_parts: tuple[int, b
 
 
 def units_segment(corpus: Corpus, index: int, begin: int, end: int) -> Segment:
-    """The segment of units begin:end of document `index`."""
+    """Return the segment that consists of the units begin:end of document `index`."""
     bounds = corpus.bounds[index]
     return Segment(index, bounds[begin], bounds[end])
 
 
 def units_before(bounds: list[int], begin: int, *, length: int) -> int:
-    """First of the fewest units right before `begin` with at least `length` tokens (at least one unit, at most all)."""
+    """Return the index of the unit where the last `length` tokens before unit `begin` start.
+
+    It is begin - 1 at most, and 0 if all units before `begin` have fewer tokens.
+    """
     return max(0, min(bisect_right(bounds, bounds[begin] - length) - 1, begin - 1))
 
 
 def fit_two(
     corpus: Corpus, first: Segment, second: Segment, *, room: int, whole_words: bool, rng: random.Random
 ) -> tuple[Segment, Segment]:
-    """Truncate the longer segment (the second if equal) until both fit; a coin takes each token from front or back.
+    """Return both segments, truncated until both together have at most `room` tokens.
 
-    whole_words: also remove the rest of words that were cut.
+    Tokens are removed from the longer segment (the second if equal), at front or back by a fair coin. With
+    `whole_words`, the rest of a word that was cut is removed too.
     """
     if not whole_words:
         return _cut_tokens(first, second, room=room, rng=rng)
@@ -109,14 +114,14 @@ def fit_two(
 
 
 def fit_one(corpus: Corpus, segment: Segment, *, room: int, rng: random.Random) -> Segment:
-    """Truncate to `room` tokens between words; a fair coin takes each token from front or back."""
+    """Return the segment, truncated between words to `room` tokens, each removed at front or back by a fair coin."""
     return _cut_words(corpus, segment, count=max(0, segment.stop - segment.start - room), rng=rng)
 
 
 def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Random) -> Segment:
-    """Remove `count` tokens, each from front or back by a fair coin, and the rest of words that were cut.
+    """Return the segment without `count` tokens, each removed at front or back by a fair coin.
 
-    If a single word fills all that is left, it is cut inside.
+    The rest of a word that was cut is removed too, unless nothing would be left.
     """
     if count == 0:
         return segment
@@ -134,7 +139,7 @@ def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Rand
 
 
 def _cut_tokens(first: Segment, second: Segment, *, room: int, rng: random.Random) -> tuple[Segment, Segment]:
-    """Truncate as published: one draw for each token removed."""
+    """Return both segments, truncated as in the published script: with one random draw for each token removed."""
     (document_1, start_1, stop_1), (document_2, start_2, stop_2) = first, second
     while stop_1 - start_1 + stop_2 - start_2 > room:
         at_front = rng.random() < 0.5

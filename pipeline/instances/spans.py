@@ -1,6 +1,6 @@
-"""Spans of words with the length distribution of SpanBERT (Joshi et al. 2020, section 3.1).
+"""Cuts rows into spans of words, with the span lengths of SpanBERT (Joshi et al. 2020, section 3.1).
 
-Each row is cut into spans from left to right; which spans are masked is drawn afterwards.
+Each row is cut from left to right. The spans to mask are drawn afterwards (masking.py).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ SUCCESS = 0.2
 
 
 def span_length_shares() -> npt.NDArray[np.float64]:
-    """P(length = 1 .. 10): geometric with p = 0.2, truncated at 10 and normalised; mean 3.8 words."""
+    """Return the probabilities of span lengths from 1 to 10 words: geometric with p = 0.2, normalised; mean 3.8."""
     shares = SUCCESS * (1 - SUCCESS) ** np.arange(MAX_SPAN_WORDS)
     return np.asarray(shares / shares.sum())
 
 
 def draw_spans(words: UInt64s, *, joined: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return for each word the index of the first word of its span.
+    """Cut words into spans; return for each word the index of the first word of its span (int64[n]).
 
-    words: 64 random bits for each word. joined: whether a word directly follows the one before; a span never crosses
-    a gap ([SEP], [UNK], another row).
+    `words` has 64 random bits for each word. `joined` is true if a word directly follows the previous word. No span
+    crosses a gap, such as [SEP], [UNK] or the end of a row.
     """
     limits = np.array([threshold(share) for share in np.cumsum(span_length_shares())[:-1]], np.uint64)
     length = 1 + np.searchsorted(limits, words, side="right")

@@ -1,4 +1,4 @@
-"""The output of a build: its folder on a disk or store, the identity of the build, and the files published there."""
+"""The output of a build: its folder (local or on an object store), the build's identity, and the published files."""
 
 from pipeline.output.folder import PUBLISHED, REPORT_NAME, OutputFolder, check_writable
 from pipeline.output.identity import MARK_NAME

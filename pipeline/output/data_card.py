@@ -1,4 +1,4 @@
-"""README.md of a data set: front matter for `datasets.load_dataset(OUT)`, and what a user must know."""
+"""Writes the text of a data set's README.md: what a user must know, and YAML that `datasets.load_dataset` reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIZES = (
 
 
 def render_card(manifest: Manifest) -> str:
-    """Text of the card, a function of the manifest only."""
+    """Return the text of the data card (README.md). It depends on the manifest only."""
     splits: tuple[SplitName, ...] = ("train", "validation")
     present = [split for split in splits if manifest.shards_of(split)]
     front: dict[str, Any] = {
@@ -85,7 +85,7 @@ def render_card(manifest: Manifest) -> str:
 
 
 def shown_settings(manifest: Manifest) -> dict[str, Any]:
-    """Settings of the set with the real size of its vocabulary; vocabulary.size only applies to training one."""
+    """Return the data set's settings, with the real size of its vocabulary instead of the size asked for."""
     vocabulary = {**manifest.config.get("vocabulary", {}), "size": manifest.vocabulary_size}
     return {**manifest.config, "vocabulary": vocabulary}
 
@@ -132,7 +132,7 @@ def _list_reasons(counts: Mapping[str, int]) -> str:
 
 
 def _describe_text(text: Mapping[str, str]) -> str:
-    """How the tokenizer treats case, accents and Hangul."""
+    """Return a sentence on how the tokenizer treats case, accents and Hangul."""
     case = {"kept": "Cased: capital letters are kept", "lowered": "Uncased: letters are lower-cased"}[text["case"]]
     hangul = {"syllables": "Hangul syllables are whole", "jamo": "Hangul is split into jamo"}[text["hangul"]]
     return f"{case}, accents are {text['accents']}, {hangul}."

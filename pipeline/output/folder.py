@@ -1,7 +1,8 @@
-"""The output folder of a build: who may write there, what an earlier build left, and how a set becomes visible.
+"""The output folder OUT of a build: who may write there, what an earlier build left, how a data set becomes visible.
 
-Everything is written under OUT/_tmp, which also holds the lease. OUT/_build.json marks the folder as ours and
-identifies the build; the manifest is written last. Finished pieces of a stopped build stay, so that it can resume.
+A build first writes everything to OUT/_tmp. A lease there (an exclusive claim, renewed while the build runs) keeps
+other builds away. OUT/_build.json, the mark, says which build the folder belongs to. The manifest is written last. A
+stopped build leaves its finished pieces (results that need not be made again), so that it can resume.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from pipeline.storage import LEASE_FOLDER, LeaseError, Location, find_existing, 
 _LOGGER = logging.getLogger(__name__)
 
 LEASE_TIMEOUT_S = 60
-"""A build may take the folder over if the lease of another one was not renewed for this time."""
+"""A build may take the folder over if the build that holds the lease has not renewed it for this time."""
 TEMPORARY_NAME = "_tmp"
 REPORT_NAME = "report.html"
 SUMMARY_NAME = "report.json"
@@ -46,63 +47,73 @@ CARD_NAME = "README.md"
 PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, SUMMARY_NAME, CARD_NAME)
 """Names that a build moves from OUT/_tmp to OUT, in this order, before it writes the manifest."""
 OURS = (TEMPORARY_NAME, *PUBLISHED, MARK_NAME)
-"""Names of a build in OUT. The mark is removed last: without it, the rest would look like files of others."""
+"""Names that a build creates in OUT, besides the manifest. The mark is removed last, because without it the other files
+would not look like those of a build."""
 _PREPARED = (EXCHANGE, PROGRESS, SPILLS, SHARDS)
 _WAIT_S = 30.0
 _LOOK_EVERY_S = 0.1
 
 
 class BuildOutput(ABC):
-    """OUT, leased to one build at a time: the part common to folders and stores."""
+    """The output folder OUT, which one build at a time may use: the base class for local folders and object stores."""
 
     notes = ""
-    """See BuildContext.notes."""
+    """A local folder where workers leave counts and failures. If empty, they use OUT/_tmp (BuildContext.notes)."""
 
     def __init__(self, root: Location, *, identity: Mapping[str, Any]) -> None:
         self.root = root
         self.temporary = storage.locate(root, TEMPORARY_NAME)
         self.finished = False
-        """True if the folder holds a finished set with the same identity."""
+        """True if the folder holds a finished data set of the same build."""
         self.resumes = False
-        """True if there are finished pieces of the same build."""
+        """True if the folder holds finished pieces of the same build, so that this build continues it."""
         self._mark = BuildMark(str(root), identity=identity)
         self._lease = ExitStack()
         self._token = ""
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other builds from taking the folder over inside the block; LeaseError (a PassingError) if one has."""
+        """Keep other builds from taking the folder over during the block.
+
+        Raises LeaseError (a PassingError) if another build already has the folder.
+        """
         with storage.held(self.temporary, token=self._token, name=self._name):
             yield
 
     @property
     def vocabulary_hash(self) -> str | None:
-        """Hash of the build's vocabulary; None if it is not known yet."""
+        """The hash of the build's vocabulary, or None if the vocabulary is not known yet."""
         return self._mark.vocabulary_hash
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Record the vocabulary that was trained for this build. LeaseError if another build took over."""
+        """Write the hash of the vocabulary trained for this build to OUT/_build.json.
+
+        Raises LeaseError if another build took over.
+        """
         self._mark.note_vocabulary(vocabulary_hash)
         with self.held():
             self._write_mark()
 
     @abstractmethod
     def sweep(self) -> None:
-        """Remove OUT/_tmp and the mark, once the manifest is written."""
+        """Remove OUT/_tmp and OUT/_build.json. Call this once the manifest is written."""
 
     @property
     def _name(self) -> str:
         return f"output={self.root}"
 
     def _take(self, *, note_loss: Callable[[], object] = lambda: None) -> None:
-        """Take the lease; LeaseError if another build is running."""
+        """Take the lease on OUT, and call `note_loss` if it is lost. Raises LeaseError if another build is running."""
         holding = storage.hold(
             self.temporary, timeout_s=LEASE_TIMEOUT_S, say=_LOGGER.warning, note_loss=note_loss, name=self._name
         )
         self._token = self._lease.enter_context(holding)
 
     def _look(self) -> bool:
-        """Whether there is a finished set; ValueError if it is a different one, or if there are files of others."""
+        """Whether the folder holds a finished data set of this build.
+
+        Raises ValueError if the data set is a different one, or if the folder has files that no build has written.
+        """
         names = storage.list_names(self.root)
         if MANIFEST_NAME in names:
             self._mark.check_finished()
@@ -126,9 +137,9 @@ class BuildOutput(ABC):
         storage.write_bytes(storage.join(self.root, MARK_NAME), self._mark.text.encode("utf-8"))
 
     def _leave(self, keeps: Keeps) -> None:
-        """Clean up after an error: keep the finished pieces, or remove everything."""
+        """Clean up after an error: keep the finished pieces, or remove everything if `keeps` is "nothing"."""
         if keeps == "nothing" or not list_records(self.temporary):
-            self._clear()  # before another build may begin
+            self._clear()  # while the lease still keeps other builds out
             return
         once = " once the file is fixed" if keeps == "unchanged_input" else ""
         _LOGGER.warning("%s: finished pieces are kept; the same command goes on from them%s", self.temporary, once)
@@ -139,15 +150,15 @@ class BuildOutput(ABC):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Remove all files of builds, the mark last; keep the lease in OUT/_tmp."""
+        """Remove all files that builds wrote, with OUT/_build.json last. Keep the lease in OUT/_tmp."""
 
 
 class OutputFolder(BuildOutput):
-    """OUT, a local folder.
+    """The output OUT of a build as a local folder, for a with statement.
 
-    Entering makes the folder and takes its lease; it refuses a folder with files of others, or with the finished
-    pieces of a different build. Leaving with an error keeps the finished pieces if the same command may get further
-    next time; otherwise it removes everything. Two builds are the same if their `identity` is equal.
+    Entering creates the folder and takes its lease. It raises ValueError if the folder holds results of a different
+    build (one with another `identity`), or files that no build has written. After an error in the block, the finished
+    pieces are kept if the same command may get further next time; otherwise everything is removed.
     """
 
     root: Path
@@ -177,7 +188,7 @@ class OutputFolder(BuildOutput):
     ) -> None:
         try:
             if kind is not None and not self.finished:
-                with suppress(LeaseError), self.held():  # else another build owns the folder
+                with suppress(LeaseError), self.held():  # with a LeaseError, another build owns the folder
                     self._leave(choose_kept(error))
         finally:
             self._let_go()
@@ -185,23 +196,25 @@ class OutputFolder(BuildOutput):
             raise ValueError(describe_error(error, folder=self.root)) from error
 
     def folder(self, name: str) -> str:
-        """Path of OUT/_tmp/`name`; creates the folder if it is absent."""
+        """Return the path of the folder OUT/_tmp/`name`, and create it if it is absent."""
         path = self.temporary / name
         path.mkdir(exist_ok=True)
         return str(path)
 
     @property
     def staging(self) -> Path:
-        """Local folder for the files that this process writes and `publish` makes visible: OUT/_tmp itself."""
+        """The local folder for files that this process writes and `publish` makes visible. Here it is OUT/_tmp."""
         return self.temporary
 
     def share(self, name: str) -> str:
-        """Path of a file of `staging` that all workers can read."""
+        """Return the path under which all workers can read the file `name` of `staging`."""
         return str(self.staging / name)
 
     def publish(self) -> None:
-        """Sync the results to disk and move each out of OUT/_tmp in one rename; the manifest is written later.
-        LeaseError if another build took over."""
+        """Sync the results to disk, and move each from OUT/_tmp to OUT in one rename. The manifest is written later.
+
+        Raises LeaseError if another build took over.
+        """
         for name in PUBLISHED:
             sync_below(self.temporary / name)
         with self.held():
@@ -210,18 +223,18 @@ class OutputFolder(BuildOutput):
             sync(self.root)
 
     def sweep(self) -> None:
-        """Remove OUT/_tmp and the mark, once the manifest is written."""
+        """Remove OUT/_tmp and OUT/_build.json. Call this once the manifest is written."""
         self.finished = True
         self._lease.close()
-        shutil.rmtree(self.temporary, ignore_errors=True)  # another command may sweep too
+        shutil.rmtree(self.temporary, ignore_errors=True)  # another command may remove it at the same time
         self._remove_partial()
         (self.root / MARK_NAME).unlink(missing_ok=True)
 
     def _let_go(self) -> None:
-        """Release the lease; remove the folders that are empty now and did not exist before."""
+        """Release the lease. Remove OUT/_tmp if it is empty, and OUT if it is empty and this build created it."""
         self._lease.close()
         for path in (self.temporary, *([self.root] if self._made else [])):
-            with suppress(OSError):  # others have put something there meanwhile
+            with suppress(OSError):  # it is not empty
                 path.rmdir()
 
     def _claim(self) -> None:
@@ -231,7 +244,7 @@ class OutputFolder(BuildOutput):
             self._take()
         except OSError as error:
             raise self._unwritable(error) from error
-        if self._look():  # another build ended meanwhile
+        if self._look():  # another build finished before this one got the lease
             return
         self._wait_for_workers()
         self.resumes = bool(list_records(self.temporary)) and self._mark.check_unfinished()
@@ -254,7 +267,7 @@ class OutputFolder(BuildOutput):
         return ValueError(f"{self._name}: cannot be written ({error.strerror}); choose another folder")
 
     def _take_back(self) -> None:
-        """Move back to OUT/_tmp what a build had published before it was killed."""
+        """Move what a killed build had already published from OUT back to OUT/_tmp."""
         for name in PUBLISHED:
             path = self.root / name
             if path.exists():
@@ -263,13 +276,16 @@ class OutputFolder(BuildOutput):
         self._remove_partial()
 
     def _remove_partial(self) -> None:
-        """Remove half-written files of a killed build from OUT."""
+        """Remove from OUT the half-written marks and manifests of a killed build."""
         for path in self.root.iterdir():
             if replaced_by(path.name) in (MARK_NAME, MANIFEST_NAME):
                 path.unlink(missing_ok=True)
 
     def _wait_for_workers(self) -> None:
-        """Wait until no worker of a killed build writes here: they check every second whether their build has ended."""
+        """Wait until the workers of a killed build have ended; they check every second whether their build still runs.
+
+        Raises ValueError if one is still there after 30 s.
+        """
         descriptor = os.open(self.temporary, os.O_RDONLY | os.O_DIRECTORY)
         try:
             deadline = time.monotonic() + _WAIT_S
@@ -312,7 +328,7 @@ def _remove(path: Path) -> None:
 
 
 def check_writable(folder: Path, *, key: str) -> None:
-    """Raise ConfigError if the `folder` given by setting `key` cannot be created or written to."""
+    """Raise ConfigError if `folder` (the value of setting `key`) cannot be created or written to."""
     existing = find_existing(folder)
     if not existing.is_dir():
         raise ConfigError(f"{key}={folder}: {existing} is a file; give a folder")

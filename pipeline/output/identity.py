@@ -1,4 +1,4 @@
-"""The identity of a build (OUT/_build.json): tells whether a finished set or a stopped build is the same one."""
+"""The identity of a build: tells whether an output folder already holds the same build, finished or stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INPUT = ("inputs", _MODIFIED)
 
 
 class BuildMark:
-    """The file in an output folder that says which build is there: builds of equal `identity` are the same."""
+    """The file OUT/_build.json, which says which build OUT belongs to. Builds with equal `identity` are the same."""
 
     def __init__(self, root: str, *, identity: Mapping[str, Any]) -> None:
         self._root = root
@@ -23,29 +23,29 @@ class BuildMark:
 
     @property
     def text(self) -> str:
-        """Content of the file."""
+        """The content of OUT/_build.json."""
         return json.dumps(self._identity, indent=1)
 
     @property
     def vocabulary_hash(self) -> str | None:
-        """Hash of the build's vocabulary; None if it is not known yet."""
+        """The hash of the build's vocabulary, or None if the vocabulary is not known yet."""
         found = self._identity.get(_VOCABULARY_HASH)
         return None if found is None else str(found)
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Record the vocabulary that was trained for this build."""
+        """Add the hash of this build's trained vocabulary to `text`, which the caller writes to OUT/_build.json."""
         self._identity[_VOCABULARY_HASH] = vocabulary_hash
 
     def await_input(self) -> None:
-        """Record that a file of the input must be fixed before the build can resume."""
+        """Note in `text`, which the caller writes to OUT/_build.json, that an input file must be fixed first."""
         self._identity[_AWAITS_INPUT] = True
 
     def check_finished(self) -> None:
-        """Raise ValueError if the finished set in the folder is a different one, or damaged."""
+        """Raise ValueError if the folder's finished data set is damaged or comes from a different build."""
         manifest = open_data_set(self._root)
         run = json.loads(storage.read_bytes(storage.join(self._root, MANIFEST_NAME)))["run"]
         found = {**self._identity, "config": manifest.config, "inputs": run.get("inputs")}
-        if _MODIFIED in run:  # not in sets of earlier releases
+        if _MODIFIED in run:  # data sets of earlier releases lack it
             found[_MODIFIED] = run[_MODIFIED]
         if _VOCABULARY_HASH in found:
             found[_VOCABULARY_HASH] = manifest.vocabulary_hash
@@ -58,9 +58,10 @@ class BuildMark:
             )
 
     def check_unfinished(self) -> bool:
-        """Whether the mark in the folder is that of this build; False if it is absent or not of this release.
+        """Whether OUT holds an unfinished build that is the same as this one; if so, take over its vocabulary's hash.
 
-        Raises ValueError for another build, and OSError if the mark cannot be read, so that no finished piece is lost.
+        False if OUT/_build.json is absent or of another release. Raises ValueError if it names a different build, and
+        OSError if it cannot be read, so that no finished piece is lost.
         """
         try:
             old = json.loads(storage.read_bytes(storage.join(self._root, MARK_NAME)).decode("utf-8"))
@@ -96,7 +97,7 @@ def _hint_at_time(differences: Iterable[str]) -> str:
 
 
 def describe_differences(old: Any, new: Any, *, key: str = "") -> Iterable[str]:
-    """`key: old -> new` for every leaf that differs between two trees."""
+    """Yield "key: old -> new" for each value that differs between two trees of mappings and lists."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in sorted({*old, *new}):
             yield from describe_differences(old.get(name), new.get(name), key=f"{key}.{name}" if key else name)

@@ -1,8 +1,8 @@
-"""An output folder on a store, where nothing can be renamed and every file is whole or absent.
+"""The output folder OUT of a build on an object store, where files cannot be renamed and are never half-written.
 
-Finished shards are uploaded under their final names; the manifest comes last and makes them a data set. OUT/_tmp holds
-the lease and the files that workers share (spills, records, the tokenizer), and is removed at the end. This process
-writes its own files to a local temporary folder until they are published.
+Finished shards are uploaded under their final names. The manifest comes last and makes them a data set. OUT/_tmp holds
+the lease and the files that workers share (spills, records, the tokenizer), and is removed at the end. The main process
+keeps its own files in a local temporary folder until they are published.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pipeline.storage import LEASE_FOLDER, LeaseError
 
 
 def open_output_folder(root: str, *, identity: Mapping[str, Any], notes: str = "") -> OutputFolder | StoredOutput:
-    """Make the output of a build, local or on a store. `notes`: see BuildContext."""
+    """Return the output of a build at `root`, a local folder or a URL. For `notes` see BuildOutput.notes."""
     if storage.is_url(root):
         return StoredOutput(root, identity=identity, notes=notes)
     return OutputFolder(root, identity=identity)
 
 
 class StoredOutput(BuildOutput):
-    """OUT on a store, with the interface of OutputFolder."""
+    """The output OUT of a build on an object store, with the interface of OutputFolder."""
 
     root: str
     temporary: str
@@ -42,7 +42,7 @@ class StoredOutput(BuildOutput):
 
     def __enter__(self) -> StoredOutput:
         self.staging = Path(tempfile.mkdtemp(prefix="cloze-build-"))
-        """Local folder for the files that this process writes and `publish` uploads."""
+        """The local folder for files that this process writes and `publish` uploads."""
         try:
             self._claim()
         except BaseException:
@@ -63,17 +63,20 @@ class StoredOutput(BuildOutput):
             shutil.rmtree(self.staging)
 
     def folder(self, name: str) -> str:
-        """URL of OUT/_tmp/`name`."""
+        """Return the URL of OUT/_tmp/`name`."""
         return storage.join(self.temporary, name)
 
     def share(self, name: str) -> str:
-        """Upload a file of `staging`; return a URL that all workers can read."""
+        """Upload the file `name` of `staging`, and return its URL, which all workers can read."""
         url = storage.join(self.temporary, name)
         storage.store_file(self.staging / name, url)
         return url
 
     def publish(self) -> None:
-        """Upload all but the shards and the manifest, which is written later. LeaseError if another build took over."""
+        """Upload all results but the shards, which are already there, and the manifest, which is written last.
+
+        Raises LeaseError if another build took over.
+        """
         with self.held():
             for name in PUBLISHED:
                 if name == SHARDS:
@@ -84,7 +87,7 @@ class StoredOutput(BuildOutput):
                     storage.store_file(path / file, storage.join(self.root, name, *([file] if file else [])))
 
     def sweep(self) -> None:
-        """Remove OUT/_tmp and the mark, once the manifest is written."""
+        """Remove OUT/_tmp and OUT/_build.json. Call this once the manifest is written."""
         self.finished = True
         self._lease.close()
         storage.delete_tree(self.temporary)
@@ -94,7 +97,7 @@ class StoredOutput(BuildOutput):
         if self._look():
             return
         self._take(note_loss=self._stop_workers)
-        if self._look():  # another build ended meanwhile
+        if self._look():  # another build finished before this one got the lease
             return
         self.resumes = bool(list_records(self.temporary)) and self._mark.check_unfinished()
         if self.resumes:
@@ -112,7 +115,7 @@ class StoredOutput(BuildOutput):
                 storage.delete_tree(self.root)  # some stores keep an empty object for a folder
 
     def _stop_workers(self) -> None:
-        """Leave a failure for workers on this machine. OUT/_tmp now belongs to the workers of the other build."""
+        """Stop this machine's workers by a message in `notes`, because OUT/_tmp now belongs to another build."""
         if self.notes:
             exchange = storage.join(self.notes, EXCHANGE)
             message = f"{self._name}: another build took it over; wait for its end, then run the same command again"

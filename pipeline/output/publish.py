@@ -1,4 +1,4 @@
-"""What a build writes besides its shards: tokenizer, token counts, manifest, data card and report."""
+"""Writes the files of a data set besides its shards: tokenizer, token counts, manifest, data card and report."""
 
 from __future__ import annotations
 
@@ -39,24 +39,27 @@ from pipeline.tokenizer import WordTokenizer, describe_text
 from pipeline.versions import hash_code, library_versions
 
 _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
-"""Allowed share of NOT_NEXT labels; the published algorithm gives this label to every single-sentence chunk."""
+"""The allowed share of NOT_NEXT labels (lowest, highest) in each mode. The published algorithm, which reference mode
+follows, gives this label to every chunk of one sentence."""
 _ENOUGH_ROWS = 400
-"""With fewer labels, the share may leave the bounds by chance (four standard deviations)."""
+"""With fewer labels nothing is checked, because the share may leave the range by chance (four standard deviations)."""
 _ENOUGH_TO_WARN = 1600
-"""The same for the narrower range of the warning."""
+"""The same limit for the narrower range outside which a build warns."""
 MOST_UNKNOWN = 0.01
-"""A build warns if the share of [UNK] is larger; a vocabulary trained on the text leaves less than 0.001."""
+"""A build warns if the share of [UNK] in the text is larger. A vocabulary trained on the text gives less than 0.001."""
 
 
 def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Two ranges of the share of NOT_NEXT labels: outside the first (halfway to 0.5) a build warns, outside the second
-    it fails."""
+    """Return two ranges (lowest, highest) for the share of NOT_NEXT labels.
+
+    A build warns outside the first range and fails outside the second. The first reaches half as far from 0.5.
+    """
     low, high = config.not_next_bounds or _LABEL_BOUNDS[config.mode]
     return ((low + 0.5) / 2, (high + 0.5) / 2), (low, high)
 
 
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
-    """Raise ValueError if next-sentence labels are far from balanced: a model would learn the majority."""
+    """Raise ValueError if next-sentence labels are far from balanced, because a model would learn the majority."""
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
     _, (low, high) = label_bounds(config)
@@ -85,7 +88,7 @@ def _describe_labels(labels: Counter[int]) -> str:
 
 
 def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """Warnings about results that are valid but probably unintended, such as documents of one sentence."""
+    """Return warnings about results that are valid but probably not intended, such as documents of one sentence."""
     tallies = result.tallies.values()
     documents, sentences = sum(tally.documents for tally in tallies), sum(tally.sentences for tally in tallies)
     words, tokens = sum(tally.words for tally in tallies), sum(tally.document_tokens for tally in tallies)
@@ -120,7 +123,7 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
 
 
 def _list_unseen_sources(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """Warnings about sources without validation rows."""
+    """Return a warning for each source that has training rows but no validation rows."""
     if "validation" not in result.tallies:
         return []
     train, held_out = (result.tallies[split].source_rows for split in ("train", "validation"))
@@ -141,9 +144,9 @@ def write_set(
     read: ReadTally,
     run: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:
-    """Write everything but the shards and the manifest into `folder` (OUT/_tmp); return the manifest to write last.
+    """Write all but the shards and the manifest into `folder` (OUT/_tmp). Return the manifest, to be written last.
 
-    `run`: facts of this build (workers, seconds, paths), shown only in the report's section "This run".
+    `run` has facts of this build (workers, seconds, paths) for the report's section "This run".
     """
     train = result.tallies["train"]
     _write_token_counts(folder / TOKEN_COUNTS_NAME, train, tokenizer=tokenizer)
@@ -193,8 +196,11 @@ def write_set(
 
 
 def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str) -> str:
-    """Hash of everything except the input that determines the pieces of a build: settings, order of the sources,
-    buckets, vocabulary, libraries, our code, and whether rejects are kept."""
+    """Return a hash (sha256, hex) of all that decides what a build's workers write, except the input.
+
+    It covers settings, order of the sources, buckets, vocabulary, libraries, the pipeline's code, and whether rejects
+    are kept.
+    """
     sources = to_tree(config)["sources"]
     for source in sources:
         del source["path"], source["clean_documents"]
@@ -213,10 +219,10 @@ def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str
 def summarize_sources(
     read: ReadTally, *, config: PipelineConfig, rows: Mapping[SplitName, RowTally]
 ) -> list[dict[str, Any]]:
-    """Counts for each name of config.source_names, independent of the order and paths of the sources.
+    """Return the counts for each name of config.source_names. They do not depend on the sources' order and paths.
 
-    Documents, sentences and characters are counted while reading (with exact duplicates, without those dropped by
-    weight); rows and tokens in the training part, by the source of the first segment.
+    Documents, sentences and characters are counted during reading, with exact duplicates but without documents dropped
+    by weight. Rows and tokens are counted in the training rows, by the source of the first segment.
     """
     summary = []
     for number, (name, weight) in enumerate(zip(config.source_names, config.source_weights, strict=True)):
@@ -239,7 +245,7 @@ def summarize_sources(
 
 
 def _write_token_counts(path: Path, tally: RowTally, *, tokenizer: WordTokenizer) -> None:
-    """Write how often each id occurs in the training input_ids; special tokens count as zero."""
+    """Write a Parquet file of how often each id occurs in the training input_ids. Special tokens get the count 0."""
     counts = tally.token_counts.copy()
     counts[tokenizer.special_ids] = 0
     columns = [np.arange(counts.size, dtype=np.int32), tokenizer.tokens, counts]

@@ -1,6 +1,7 @@
-"""report.html: what a build read, left out and wrote, on one self-contained page (inline SVG and CSS).
+"""Renders report.html: what a build read, left out and wrote, on one self-contained page (inline SVG and CSS).
 
-It shows only report.json (pipeline/output/summary.py), so that the two agree. Supports small screens and dark mode.
+The page shows only report.json (pipeline/output/summary.py), so that both agree. It supports small screens and dark
+mode.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ _FACTS = (
     ("unknown tokens ([UNK])", "unknown_rate"),
 )
 _TALL = 5
-"""The tallest bar is cut if it is this many times as tall as the next: the others would be invisible."""
+"""A chart cuts its tallest bar if it is over this many times as tall as the next, to keep the other bars visible."""
 _SHOWN_AS = {"mask": "shown as [MASK]", "kept": "kept as they are", "random": "shown as another token"}
 
 
 def render_report(summary: Mapping[str, Any]) -> str:
-    """Render the page from the tree that summarize_build returns."""
+    """Return the HTML of the page. `summary` is the content of report.json, as summarize_build returns it."""
     splits = summary["splits"]
     train = splits["train"]
     parts = [
@@ -102,7 +103,10 @@ def render_report(summary: Mapping[str, Any]) -> str:
 
 
 def render_pair(pair: Mapping[str, Any]) -> str:
-    """Render a row as text: pieces joined into words, targets marked, with the token shown in their place."""
+    """Return the HTML of a row (from summary.describe_pair) as text, with pieces joined into words.
+
+    Tokens to predict are marked, and followed by what replaces them if that is not [MASK].
+    """
     parts = []
     for token in pair["tokens"]:
         text = escape(token["text"])
@@ -155,7 +159,7 @@ def _percent(share: float | None, *, digits: int = 1) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, notes: Sequence[int] = ()) -> str:
-    """Cells are text. The first column and those in `notes` are left-aligned, the others right-aligned numbers."""
+    """Return an HTML table. Columns are right-aligned, except the first one and those with indices in `notes`."""
 
     def cell(tag: str, column: int, text: str) -> str:
         kind = "note" if column in notes else "number" if column else "name"
@@ -235,7 +239,7 @@ def _bars(heights: Sequence[float], *, titles: Sequence[str], starts: Sequence[i
 
 
 def _tick(text: str, *, x: float, width: int, y: int) -> str:
-    """A label centred at x, kept inside the picture (a character is at most 10 units wide)."""
+    """Return an SVG label, centred at x but kept inside the picture (a character is at most 10 units wide)."""
     half = 5 * len(text)
     return f'<text x="{min(max(x, half), width - half):.1f}" y="{y}" text-anchor="middle">{text}</text>'
 

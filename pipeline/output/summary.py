@@ -1,6 +1,6 @@
-"""report.json: every number of the report, from the counts made during the build; no file is read again.
+"""Makes the content of report.json: every number of the report. It uses the build's counts and reads no file again.
 
-Everything except the section `run` is a function of the input (including file names in examples), config and seed.
+Everything except the section `run` depends only on the input (including file names in examples), config and seed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def summarize_build(
     not_next_bounds: Bounds,
     run: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The tree of report.json. Shares are fractions, None if nothing was counted. Rows are training rows by default.
+    """Return the content of report.json. `not_next_bounds` is the result of publish.label_bounds.
 
-    `not_next_bounds`: see publish.label_bounds.
+    Shares are fractions, or None if nothing was counted. Rows are training rows unless a key says otherwise.
     """
     train = result.tallies["train"]
     reads = merge_reads([read, result.left_out])
@@ -74,7 +74,7 @@ def summarize_build(
 
 
 def summarize_masks(tally: RowTally, *, mask_sets: int) -> dict[str, Any]:
-    """Targets by what is shown in their place, by pieces of their word, and by position.
+    """Return counts of targets (tokens to predict) by what replaces them, by pieces in the word, and by position.
 
     A rate is targets / (tokens of text x mask sets). [UNK] counts as text; [CLS] and the closing [SEP]s do not.
     """
@@ -102,9 +102,9 @@ def summarize_masks(tally: RowTally, *, mask_sets: int) -> dict[str, Any]:
 
 
 def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> dict[str, Any]:
-    """How much of the vocabulary appears in the training rows, and the share of [UNK] in all text.
+    """Return how much of the vocabulary appears in the training rows, and the share of [UNK] in all text.
 
-    `entries` and the counts derived from it leave out special and unused ones.
+    `entries`, `used`, `seldom` and `most_frequent` leave out special and unused entries.
     """
     counts = result.tallies["train"].token_counts
     text = counts[tokenizer.replaceable_ids]
@@ -129,8 +129,11 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
 
 
 def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
-    """A row with its first mask set: for each token its text, whether it joins the one before, and what is shown in
-    its place if it is a target."""
+    """Return a row and its first mask set for display: whether the second segment follows, and all tokens.
+
+    For each token there is its text, whether it joins the previous token, and, if it is to be predicted, what replaces
+    it.
+    """
     shown = dict(zip(example.masked_positions, example.masked_inputs, strict=True))
     ends = {0, example.first_length - 1, len(example.input_ids) - 1}
     tokens: list[dict[str, Any]] = []
@@ -148,7 +151,7 @@ def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
 
 
 class TokenReader:
-    """Converts token ids to readable text, without the marks of WordPiece, BPE or byte-level BPE."""
+    """Converts token ids to readable text, without marks such as ## (of WordPiece, BPE or byte-level BPE)."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
         self.mask = tokenizer.special.mask
@@ -158,7 +161,7 @@ class TokenReader:
         self._kind = (json.loads(tokenizer.backend.to_str())["decoder"] or {}).get("type")
 
     def read(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
-        """(text, joins the one before) of each token."""
+        """Return for each token its text, and whether it joins the previous token without a space."""
         texts: list[tuple[str, bool]] = []
         inside = False
         for index in ids:
@@ -190,7 +193,7 @@ def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
 
 
 def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
-    """One entry for each source name."""
+    """Return one entry for each source name: the manifest's counts, and the drops by reason."""
     sources = []
     for facts in manifest.statistics["sources"]:
         own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
@@ -199,7 +202,7 @@ def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) ->
 
 
 def _list_reasons(counts: Mapping[str, int], *, reads: ReadTally) -> list[dict[str, Any]]:
-    """Sort by count, most frequent first, and add examples."""
+    """Return an entry (reason, count, examples) for each reason of a drop or note, the most frequent first."""
     return [
         {
             "reason": reason,
@@ -231,7 +234,7 @@ def _count_drops(reads: ReadTally, indices: Sequence[int]) -> dict[str, int]:
 
 
 def _bin(counts: Counts) -> list[dict[str, int]]:
-    """Sum the counts over at most _BINS ranges of equal width."""
+    """Sum `counts` over at most _BINS ranges of about equal width, and return the ranges with their sums."""
     edges = np.linspace(0, counts.size, min(_BINS, counts.size) + 1).astype(int)
     sums = np.add.reduceat(counts, edges[:-1]).tolist()
     return [
@@ -241,7 +244,7 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Ranges that double in width, from the first to the last non-empty one."""
+    """Return the ranges 2^(b-1) to 2^b - 1 with their counts (counts[b]), from the first to the last non-empty one."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []

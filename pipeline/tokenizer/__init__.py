@@ -1,4 +1,4 @@
-"""Text to token ids, by WordPiece or BPE exactly as in `tokenizers`, and the files of a tokenizer."""
+"""Turns text into token ids by WordPiece or BPE, exactly like the `tokenizers` library; reads and writes its files."""
 
 from pipeline.tokenizer.files import (
     BERT_SPECIAL,

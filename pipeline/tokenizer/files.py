@@ -1,6 +1,6 @@
-"""Tokenizer files: BERT's vocab.txt, tokenizer.json, and the configuration that transformers needs beside them.
+"""Reads and writes tokenizer files: BERT's vocab.txt, tokenizer.json, and the tokenizer_config.json of transformers.
 
-Reading checks what later stages rely on; writing the same vocabulary gives the same bytes.
+Reading checks what later stages rely on. Writing the same vocabulary gives the same bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ MAX_WORD_CHARACTERS = 100
 
 
 def read_vocabulary(path: str | Path) -> list[str]:
-    """Read the tokens of a vocab.txt in the order of their ids; ValueError for a missing, damaged or empty file."""
+    """Return the tokens of a vocab.txt in the order of their ids.
+
+    Raises ValueError if the file is missing, damaged or empty.
+    """
     if storage.find_file(path) is None:
         raise ValueError(f"{path}: no such vocabulary file; give a vocab.txt or tokenizer.json, or train one")
     try:
@@ -47,11 +50,11 @@ def read_vocabulary(path: str | Path) -> list[str]:
 
 
 def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bool | None, origin: str) -> Tokenizer:
-    """Build BERT's tokenizer for a list of tokens; ValueError names `origin` and missing special tokens.
+    """Return BERT's WordPiece tokenizer for a list of tokens.
 
-    Accents are stripped by canonical decomposition, which also decomposes Hangul syllables. If the vocabulary has
-    composed characters, the text is then composed again (NFC); vocabularies without any, such as Google's uncased ones,
-    get the jamo that they were trained on.
+    Stripping accents decomposes all characters (NFD), also Hangul syllables into jamo (letters). The text is composed
+    again (NFC) if the vocabulary has composed characters; those without, such as Google's uncased ones, were trained
+    on jamo. Raises ValueError, which names `origin`, if a special token is missing.
     """
     missing = [token for token in BERT_SPECIAL if token not in set(tokens)]
     if missing:
@@ -68,7 +71,10 @@ def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bo
 
 
 def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: bool) -> Any:
-    """Return BertNormalizer (no control characters, Chinese ones apart), then NFC if it strips and `recompose`."""
+    """Return BERT's normalizer, which removes control characters and puts spaces around Chinese ones.
+
+    If it strips accents and `recompose` is true, NFC (composition of characters) follows.
+    """
     bert = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
     )
@@ -77,10 +83,10 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: b
 
 
 def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
-    """Return normalizer and pre-tokenizer for training a vocabulary.
+    """Return the normalizer (or None) and the pre-tokenizer for training a vocabulary.
 
-    Stripping accents decomposes characters (also Hangul syllables into jamo); the rest is composed again unless the
-    settings ask for jamo.
+    Stripping accents decomposes characters, also Hangul syllables into jamo (letters). Afterwards the text is composed
+    again, unless the settings ask for jamo.
     """
     if settings.algorithm != "byte_level_bpe":
         normalizer = bert_normalizer(
@@ -96,7 +102,10 @@ def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
 
 
 def describe_text(backend: Tokenizer) -> dict[str, str]:
-    """Try how the tokenizer treats case (lowered, kept), accents (removed, kept) and hangul (syllables, jamo)."""
+    """Return how the tokenizer treats text, found by trying single characters.
+
+    The keys are case (lowered or kept), accents (removed or kept) and hangul (syllables or jamo).
+    """
 
     def normalize(text: str) -> str:
         return text if backend.normalizer is None else str(backend.normalizer.normalize_str(text))
@@ -110,12 +119,12 @@ def describe_text(backend: Tokenizer) -> dict[str, str]:
 
 
 def is_composed(text: str) -> bool:
-    """Return whether canonical decomposition (NFD) changes the text, such as Hangul syllables and accented letters."""
+    """Whether canonical decomposition (NFD) changes the text, as it does for Hangul syllables and accented letters."""
     return not unicodedata.is_normalized("NFD", text)
 
 
 def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
-    """Mark the special tokens (keys pad, unk, cls, sep, mask) and set the template [CLS] A [SEP] B [SEP]."""
+    """Add the special tokens (keys pad, unk, cls, sep, mask) and the template [CLS] A [SEP] B [SEP] to `backend`."""
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.values()])
     cls, sep = special["cls"], special["sep"]
     backend.post_processor = processors.TemplateProcessing(
@@ -140,7 +149,7 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def vocabulary_hash(backend: Tokenizer, *, tokens: Sequence[str]) -> str:
-    """Return the sha256 (hex) of the tokens in the order of their ids, merges, normalisation and word splitting."""
+    """Return a sha256 (hex) of the tokens in the order of their ids, the merges, normalizer and pre-tokenizer."""
     layout = json.loads(backend.to_str())
     model = layout["model"]
     facts = {
@@ -155,9 +164,9 @@ def vocabulary_hash(backend: Tokenizer, *, tokens: Sequence[str]) -> str:
 def save_tokenizer(
     backend: Tokenizer, folder: Path, *, tokens: Sequence[str], special: Mapping[str, str], longest: int | None = None
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt into `folder`, created if missing.
+    """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt; create `folder` if it is missing.
 
-    `longest`: model_max_length; without it transformers accepts text of any length.
+    `longest` is written as model_max_length. Without it transformers accepts text of any length.
     """
     folder.mkdir(parents=True, exist_ok=True)
     layout = json.loads(backend.to_str())
@@ -187,4 +196,4 @@ def _write(path: Path, text: str) -> None:
 
 
 END_OF_WORD = "</w>"
-"""Marks a BPE unit that ends a word."""
+"""The suffix of BPE tokens that end a word."""

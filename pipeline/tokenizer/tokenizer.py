@@ -1,7 +1,7 @@
-"""Text to token ids and word starts, exactly as by the `tokenizers` library, but several times as fast.
+"""Turns text into token ids and word starts, exactly like the `tokenizers` library but several times as fast.
 
-Two caches in front of the library hold texts between spaces and single words. Their content comes from the library's
-own steps, so they change nothing but the speed.
+Two caches save calls of the library: one for pieces of text between spaces, one for single words. The library's own
+steps fill these caches, so they change only the speed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.documents import Document
 from pipeline.tokenizer.files import build_wordpiece, read_tokenizer, read_vocabulary, save_tokenizer, vocabulary_hash
 
 Ids: TypeAlias = npt.NDArray[Any]
-"""uint16 or int32."""
+"""Token ids, as uint16 or int32."""
 
 _ASCII_WORDS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
 _PRINTABLE = re.compile(r"[!-~]*")
@@ -36,7 +36,7 @@ _NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 RARE_LETTERS = "\u16a0\u2d4d\u13a0\ua999"
-"""Letters of four scripts that few vocabularies have and no normalizer removes."""
+"""One letter each of four scripts that are in few vocabularies; no normalizer removes these letters."""
 _MAX_CHUNKS = 400_000
 _MAX_CHARACTERS = 16_000_000
 _MAX_WORDS = 250_000
@@ -45,7 +45,7 @@ _BLOCK_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SpecialIds:
-    """Ids of the five special tokens."""
+    """The ids of the five special tokens."""
 
     pad: int
     unk: int
@@ -56,11 +56,11 @@ class SpecialIds:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedDocument:
-    """A document as ids, without sentences that have no tokens.
+    """A document as token ids, without sentences that have no tokens.
 
-    ids: uint16, or int32 if the vocabulary has more than 65,536 entries. word_starts: bool, true for the first token of
-    each word of the pre-tokenizer. sentence_lengths: int32, all positive. source: index into
-    PipelineConfig.source_names.
+    `ids` are uint16, or int32 if the vocabulary has more than 65,536 entries. `word_starts` (bool) is true for the
+    first token of each word of the pre-tokenizer. `sentence_lengths` (int32) are positive token counts. `source` is an
+    index into PipelineConfig.source_names.
     Invariant: ids.size == word_starts.size == sentence_lengths.sum().
     """
 
@@ -72,10 +72,10 @@ class TokenizedDocument:
 
 
 class WordTokenizer:
-    """A vocabulary with its normalisation. "[MASK]" in a document is text, never a special token."""
+    """A tokenizer that also finds where words start. A "[MASK]" in a document is text to it, not a special token."""
 
     def __init__(self, backend: Tokenizer, *, origin: str) -> None:
-        """Wrap a `tokenizers` pipeline; ValueError names `origin` and what the pipeline lacks."""
+        """Wrap a Tokenizer of the library. Raises ValueError, which names `origin`, if it lacks something."""
         self.backend = backend
         """The library's tokenizer, which is saved beside the data."""
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
@@ -96,20 +96,20 @@ class WordTokenizer:
         if not kept:
             raise ValueError(f"{origin}: the vocabulary has only special and unused tokens; train one on real text")
         self.special_ids: npt.NDArray[np.int64] = np.array(sorted(special), dtype=np.int64)
-        """Ids of no text: never a target, never a replacement."""
+        """Ids of special tokens, which masking neither chooses nor draws as a random replacement."""
         self.unused_ids: npt.NDArray[np.int64] = np.array(sorted(unused), dtype=np.int64)
         self.replaceable_ids: npt.NDArray[np.int64] = np.array(kept, dtype=np.int64)
-        """Ids allowed as random replacement: neither special nor unused."""
+        """Ids that masking may draw as a random replacement: neither special nor unused."""
         self.id_dtype: np.dtype[Any] = np.dtype(np.uint16 if self.vocab_size <= MAX_UINT16_VOCABULARY else np.int32)
         self.vocabulary_hash: str = vocabulary_hash(backend, tokens=self.tokens)
         self._chunks = _ChunkTable(backend, id_dtype=self.id_dtype)
 
     @classmethod
     def from_path(cls, path: str | Path, *, lowercase: bool, strip_accents: bool | None = None) -> WordTokenizer:
-        """Read a BERT vocab.txt (one token per line) or a tokenizer.json.
+        """Return the tokenizer of a BERT vocab.txt (one token per line) or of a tokenizer.json.
 
-        `lowercase` and `strip_accents` tell how a vocab.txt was trained; they are ignored for a tokenizer.json, which
-        contains them. Raises ValueError naming the file and what is wrong with it.
+        `lowercase` and `strip_accents` tell how a vocab.txt was trained. They are ignored for a tokenizer.json, which
+        has these settings itself. Raises ValueError, which names the file and what is wrong with it.
         """
         origin = str(path)
         if origin.endswith(".json"):
@@ -119,22 +119,22 @@ class WordTokenizer:
         return cls(backend, origin=origin)
 
     def tokenize(self, document: Document) -> TokenizedDocument:
-        """Return a document's ids, equal to those of `tokenizers` for each sentence with encode_special_tokens set."""
+        """Return the document as ids, equal to the library's for each sentence with encode_special_tokens set."""
         ids, word_starts, lengths = self._chunks.tokenize(document.sentences)
         return TokenizedDocument(document.id, ids, word_starts, lengths)
 
     def save(self, folder: str | Path, *, longest: int | None = None) -> None:
-        """Write tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt for AutoTokenizer.
+        """Write the files that AutoTokenizer reads: tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt.
 
-        `longest`: number of tokens of the longest row. The bytes depend only on it, the vocabulary and its
-        normalisation.
+        `longest` is the number of tokens in the longest row. The bytes depend only on it, the vocabulary and its
+        normalization.
         """
         names = {name: self.tokens[getattr(self.special, name)] for name in _NAMES}
         save_tokenizer(self.backend, Path(folder), tokens=self.tokens, special=names, longest=longest)
 
 
 class _Numbers(dict[str, int]):
-    """Numbers texts in the order of their first appearance and remembers the new ones."""
+    """A dict that gives each text a number, in the order of first look-up; `fresh` lists the texts that are new."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class _Numbers(dict[str, int]):
 
 
 class _Column:
-    """A numpy array that grows at its end, by doubling."""
+    """A numpy array that can grow at its end, by doubling its memory."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.values: npt.NDArray[Any] = np.zeros(1024, dtype)
@@ -164,10 +164,10 @@ class _Column:
 
 
 class _ChunkTable:
-    """Ids of texts between spaces (chunks), in growing flat arrays from which a whole document is gathered.
+    """A cache of the token ids of chunks (pieces of text between spaces), from which whole documents are put together.
 
-    For BERT's normalisation and word splitting a space always ends a word, so a sentence's ids are those of its chunks.
-    For other tokenizers a chunk is a whole sentence, and nothing is kept between documents.
+    With BERT's normalizer and pre-tokenizer a space always ends a word, so a sentence has the ids of its chunks in
+    order. For other tokenizers a chunk is a whole sentence, and nothing is kept between documents.
     """
 
     def __init__(self, backend: Tokenizer, *, id_dtype: np.dtype[Any]) -> None:
@@ -187,7 +187,7 @@ class _ChunkTable:
         self._forget()
 
     def tokenize(self, sentences: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
-        """Return flat ids, word starts, and the number of tokens of each sentence that has any."""
+        """Return the ids of all sentences in one array, their word starts, and each sentence's token count if not 0."""
         blocks = [self._tokenize(block) for block in _cut_blocks(sentences)]
         if len(blocks) == 1:
             return blocks[0]
@@ -225,7 +225,7 @@ class _ChunkTable:
         self._lengths = _Column(np.dtype(np.int64))
 
     def _learn(self) -> None:
-        """Tokenize and append the new chunks."""
+        """Tokenize the new chunks, and add their ids to the cache."""
         ids: list[int] = []
         starts = bytearray()
         lengths: list[int] = []
@@ -243,7 +243,7 @@ class _ChunkTable:
         self._word_starts.append(np.frombuffer(bytes(starts), np.bool_))
 
     def _split_chunk(self, chunk: str, ids: list[int], starts: bytearray) -> None:
-        """Tokenize text without spaces by BERT's rules; a pattern suffices to split plain ASCII into words."""
+        """Append the tokens of text without spaces to `ids` and `starts`; a pattern finds the words of plain ASCII."""
         if _PRINTABLE.fullmatch(chunk):
             words: list[str] = _ASCII_WORDS.findall(chunk.lower() if self._lowercase else chunk)
         else:
@@ -266,8 +266,10 @@ class _ChunkTable:
 
 
 def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
-    """Cut sentences into runs (at least one) of about _BLOCK_CHARACTERS, to limit the memory for a large document: each
-    chunk takes 150 bytes while its run is tokenized."""
+    """Divide sentences into blocks (at least one) of about _BLOCK_CHARACTERS, and return the blocks.
+
+    This limits the memory for a large document, because each chunk takes 150 bytes while its block is tokenized.
+    """
     stops = np.cumsum(np.fromiter(map(len, sentences), np.int64, len(sentences)))
     if not stops.size or stops[-1] <= _BLOCK_CHARACTERS:
         return [sentences]
@@ -277,7 +279,7 @@ def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _check_unknown(backend: Tokenizer, *, origin: str) -> None:
-    """Raise ValueError if the tokenizer fails on unknown text, as WordLevel and Unigram do without [UNK]."""
+    """Raise ValueError if the tokenizer fails on unknown text, like WordLevel and Unigram models without [UNK]."""
     try:
         backend.encode(RARE_LETTERS, add_special_tokens=False)
     except Exception as error:  # the library raises plain Exception

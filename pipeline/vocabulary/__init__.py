@@ -1,4 +1,4 @@
-"""Trains a vocabulary: counts words over the sources, trains subwords, writes the file."""
+"""Trains a vocabulary: counts the words of all sources, trains subwords, and writes the vocabulary file."""
 
 from pipeline.vocabulary.train import (
     check_name,

@@ -1,4 +1,4 @@
-"""`python -m pipeline.vocabulary --config FILE key.sub=value`: trains the vocabulary of a config."""
+"""The command `python -m pipeline.vocabulary --config FILE key.sub=value`, which trains the vocabulary of a config."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pipeline.vocabulary.train import train_vocabulary
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train the config's vocabulary, unless its file exists; exit status 2 for bad input, 130 or 143 if stopped.
+    """Train the config's vocabulary, unless its file exists.
 
-    Arguments after -- are passed to Apache Beam unchanged.
+    The exit status is 2 for bad input, and 130 or 143 if stopped. Arguments after -- go to Apache Beam unchanged.
     """
     program = "python -m pipeline.vocabulary"
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

@@ -1,9 +1,10 @@
-"""The Beam graph that counts words: counts splits into run files, merges each part, keeps the most frequent words.
+"""The Beam graph that counts words and keeps the most frequent ones.
 
-An element is a group of splits: counting a thousand small files one by one takes twice the time.
+A worker counts a group of splits (ranges of input files), because a thousand small files one by one take twice as long.
+It writes sorted counts (runs), one for each part (words are divided into parts by hash). Then each part is merged.
 
-Only names and places of files cross the shuffle; memory is WordCounter's plus the words kept. Counts are exact, so the
-result is the same for any engine, number of workers and attempt.
+Only names and places of files cross the shuffle. A worker needs the memory of a WordCounter plus the words kept. Counts
+are exact, so the result is the same for any engine, number of workers and attempt.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ GROUP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WordContext:
-    """Settings and folders for every worker."""
+    """The settings and folders that every worker needs."""
 
     config: PipelineConfig
     folder: str
-    """For all files written; must be visible to all workers."""
+    """The folder for all files that are written, which all workers must be able to reach."""
     limit: int
-    """Number of different words kept, the most frequent ones."""
+    """The number of different words to keep; the most frequent ones are kept."""
     notes: str = ""
-    """Folder for progress counts and failures, if not `folder`."""
+    """A folder for progress counts and failures. If empty, they go to `folder`."""
 
     @property
     def exchange(self) -> str:
-        """Folder for progress counts and failures."""
+        """The folder for progress counts and failures."""
         return self.notes or self.folder
 
 
 def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
-    """Group neighbouring splits until each group has GROUP_BYTES of text."""
+    """Return groups of neighbouring splits. Each has at least GROUP_BYTES of text, except perhaps the last."""
     groups: list[tuple[Split, ...]] = []
     held: list[Split] = []
     for split in splits:
@@ -59,7 +60,7 @@ def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
 
 
 def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], context: WordContext) -> None:
-    """Add the counting to `pipeline`; it writes its result to WORDS_NAME in the context's folder."""
+    """Add the steps that count words to `pipeline`. They write the result to WORDS_NAME in the context's folder."""
     _ = (
         pipeline
         | "List groups" >> beam.Create(groups, reshuffle=False)
@@ -78,7 +79,10 @@ class _Step(beam.DoFn):
 
 
 class CountSplits(_Step):
-    """Group of splits -> (part, run) for each part of its words."""
+    """Beam step: counts the words of a group of splits; yields (part, run), one run of sorted counts for each part.
+
+    Words are divided into parts by hash.
+    """
 
     def process(self, splits: tuple[Split, ...]) -> Iterator[tuple[int, Run]]:
         with report_failure(self.context.exchange):
@@ -88,7 +92,7 @@ class CountSplits(_Step):
 
 
 class MergeRuns(_Step):
-    """(part, runs) -> path of a file with the part's most frequent words."""
+    """Beam step: merges the runs of a part; yields a list with the path of a file of the part's most frequent words."""
 
     def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
         with report_failure(self.context.exchange):
@@ -96,7 +100,7 @@ class MergeRuns(_Step):
 
 
 class LeaveWords(_Step):
-    """Paths of all parts -> the file WORDS_NAME, since engines cannot return values."""
+    """Beam step: joins the files of all parts into the file WORDS_NAME, because an engine cannot return values."""
 
     def process(self, paths: list[str]) -> None:
         with report_failure(self.context.exchange):
@@ -105,7 +109,10 @@ class LeaveWords(_Step):
 
 
 def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
-    """Count the words of the documents that a build with the same settings would keep, duplicates included."""
+    """Count the words of the documents that a build with the same settings would keep, and of their duplicates.
+
+    Return the runs (ranges of files) that hold the counts.
+    """
     normalizer, splitter = word_rules(context.config.vocabulary)
     name = Path(splits[0].path).name[:40]
     with (

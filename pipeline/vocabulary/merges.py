@@ -1,8 +1,8 @@
-"""Greedy merging of adjacent symbols in counted words: the inner loop of WordPiece and BPE training.
+"""Merges adjacent symbols in counted words, one pair at a time: the inner loop of WordPiece and BPE training.
 
-All words lie in flat arrays (a linked list of symbols). A merge updates only the pairs that it touches, so a step
-costs about 0.3 ms instead of a pass over the words. Deterministic: ties go to the more frequent pair, then to the first
-in code point order.
+Flat arrays hold all words as linked lists of symbols. A merge updates only the pairs that it changes, so it costs about
+0.3 ms instead of a pass over all words. The result is deterministic: ties go to the more frequent pair, then to the
+first in code point order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _SHIFT = 32
 
 
 class MergeTable:
-    """Words as sequences of symbols, and the count of every adjacent pair.
+    """Holds words as sequences of symbols, and the count of every pair of adjacent symbols.
 
-    symbols: one string per symbol id. words: the symbol ids of all words end to end; word i has `lengths[i]` (at least
-    1) of them and occurs `counts[i]` times. prefix: dropped from the second symbol of a merge ("##" for WordPiece).
+    `symbols` has a string for each symbol id. `words` has the symbol ids of all words, one word after the other. Word i
+    has `lengths[i]` symbols (at least 1) and occurs `counts[i]` times. A merge drops `prefix` ("##" for WordPiece) from
+    its second symbol.
     """
 
     def __init__(self, symbols: Sequence[str], *, words: Int32s, lengths: Int64s, counts: Int64s, prefix: str) -> None:
@@ -55,11 +56,11 @@ class MergeTable:
 
     @property
     def greatest_count(self) -> int:
-        """Count of the most frequent pair; 0 if there is no pair."""
+        """The count of the most frequent pair, or 0 if there is no pair."""
         return int(self._count[: len(self._pairs)].max(initial=0))
 
     def best(self, *, criterion: Criterion, min_count: int) -> int | None:
-        """Return the next pair to merge among those that occur at least `min_count` times, or None."""
+        """Return the number of the next pair to merge, or None if no pair occurs at least `min_count` times."""
         candidates = self._candidates(min_count)
         if not candidates.size:
             return None
@@ -86,7 +87,7 @@ class MergeTable:
         return int(self._count[pair])
 
     def merge(self, pair: int) -> str:
-        """Merge every occurrence of a pair, from left to right; return the new symbol."""
+        """Merge every occurrence of a pair, from left to right, and return the new symbol."""
         left, right = int(self._left[pair]), int(self._right[pair])
         first, second = self.names(pair)
         symbol = self._symbol_number(first + second.removeprefix(self._prefix))
@@ -122,7 +123,7 @@ class MergeTable:
         return number
 
     def _without_overlap(self, place: Int64s) -> Int64s:
-        """Keep the first, third, ... of places that follow each other (a a a)."""
+        """Return the places where equal symbols merge without overlap: the first, third, ... of a row like a a a."""
         if not place.size:
             return place
         heads = np.flatnonzero(np.concatenate([[True], self._next[place[:-1]] != place[1:]]))
@@ -160,9 +161,10 @@ class MergeTable:
             self._places[number].append(where)
 
     def _candidates(self, min_count: int) -> Int64s:
-        """Return pairs with at least `min_count`, from a list refreshed every _REFRESH_EVERY steps and the newer pairs.
+        """Return the pairs that occur at least `min_count` times.
 
-        A pair's count only falls after the merge that created it, so none is missed.
+        Only newer pairs and a list, renewed every _REFRESH_EVERY merges, are looked at. No pair is missed,
+        because a pair's count only falls after the merge that created it.
         """
         size = len(self._pairs)
         if min_count != self._threshold or self._steps % _REFRESH_EVERY == 0:

@@ -1,7 +1,7 @@
-"""Trains subword units from counted words: WordPiece, BPE, byte-level BPE.
+"""Trains subword vocabularies from counted words: WordPiece, BPE and byte-level BPE.
 
-Pure and deterministic: the same counts give the same units in the same order on any machine. 8,192 units from 2.7 M
-running words take 4 s on one core.
+The same counts give the same tokens in the same order on any machine. 8,192 tokens from a text of 2.7 M words take 4 s
+on one core.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Subwords:
-    """tokens: the vocabulary in the order of ids, LAYOUT first. merges: the merged pairs, in order."""
+    """A trained vocabulary. `tokens` are in the order of ids, LAYOUT first. `merges` are the merged pairs, in order."""
 
     tokens: list[str]
     merges: list[tuple[str, str]]
@@ -36,16 +36,16 @@ class Subwords:
 def train_wordpiece(
     word_counts: Mapping[str, int], *, size: int, criterion: Criterion = "likelihood", min_pair_count: int | None = None
 ) -> list[str]:
-    """Train a WordPiece vocabulary of `size` entries: LAYOUT, characters, then pieces in the order of their merges.
+    """Train a WordPiece vocabulary, and return its tokens: LAYOUT, characters, then pieces in the order of the merges.
 
-    likelihood (Schuster and Nakajima 2012): merges the pair that raises the likelihood of the text most per occurrence,
-    count(st) / (count(s) count(t)), among pairs that occur at least min_pair_count times, because rare pairs score
-    highest. With min_pair_count None the bound starts at the count of the most frequent pair and falls by a fifth
-    whenever no pair reaches it, down to 2: frequent words come first, and the criterion chooses among pairs of similar
-    frequency. (Measured: docs/LOG.md.)
-    frequency: merges the most frequent pair.
+    With criterion "frequency", each step merges the most frequent pair. With "likelihood" (Schuster and Nakajima 2012),
+    it merges the pair (s, t) that raises the likelihood of the text most per occurrence, which has the greatest
+    count(st) / (count(s) count(t)). Because rare pairs score highest, pairs that occur less than min_pair_count times
+    are not considered. If min_pair_count is None, this bound starts at the count of the most frequent pair, and falls
+    by a fifth whenever no pair reaches it, down to 2. So frequent words come first, and the criterion chooses among
+    pairs of similar frequency (measured in docs/LOG.md).
 
-    Raises ValueError if `size` is too small for the characters; warns if it cannot be reached.
+    Raises ValueError if `size` is too small for the characters. Logs a warning if there are too few pairs for `size`.
     """
     return _train(word_counts, size=size, criterion=criterion, min_pair_count=min_pair_count, kind="wordpiece").tokens
 
@@ -53,11 +53,11 @@ def train_wordpiece(
 def train_bpe(
     word_counts: Mapping[str, int], *, size: int, byte_level: bool = False, min_pair_count: int | None = None
 ) -> Subwords:
-    """Train byte-pair encoding (Sennrich et al. 2016): merges the most frequent pair while it occurs at least
-    min_pair_count (2) times.
+    """Train byte-pair encoding (Sennrich et al. 2016), and return its tokens and merges.
 
-    Units that end a word end in END_OF_WORD. byte_level: words come from the ByteLevel pre-tokenizer, and the alphabet
-    is the 256 bytes, so nothing is unknown. Raises and warns like train_wordpiece.
+    Each step merges the most frequent pair, while it occurs at least min_pair_count times (None means 2). Tokens that
+    end a word end in END_OF_WORD. With `byte_level` there is no such mark: words come from the ByteLevel pre-tokenizer,
+    and the alphabet is all 256 bytes, so no text is unknown. Raises and warns like train_wordpiece.
     """
     kind = "byte_level_bpe" if byte_level else "bpe"
     return _train(word_counts, size=size, criterion="frequency", min_pair_count=min_pair_count or 2, kind=kind)
@@ -94,10 +94,10 @@ def _train(
 
 
 def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[list[str], MergeTable]:
-    """Return the alphabet and the words spelled in it.
+    """Return the alphabet, and a table of the words spelled in it.
 
-    Leaves out the rarest characters and the words with them: up to 1 in 100,000 running characters, or 1 in 10,000 if
-    the alphabet would otherwise exceed `most` entries. The byte-level alphabet always has every byte.
+    The rarest characters and the words with them are left out. These characters are up to 1 in 100,000 of the text, or
+    up to 1 in 10,000 if the alphabet would otherwise exceed `most` entries. The byte-level alphabet has every byte.
     """
     words = sorted(word for word, count in word_counts.items() if word and count > 0)
     counts = np.array([word_counts[word] for word in words], np.int64)
@@ -146,7 +146,10 @@ def _symbol(character: str, *, marked: bool, kind: str) -> str:
 def _keep_frequent(
     codes: npt.NDArray[np.int64], counts: npt.NDArray[np.float64], *, most: int
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the `codes` to keep, by count of the character in both its forms, then by code point."""
+    """Return for each of `codes` whether its character is frequent enough to stay; ties go by code point.
+
+    A code is a character times 2, plus 1 with a mark such as ##. Both forms count together.
+    """
     characters, of = np.unique(codes >> 1, return_inverse=True)
     totals = np.bincount(of, weights=counts)
     order = np.lexsort((characters, -totals))

@@ -1,7 +1,7 @@
-"""Trains a vocabulary from the config's sources: counts words, trains subwords, writes the file.
+"""Trains a vocabulary from the config's sources: counts words, trains subwords, and writes the vocabulary file.
 
 `python -m pipeline.vocabulary --config FILE` writes vocabulary.path if it does not exist. Beam counts the words in
-parallel and in bounded memory; the file depends only on the text and the settings.
+parallel and in bounded memory. The file depends only on the text and the settings.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from pipeline.vocabulary.subwords import train_bpe, train_wordpiece
 from pipeline.vocabulary.word_counts import WordCounter, most_common, read_words
 
 MAX_WORDS = 500_000
-"""Number of different words to train on, the most frequent ones."""
+"""How many different words a vocabulary is trained on, the most frequent ones."""
 _BYTES_WORTH_A_WORKER = 4 << 20
-"""Text that makes one more process worthwhile, which takes seconds to start."""
+"""Bytes of text for each worker process. For less, another process would not pay, because it takes seconds to start."""
 
 _logger = logging.getLogger(__name__)
 
 
 def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict[str, int]:
-    """Count the words of sentences as the vocabulary's tokenizer will see them; most frequent first."""
+    """Return the counts of the words in `sentences`, most frequent first, split as the vocabulary's tokenizer will."""
     normalizer, splitter = word_rules(settings)
     with tempfile.TemporaryDirectory() as folder:
         counter = WordCounter(normalizer=normalizer, splitter=splitter, folder=Path(folder), name="words")
@@ -45,9 +45,9 @@ def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict
 
 
 def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfig) -> Tokenizer:
-    """Train subword units of the configured kind and wrap them in a tokenizer.
+    """Train a subword vocabulary with the configured algorithm, and return a tokenizer that uses it.
 
-    Raises ValueError if the size is too small for the alphabet; logs a warning if it cannot be reached.
+    Raises ValueError if settings.size is too small for the alphabet. Logs a warning if the text yields fewer.
     """
     if settings.algorithm == "wordpiece":
         tokens = train_wordpiece(
@@ -81,11 +81,11 @@ def train_vocabulary(
     beam_options: Sequence[str] = (),
     cluster: DaskCluster | None = None,
 ) -> None:
-    """Train the config's vocabulary from `splits`, on the Dask `cluster` if given, and write `path` (.txt or .json),
-    which appears at once.
+    """Train the config's vocabulary on the text of `splits`, and write it to `path` (.txt or .json) in one step.
 
-    The folder of `path`, which may be on a store, must be visible to all workers.
-    Raises ConfigError for a file name that does not fit the algorithm, ValueError for sources without words.
+    The words are counted on the Dask `cluster` if given. All workers must be able to reach the folder of `path`, which
+    may be on an object store. Raises ConfigError if the file name does not fit the algorithm, and ValueError if the
+    sources contain no words.
     """
     settings = config.vocabulary
     check_name(Path(path), settings=settings)
@@ -127,9 +127,9 @@ def count_sources(
     beam_options: Sequence[str] = (),
     cluster: DaskCluster | None = None,
 ) -> dict[str, int]:
-    """Count the most frequent words of `splits` with Beam, whose files stay in `folder`.
+    """Count the words of `splits` with Beam, and return the most frequent ones (MAX_WORDS) with their counts.
 
-    Raises the engine's errors (engines.run_on_engine).
+    Beam's files stay in `folder`. Raises the errors of engines.run_on_engine.
     """
     from pipeline.engines import local  # Beam takes 2 s to import
     from pipeline.vocabulary.graph import WORDS_NAME, WordContext, build_word_graph, group_splits
@@ -153,7 +153,7 @@ def count_sources(
 
 
 def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, float]:
-    """Return tokens per word and the share of words with an [UNK], for counted (already normalised) words."""
+    """Return the mean number of tokens per word, and the share of words that contain [UNK], for normalized words."""
     total = pieces = unknown = 0
     unk = backend.token_to_id("[UNK]")
     for word, count in word_counts.items():
@@ -176,7 +176,7 @@ def check_name(path: Path, *, settings: VocabularyConfig) -> None:
 
 
 def given_vocabulary(config: PipelineConfig) -> WordTokenizer | None:
-    """Read the vocabulary of vocabulary.path; None if one must be trained."""
+    """Return the tokenizer of the vocabulary at vocabulary.path, or None if a vocabulary must be trained."""
     settings = config.vocabulary
     if settings.path is None or (settings.train and not storage.exists(settings.path)):
         return None
@@ -192,7 +192,10 @@ def trained_vocabulary(
     beam_options: Sequence[str] = (),
     cluster: DaskCluster | None = None,
 ) -> WordTokenizer:
-    """Train a vocabulary into vocabulary.path for later builds, or into `scratch` for this build only."""
+    """Train a vocabulary and return its tokenizer.
+
+    The file is vocabulary.path, for later builds too. If that is not set, it is in `scratch`, for this build only.
+    """
     settings = config.vocabulary
     path = settings.path if settings.path is not None else storage.join(scratch, vocabulary_name(config))
     say(f"training a vocabulary of {settings.size:,} entries into {path}")

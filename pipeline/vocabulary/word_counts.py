@@ -1,8 +1,8 @@
-"""Exact word counts of the corpus in bounded memory.
+"""Counts the words of a corpus exactly, in bounded memory.
 
-Words are counted in a dict of bounded size. When it is full, it is written as a sorted file, in parts by the word's
-hash. The runs of a part are summed by merging, separately from other parts. So the counts are the same for any number
-of workers, order of documents and bound.
+Words are counted in a dict of bounded size. When the dict is full, it is written to a file as sorted runs, one for each
+part (words are divided into parts by hash). Merging the runs of a part adds up its counts, independently of other
+parts. So the counts are the same for any number of workers, order of documents and size of the dict.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ _MAX_ENTRIES = 500_000
 _MAX_OPEN_RUNS = 64
 
 Entry = tuple[bytes, int]
-"""A word in UTF-8 and its count; bytes sort like code points."""
+"""A word in UTF-8 and its count. UTF-8 bytes sort in the order of code points."""
 
 
 class Run(NamedTuple):
-    """Counts of a part's words: the lines (word, tab, count; sorted by word) at bytes [start, stop) of a file."""
+    """Sorted counts of one part of the words (divided by hash): the lines (word, tab, count) at start:stop of a file.
+
+    `start` and `stop` are in bytes.
+    """
 
     path: str
     start: int
@@ -40,10 +43,10 @@ class Run(NamedTuple):
 
 
 class WordCounter:
-    """Counts words of sentences after a tokenizer's normalizer and pre-tokenizer.
+    """Counts the words of sentences, found by a tokenizer's normalizer and pre-tokenizer (`splitter`).
 
-    Writes runs to new files in `folder`, removed on an error. `name` starts the files' names, for people; a random part
-    separates attempts.
+    It writes runs (sorted counts) to new files in `folder`; an error in its with block removes them. File names are
+    `name` plus a random part, which separates attempts.
     """
 
     def __init__(
@@ -64,14 +67,14 @@ class WordCounter:
             remove_files(self._files)
 
     def add(self, sentences: Iterable[str]) -> None:
-        """Count the words of sentences. A space always ends a word, whatever the pre-tokenizer."""
+        """Count the words of sentences. A space always ends a word, with any pre-tokenizer."""
         for sentence in sentences:
             self._chunks.update(sentence.split(" "))
         if len(self._chunks) > self._max_entries:
             self._split_chunks()
 
     def finish(self) -> list[Run]:
-        """Write the remaining counts and return every run."""
+        """Write the remaining counts, and return all runs (ranges of files) that hold the counts."""
         self._split_chunks()
         if self._words:
             self._write_runs()
@@ -104,31 +107,34 @@ class WordCounter:
 
 
 def most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> dict[str, int]:
-    """Return the `limit` most frequent words of all runs with their counts; equal counts in code point order.
+    """Return the `limit` most frequent words of all runs with their counts, ties in code point order.
 
-    Merges at most 64 runs at a time, by way of new ones in `folder`. Memory: the words returned.
+    At most 64 runs are merged at a time; intermediate files go to `folder`. Memory holds only the words returned.
     """
     return {word.decode("utf-8"): count for word, count in _most_common(runs, folder=folder, limit=limit)}
 
 
 def write_most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> str:
-    """Write the result of most_common to a file in `folder`, removed on an error, and return its path."""
+    """Write the result of most_common to a new file in `folder`, and return its path. An error removes the file."""
     return _write_new(folder, _most_common(runs, folder=folder, limit=limit), name="common")
 
 
 def join_most_common(paths: Iterable[str], *, folder: str | Path, limit: int) -> str:
-    """Join files of write_most_common that have no word in common into one, and return its path."""
+    """Join files of write_most_common, which share no words, into a new file, and return its path.
+
+    The new file has the `limit` most frequent words.
+    """
     ranked = heapq.merge(*(_read(_whole(path)) for path in paths), key=_rank)
     return _write_new(folder, islice(ranked, limit), name="words")
 
 
 def read_words(path: str | Path) -> dict[str, int]:
-    """Read the words of a file of write_most_common or join_most_common, in its order."""
+    """Return the words and counts of a file that write_most_common or join_most_common wrote, in the file's order."""
     return {word.decode("utf-8"): count for word, count in _read(_whole(path))}
 
 
 def remove_files(paths: Iterable[str]) -> None:
-    """Remove files; missing ones and failures are ignored."""
+    """Remove files. Ignore missing files and failures."""
     for path in paths:
         with suppress(OSError):
             storage.delete(path)
