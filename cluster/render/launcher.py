@@ -1,7 +1,7 @@
 """Files of Ray's launcher (`ray up`) for AWS, Google Cloud and existing hosts, as trees of plain data.
 
-Everything runs in containers. Ray requires a token, and its dashboard listens on loopback (`ray dashboard` opens a
-tunnel). No provider has run these files; tests/cluster checks them against the rules of the providers.
+Everything runs in containers. Ray requires a token. Its dashboard listens on loopback, and `ray dashboard` opens a
+tunnel to it. No provider has run these files yet. tests/cluster checks them against the rules of the providers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Tree = dict[str, Any]
 
 CONTAINER = "cloze"
 RAY_MEMORY = 0.7
-"""Share of a node's memory that Ray may assign; its object store and the system need the rest."""
+"""Share of a node's memory that Ray may assign to tasks. Ray's object store and the system need the rest."""
 STOP_S = 600
-"""Seconds between `ray job stop` and the kill of a job: enough for a checkpoint."""
+"""Seconds after `ray job stop` until Ray kills a job: enough for a checkpoint."""
 UP = "ulimit -n 65536"
 NOTICE = "nohup python -m cluster.notice --watch > /tmp/notice.log 2>&1 &"
 OPEN_FILES = ["--ulimit", "nofile=65536:65536"]
@@ -30,11 +30,11 @@ EFA = {
     "NCCL_SOCKET_IFNAME": "^lo,docker0",
     "NCCL_DEBUG": "WARN",
 }
-"""Variables for NCCL over EFA; the training image has the plugin."""
+"""Environment variables for NCCL over EFA, AWS's fast network. The training image has the plugin for it."""
 
 
 def resources_of(group: Group) -> Tree:
-    """Return the resources of a node as Ray counts them: integers, memory in bytes."""
+    """Return the resources of a node as Ray counts them: all integers, with memory in bytes."""
     resources: Tree = {"CPU": group.cpus}
     if group.gpus:
         resources["GPU"] = group.gpus
@@ -50,7 +50,10 @@ def ray_memory(group: Group) -> int:
 
 
 def grown(*groups: Group) -> dict[str, int]:
-    """Return the head's resources that tell the trainer how far the cluster may grow; Ray's autoscalers do not."""
+    """Return Ray resources for the head: the CPUs and GPUs of all `groups` at their largest size.
+
+    They tell the trainer how far the cluster may grow, because Ray's autoscalers do not.
+    """
     return {
         "grows_to_CPU": sum(group.cpus * group.max_nodes for group in groups),
         "grows_to_GPU": sum(group.gpus * group.max_nodes for group in groups),
@@ -58,17 +61,17 @@ def grown(*groups: Group) -> dict[str, int]:
 
 
 def range_of(group: Group) -> Tree:
-    """Return the lowest and highest number of nodes."""
+    """Return the lowest and highest number of nodes, as settings of Ray's launcher."""
     return {"min_workers": group.min_nodes, "max_workers": group.max_nodes}
 
 
 def environment_options(variables: dict[str, str]) -> list[str]:
-    """Return the options of `docker run` that set variables."""
+    """Return the options of `docker run` that set these environment variables."""
     return [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
 
 
 def common(values: ClusterValues) -> Tree:
-    """Return what all files share: the start of Ray, the token, the limits on idle time and boot time."""
+    """Return what all launcher files share: Ray's start commands, the token, and limits on idle time and boot time."""
     patience = {
         "AUTOSCALER_NODE_START_WAIT_S": values.boot_timeout_s,
         "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S": values.boot_timeout_s,
@@ -78,7 +81,7 @@ def common(values: ClusterValues) -> Tree:
     return {
         "cluster_name": values.name,
         "idle_timeout_minutes": values.idle_minutes,
-        "upscaling_speed": 100.0,  # all nodes of a job start at once
+        "upscaling_speed": 100.0,  # so all nodes of a job start at once
         "file_mounts": {f"{HOME}/.ray/auth_token": "~/.ray/auth_token"},
         "cluster_synced_files": [],
         "setup_commands": [],
@@ -97,7 +100,10 @@ def common(values: ClusterValues) -> Tree:
 
 
 def docker(image: str, *, shared: str | None) -> Tree:
-    """Return the settings of containers; groups may replace the image. shared: the host's folder for /shared."""
+    """Return the settings of containers. A group of nodes may use another image than `image`.
+
+    `shared` is the folder of the host that containers see as /shared, or None.
+    """
     mounts = ["--volume", f"{shared}:{SHARED}"] if shared is not None else []
     token = environment_options({"RAY_AUTH_MODE": "token"})
     return {
@@ -109,12 +115,12 @@ def docker(image: str, *, shared: str | None) -> Tree:
 
 
 def render_aws(values: AwsValues, *, spot: bool) -> Tree:
-    """Render the file of `ray up` on EC2."""
+    """Return the file of `ray up` on EC2, as a tree. If `spot`, GPU nodes are spot instances."""
     provider = {
         "type": "aws",
         "region": values.region,
         "availability_zone": values.availability_zone,
-        "cache_stopped_nodes": False,  # a stopped node keeps its disk, and its price
+        "cache_stopped_nodes": False,  # a stopped node would keep its disk, which costs money
         "use_internal_ips": True,  # without this, Ray refuses private subnets
         "use_external_head_ip": True,
     }
@@ -134,7 +140,7 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
 
 
 def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
-    """Render the file of `ray up` on Compute Engine."""
+    """Return the file of `ray up` on Compute Engine, as a tree. If `spot`, GPU nodes are spot machines."""
     provider = {
         "type": "gcp",
         "region": values.region,
@@ -162,10 +168,11 @@ def render_cloud(
     gpu_options: list[str],
     spot: bool,
 ) -> Tree:
-    """Render a cluster of a head, CPU nodes and GPU nodes.
+    """Return the launcher file of a cluster with a head, CPU nodes and GPU nodes.
 
-    mounts: commands that mount /shared. node: the provider's description of a node, from its group. gpu_options:
-    options of the containers on GPU nodes.
+    `mounts` holds the commands that mount /shared on a node, and `login` logs in to the container registry. `node`
+    returns the provider's description of a node from the node's group. `gpu_options` are `docker run` options for GPU
+    nodes. If `spot`, GPU nodes are spot machines.
     """
     tree = common(values)
     tree |= {
@@ -205,7 +212,7 @@ def render_cloud(
 
 
 def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: bool = False) -> Tree:
-    """Return the parameters of RunInstances for a node."""
+    """Return the parameters of AWS's RunInstances for a node of a group. Only the head is `public`."""
     node: Tree = {
         "InstanceType": group.machine,
         "ImageId": values.machine_image,
@@ -213,7 +220,7 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
         "BlockDeviceMappings": [
             {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": group.disk_gib, "VolumeType": "gp3", "Encrypted": True}}
         ],
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},  # 2 hops: one into the container
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},  # the second: into the container
     }
     subnet = values.head_subnet if public else values.worker_subnet
     cards = values.efa_interfaces if group.gpus else 0
@@ -244,7 +251,7 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
 
 
 def mount_fsx(fsx: Fsx) -> list[str]:
-    """Return the commands that mount FSx for Lustre on a node, with flock, which leases and builds use."""
+    """Return the commands that mount FSx for Lustre on a node. They turn on flock, which leases and builds use."""
     keyring, repository = "/usr/share/keyrings/fsx.gpg", "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
     key = "https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc"
     return [
@@ -269,7 +276,7 @@ def mount_filestore(export: str) -> list[str]:
 
 
 def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: bool = False) -> Tree:
-    """Return the body of instances.insert for a node."""
+    """Return the body of Google's instances.insert for a node of a group. Only the head is `public`."""
     card: Tree = {"subnetwork": values.network}
     if public:
         card["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
@@ -298,7 +305,7 @@ def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: boo
 
 
 def render_hosts(values: HostsValues) -> Tree:
-    """Render the file of `ray up` on existing hosts. Hosts without a GPU preprocess; without such hosts, all do."""
+    """Return the file of `ray up` on existing hosts. Only hosts without GPUs preprocess; without cpu_hosts, all do."""
     tree = common(values)
     workers = [*values.cpu_hosts, *values.gpu_hosts]
     resource = f"--resources='{{\"{PREPROCESSING}\":{values.cpu.cpus}}}'"

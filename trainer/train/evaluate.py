@@ -109,7 +109,7 @@ class Evaluator:
 
 
 class SourceSums:
-    """Sums that one rank collects for each source of the data set: numbers of pairs and masked positions, and losses in nats.
+    """Sums that one rank collects for each source of the data set: counts, and losses in nats.
 
     `table` is float64 [sources, 4], with the columns PAIRS, MASKED, LOSS (of the model) and UNIGRAM (of the baseline).
     """
