@@ -46,10 +46,7 @@ def find_faults(folder: Path) -> Iterator[str]:
 
 
 def find_costly_values(values: ClusterValues) -> Iterator[str]:
-    """Yield a message for each value that is valid but wastes nodes.
-
-    Such nodes never stop, or they may boot only after the trainer has given up waiting.
-    """
+    """Yield a message for each value whose nodes never stop, or boot after the trainer has given up."""
     for name in ("cpu", "gpu"):
         group = getattr(values, name, None)
         if group is not None and group.min_nodes:
@@ -60,7 +57,7 @@ def find_costly_values(values: ClusterValues) -> Iterator[str]:
 
 
 def find_secrets(text: str) -> Iterator[str]:
-    """Yield a message for each line of `text`, the content of a file, that looks like a secret."""
+    """Yield a message for each line of a file that looks like a secret."""
     for number, line in enumerate(text.splitlines(), start=1):
         for secret, pattern in SECRETS.items():
             if re.search(pattern, line):

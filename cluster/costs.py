@@ -1,7 +1,7 @@
-"""Prints what training by the published recipe costs on AWS and Google Cloud: `python -m cluster.costs`.
+"""Prints what the published training recipe costs on AWS and Google Cloud: `python -m cluster.costs`.
 
-The costs are extrapolated from the speed of one H200 (bench/trainer.md). Communication between nodes was not measured,
-so hours and prices are lower bounds.
+The costs are extrapolated from one H200 (bench/trainer.md). Communication between nodes was not measured, so hours and
+prices are lower bounds.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TOKENS_PER_SECOND = 232_474
 
 
 def hours_of(group: Group) -> float:
-    """Return the hours that the recipe takes on all nodes of the group together."""
+    """Return the hours that the recipe takes on all nodes of the group."""
     return TOKENS / (TOKENS_PER_SECOND * group.gpus * group.max_nodes) / 3600
 
 
 def table(folder: Path = VALUES) -> Iterator[str]:
-    """Yield the lines of a Markdown table of costs. `folder` holds the values files, which state the prices."""
+    """Yield the lines of a Markdown table of costs, from the values files in `folder`."""
     yield "| cluster | nodes | GPUs | hours | on demand | spot |"
     yield "|---|---|---|---|---|---|"
     for kind in ("aws", "gcp"):

@@ -99,7 +99,7 @@ def make_dashboard() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write the dashboard to FILE. Return the exit status 0."""
+    """Write the dashboard to FILE. Return 0."""
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(json.dumps(make_dashboard(), indent=1) + "\n", encoding="ascii")
     return 0

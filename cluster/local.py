@@ -1,8 +1,7 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs for work, and each other node has its own address (127.0.0.2, ...). Head and nodes are processes of
-`ray start --block`, and all their other processes are children of these. So stopping the cluster ends exactly its own
-processes, while `ray stop` would end every Ray of the machine.
+The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). Each is a `ray start --block` with
+all its processes as children, so stopping ends exactly these processes. `ray stop` would end every Ray of the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ CLOCK_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that was started. Because process ids are used again, the start time is part of its identity."""
+    """A process that was started. Ids are used again, so the start time identifies it too."""
 
     pid: int
     began: float
@@ -87,10 +86,7 @@ class LocalCluster:
 
 
 def start(*, nodes: int) -> LocalCluster:
-    """Start a head and `nodes` other nodes, and return the cluster.
-
-    Raises ConfigError if a local cluster runs already, or if a node does not start.
-    """
+    """Start and return a head and `nodes` nodes. Raises ConfigError if a cluster runs already or a node does not start."""
     running = read()
     if running is not None:
         raise ConfigError(
@@ -120,10 +116,9 @@ def start(*, nodes: int) -> LocalCluster:
 
 
 def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: int) -> None:
-    """Start the node `name` with the arguments `words` of `ray start`, and wait until `count` nodes are alive.
+    """Run `ray start` with `words` as node `name`, and wait until `count` nodes are alive.
 
-    If its `ray start` ends, try again, ATTEMPTS times in all. Ray gives up after 30 s, too soon on a busy machine.
-    Raises ConfigError if the node does not start.
+    If `ray start` ends, try again: Ray allows itself 30 s, which a busy machine exceeds. Raises ConfigError at last.
     """
     for left in reversed(range(ATTEMPTS)):
         launch(cluster, name, words)
@@ -136,13 +131,13 @@ def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: i
 
 
 def has_ended(started: Started) -> bool:
-    """Return whether the process has ended. A process that waits only for its parent (a zombie) has ended."""
+    """Return whether the process has ended."""
     process = started.find()
     return process is None or process.status() == psutil.STATUS_ZOMBIE
 
 
 def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
-    """Run `ray start` with the arguments `words` as node `name`, and record its process in the state file at once."""
+    """Run `ray start` with `words` as node `name`, and record its process in the state file at once."""
     agent, metrics = free_ports(2)
     environment = {
         "RAY_worker_niceness": "0",  # at Ray's 15, workers get almost no time on a busy machine
@@ -172,10 +167,7 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
 
 
 def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
-    """Wait until `count` nodes are alive.
-
-    Raises ConfigError, with the end of a node's log, if a node has ended or if START_S seconds have passed.
-    """
+    """Wait until `count` nodes are alive. Raises ConfigError with a log's end if a node ends, or after START_S."""
     deadline = time.monotonic() + START_S
     while count_nodes(cluster) < count:
         for name, process in cluster.processes.items():
@@ -203,7 +195,7 @@ def state_file() -> Path:
 
 
 def read() -> LocalCluster | None:
-    """Return the running cluster, or None. If the recorded cluster has ended, remove its state file and its folder."""
+    """Return the running cluster, or None. If the recorded cluster has ended, remove its files."""
     try:
         tree = json.loads(state_file().read_text(encoding="ascii"))
     except FileNotFoundError:
@@ -217,10 +209,9 @@ def read() -> LocalCluster | None:
 
 
 def end(cluster: LocalCluster) -> int:
-    """End every process of the cluster and remove its files. Return the number of these processes.
+    """End every process of the cluster and remove its files. Return the number of processes.
 
-    The head is told to end last, so that no node loses its head. Processes that still run after END_S seconds are
-    killed by id.
+    The head ends last, so that no node loses its head. Processes that still run after END_S are killed by id.
     """
     roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
     alive = [root for root in roots if root is not None]

@@ -25,10 +25,7 @@ ANSWER_S = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tell Ray that the node will end, at once or (with --watch) when the cloud says so.
-
-    Return the exit status: 0, or 1 if Ray refuses to drain the node.
-    """
+    """Tell Ray now, or with --watch when the cloud gives notice. Return 1 if Ray refuses to drain the node, else 0."""
     parser = argparse.ArgumentParser(prog="python -m cluster.notice", description=__doc__)
     parser.add_argument("--seconds", type=int, default=90, help="seconds until the node ends (default: 90)")
     parser.add_argument("--node-id", help="Ray's id of the node (default: this node)")
@@ -82,10 +79,7 @@ def _fetch(url: str, *, headers: dict[str, str], method: str = "GET") -> str | N
 
 
 def drain(address: str, *, node_id: str | None, seconds: int) -> int:
-    """Tell Ray to drain the node (end its work and remove it), and wait for that, at most `seconds`.
-
-    Return the exit status: 0, or 1 if Ray refuses.
-    """
+    """Drain the node (Ray moves work off it) and wait until it has left, at most `seconds`. Return 1 if Ray refuses."""
     import ray
 
     deadline = time.monotonic() + seconds

@@ -44,7 +44,7 @@ PATHS = {
         *("sources.*.path", "sources.*.clean_documents", "vocabulary.path", "output", "cleaning.keep_rejects"),
     ),
 }
-"""Maps each kind of job to its settings that name files. `*` stands for each element of a list."""
+"""Maps each kind of job to its settings that name files."""
 AGENT_S = 120.0
 ENDED = {"SUCCEEDED", "FAILED", "STOPPED"}
 
@@ -77,10 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def use_local_cluster() -> LocalCluster | None:
-    """Return the local cluster, or None if none runs or if environment variables name another cluster.
-
-    Puts the local cluster's address and token into this process's environment.
-    """
+    """Return the local cluster if no other is named, and put its address and token into this process's environment."""
     if os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS"):
         return None
     local = read()
@@ -90,7 +87,7 @@ def use_local_cluster() -> LocalCluster | None:
 
 
 def connect() -> JobSubmissionClient:
-    """Return a client for the cluster's jobs. Raises ConfigError if no cluster is named or if it does not answer."""
+    """Return a client for the cluster's jobs. Raises ConfigError if RAY_ADDRESS names none or it does not answer."""
     address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
     if not address or not address.startswith(("http://", "https://")):
         raise ConfigError(
@@ -110,10 +107,7 @@ def connect() -> JobSubmissionClient:
 
 
 def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local: LocalCluster | None) -> int:
-    """Check the config, upload it with the code, and start the job. Return the exit status.
-
-    `kind` is train or preprocess, and `words` are the job's arguments. If `wait`, print the job's log until it ends.
-    """
+    """Check the config, upload it with the code, start the job, and if `wait` print its log. Return the exit status."""
     arguments = split_arguments(words, program=PROGRAM, keys=KEYS if kind == "preprocess" else ())
     if arguments.file is None:
         raise ConfigError(f"{PROGRAM}: {kind} needs --config FILE")
@@ -149,7 +143,7 @@ def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local
 
 
 def bind_to_nodes(config: PipelineConfig) -> list[str]:
-    """Return the overrides that make a build run on the preprocessing nodes. Settings given in `config` stay."""
+    """Return the overrides that put a build on the preprocessing nodes, unless the config says otherwise."""
     overrides = [] if "engine" in config.model_fields_set else ["engine=ray"]
     if (overrides or config.engine == "ray") and "resource" not in config.ray.model_fields_set:
         overrides.append(f"ray.resource={PREPROCESSING}")
@@ -157,10 +151,7 @@ def bind_to_nodes(config: PipelineConfig) -> list[str]:
 
 
 def hand_over(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
-    """Upload the folder and start the job.
-
-    Ray's agent, which starts jobs, comes up seconds after the head. Until then, try again, for at most AGENT_S seconds.
-    """
+    """Upload the folder and start the job. Try again while Ray has no agent yet, which starts seconds after the head."""
     deadline = time.monotonic() + AGENT_S
     while True:
         try:
@@ -225,7 +216,7 @@ def check_size(folder: Path, *, limit: int = LIMIT_BYTES) -> int:
 
 
 def follow(client: JobSubmissionClient, id: str) -> int:
-    """Print the log until the job ends, then its status. Return the exit status. Ctrl-C leaves the job running."""
+    """Print the job's log to its end, then its status. Return 1 if it failed, else 0. Ctrl-C leaves the job running."""
 
     async def show() -> None:
         async for lines in client.tail_job_logs(id):
@@ -240,7 +231,7 @@ def follow(client: JobSubmissionClient, id: str) -> int:
 
 
 def ask(client: JobSubmissionClient, action: str, id: str) -> int:
-    """Print a job's status or log, or stop the job and wait for its end. Return the exit status."""
+    """Print a job's status or log, or stop the job and wait for its end. Return 1 if it failed, else 0."""
     if action == "logs":
         return follow(client, id)
     if action == "stop":

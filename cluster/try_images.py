@@ -1,6 +1,6 @@
 """Installs the packages of each image into a clean environment and tries commands: `make test-images [ARGS=training]`.
 
-It needs no docker, but some minutes, and gigabytes of disk.
+This needs no docker, but some minutes and gigabytes of disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRIALS = {
 
 
 def list_extras(image: str) -> str:
-    """Return the names of the optional dependencies (extras) that an image installs, joined by commas."""
+    """Return the extras (optional dependencies) that an image installs, joined by commas."""
     text = (CLUSTER / "images" / f"{image}.Dockerfile").read_text(encoding="utf-8")
     (extras,) = re.findall(r"-e '\.\[([\w,-]+)\]'", text)
     return str(extras)
@@ -52,7 +52,7 @@ def try_image(image: str) -> None:
 
 
 def run(*command: str) -> None:
-    """Run a command from the repository and hide its output. Raises CalledProcessError if it fails."""
+    """Run a command from the repository and hide its output."""
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -21,7 +21,7 @@ Values:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files of the given kinds of cluster, or with --help explain the values. Return the exit status."""
+    """Write the files, or with --help explain the values. Return the exit status."""
     kinds = list(sys.argv[1:] if arguments is None else arguments)
     if "--help" in kinds:
         print(USAGE.format(kinds=", ".join(KINDS)))

@@ -16,7 +16,7 @@ NOTICE_S = 300
 def render_slurm(values: SlurmValues) -> str:
     """Return a batch script that starts Ray on every node and runs the command on the first.
 
-    Before the time limit, the script makes the command write a checkpoint and puts the job back into the queue.
+    Before the time limit, the command writes a checkpoint, and the job goes back into the queue.
     """
     group = values.gpu
     driver = shlex.quote(f'echo $$ > "$0"; export RAY_ADDRESS="$1"; exec {values.command}')
@@ -79,10 +79,10 @@ exit "$status"
 
 
 def render_skypilot(values: SkyValues) -> Tree:
-    """Return a task for SkyPilot, as a tree for YAML. SkyPilot copies this checkout to the nodes.
+    """Return a task that takes the checkout along. Its Ray has other ports and folders than SkyPilot's own Ray.
 
-    The task's Ray uses other ports and folders than SkyPilot's own Ray. The task mounts no bucket, because a mounted
-    bucket cannot rename files. So data and output must be addresses of an object store.
+    The task mounts nothing, because a mounted bucket cannot rename. So data and output are addresses of an object
+    store.
     """
     start = f"--num-cpus={values.gpu.cpus} --num-gpus={values.gpu.gpus} --temp-dir=/tmp/cloze --disable-usage-stats"
     return {

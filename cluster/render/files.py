@@ -1,4 +1,4 @@
-"""Renders files from values. A comment at the top of each file names the values file to change instead."""
+"""Renders files from values. A comment at the top of each file says which values file to change, instead of it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _walk(tree: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def list_outdated(kind: str, *, values: ClusterValues, folder: Path = CLUSTER) -> list[str]:
-    """Return the files of a kind that are missing in `folder`, or differ from what `values` give."""
+    """Return the paths, in `folder`, of files that are missing or differ from what `values` give."""
     texts = {folder / name: text for name, text in render(kind, values).items()}
     return [
         str(path.relative_to(folder))

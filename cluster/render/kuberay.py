@@ -23,11 +23,11 @@ USER = 1000
 GRACE_S = 120
 """Seconds between the notice that a pod will end and its end: enough for a checkpoint."""
 SMALL = {"cpu": "500m", "memory": "1Gi"}
-"""CPU and memory of a container that mostly waits: the autoscaler or the submitter of a job."""
+"""Size of a container that mostly waits."""
 
 
 def render_cluster(values: KubernetesValues) -> Tree:
-    """Return a RayCluster that stays between jobs. `make submit` sends jobs to it."""
+    """Return a RayCluster that stays, for jobs from `make submit`."""
     named = name_of(values, values.name)
     return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": named, "spec": cluster_spec(values)}
 
@@ -98,7 +98,7 @@ def cluster_spec(
 
 
 def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
-    """Return the headGroupSpec. The head runs only the drivers of jobs. `groups` are the cluster's other groups."""
+    """Return the head's group. It runs only jobs' drivers, and tells the trainer how far `groups` may grow."""
     group = values.head
     container = ray_container(values, image=values.images.training, group=group)
     container["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(STOP_S)})
@@ -121,7 +121,7 @@ def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
 
 
 def cpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
-    """Return the group of pods that preprocess. Only these have the Ray resource that preprocessing asks for."""
+    """Return the group of pods that preprocess. Only they have the resource that preprocessing asks for."""
     group = values.cpu
     container = ray_container(values, image=values.images.preprocessing, group=group)
     resources = {"CPU": str(group.cpus), "memory": str(ray_memory(group)), PREPROCESSING: str(group.cpus)}
@@ -131,7 +131,7 @@ def cpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
 
 
 def gpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
-    """Return the group of pods that train. If `fixed`, all of them start at once."""
+    """Return the group of pods that train."""
     group = values.gpu
     container = ray_container(values, image=values.images.training, group=group)
     devices: Tree = {"nvidia.com/gpu": group.gpus}
@@ -149,10 +149,7 @@ def gpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
 
 
 def worker_group(name: str, group: Group, *, resources: dict[str, str], template: Tree, fixed: bool) -> Tree:
-    """Return a workerGroupSpec. If `fixed`, all its pods start at once.
-
-    Before a pod ends, it tells Ray to drain its node, so that the trainer can write a checkpoint.
-    """
+    """Return a workerGroupSpec, with all its pods at once if `fixed`. Before a pod ends, Ray drains its node."""
     notice = ["python", "-m", "cluster.notice", f"--seconds={GRACE_S - 30}"]
     template["spec"]["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": notice}}}
     least = group.max_nodes if fixed else group.min_nodes
@@ -185,12 +182,12 @@ def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree
 
 
 def locked_down() -> Tree:
-    """Return the security context of a container without root, capabilities and ways to gain rights."""
+    """Return a security context without root, capabilities and ways to gain rights."""
     return {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def pod(values: KubernetesValues, container: Tree, *, selector: dict[str, str], shm_gib: int) -> Tree:
-    """Return a pod template that mounts the shared storage, and a /dev/shm of its own with `shm_gib` GiB."""
+    """Return a pod template with the shared storage and a /dev/shm of its own."""
     spec: Tree = {
         "containers": [container],
         "securityContext": {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},

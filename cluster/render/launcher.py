@@ -30,7 +30,7 @@ EFA = {
     "NCCL_SOCKET_IFNAME": "^lo,docker0",
     "NCCL_DEBUG": "WARN",
 }
-"""Environment variables for NCCL over EFA, AWS's fast network. The training image has the plugin for it."""
+"""Environment variables for NCCL over EFA (AWS's network). The training image has the plugin."""
 
 
 def resources_of(group: Group) -> Tree:
@@ -50,10 +50,7 @@ def ray_memory(group: Group) -> int:
 
 
 def grown(*groups: Group) -> dict[str, int]:
-    """Return Ray resources for the head: the CPUs and GPUs of all `groups` at their largest size.
-
-    They tell the trainer how far the cluster may grow, because Ray's autoscalers do not.
-    """
+    """Return resources of the head that tell the trainer how far the cluster may grow. Ray itself does not tell it."""
     return {
         "grows_to_CPU": sum(group.cpus * group.max_nodes for group in groups),
         "grows_to_GPU": sum(group.gpus * group.max_nodes for group in groups),
@@ -61,12 +58,12 @@ def grown(*groups: Group) -> dict[str, int]:
 
 
 def range_of(group: Group) -> Tree:
-    """Return the lowest and highest number of nodes, as settings of Ray's launcher."""
+    """Return the lowest and highest number of nodes."""
     return {"min_workers": group.min_nodes, "max_workers": group.max_nodes}
 
 
 def environment_options(variables: dict[str, str]) -> list[str]:
-    """Return the options of `docker run` that set these environment variables."""
+    """Return the options of `docker run` that set variables."""
     return [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
 
 
@@ -100,10 +97,7 @@ def common(values: ClusterValues) -> Tree:
 
 
 def docker(image: str, *, shared: str | None) -> Tree:
-    """Return the settings of containers. A group of nodes may use another image than `image`.
-
-    `shared` is the folder of the host that containers see as /shared, or None.
-    """
+    """Return the settings of containers. Groups may replace `image`. `shared` is the host's folder for /shared."""
     mounts = ["--volume", f"{shared}:{SHARED}"] if shared is not None else []
     token = environment_options({"RAY_AUTH_MODE": "token"})
     return {
@@ -115,7 +109,7 @@ def docker(image: str, *, shared: str | None) -> Tree:
 
 
 def render_aws(values: AwsValues, *, spot: bool) -> Tree:
-    """Return the file of `ray up` on EC2, as a tree. If `spot`, GPU nodes are spot instances."""
+    """Return the file of `ray up` on EC2. If `spot`, GPU nodes are spot instances."""
     provider = {
         "type": "aws",
         "region": values.region,
@@ -140,7 +134,7 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
 
 
 def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
-    """Return the file of `ray up` on Compute Engine, as a tree. If `spot`, GPU nodes are spot machines."""
+    """Return the file of `ray up` on Compute Engine. If `spot`, GPU nodes are spot machines."""
     provider = {
         "type": "gcp",
         "region": values.region,
@@ -168,11 +162,10 @@ def render_cloud(
     gpu_options: list[str],
     spot: bool,
 ) -> Tree:
-    """Return the launcher file of a cluster with a head, CPU nodes and GPU nodes.
+    """Return the file of a cluster with a head, CPU nodes and GPU nodes.
 
-    `mounts` holds the commands that mount /shared on a node, and `login` logs in to the container registry. `node`
-    returns the provider's description of a node from the node's group. `gpu_options` are `docker run` options for GPU
-    nodes. If `spot`, GPU nodes are spot machines.
+    `mounts` are commands that mount /shared, and `login` logs in to the registry. `node` makes the provider's
+    description of a node from its group. `gpu_options` are `docker run` options on GPU nodes.
     """
     tree = common(values)
     tree |= {
@@ -212,7 +205,7 @@ def render_cloud(
 
 
 def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: bool = False) -> Tree:
-    """Return the parameters of AWS's RunInstances for a node of a group. Only the head is `public`."""
+    """Return the parameters of RunInstances for a node. Only the head is `public`."""
     node: Tree = {
         "InstanceType": group.machine,
         "ImageId": values.machine_image,
@@ -251,7 +244,7 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
 
 
 def mount_fsx(fsx: Fsx) -> list[str]:
-    """Return the commands that mount FSx for Lustre on a node. They turn on flock, which leases and builds use."""
+    """Return the commands that mount FSx for Lustre on a node, with the file locks that leases and builds use."""
     keyring, repository = "/usr/share/keyrings/fsx.gpg", "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
     key = "https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc"
     return [
@@ -276,7 +269,7 @@ def mount_filestore(export: str) -> list[str]:
 
 
 def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: bool = False) -> Tree:
-    """Return the body of Google's instances.insert for a node of a group. Only the head is `public`."""
+    """Return the body of instances.insert for a node. Only the head is `public`."""
     card: Tree = {"subnetwork": values.network}
     if public:
         card["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
@@ -305,7 +298,7 @@ def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: boo
 
 
 def render_hosts(values: HostsValues) -> Tree:
-    """Return the file of `ray up` on existing hosts. Only hosts without GPUs preprocess; without cpu_hosts, all do."""
+    """Return the file of `ray up` on existing hosts. Hosts without a GPU preprocess; if there are none, all hosts do."""
     tree = common(values)
     workers = [*values.cpu_hosts, *values.gpu_hosts]
     resource = f"--resources='{{\"{PREPROCESSING}\":{values.cpu.cpus}}}'"

@@ -162,7 +162,7 @@ class AwsValues(ScalingValues):
     fsx: Fsx | None = None
     """File system mounted at /shared; if null, give data and output as s3:// addresses."""
     efa_interfaces: Count = 32
-    """Number of EFA network cards of a GPU node."""
+    """EFA network cards of a GPU node."""
     capacity_reservation: str | None = None
     """Capacity reservation for on-demand GPU nodes; if null, nodes come from free capacity."""
     capacity_block: bool = False
@@ -248,7 +248,7 @@ class HostsValues(ScalingValues):
 
 
 class KubernetesValues(ScalingValues):
-    """Values for KubeRay."""
+    """Values for KubeRay (Ray on Kubernetes)."""
 
     namespace: str
     """Kubernetes namespace. It must exist."""
@@ -342,10 +342,10 @@ class SkyValues(ClusterValues):
 
 
 def check_command(command: str, *, key: str, work: str, group: Group) -> None:
-    """Raise ValueError if a job's command runs another script, or asks for more workers than `group` has room for.
+    """Raise ValueError if a job's command is not its script, or asks for more workers than `group` has room for.
 
-    `work` is train or preprocess. A command that preprocesses must also give `workers`, because nodes start for that
-    number, and `ray.resource`, because GPU nodes would start otherwise.
+    A command that preprocesses must also name `workers`, because nodes start for that number, and the nodes' resource,
+    because GPU nodes would start otherwise.
     """
     try:
         words = shlex.split(command)

@@ -44,7 +44,7 @@ _GUARD_GOES_ON = ("skips", "losses", "phase")
 
 @dataclass(frozen=True, slots=True)
 class BranchStart:
-    """The starting state of a branch (a run that starts from another run's checkpoint)."""
+    """The starting state of a branch."""
 
     state: CheckpointState
     """The state that the branch commits as its own first checkpoint."""
@@ -52,17 +52,17 @@ class BranchStart:
     """Whether the branch continues in the data where the checkpoint stopped. If false, the data start over."""
 
     def describe(self, source: str) -> str:
-        """Return a line that tells the user what the branch takes over from the checkpoint `source`."""
+        """Return a line that tells the user what the branch takes from the checkpoint `source`."""
         data = "the data continue from there" if self.same_data else "the data start over (other data or batch)"
         return f"branch of {source}: takes over weights, moments and step {self.state.step:,}; {data}"
 
 
 def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Return the config with `resume_from` set to the path of one checkpoint, and verify this checkpoint.
+    """Return the config with `resume_from` set to one verified checkpoint.
 
-    If `resume_from` is a run directory, the newest checkpoint in it that verifies is taken. `saved` is the config that
-    this run stored when it began, or None. If `saved` names a checkpoint of the same run directory, that checkpoint is
-    kept and not verified again. Raises ConfigError if there is no checkpoint or if it does not verify.
+    For a run directory, this is its newest checkpoint that verifies. If `saved` (the config that this run stored when
+    it began) names a checkpoint there, that one is kept. Raises ConfigError if there is no checkpoint or it does not
+    verify.
     """
     given = config.resume_from
     if given is None:
@@ -91,15 +91,15 @@ def is_branch_to_begin(config: TrainerConfig, *, checkpoints: Checkpoints) -> bo
 
 
 def source_config(config: TrainerConfig) -> TrainerConfig:
-    """Return the config of the run that wrote the checkpoint `config.resume_from`."""
+    """Return the config of the run that wrote the checkpoint `resume_from`."""
     source = locate(str(config.resume_from))
     return validate_saved(read_state(source).config, origin=str(locate(source, STATE)))
 
 
 def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> BranchStart:
-    """Check that the settings fit the checkpoint `config.resume_from`. Return what the branch starts with.
+    """Check that the settings fit the checkpoint `resume_from`. Return what the branch starts with.
 
-    Reads the checkpoint's state file, not its weights. Raises ConfigError if a setting does not fit.
+    Reads only the checkpoint's state, not its weights. Raises ConfigError.
     """
     source = locate(str(config.resume_from))
     state = read_state(source)
@@ -123,11 +123,11 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
 
 
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
-    """Return what a branch starts with if its source's checkpoint holds `state`. `phases` are the branch's own.
+    """Return what a branch from a checkpoint with `state` starts with. `phases` are the branch's own.
 
-    The step count continues. If a phase has the same plan (order of the data) as the checkpoint, the position in the
-    data continues too. The divergence guard then keeps the steps to skip and its recent losses, and its other counts
-    start at zero. Otherwise the data and the guard start over.
+    The step count continues. If a phase has the checkpoint's plan (order of the data), the position in the data
+    continues too, and the divergence guard keeps its recent losses and the steps to skip. Otherwise the data and the
+    guard start over.
     """
     there = PlanState.from_tree(state.plan_state)
     for each in phases:
@@ -146,11 +146,11 @@ def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) ->
 def read_trained(
     config: TrainerConfig, *, phases: Sequence[OpenPhase]
 ) -> tuple[list[tuple[Phase, Manifest]], list[str]]:
-    """Return the phases that the checkpoint `config.resume_from` was trained in, each with its data set's manifest.
+    """Return the phases and data sets that the checkpoint `resume_from` was trained on, and what cannot be read.
 
-    If the source run is itself a branch, the phases of its own source come first, and so on. A data set that one of
-    `phases` (the new branch's) uses is read from the path given there. The second list that is returned holds a
-    message for each data set or checkpoint that cannot be read.
+    If its run is itself a branch, the phases of that run's source come first. A data set that is also in `phases`, the
+    new branch's, is read from the path there. The second list holds a message for each data set or checkpoint that is
+    lost.
     """
     found: list[tuple[Phase, Manifest]] = []
     lost: list[str] = []
@@ -179,10 +179,9 @@ def read_trained(
 
 
 def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
-    """Return CheckpointState.rows (facts about the training rows) for an older checkpoint that does not record them.
+    """Return CheckpointState.rows for an older checkpoint that lacks it, from the data sets it was trained on.
 
-    The facts come from the data sets that the checkpoint was trained on. If one of these is lost, or if the weights
-    came from model.initialize_from, assume rows of model.max_positions tokens with next-sentence labels.
+    If one of these is lost, or the weights came from model.initialize_from, assume the largest rows possible.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash
@@ -195,9 +194,9 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
 
 
 def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
-    """Return a phase of the source run and its data set's manifest, from one of the branch's `phases` if possible.
+    """Return the source run's `phase` and its data set, read from the path in `phases` (the branch's) if they use it.
 
-    Raises DataSetError if the data set's hash is not `data_hash`. An empty `data_hash` allows any data set.
+    Raises DataSetError if the data set's hash is not `data_hash`. An empty `data_hash` allows any.
     """
     for each in phases:
         if each.manifest.hash == data_hash:
@@ -213,10 +212,9 @@ def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) 
 def begin_branch(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], engine: Engine, checkpoints: CheckpointWriter
 ) -> CheckpointState:
-    """Load the checkpoint `config.resume_from` into the engine and commit it as this run's first checkpoint.
+    """Load the checkpoint `resume_from` into the engine, commit it as this run's first, and return its state.
 
-    All ranks must call it. Returns the committed state. Raises CheckpointError, on all ranks, if the checkpoint is
-    damaged or does not fit the model.
+    Collective. Raises CheckpointError, on all ranks, if the checkpoint is damaged or does not fit the model.
     """
     source = locate(str(config.resume_from))
     trouble = verify_together(source, engine=engine)
@@ -242,10 +240,9 @@ def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
 def _check_vocabulary(
     source: Location, *, state: CheckpointState, before: TrainerConfig, phases: Sequence[OpenPhase]
 ) -> None:
-    """Raise ConfigError if the checkpoint `source` was trained with another vocabulary than that of `phases`.
+    """Raise ConfigError if the checkpoint was trained with another vocabulary than that of `phases`.
 
-    An older checkpoint does not record its vocabulary. Then the manifest of its data set is read, and ConfigError is
-    also raised if that is impossible.
+    An older checkpoint does not record its vocabulary. Raise ConfigError also if its data set cannot be read then.
     """
     manifest = phases[0].manifest
     there: dict[str, Any] = state.rows
@@ -268,10 +265,7 @@ def _check_vocabulary(
 
 
 def branch_command(config: TrainerConfig, *, before: int) -> str:
-    """Return a shell command that starts a branch in a new output folder, at half the learning rate.
-
-    The branch starts from the newest checkpoint before step `before`, or from step 0 if there is none.
-    """
+    """Return a shell command for a branch from the newest checkpoint before step `before`, at half the rate."""
     checkpoints = [folder for folder in find_checkpoints(config.output).folders if step_of(folder) < before]
     step = step_of(checkpoints[-1]) if checkpoints else 0
     run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate

@@ -1,7 +1,7 @@
 """Handle steps with a non-finite or spiking loss: record them, roll back, skip their data, and finally abort.
 
-Decisions depend only on numbers that are the same on all ranks and on state that every checkpoint holds. So a resumed
-run decides like an uninterrupted one. An update from a non-finite loss or gradient is never applied.
+A decision depends only on numbers that are the same on all ranks and on state that every checkpoint holds. So a resumed
+run decides like an uninterrupted one. A non-finite update is never applied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BAD_STEPS_NAME = "bad_steps.jsonl"
 
 
 class DivergenceError(ValueError):
-    """Raised if training diverged and the run has no rollback left, or no checkpoint to return to."""
+    """Raised if training diverged and the run cannot roll back, or not again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Fault:
 
 
 class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a checkpoint)
-    """Raised on every rank after guard.max_bad_steps bad steps in a row, so that the run returns to a checkpoint."""
+    """Raised on every rank after guard.max_bad_steps bad steps in a row."""
 
     def __init__(self, fault: Fault, *, step: int) -> None:
         super().__init__(f"step {step}: {fault.reason}")
@@ -78,10 +78,10 @@ class DivergenceGuard:
         return any(first <= step <= last for first, last in self.skips)
 
     def judge(self, step: int, *, phase: int, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:
-        """Judge a step and remember the result. Return the step's fault, or None if the step is good.
+        """Judge a step and remember the result. Return its fault, or None if the step is good.
 
-        `norm_is_bad` says that the gradient norm is not finite and that fp16's loss scale is not the cause. A loss is
-        compared only with earlier losses of the same phase, because each phase may have another data set.
+        `norm_is_bad` says that the gradient norm is not finite, and that fp16's loss scale is not the cause. A loss is
+        compared only with losses of its own phase, because another data set has other usual losses.
         """
         if phase != self._phase:
             self._losses.clear()
@@ -102,9 +102,9 @@ class DivergenceGuard:
         return self.bad_steps >= self._config.max_bad_steps
 
     def go_back(self, *, step: int, to: int, tree: Mapping[str, Any]) -> list[int]:
-        """Adapt the guard's state to a rollback from the bad step `step` to the checkpoint of step `to`.
+        """Update the guard for a rollback from bad step `step` to the checkpoint of step `to`, which holds `tree`.
 
-        `tree` is the guard's state in that checkpoint. Returns [first, last], the window of steps to skip from now on.
+        Returns the [first, last] step of the window that is skipped from now on.
         """
         window = [max(to + 1, self.first_bad - self._config.skip_before), step]
         self.skips.append(window)
@@ -148,8 +148,7 @@ def note_bad_step(
 ) -> None:
     """Append the step and its rows to RUN/bad_steps.jsonl and sync the file to disk.
 
-    `rows` holds (epoch, shard, row group, row) of each row of all ranks. There, shard is an index into `shards`, which
-    holds the paths of the shards in the data set.
+    `rows` holds (epoch, index into `shards`, row group, row) of all ranks, and `shards` the paths in the data set.
     """
     groups: dict[tuple[int, int, int], list[int]] = {}
     for of_epoch, shard, row_group, row in rows:

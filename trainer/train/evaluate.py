@@ -1,8 +1,7 @@
 """Evaluate on held-out pairs, next to two baselines: token frequencies (unigram) and neighbouring tokens (bigram).
 
-Evaluation reads the first evaluation.max_pairs held-out pairs in an order that depends on the data set alone. If pairs
-are masked several times, it takes the first masking. So all evaluations on a data set are comparable. Dropout is off.
-The ranks add up their sums once, at the end.
+Reads the first evaluation.max_pairs held-out pairs, in their first masking, in an order that depends on the data set
+alone. So all evaluations on a data set are comparable. Dropout is off. Sums over ranks are made once, at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ UNIGRAM_SMOOTHING = 1.0
 
 
 class Evaluator:
-    """Evaluates the model on the held-out rows of the data set of one phase. Raises ValueError if there are none."""
+    """Evaluates the model on the held-out rows of a phase's data set. Raises ValueError if there are none."""
 
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:
         self._config, self._manifest, self._shape = config, manifest, shape.micro_batch
@@ -49,7 +48,7 @@ class Evaluator:
         return every is not None and step % every == 0
 
     def evaluate(self, engine: Engine, *, step: int) -> Evaluation:
-        """Evaluate the weights after step `step`. Return the same result on every rank. All ranks must call it."""
+        """Evaluate the weights after `step` steps. Return the same result on every rank. Collective."""
         if self._bigrams is None:
             skip = self._config.ingest.skip_corrupt
             self._bigrams = count_bigrams(
@@ -109,10 +108,7 @@ class Evaluator:
 
 
 class SourceSums:
-    """Sums that one rank collects for each source of the data set: counts, and losses in nats.
-
-    `table` is float64 [sources, 4], with the columns PAIRS, MASKED, LOSS (of the model) and UNIGRAM (of the baseline).
-    """
+    """Counts and losses (nats) of each source, summed on one rank. `table` is float64 [sources, 4]; see its columns."""
 
     PAIRS, MASKED, LOSS, UNIGRAM = range(4)
 
@@ -132,7 +128,7 @@ class SourceSums:
 
 
 def sum_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the element-wise sum of `counts` over all ranks. All ranks must call it."""
+    """Return the element-wise sum over all ranks. Collective."""
     total = torch.from_numpy(counts)
     dist.all_reduce(total)
     return total.numpy()

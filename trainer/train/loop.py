@@ -1,8 +1,8 @@
 """The training loop makes one update per step from micro-batches, and writes metrics, checkpoints and evaluations.
 
 A step is a function of data set, seed and step number. Its losses are sums over all ranks divided by counts over all
-ranks. Dropout is seeded by (seed, step, lane), where a lane is one of the parallel streams of rows. So at the same
-number of workers a resumed run has the same loss curve as an uninterrupted one, bit for bit.
+ranks, and dropout is seeded by (seed, step, lane), a lane being one stream of rows. So at the same number of workers a
+resumed run has the same curve as an uninterrupted one, bit for bit.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class TrainContext:
     files: RunFiles
     """The log files of this rank."""
     peak_tflops: float | None
-    """Peak speed of a worker's device for dense bf16 math, in 10^12 operations a second; None if unknown."""
+    """Dense bf16 peak of a worker's device in 10^12 operations a second; None if unknown."""
     link: Link
     first_phase: int
     """Index of the phase of the first step, or 0 if `rows_before` is empty."""
     rows_before: Mapping[str, Any]
-    """CheckpointState.rows (facts about all training rows so far) of the weights that the run starts from."""
+    """CheckpointState.rows (facts about training rows) of the weights that the run starts from."""
 
 
 def train(context: TrainContext, *, first_step: int) -> int:
@@ -110,20 +110,14 @@ def phase_of(context: TrainContext, step: int) -> int:
 
 
 def check_compiled(context: TrainContext, step: int) -> None:
-    """Check that the compiled model computes the same as the eager one, on the first micro-batch of `step`.
-
-    All ranks must call it. Raises ConfigError, on all ranks, if losses or gradients differ.
-    """
+    """Raise ConfigError if the compiled and the eager model differ on the first micro-batch of `step`. Collective."""
     config = context.config
     seed = dropout_seed(config.seed, step=step, lane=0)
     check_compiled_model(context.engine, context.feed.first_batch(), precision=config.precision, seed=seed)
 
 
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
-    """Evaluate the weights after `step` and log the result. All ranks must call it.
-
-    From a tenth of the run on, warn if the model is no better than the unigram baseline (token frequencies).
-    """
+    """Evaluate after `step`. From a tenth of the run on, warn if token frequencies do as well. Collective."""
     evaluation = evaluator.evaluate(context.engine, step=step)
     context.log.write_evaluation(evaluation)
     if step >= first_judged_step(context.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # NaN too
@@ -136,12 +130,12 @@ def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
 
 
 def first_judged_step(config: TrainerConfig) -> int:
-    """Return a tenth of the run's steps, rounded up. From this step on, the model should beat token frequencies."""
+    """Return a tenth of the run's steps. From there on, a model should beat token frequencies."""
     return -(-config.max_steps // 10)
 
 
 def save(context: TrainContext, step: int, *, state: PlanState) -> None:
-    """Begin to write the checkpoint after `step`. `state` is the position in the data after that step."""
+    """Begin to write the checkpoint after `step`, where the position in the data is `state`."""
     data_hash, began = context.phases[state.phase].manifest.hash, time.perf_counter()
     rows = rows_trained(context.phases[context.first_phase : state.phase + 1], before=context.rows_before)
     context.checkpoints.save(
@@ -151,10 +145,7 @@ def save(context: TrainContext, step: int, *, state: PlanState) -> None:
 
 
 def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
-    """Return the evaluator to use after `step`, or None if no evaluation is due.
-
-    Evaluations are due as configured, after a tenth of the run, and at the end of each phase.
-    """
+    """Return the evaluator if one is due after `step`: as configured, after a tenth of the run, and after each phase."""
     phase = phase_of(context, step)
     evaluator = context.evaluators[phase]
     judged = context.config.max_steps >= LEAST_JUDGED_STEPS and step == first_judged_step(context.config)
@@ -163,9 +154,9 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 
 
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
-    """Evaluate before the first step if evaluation.at_start asks for it.
+    """Evaluate before the first step, if evaluation.at_start asks for it.
 
-    Evaluate also if the run was stopped after step `step` but before the evaluation that was due after this step.
+    Evaluate also if the run was stopped after `step` but before the evaluation that was due then.
     """
     evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
     source = context.config.resume_from
@@ -176,11 +167,11 @@ def evaluate_if_missed(context: TrainContext, step: int) -> None:
 
 
 def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
-    """Make one update from one micro-batch of every lane (lanes are the parallel streams of rows).
+    """Make one update from one micro-batch of every lane (stream of rows).
 
     `began` is time.perf_counter() at the end of the step before. If the loss of any rank or the gradient norm is not
-    finite, no rank applies the update. Returns the step's data, its metrics, its fault (None if it is good), and
-    whether any rank was asked to stop.
+    finite, no rank applies the update. Returns the data, the metrics, the fault if any, and whether a rank was asked to
+    stop.
     """
     config, engine = context.config, context.engine
     data = context.feed.next_step()
@@ -243,7 +234,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
 
 def flops_of(data: Step, context: TrainContext) -> float:
-    """Return the floating-point operations of the model in a step, summed over all ranks."""
+    """Return the FLOPs of the model in a step, summed over all ranks."""
     return count_flops(
         context.config.model,
         vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,
@@ -254,10 +245,7 @@ def flops_of(data: Step, context: TrainContext) -> float:
 
 
 def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
-    """Write the rows of a bad step, of all ranks, to the file BAD_STEPS_NAME. All ranks must call it.
-
-    Raises RollBack after guard.max_bad_steps bad steps in a row.
-    """
+    """Record the rows of a bad step, of all ranks, in BAD_STEPS_NAME. Collective. Raises RollBack after too many."""
     own = row_ids(data)
     everyone: list[list[list[int]]] | None = [own] * context.engine.world_size if context.engine.rank == 0 else None
     dist.gather_object(own, everyone)
@@ -272,6 +260,6 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
 
 
 def dropout_seed(seed: int, *, step: int, lane: int) -> int:
-    """Return the 63-bit seed of torch's generator for the dropout of one micro-batch."""
+    """Return the 63-bit seed for the dropout of one micro-batch."""
     digest = hashlib.blake2b(f"dropout/{seed}/{step}/{lane}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

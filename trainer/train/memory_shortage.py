@@ -1,6 +1,6 @@
 """Recognize that a device ran out of memory, and say which settings to change.
 
-Running the same command again would fail at the same step. So a memory shortage counts as bad input and is not retried.
+The same command would run out again at the same step. So this counts as bad input and is not retried.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def shortage_named(config: TrainerConfig, *, rank: int, device: torch.device) ->
 
 
 def find_shortage(error: BaseException) -> BaseException | None:
-    """Return the out-of-memory error, which is `error` itself or one that it wraps. Return None if there is none.
+    """Return the out-of-memory error, which is `error` or one that it wraps. Return None if there is none.
 
-    The search ends at a ValueError or OSError, even if that was raised while an out-of-memory error was being handled.
+    The search ends at a ValueError or OSError, even if it was raised while an out-of-memory error was being handled.
     """
     seen: set[int] = set()
     node: BaseException | None = error
@@ -85,7 +85,7 @@ def _in_use(device: torch.device) -> str:
 
 
 def _open_phases(config: TrainerConfig) -> tuple[OpenPhase, ...]:
-    """Return the run's phases with their manifests, or an empty tuple if a data set can no longer be read."""
+    """Return the run's phases, or an empty tuple if a data set can no longer be read."""
     with suppress(ValueError, OSError):
         phases = resolve_phases(config)
         return open_phases(phases, manifests=[read_manifest(phase.config.data) for phase in phases])

@@ -1,8 +1,8 @@
 """Prefetch the data of the next step while the current step computes.
 
-So the device does not wait for three things: the packing of the next micro-batches, the layout of the first of them as
-tensors, and the small all-reduce of the counts that losses are divided by. The other micro-batches are laid out while
-the first one computes. A Feed serves one phase of a run (a range of steps on one data set), and a RunFeed all phases.
+So the device does not wait for the packing of micro-batches, the layout of the first one as tensors (the others are
+laid out while it computes), or the small all-reduce of the counts that losses are divided by. A Feed serves one phase
+of a run (steps on one data set), and a RunFeed all phases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.model import Batch, to_batch
 
 
 class Feed:
-    """Yields the steps of one rank in order. All ranks must call `next_step` and `look_ahead` in the same order."""
+    """Yields the steps of one rank in order. `next_step` and `look_ahead` are collective."""
 
     def __init__(
         self, stream: MicroBatchStream, *, shape: MicroBatchShape, special: Special, device: torch.device
@@ -33,10 +33,7 @@ class Feed:
         """Epoch, from 0, of the step that next_step returned last."""
 
     def next_step(self) -> Step:
-        """Wait for the counts of the next step over all ranks, and return the step.
-
-        Raises RowGroupError if no row of a whole epoch can be read.
-        """
+        """Wait for the next step's counts and return the step. Raises RowGroupError if no row of an epoch can be read."""
         num_lost, begun = 0, self._stream.state.epoch
         while True:
             self.look_ahead()
@@ -52,10 +49,7 @@ class Feed:
                 raise RowGroupError(f"cannot read any of the {num_lost} rows after epoch {begun}; restore the data set")
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks, without waiting for the sum.
-
-        All ranks must call it. Until next_step takes the step, further calls do nothing.
-        """
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks, if not done yet. Collective."""
         if self._ahead is None:
             counts = torch.from_numpy(self._stream.cut())
             self._ahead = counts, dist.all_reduce(counts, async_op=True)
@@ -63,16 +57,13 @@ class Feed:
             self._first = first, self._lay_out(first)
 
     def first_batch(self) -> Batch:
-        """Return the next step's first micro-batch as tensors on the device; next_step still returns that step.
-
-        All ranks must call it.
-        """
+        """Return the next step's first micro-batch. next_step still returns that step. Collective."""
         self.look_ahead()
         assert self._first is not None
         return self._first[1]
 
     def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
-        """Return a micro-batch as tensors on the device. On GPUs, all these batches have the same shapes."""
+        """Return a micro-batch as tensors on the device, with constant shapes on GPUs."""
         first, self._first = self._first, None
         return first[1] if first is not None and first[0] is micro_batch else self._lay_out(micro_batch)
 
@@ -89,11 +80,10 @@ class Feed:
 
 
 class RunFeed:
-    """Yields the steps of one rank from `start` on, through all phases of a run. It has the interface of a Feed.
+    """Yields the steps of one rank from `start` on, through all phases of a run, with the interface of a Feed.
 
     `open_feed` opens the feed that continues from a state. `next_start` maps the state after a step to the state where
-    the next step starts. After the last step of a phase, this is the start of the next phase. The first step of the
-    next phase is prefetched too.
+    the next step starts, which is in the next phase after the last step of one. Prefetches across phases too.
     """
 
     def __init__(
@@ -110,7 +100,7 @@ class RunFeed:
         return self._feed.epoch
 
     def next_step(self) -> Step:
-        """Wait for the counts of the next step over all ranks, and return the step."""
+        """Wait for the next step's counts over all ranks, and return the step."""
         self.look_ahead()
         if self._next is not None:
             self._feed.close()
@@ -120,10 +110,7 @@ class RunFeed:
         return step
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks, without waiting for the sum.
-
-        All ranks must call it. Until next_step takes the step, further calls do nothing.
-        """
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks, if not done yet. Collective."""
         if self._next is None:
             start = self._next_start(self._done)
             if start.phase != self._done.phase:
@@ -131,15 +118,12 @@ class RunFeed:
         (self._feed if self._next is None else self._next).look_ahead()
 
     def first_batch(self) -> Batch:
-        """Return the next step's first micro-batch as tensors on the device; next_step still returns that step.
-
-        All ranks must call it.
-        """
+        """Return the next step's first micro-batch. next_step still returns that step. Collective."""
         self.look_ahead()
         return (self._feed if self._next is None else self._next).first_batch()
 
     def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
-        """Return a micro-batch, of the step that next_step returned last, as tensors on the device."""
+        """Return a micro-batch of the step that next_step returned last, as tensors on the device."""
         return self._feed.to_batch(micro_batch)
 
     def close(self) -> None:

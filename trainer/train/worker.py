@@ -49,12 +49,11 @@ def work(
     reader: Literal["local", "ray"] = "local",
     lease_token: str | None = None,
 ) -> Outcome:
-    """Train this rank's share until max_steps or until asked to stop. Return the outcome.
+    """Train this rank's share until max_steps or until asked to stop, resuming from the run directory.
 
-    Resumes from the newest checkpoint in the run directory, if there is one. `lease_token` is the token of the job's
-    lease (its sole right to write) on the run directory. Once another job holds the lease, nothing is committed.
-    torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input, including
-    settings that need more memory than the device has.
+    `lease_token` belongs to the job's lease (sole right to write) on the run directory. Once another job holds the
+    lease, nothing is committed. torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for
+    bad input, including settings that need more memory than the device has.
     """
     with warnings_to_user(link, place=place), shortage_named(config, rank=place.rank, device=device):
         set_up_process(config, place=place, device=device)
@@ -70,7 +69,7 @@ def run_share(
     reader: Literal["local", "ray"],
     lease_token: str | None = None,
 ) -> Outcome:
-    """Build everything, train, close, and return the outcome, like `work`. Call set_up_process in the process first."""
+    """Do what `work` does, in a process that set_up_process has prepared."""
     run_directory = locate(config.output)
     phases = open_shared_folders(config)
     rank, world_size = place.rank, place.world_size
@@ -165,10 +164,7 @@ def run_share(
 
 
 def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
-    """Return the peak speed of this rank's device for dense bf16 math, in 10^12 operations a second.
-
-    logging.peak_tflops overrides it. Without that setting, the result is None for a CPU or an unknown GPU.
-    """
+    """Return the dense bf16 peak of this rank's device in 10^12 operations a second, or None if it is unknown."""
     if config.logging.peak_tflops is not None or device.type != "cuda":
         return config.logging.peak_tflops
     return find_peak(torch.cuda.get_device_name(device))
@@ -179,8 +175,8 @@ def go_back(
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
-    Because of this commit, a run that is killed right afterwards continues in the same way. Returns the restored state.
-    All ranks must call it. Raises DivergenceError if there is no such checkpoint.
+    So a run that is killed right afterwards continues in the same way. Returns the restored state. Collective. Raises
+    DivergenceError if there is no such checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
@@ -222,7 +218,7 @@ class _LinkHandler(logging.Handler):
 
 
 def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.device) -> None:
-    """Set this process's number of threads, its device, random seed and determinism."""
+    """Set the process's threads, device, random seed and determinism."""
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads_per_worker or max(1, cores // place.local_world_size))
     torch.manual_seed(config.seed)
@@ -238,9 +234,9 @@ def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.d
 
 
 def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
-    """Check that this worker's node sees the run directory. Return the phases with their data sets opened.
+    """Check that this worker's node sees the run directory, and return the phases with their data sets.
 
-    Raises ConfigError, with the node's name, if the node does not see the run directory or a data set.
+    Raises ConfigError that names the node if it does not see the run directory or a data set.
     """
     host = socket.gethostname()
     remedy = "give an absolute path on storage that all nodes mount"
@@ -259,11 +255,11 @@ def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
 def build_engine(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], place: WorkerPlace, device: torch.device, begun: bool
 ) -> tuple[Engine, dict[str, Any]]:
-    """Return the engine with the model in it, and facts about the rows that its weights were trained on before.
+    """Return the engine, and facts about the rows that the model's initial weights were trained on.
 
-    The model takes the weights of model.initialize_from, if set, unless the run has `begun` (has checkpoints). The
-    facts then are entries of CheckpointState.rows: the longest row, and whether the weights can predict next
-    sentences. Otherwise the facts are empty.
+    Unless the run has `begun` (has checkpoints), the weights come from model.initialize_from, if set. Then the facts
+    are their longest row, and whether they know next sentences, as in CheckpointState.rows. Otherwise the facts are
+    empty.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
