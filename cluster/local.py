@@ -45,7 +45,7 @@ CLOCK_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that was started. Ids are used again, so the start time identifies it too."""
+    """A process that was started. Process ids are reused, so the start time identifies it too."""
 
     pid: int
     began: float
@@ -86,7 +86,7 @@ class LocalCluster:
 
 
 def start(*, nodes: int) -> LocalCluster:
-    """Start and return a head and `nodes` nodes. Raises ConfigError if a cluster runs already or a node does not start."""
+    """Start and return a head and `nodes` nodes. Raises ConfigError if one runs already or a node does not start."""
     running = read()
     if running is not None:
         raise ConfigError(
@@ -118,7 +118,8 @@ def start(*, nodes: int) -> LocalCluster:
 def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: int) -> None:
     """Run `ray start` with `words` as node `name`, and wait until `count` nodes are alive.
 
-    If `ray start` ends, try again: Ray allows itself 30 s, which a busy machine exceeds. Raises ConfigError at last.
+    If `ray start` ends, try again, because its limit of 30 s is too short on a busy machine. Raises ConfigError in the
+    end.
     """
     for left in reversed(range(ATTEMPTS)):
         launch(cluster, name, words)

@@ -87,7 +87,7 @@ def use_local_cluster() -> LocalCluster | None:
 
 
 def connect() -> JobSubmissionClient:
-    """Return a client for the cluster's jobs. Raises ConfigError if RAY_ADDRESS names none or it does not answer."""
+    """Return a client for the cluster's jobs. Raises ConfigError if RAY_ADDRESS names no cluster that answers."""
     address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
     if not address or not address.startswith(("http://", "https://")):
         raise ConfigError(
@@ -151,7 +151,7 @@ def bind_to_nodes(config: PipelineConfig) -> list[str]:
 
 
 def hand_over(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
-    """Upload the folder and start the job. Try again while Ray has no agent yet, which starts seconds after the head."""
+    """Upload the folder and start the job. Try again while Ray has no agent, which starts seconds after the head."""
     deadline = time.monotonic() + AGENT_S
     while True:
         try:
@@ -231,7 +231,7 @@ def follow(client: JobSubmissionClient, id: str) -> int:
 
 
 def ask(client: JobSubmissionClient, action: str, id: str) -> int:
-    """Print a job's status or log, or stop the job and wait for its end. Return 1 if it failed, else 0."""
+    """Print a job's status or log, or stop the job and wait for its end. Return 1 if the job failed, else 0."""
     if action == "logs":
         return follow(client, id)
     if action == "stop":

@@ -1,4 +1,4 @@
-"""Installs the packages of each image into a clean environment and tries commands: `make test-images [ARGS=training]`.
+"""Installs the packages of each image into a clean environment and tries them: `make test-images [ARGS=training]`.
 
 This needs no docker, but some minutes and gigabytes of disk.
 """

@@ -79,10 +79,10 @@ exit "$status"
 
 
 def render_skypilot(values: SkyValues) -> Tree:
-    """Return a task that takes the checkout along. Its Ray has other ports and folders than SkyPilot's own Ray.
+    """Return a task that copies this checkout to the nodes. Its Ray has other ports and folders than SkyPilot's own.
 
-    The task mounts nothing, because a mounted bucket cannot rename. So data and output are addresses of an object
-    store.
+    The task mounts no bucket, because files in a mounted bucket cannot be renamed. So data and output are addresses of
+    an object store.
     """
     start = f"--num-cpus={values.gpu.cpus} --num-gpus={values.gpu.gpus} --temp-dir=/tmp/cloze --disable-usage-stats"
     return {

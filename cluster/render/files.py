@@ -1,4 +1,4 @@
-"""Renders files from values. A comment at the top of each file says which values file to change, instead of it."""
+"""Renders the files of clusters from values. A comment at the top of each file says that only the values are edited."""
 
 from __future__ import annotations
 

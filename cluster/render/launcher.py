@@ -298,7 +298,7 @@ def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: boo
 
 
 def render_hosts(values: HostsValues) -> Tree:
-    """Return the file of `ray up` on existing hosts. Hosts without a GPU preprocess; if there are none, all hosts do."""
+    """Return the file of `ray up` on existing hosts. Hosts without a GPU preprocess; if there are none, all do."""
     tree = common(values)
     workers = [*values.cpu_hosts, *values.gpu_hosts]
     resource = f"--resources='{{\"{PREPROCESSING}\":{values.cpu.cpus}}}'"

@@ -22,7 +22,7 @@ SHARED = "/shared"
 HOME = "/home/cloze"
 """Home folder of the user in the images (cluster/images)."""
 SHORTEST_BOOT_S = 1200
-"""Least boot_timeout_s. Ray's own limits (900 s and 600 s) are too short for a GPU node to boot."""
+"""Smallest boot_timeout_s allowed. Ray's own limits (900 s and 600 s) are too short for a GPU node to boot."""
 SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
 """Maps each kind of job to the script that it runs, as a path in the repository."""
 
@@ -38,7 +38,7 @@ Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Price = Annotated[float, Field(gt=0.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$")]
-"""A name of lowercase letters, digits and hyphens, of at most 30 characters. KubeRay allows 47 for a job's name."""
+"""Lowercase letters, digits and hyphens, at most 30: KubeRay allows 47 for a job's name, which begins with it."""
 Image = Annotated[str, AfterValidator(_check_image)]
 """A container image with a version."""
 Word = Annotated[str, Field(pattern=r"^[^\s\"'`$\\;&|<>()]+$")]

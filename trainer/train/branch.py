@@ -179,9 +179,10 @@ def read_trained(
 
 
 def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
-    """Return CheckpointState.rows for an older checkpoint that lacks it, from the data sets it was trained on.
+    """Return CheckpointState.rows (facts about training rows) for an older checkpoint that does not record them.
 
-    If one of these is lost, or the weights came from model.initialize_from, assume the largest rows possible.
+    They come from its data sets. If one is lost, or if the weights came from model.initialize_from, assume the largest
+    rows.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash
@@ -265,7 +266,10 @@ def _check_vocabulary(
 
 
 def branch_command(config: TrainerConfig, *, before: int) -> str:
-    """Return a shell command for a branch from the newest checkpoint before step `before`, at half the rate."""
+    """Return a shell command that starts a branch at half the learning rate in a new output.
+
+    It starts from the newest checkpoint before step `before`.
+    """
     checkpoints = [folder for folder in find_checkpoints(config.output).folders if step_of(folder) < before]
     step = step_of(checkpoints[-1]) if checkpoints else 0
     run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate

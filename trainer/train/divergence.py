@@ -24,7 +24,7 @@ BAD_STEPS_NAME = "bad_steps.jsonl"
 
 
 class DivergenceError(ValueError):
-    """Raised if training diverged and the run cannot roll back, or not again."""
+    """Raised if training diverged and another rollback is impossible or not allowed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,9 @@ class Evaluator:
 
 
 class SourceSums:
-    """Counts and losses (nats) of each source, summed on one rank. `table` is float64 [sources, 4]; see its columns."""
+    """Counts and losses (nats) of each source, summed on one rank. The columns of `table`, [sources, 4], are named
+    below.
+    """
 
     PAIRS, MASKED, LOSS, UNIGRAM = range(4)
 

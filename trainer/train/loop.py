@@ -117,7 +117,7 @@ def check_compiled(context: TrainContext, step: int) -> None:
 
 
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
-    """Evaluate after `step`. From a tenth of the run on, warn if token frequencies do as well. Collective."""
+    """Evaluate after `step`. From a tenth of the run on, warn if guessing by token frequency does as well. Collective."""
     evaluation = evaluator.evaluate(context.engine, step=step)
     context.log.write_evaluation(evaluation)
     if step >= first_judged_step(context.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # NaN too
@@ -145,7 +145,7 @@ def save(context: TrainContext, step: int, *, state: PlanState) -> None:
 
 
 def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
-    """Return the evaluator if one is due after `step`: as configured, after a tenth of the run, and after each phase."""
+    """Return the evaluator if one is due after `step`: as configured, after a tenth of the run, at a phase's end."""
     phase = phase_of(context, step)
     evaluator = context.evaluators[phase]
     judged = context.config.max_steps >= LEAST_JUDGED_STEPS and step == first_judged_step(context.config)
@@ -245,7 +245,7 @@ def flops_of(data: Step, context: TrainContext) -> float:
 
 
 def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
-    """Record the rows of a bad step, of all ranks, in BAD_STEPS_NAME. Collective. Raises RollBack after too many."""
+    """Record a bad step's rows, of all ranks, in BAD_STEPS_NAME. Collective. Raises RollBack after too many bad steps."""
     own = row_ids(data)
     everyone: list[list[list[int]]] | None = [own] * context.engine.world_size if context.engine.rank == 0 else None
     dist.gather_object(own, everyone)

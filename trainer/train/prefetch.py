@@ -33,7 +33,10 @@ class Feed:
         """Epoch, from 0, of the step that next_step returned last."""
 
     def next_step(self) -> Step:
-        """Wait for the next step's counts and return the step. Raises RowGroupError if no row of an epoch can be read."""
+        """Wait for the next step's counts over all ranks, and return the step.
+
+        Raises RowGroupError if no row of an epoch can be read.
+        """
         num_lost, begun = 0, self._stream.state.epoch
         while True:
             self.look_ahead()
@@ -49,7 +52,7 @@ class Feed:
                 raise RowGroupError(f"cannot read any of the {num_lost} rows after epoch {begun}; restore the data set")
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks, if not done yet. Collective."""
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks, once a step. Collective."""
         if self._ahead is None:
             counts = torch.from_numpy(self._stream.cut())
             self._ahead = counts, dist.all_reduce(counts, async_op=True)
@@ -83,7 +86,8 @@ class RunFeed:
     """Yields the steps of one rank from `start` on, through all phases of a run, with the interface of a Feed.
 
     `open_feed` opens the feed that continues from a state. `next_start` maps the state after a step to the state where
-    the next step starts, which is in the next phase after the last step of one. Prefetches across phases too.
+    the next step starts. After the last step of a phase, that is the start of the next phase. Prefetches across phases
+    too.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class RunFeed:
         return step
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks, if not done yet. Collective."""
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks, once a step. Collective."""
         if self._next is None:
             start = self._next_start(self._done)
             if start.phase != self._done.phase:

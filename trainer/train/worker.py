@@ -257,9 +257,9 @@ def build_engine(
 ) -> tuple[Engine, dict[str, Any]]:
     """Return the engine, and facts about the rows that the model's initial weights were trained on.
 
-    Unless the run has `begun` (has checkpoints), the weights come from model.initialize_from, if set. Then the facts
-    are their longest row, and whether they know next sentences, as in CheckpointState.rows. Otherwise the facts are
-    empty.
+    Unless the run has `begun` (has checkpoints), the weights come from model.initialize_from, if set. The facts,
+    entries of CheckpointState.rows, are then their longest row and whether they know next sentences. Otherwise the
+    facts are empty.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
