@@ -1,7 +1,7 @@
 """Checks the values that you fill in, without a network: `make check-cluster`, `python -m cluster.check`.
 
-The values must be valid, the files made from them must be up to date, and no file may hold a secret. The tests in
-tests/cluster check the files themselves against the rules of Ray, AWS, Google Cloud and Kubernetes.
+They must be valid, the files made from them up to date, and no file may hold a secret. tests/cluster checks the files
+themselves against the rules of Ray, AWS, Google Cloud and Kubernetes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_TIMEOUT_S = int(TrainerConfig.model_fields["start_timeout_s"].default)
 
 
 def find_faults(folder: Path) -> Iterator[str]:
-    """Yield a message for each fault of the cluster files in `folder`, with file, place, value and remedy."""
+    """Yield a message for each fault of the files in `folder`, with place and remedy."""
     for kind in KINDS:
         try:
             values = read_values(kind, folder=folder / "values")

@@ -24,7 +24,7 @@ def hours_of(group: Group) -> float:
 
 
 def table(folder: Path = VALUES) -> Iterator[str]:
-    """Yield the lines of a Markdown table of costs, from the values files in `folder`."""
+    """Yield the lines of a Markdown table of costs from the values files in `folder`."""
     yield "| cluster | nodes | GPUs | hours | on demand | spot |"
     yield "|---|---|---|---|---|---|"
     for kind in ("aws", "gcp"):

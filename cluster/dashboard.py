@@ -1,7 +1,7 @@
 """Writes the Grafana dashboard of runs and builds, cluster/grafana/cloze.json: `python -m cluster.dashboard`.
 
-The queries of the dashboard name the metrics that the trainer and the pipeline export. A test compares these names with
-the metrics that a running Ray serves.
+Its queries name the metrics that the trainer and the pipeline export. A test compares these names with what a running
+Ray serves.
 """
 
 from __future__ import annotations

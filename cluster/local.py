@@ -67,7 +67,7 @@ class LocalCluster:
     address: str
     """Address of the head, HOST:PORT."""
     dashboard: str
-    """Address of the dashboard, http://HOST:PORT. Jobs are submitted to it."""
+    """Address of the dashboard, which takes jobs: http://HOST:PORT."""
     token: str
     folder: str
     """Folder with Ray's files and a log of each node."""
@@ -118,8 +118,7 @@ def start(*, nodes: int) -> LocalCluster:
 def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: int) -> None:
     """Run `ray start` with `words` as node `name`, and wait until `count` nodes are alive.
 
-    If `ray start` ends, try again, because its limit of 30 s is too short on a busy machine. Raises ConfigError in the
-    end.
+    If it ends, try again: Ray allows itself 30 s, which a busy machine exceeds. Raises ConfigError if that fails.
     """
     for left in reversed(range(ATTEMPTS)):
         launch(cluster, name, words)
@@ -138,7 +137,7 @@ def has_ended(started: Started) -> bool:
 
 
 def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
-    """Run `ray start` with `words` as node `name`, and record its process in the state file at once."""
+    """Run `ray start` with `words` as node `name`, and record its process at once."""
     agent, metrics = free_ports(2)
     environment = {
         "RAY_worker_niceness": "0",  # at Ray's 15, workers get almost no time on a busy machine
@@ -191,7 +190,7 @@ def count_nodes(cluster: LocalCluster) -> int:
 
 
 def state_file() -> Path:
-    """Return the path of the state file, which records the running cluster."""
+    """Return the path of the state file."""
     return Path(os.environ.get(STATE) or REPOSITORY / "build" / "local-cluster.json")
 
 

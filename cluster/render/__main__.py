@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(kind: str, *, folder: Path = CLUSTER) -> None:
-    """Write the files of a kind of cluster into `folder`, and print which values the user must still give."""
+    """Write the files of a kind of cluster into `folder`, and print which values are missing."""
     values = read_values(kind)
     for name, text in render(kind, values).items():
         path = folder / name

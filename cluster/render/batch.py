@@ -10,13 +10,13 @@ from cluster.render.values import SkyValues, SlurmValues
 Tree = dict[str, Any]
 
 NOTICE_S = 300
-"""Seconds between Slurm's signal to the job and the job's time limit."""
+"""Seconds between Slurm's signal and the job's time limit."""
 
 
 def render_slurm(values: SlurmValues) -> str:
-    """Return a batch script that starts Ray on every node and runs the command on the first.
+    """Return a batch script that runs Ray on every node and the command on the first.
 
-    Before the time limit, the command writes a checkpoint, and the job goes back into the queue.
+    Before the time limit, the command writes a checkpoint, and the job is queued again.
     """
     group = values.gpu
     driver = shlex.quote(f'echo $$ > "$0"; export RAY_ADDRESS="$1"; exec {values.command}')

@@ -41,7 +41,7 @@ FILL_IN = "fill-in"
 
 
 def render(kind: str, values: ClusterValues) -> dict[str, str]:
-    """Return the text of each file of a kind of cluster. The keys are paths under cluster/."""
+    """Return the text of each file of a kind of cluster, by its path under cluster/."""
     note = f"# Made by `make cluster` from cluster/values/{kind}.yaml: change that, not this.\n"
     texts = {}
     for name, make in FILES[kind].items():
@@ -68,7 +68,7 @@ _Dumper.add_representer(str, _write_text)
 
 
 def list_unfilled(values: ClusterValues) -> list[str]:
-    """Return the keys, such as fsx.dns_name, whose values the user must still give."""
+    """Return the keys whose values the user must still give."""
     return [key for key, value in _walk(to_tree(values)) if FILL_IN in str(value)]
 
 

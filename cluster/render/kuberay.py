@@ -1,8 +1,7 @@
 """Files for Kubernetes: a RayCluster and RayJobs for KubeRay (1.5 or later), with and without a queue.
 
-The Ray container comes first in its pod. Only CPU pods have the preprocessing resource. Every group of pods can shrink
-to none, unless a queue starts it whole. Nothing listens outside the cluster, and Ray requires a token.
-tests/cluster/test_cluster_kuberay.py checks all this.
+The Ray container comes first in its pod. Only CPU pods have the preprocessing resource. Every group can shrink to no
+pods. Nothing listens outside the cluster, and Ray requires a token. tests/cluster/test_cluster_kuberay.py checks this.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def render_cluster(values: KubernetesValues) -> Tree:
 def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"], queue: Queue = "none") -> Tree:
     """Return a RayJob with a cluster of its own, which ends with the job.
 
-    A failed job starts again on a new cluster, and continues from its last checkpoint or finished shard. While one job
-    trains, its lease on the run directory refuses a second job. A queue admits all nodes at once or none, so with a
-    queue the cluster has its full size from the start.
+    A failed job starts again on a new cluster, and continues from its last checkpoint or finished shard. While it
+    lives, its lease on the run directory refuses a second job. A queue admits all nodes at once or none, so with one
+    the cluster has its full size from the start.
     """
     name = f"{values.name}-{work}"
     labels = {}
@@ -64,7 +63,7 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
 
 
 def name_of(values: KubernetesValues, name: str, **labels: str) -> Tree:
-    """Return the metadata of a Kubernetes resource: name, namespace and any labels."""
+    """Return the metadata of a resource: name, namespace and labels."""
     tree: Tree = {"name": name, "namespace": values.namespace}
     return {**tree, "labels": labels} if labels else tree
 
@@ -72,7 +71,7 @@ def name_of(values: KubernetesValues, name: str, **labels: str) -> Tree:
 def cluster_spec(
     values: KubernetesValues, *, groups: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu"), fixed: bool = False
 ) -> Tree:
-    """Return a RayClusterSpec with these groups of pods. If `fixed`, all pods start at once, without an autoscaler."""
+    """Return a RayClusterSpec of `groups`. If `fixed`, all pods start at once, without an autoscaler."""
     made = {"cpu": cpu_group, "gpu": gpu_group}
     spec: Tree = {
         "rayVersion": metadata.version("ray"),

@@ -164,8 +164,8 @@ def render_cloud(
 ) -> Tree:
     """Return the file of a cluster with a head, CPU nodes and GPU nodes.
 
-    `mounts` are commands that mount /shared, and `login` logs in to the registry. `node` makes the provider's
-    description of a node from its group. `gpu_options` are `docker run` options on GPU nodes.
+    `mounts` are commands that mount /shared, and `login` logs in to the registry. `node` describes a node from its
+    group, as the provider wants it. `gpu_options` are for `docker run` on GPU nodes.
     """
     tree = common(values)
     tree |= {

@@ -1,4 +1,4 @@
-"""The work of one training process: training loop, prefetch, evaluation, divergence guard, branching from runs."""
+"""One worker of a run: training loop, prefetch, evaluation, divergence guard, branches from other runs."""
 
 from trainer.train.branch import (
     check_branch,

@@ -52,7 +52,7 @@ class BranchStart:
     """Whether the branch continues in the data where the checkpoint stopped. If false, the data start over."""
 
     def describe(self, source: str) -> str:
-        """Return a line that tells the user what the branch takes from the checkpoint `source`."""
+        """Return a line that tells the user what the branch takes from `source`."""
         data = "the data continue from there" if self.same_data else "the data start over (other data or batch)"
         return f"branch of {source}: takes over weights, moments and step {self.state.step:,}; {data}"
 
@@ -243,7 +243,7 @@ def _check_vocabulary(
 ) -> None:
     """Raise ConfigError if the checkpoint was trained with another vocabulary than that of `phases`.
 
-    An older checkpoint does not record its vocabulary. Raise ConfigError also if its data set cannot be read then.
+    If an older checkpoint does not record its vocabulary, raise ConfigError also if its data set cannot be read.
     """
     manifest = phases[0].manifest
     there: dict[str, Any] = state.rows
@@ -266,10 +266,7 @@ def _check_vocabulary(
 
 
 def branch_command(config: TrainerConfig, *, before: int) -> str:
-    """Return a shell command that starts a branch at half the learning rate in a new output.
-
-    It starts from the newest checkpoint before step `before`.
-    """
+    """Return a command for a branch from the newest checkpoint before step `before`, at half the learning rate."""
     checkpoints = [folder for folder in find_checkpoints(config.output).folders if step_of(folder) < before]
     step = step_of(checkpoints[-1]) if checkpoints else 0
     run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate

@@ -34,7 +34,7 @@ class Fault:
     reason: str
     """A description for the user, with the loss and the gradient norm."""
     applied: bool
-    """Whether the weights were updated all the same. This is so if the loss is finite but spikes."""
+    """Whether the weights were updated: the loss is finite, but spikes."""
 
 
 class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a checkpoint)
@@ -54,7 +54,7 @@ class DivergenceGuard:
         self.bad_steps: int = tree.get("bad_steps", 0)
         """Number of bad steps in a row, up to the step judged last."""
         self.first_bad: int = tree.get("first_bad", 0)
-        """The step with which the latest series of bad steps began."""
+        """First step of the latest series of bad steps."""
         self.rollbacks: int = tree.get("rollbacks", 0)
         """How often the run rolled back to a checkpoint."""
         self.skips: list[list[int]] = [list(window) for window in tree.get("skips", [])]
@@ -74,7 +74,7 @@ class DivergenceGuard:
         }
 
     def is_skipped(self, step: int) -> bool:
-        """Return whether the step lies in a window of steps to skip."""
+        """Return whether the guard skips the step."""
         return any(first <= step <= last for first, last in self.skips)
 
     def judge(self, step: int, *, phase: int, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:
@@ -122,7 +122,7 @@ class DivergenceGuard:
             raise self.give_up(back, config=config, why=times)
 
     def give_up(self, back: RollBack, *, config: TrainerConfig, why: str) -> DivergenceError:
-        """Return the error that ends the run for the reason `why`, with a command that continues in a new output."""
+        """Return the error that ends the run, with the reason `why` and a command to continue in a new output."""
         rows = locate(config.output, BAD_STEPS_NAME)
         return DivergenceError(
             f"{back}, {self.bad_steps} bad step{'s' * (self.bad_steps > 1)} in a row from step {self.first_bad} on, "

@@ -27,7 +27,7 @@ from trainer.telemetry import Evaluation, SourceLoss
 from trainer.train.bigram import Bigrams, count_bigrams
 
 UNIGRAM_SMOOTHING = 1.0
-"""The number added to every token's count, so that tokens unseen in training have a probability above 0."""
+"""Count added to every token's own, so that tokens unseen in training have a probability."""
 
 
 class Evaluator:
@@ -108,8 +108,9 @@ class Evaluator:
 
 
 class SourceSums:
-    """Counts and losses (nats) of each source, summed on one rank. The columns of `table`, [sources, 4], are named
-    below.
+    """Sums for each source on one rank: numbers of pairs and masked positions, and two losses in nats.
+
+    `table` is float64 [sources, 4], with the columns named below.
     """
 
     PAIRS, MASKED, LOSS, UNIGRAM = range(4)
@@ -120,7 +121,7 @@ class SourceSums:
     def add(
         self, micro_batch: MicroBatch, *, losses: npt.NDArray[np.float64], unigram: npt.NDArray[np.float64]
     ) -> None:
-        """Add a micro-batch. `losses` and `unigram` hold the two losses at each of its masked positions, [m]."""
+        """Add a micro-batch. `losses` (the model's) and `unigram` (the baseline's) are of its m masked positions."""
         size = len(self.table)
         places = micro_batch.masked_sources
         self.table[:, self.PAIRS] += np.bincount(micro_batch.sources, minlength=size)

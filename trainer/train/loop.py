@@ -61,8 +61,8 @@ class TrainContext:
 def train(context: TrainContext, *, first_step: int) -> int:
     """Run the steps after `first_step` up to max_steps, or until asked to stop. Return the last step done.
 
-    Evaluates as configured and at the end of each phase. When this returns, the last step is in a committed checkpoint.
-    Raises RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
+    Evaluates as configured and at the end of each phase. The returned step is in a committed checkpoint. Raises
+    RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
     """
     config, step, stopping = context.config, first_step, False
     checks = config.self_check and context.engine.compiled
@@ -117,7 +117,7 @@ def check_compiled(context: TrainContext, step: int) -> None:
 
 
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
-    """Evaluate after `step`. From a tenth of the run on, warn if guessing by token frequency does as well. Collective."""
+    """Evaluate after `step`. From a tenth of the run on, warn if token frequencies predict as well. Collective."""
     evaluation = evaluator.evaluate(context.engine, step=step)
     context.log.write_evaluation(evaluation)
     if step >= first_judged_step(context.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # NaN too
@@ -135,7 +135,7 @@ def first_judged_step(config: TrainerConfig) -> int:
 
 
 def save(context: TrainContext, step: int, *, state: PlanState) -> None:
-    """Begin to write the checkpoint after `step`, where the position in the data is `state`."""
+    """Begin the checkpoint after `step`, at the position `state` in the data."""
     data_hash, began = context.phases[state.phase].manifest.hash, time.perf_counter()
     rows = rows_trained(context.phases[context.first_phase : state.phase + 1], before=context.rows_before)
     context.checkpoints.save(
@@ -234,7 +234,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
 
 def flops_of(data: Step, context: TrainContext) -> float:
-    """Return the FLOPs of the model in a step, summed over all ranks."""
+    """Return the model's FLOPs in a step, over all ranks."""
     return count_flops(
         context.config.model,
         vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,
@@ -245,7 +245,7 @@ def flops_of(data: Step, context: TrainContext) -> float:
 
 
 def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
-    """Record a bad step's rows, of all ranks, in BAD_STEPS_NAME. Collective. Raises RollBack after too many bad steps."""
+    """Record the rows of a bad step of all ranks in BAD_STEPS_NAME. Collective. Raises RollBack if too many are bad."""
     own = row_ids(data)
     everyone: list[list[list[int]]] | None = [own] * context.engine.world_size if context.engine.rank == 0 else None
     dist.gather_object(own, everyone)

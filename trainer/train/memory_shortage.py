@@ -23,7 +23,7 @@ _WORDS = re.compile(
     r"|Failed to CUDA (calloc|malloc)|DefaultCPUAllocator: can't allocate memory",
     re.DOTALL,
 )
-"""Matches messages of out-of-memory errors that libraries raise as a plain RuntimeError."""
+"""Matches out-of-memory messages of plain RuntimeErrors."""
 _ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
@@ -44,9 +44,9 @@ def shortage_named(config: TrainerConfig, *, rank: int, device: torch.device) ->
 
 
 def find_shortage(error: BaseException) -> BaseException | None:
-    """Return the out-of-memory error, which is `error` or one that it wraps. Return None if there is none.
+    """Return the out-of-memory error: `error`, or one that it wraps. Return None if there is none.
 
-    The search ends at a ValueError or OSError, even if it was raised while an out-of-memory error was being handled.
+    The search ends at a ValueError or OSError, whatever error was being handled when it was raised.
     """
     seen: set[int] = set()
     node: BaseException | None = error

@@ -218,7 +218,7 @@ class _LinkHandler(logging.Handler):
 
 
 def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.device) -> None:
-    """Set the process's threads, device, random seed and determinism."""
+    """Set threads, device, random seed and determinism."""
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads_per_worker or max(1, cores // place.local_world_size))
     torch.manual_seed(config.seed)
