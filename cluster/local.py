@@ -167,7 +167,10 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
 
 
 def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
-    """Wait until `count` nodes are alive. Raises ConfigError with a log's end if a node ends, or after START_S."""
+    """Wait until `count` nodes are alive.
+
+    Raises ConfigError, with the end of a node's log, if a node ends or START_S seconds pass.
+    """
     deadline = time.monotonic() + START_S
     while count_nodes(cluster) < count:
         for name, process in cluster.processes.items():

@@ -25,7 +25,10 @@ ANSWER_S = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tell Ray now, or with --watch when the cloud gives notice. Return 1 if Ray refuses to drain the node, else 0."""
+    """Tell Ray that the node will end, with --watch only once the cloud gives notice.
+
+    Return the exit status: 0, or 1 if Ray refuses to drain the node.
+    """
     parser = argparse.ArgumentParser(prog="python -m cluster.notice", description=__doc__)
     parser.add_argument("--seconds", type=int, default=90, help="seconds until the node ends (default: 90)")
     parser.add_argument("--node-id", help="Ray's id of the node (default: this node)")

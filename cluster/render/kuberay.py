@@ -1,7 +1,8 @@
 """Files for Kubernetes: a RayCluster and RayJobs for KubeRay (1.5 or later), with and without a queue.
 
-The Ray container comes first in its pod. Only CPU pods have the preprocessing resource. Every group can shrink to no
-pods. Nothing listens outside the cluster, and Ray requires a token. tests/cluster/test_cluster_kuberay.py checks this.
+The Ray container comes first in its pod. Only CPU pods have the preprocessing resource. Without a queue, every group of
+pods can shrink to none. Nothing listens outside the cluster, and Ray requires a token.
+tests/cluster/test_cluster_kuberay.py checks this.
 """
 
 from __future__ import annotations

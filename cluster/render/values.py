@@ -342,7 +342,7 @@ class SkyValues(ClusterValues):
 
 
 def check_command(command: str, *, key: str, work: str, group: Group) -> None:
-    """Raise ValueError if a job's command is not its script, or asks for more workers than `group` has room for.
+    """Raise ValueError if a job's command runs another script, or asks for more workers than `group` has room for.
 
     A command that preprocesses must also name `workers`, because nodes start for that number, and the nodes' resource,
     because GPU nodes would start otherwise.

@@ -44,7 +44,7 @@ _GUARD_GOES_ON = ("skips", "losses", "phase")
 
 @dataclass(frozen=True, slots=True)
 class BranchStart:
-    """The starting state of a branch."""
+    """The starting state of a branch (a run that starts from another run's checkpoint)."""
 
     state: CheckpointState
     """The state that the branch commits as its own first checkpoint."""
@@ -52,7 +52,7 @@ class BranchStart:
     """Whether the branch continues in the data where the checkpoint stopped. If false, the data start over."""
 
     def describe(self, source: str) -> str:
-        """Return a line that tells the user what the branch takes from `source`."""
+        """Return a line that tells the user what the run takes over from the checkpoint `source`."""
         data = "the data continue from there" if self.same_data else "the data start over (other data or batch)"
         return f"branch of {source}: takes over weights, moments and step {self.state.step:,}; {data}"
 
@@ -97,9 +97,9 @@ def source_config(config: TrainerConfig) -> TrainerConfig:
 
 
 def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> BranchStart:
-    """Check that the settings fit the checkpoint `resume_from`. Return what the branch starts with.
+    """Check that the settings fit the checkpoint `resume_from`. Return what the run starts with.
 
-    Reads only the checkpoint's state, not its weights. Raises ConfigError.
+    Reads only the checkpoint's state, not its weights. Raises ConfigError if the settings do not fit.
     """
     source = locate(str(config.resume_from))
     state = read_state(source)
@@ -123,9 +123,9 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
 
 
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
-    """Return what a branch from a checkpoint with `state` starts with. `phases` are the branch's own.
+    """Return what a run that starts from another run's checkpoint takes over from the checkpoint's `state`.
 
-    The step count continues. If a phase has the checkpoint's plan (order of the data), the position in the data
+    The step count continues. If one of `phases` has the checkpoint's plan (order of the data), the position in the data
     continues too, and the divergence guard keeps its recent losses and the steps to skip. Otherwise the data and the
     guard start over.
     """
@@ -195,9 +195,10 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
 
 
 def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
-    """Return the source run's `phase` and its data set, read from the path in `phases` (the branch's) if they use it.
+    """Return `phase`, a phase of the source run, and the manifest of its data set.
 
-    Raises DataSetError if the data set's hash is not `data_hash`. An empty `data_hash` allows any.
+    If one of the branch's `phases` uses this data set, its path is taken from there. Raises DataSetError if the data
+    set's hash is not `data_hash`. An empty `data_hash` allows any data set.
     """
     for each in phases:
         if each.manifest.hash == data_hash:
@@ -266,7 +267,10 @@ def _check_vocabulary(
 
 
 def branch_command(config: TrainerConfig, *, before: int) -> str:
-    """Return a command for a branch from the newest checkpoint before step `before`, at half the learning rate."""
+    """Return a shell command that continues this run as a new run, with half the learning rate.
+
+    The new run starts from the newest checkpoint before step `before`.
+    """
     checkpoints = [folder for folder in find_checkpoints(config.output).folders if step_of(folder) < before]
     step = step_of(checkpoints[-1]) if checkpoints else 0
     run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate

@@ -102,9 +102,10 @@ class DivergenceGuard:
         return self.bad_steps >= self._config.max_bad_steps
 
     def go_back(self, *, step: int, to: int, tree: Mapping[str, Any]) -> list[int]:
-        """Update the guard for a rollback from bad step `step` to the checkpoint of step `to`, which holds `tree`.
+        """Update the guard for a rollback from bad step `step` to the checkpoint of step `to`.
 
-        Returns the [first, last] step of the window that is skipped from now on.
+        `tree` is the guard's state in that checkpoint. Returns [first, last], the window of steps that is skipped from
+        now on.
         """
         window = [max(to + 1, self.first_bad - self._config.skip_before), step]
         self.skips.append(window)

@@ -49,11 +49,11 @@ def work(
     reader: Literal["local", "ray"] = "local",
     lease_token: str | None = None,
 ) -> Outcome:
-    """Train this rank's share until max_steps or until asked to stop, resuming from the run directory.
+    """Train this rank's share until max_steps or until asked to stop. Return the outcome.
 
-    `lease_token` belongs to the job's lease (sole right to write) on the run directory. Once another job holds the
-    lease, nothing is committed. torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for
-    bad input, including settings that need more memory than the device has.
+    Resumes from the run directory. `lease_token` belongs to the job's lease (sole right to write) on that directory.
+    Once another job holds the lease, nothing is committed. torch.distributed must be initialized, with gloo for CPU
+    tensors. Raises ValueError for bad input, including settings that need more memory than the device has.
     """
     with warnings_to_user(link, place=place), shortage_named(config, rank=place.rank, device=device):
         set_up_process(config, place=place, device=device)
@@ -69,7 +69,7 @@ def run_share(
     reader: Literal["local", "ray"],
     lease_token: str | None = None,
 ) -> Outcome:
-    """Do what `work` does, in a process that set_up_process has prepared."""
+    """Do what `work` does, in a process that set_up_process has prepared. Return the outcome."""
     run_directory = locate(config.output)
     phases = open_shared_folders(config)
     rank, world_size = place.rank, place.world_size
@@ -257,8 +257,8 @@ def build_engine(
 ) -> tuple[Engine, dict[str, Any]]:
     """Return the engine, and facts about the rows that the model's initial weights were trained on.
 
-    Unless the run has `begun` (has checkpoints), the weights come from model.initialize_from, if set. The facts,
-    entries of CheckpointState.rows, are then their longest row and whether they know next sentences. Otherwise the
+    Unless the run has `begun` (has checkpoints), the weights come from model.initialize_from, if set. The facts are
+    then the longest row, and whether the weights can predict next sentences, as in CheckpointState.rows. Otherwise the
     facts are empty.
     """
     rows: dict[str, Any] = {}
