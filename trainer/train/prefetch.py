@@ -52,7 +52,7 @@ class Feed:
                 raise RowGroupError(f"cannot read any of the {num_lost} rows after epoch {begun}; restore the data set")
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective and idempotent."""
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective, idempotent."""
         if self._ahead is None:
             counts = torch.from_numpy(self._stream.cut())
             self._ahead = counts, dist.all_reduce(counts, async_op=True)
@@ -114,7 +114,7 @@ class RunFeed:
         return step
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective and idempotent."""
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective, idempotent."""
         if self._next is None:
             start = self._next_start(self._done)
             if start.phase != self._done.phase:
