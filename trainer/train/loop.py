@@ -117,7 +117,7 @@ def check_compiled(context: TrainContext, step: int) -> None:
 
 
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
-    """Evaluate after `step`. From a tenth of the run on, warn if the model does not beat token frequencies. Collective."""
+    """Evaluate after `step`. From a tenth of the run on, warn if the loss is no better than unigram's. Collective."""
     evaluation = evaluator.evaluate(context.engine, step=step)
     context.log.write_evaluation(evaluation)
     if step >= first_judged_step(context.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # NaN too
