@@ -8,7 +8,7 @@ RUN apt-get update \
         ca-certificates curl g++ gcc libc6-dev openssh-client procps python3.12 python3.12-dev python3.12-venv rsync \
     && rm -rf /var/lib/apt/lists/*
 
-# EFA (network of AWS): libfabric and NCCL's plugin; the host has the kernel modules. --build-arg EFA_INSTALLER= omits it.
+# EFA: libfabric and NCCL's plugin. The host has the kernel modules. --build-arg EFA_INSTALLER= omits it.
 ARG EFA_INSTALLER=1.44.0
 RUN if [ -n "$EFA_INSTALLER" ]; then \
         curl -fsSL "https://efa-installer.amazonaws.com/aws-efa-installer-$EFA_INSTALLER.tar.gz" | tar -xz -C /tmp \

@@ -175,8 +175,9 @@ def go_back(
 ) -> CheckpointState:
     """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
-    So a run that is killed right afterwards continues in the same way. Returns the restored state. Collective. Raises
-    DivergenceError if there is no such checkpoint.
+    If no checkpoint is that old, the newest one is restored. Because of the commit, a run that is killed right
+    afterwards continues in the same way. Returns the restored state. Collective. Raises DivergenceError if there is no
+    checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
