@@ -1,16 +1,16 @@
-"""Clusters: values that a user fills in, the files made from them, and commands that start clusters and submit jobs.
+"""Clusters: values that a user fills in, files made from these values, and commands for clusters and their jobs.
 
-`python -m cluster.render` writes every file that names its values file in the first line, `python -m cluster.check`
-checks values and files, `python -m cluster.submit` runs jobs, `python -m cluster.local` starts a cluster on this
-machine, `python -m cluster.notice` tells Ray that a node will end. pipeline/ and trainer/ import nothing from here.
+`python -m cluster.render` writes the files from the values. `python -m cluster.check` checks both.
+`python -m cluster.submit` runs jobs. `python -m cluster.local` starts a cluster on this machine.
+`python -m cluster.notice` tells Ray that a node will end. Nothing in pipeline/ and trainer/ imports this package.
 """
 
 from pathlib import Path
 
-import pipeline as pipeline  # first of all: it says which package is missing
+import pipeline as pipeline  # first, because it reports which package is missing
 
 CLUSTER = Path(__file__).resolve().parent
 REPOSITORY = CLUSTER.parent
 
 PREPROCESSING = "preprocessing"
-"""Ray resource of nodes without GPUs, one for each CPU. A job that asks for it never starts a GPU node."""
+"""A Ray resource that nodes without GPUs have, one unit per CPU. A job that asks for it never starts a GPU node."""

@@ -1,6 +1,6 @@
-"""Checks what you fill in, without a network: `make check-cluster`, `python -m cluster.check`.
+"""Checks the values that you fill in, without a network: `make check-cluster`, `python -m cluster.check`.
 
-Values must be valid, the files made from them up to date, and no file may hold a secret. tests/cluster checks the files
+They must be valid, the files made from them up to date, and no file may hold a secret. tests/cluster checks the files
 themselves against the rules of Ray, AWS, Google Cloud and Kubernetes.
 """
 
@@ -24,12 +24,12 @@ SECRETS = {
     "a key of Google": r"\bAIza[0-9A-Za-z_-]{35}\b",
     "a long secret": r"(?i)\b\w*(secret|token|passwo?r?d|api_?key)\w*\s*[:=]\s*['\"]?[A-Za-z0-9+/_-]{24,}",
 }
-"""Name of a secret -> regular expression."""
+"""Maps the name of each kind of secret to the regular expression that finds it."""
 START_TIMEOUT_S = int(TrainerConfig.model_fields["start_timeout_s"].default)
 
 
 def find_faults(folder: Path) -> Iterator[str]:
-    """Yield every fault of the files in `folder`: file, place, value and remedy."""
+    """Yield a message for each fault of the files in `folder`, with place and remedy."""
     for kind in KINDS:
         try:
             values = read_values(kind, folder=folder / "values")
@@ -46,7 +46,7 @@ def find_faults(folder: Path) -> Iterator[str]:
 
 
 def find_costly_values(values: ClusterValues) -> Iterator[str]:
-    """Yield what is valid but wastes nodes: some that never stop, some that boot after the trainer has given up."""
+    """Yield a message for each value whose nodes never stop, or boot after the trainer has given up."""
     for name in ("cpu", "gpu"):
         group = getattr(values, name, None)
         if group is not None and group.min_nodes:
@@ -57,7 +57,7 @@ def find_costly_values(values: ClusterValues) -> Iterator[str]:
 
 
 def find_secrets(text: str) -> Iterator[str]:
-    """Yield the lines of a file that look like a secret."""
+    """Yield a message for each line of a file that looks like a secret."""
     for number, line in enumerate(text.splitlines(), start=1):
         for secret, pattern in SECRETS.items():
             if re.search(pattern, line):
@@ -65,7 +65,7 @@ def find_secrets(text: str) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print all faults; exit status 1 if there are any."""
+    """Print all faults. Return the exit status: 1 if there are any, else 0."""
     argparse.ArgumentParser(prog="python -m cluster.check", description=__doc__).parse_args(arguments)
     faults = list(find_faults(CLUSTER))
     for fault in faults:

@@ -1,7 +1,7 @@
-"""Cost of the published recipe on each kind of cluster: `python -m cluster.costs`.
+"""Prints what the published training recipe costs on AWS and Google Cloud: `python -m cluster.costs`.
 
-Extrapolated from one H200 (bench/trainer.md). Communication between nodes was not measured, so hours and prices are
-lower bounds.
+The costs are extrapolated from one H200 (bench/trainer.md). Communication between nodes was not measured, so hours and
+prices are lower bounds.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from cluster.render import VALUES, Group, read_values
 
 TOKENS = 42.6e9
-"""Tokens of trainer/configs/bert_large_two_phases.yaml; its comment has the sum."""
+"""Tokens that trainer/configs/bert_large_two_phases.yaml trains on. A comment in that file shows the sum."""
 TOKENS_PER_SECOND = 232_474
-"""Real tokens of one GPU: BERT-Large, bf16, compiled, rows as long as Wikipedia's."""
+"""Tokens, without padding, that one GPU trains on: BERT-Large in bf16, compiled, rows as long as Wikipedia's."""
 
 
 def hours_of(group: Group) -> float:
-    """Return the hours of the recipe on all nodes of the group."""
+    """Return the hours that the recipe takes on all nodes of the group."""
     return TOKENS / (TOKENS_PER_SECOND * group.gpus * group.max_nodes) / 3600
 
 
 def table(folder: Path = VALUES) -> Iterator[str]:
-    """Yield the lines of a Markdown table."""
+    """Yield the lines of a Markdown table of costs from the values files in `folder`."""
     yield "| cluster | nodes | GPUs | hours | on demand | spot |"
     yield "|---|---|---|---|---|---|"
     for kind in ("aws", "gcp"):

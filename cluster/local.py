@@ -1,7 +1,7 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs; each node has its own address (127.0.0.2, ...). Each is a `ray start --block` with all its
-processes as children, so stopping ends exactly those. `ray stop` would end every Ray of the machine.
+The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). Each is a `ray start --block` with
+all its processes as children, so stopping ends exactly these processes. `ray stop` would end every Ray of the machine.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from pipeline.settings import ConfigError
 from pipeline.units import count_of
 
 STATE = "CLOZE_LOCAL_CLUSTER"
-"""Environment variable: state file to use instead of build/local-cluster.json."""
+"""The environment variable that names a state file to use instead of build/local-cluster.json."""
 RAY = str(Path(sys.executable).with_name("ray"))
 NODE_CPUS = 2
 CPUS_PER_WORKER = 1.5
-"""A node has room for one training worker; the rest of its CPUs reads data."""
+"""CPUs of a training worker. A node has room for one worker, and the rest of its CPUs reads data."""
 STORE_BYTES = 200_000_000
 START_S = 120.0
 ATTEMPTS = 3
 END_S = 10.0
 CLOCK_S = 60.0
-"""Largest correction of the clock; it takes much longer until a process id is used again."""
+"""Largest correction of the clock to allow for, in seconds. A process id is used again only much later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that was started: its id, and its start time, since ids are used again."""
+    """A process that was started. Process ids are reused, so the start time identifies it too."""
 
     pid: int
     began: float
-    """Seconds since 1970, as psutil reports them; a correction of the clock moves them."""
+    """Start time in seconds since 1970, as psutil reports it. A correction of the clock changes it."""
 
     def find(self) -> psutil.Process | None:
-        """Return the process if it still exists."""
+        """Return the process if it still exists, else None."""
         try:
             process = psutil.Process(self.pid)
             return process if abs(process.create_time() - self.began) < CLOCK_S else None
@@ -67,16 +67,16 @@ class LocalCluster:
     address: str
     """Address of the head, HOST:PORT."""
     dashboard: str
-    """Address for jobs, http://HOST:PORT."""
+    """Address of the dashboard, which takes jobs: http://HOST:PORT."""
     token: str
     folder: str
-    """Folder of Ray's files."""
+    """Folder with Ray's files and a log of each node."""
     processes: dict[str, Started]
-    """Node -> its `ray start`."""
+    """Maps the name of each node to its `ray start` process."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which commands find the cluster."""
+        """The environment variables by which commands find the cluster."""
         return {
             "RAY_ADDRESS": self.dashboard,
             "RAY_API_SERVER_ADDRESS": self.dashboard,
@@ -86,7 +86,7 @@ class LocalCluster:
 
 
 def start(*, nodes: int) -> LocalCluster:
-    """Start a head and `nodes` nodes. ConfigError if a local cluster runs already, or if a node does not start."""
+    """Start and return a head and `nodes` nodes. Raises ConfigError if one runs already or a node does not start."""
     running = read()
     if running is not None:
         raise ConfigError(
@@ -116,8 +116,10 @@ def start(*, nodes: int) -> LocalCluster:
 
 
 def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: int) -> None:
-    """Start a node and wait until `count` are alive. Try again if its `ray start` has ended: Ray allows itself 30 s,
-    which a busy machine exceeds."""
+    """Run `ray start` with `words` as node `name`, and wait until `count` nodes are alive.
+
+    If it ends, try again: Ray allows itself 30 s, which a busy machine exceeds. Raises ConfigError if that fails.
+    """
     for left in reversed(range(ATTEMPTS)):
         launch(cluster, name, words)
         try:
@@ -135,16 +137,16 @@ def has_ended(started: Started) -> bool:
 
 
 def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
-    """Start a node, and record its process at once."""
+    """Run `ray start` with `words` as node `name`, and record its process at once."""
     agent, metrics = free_ports(2)
     environment = {
         "RAY_worker_niceness": "0",  # at Ray's 15, workers get almost no time on a busy machine
-        # Names in capitals (RAY_ADDRESS) point to another cluster; the others (RAY_worker_niceness) are settings.
+        # Names in capitals (RAY_ADDRESS) may point to another cluster. Other names (RAY_worker_niceness) are settings.
         **{key: value for key, value in os.environ.items() if not (key.startswith("RAY_") and key[4:5].isupper())},
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": cluster.token,
         "RAY_JOB_STOP_WAIT_TIME_S": "600",
-        "RAY_metrics_report_interval_ms": "1000",  # jobs here are short
+        "RAY_metrics_report_interval_ms": "1000",  # often, because jobs here are short
         "RAY_USAGE_STATS_ENABLED": "0",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
@@ -165,7 +167,10 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
 
 
 def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
-    """Wait until `count` nodes are alive. ConfigError with the end of a log if one has ended, or after START_S."""
+    """Wait until `count` nodes are alive.
+
+    Raises ConfigError, with the end of a node's log, if a node ends or START_S seconds pass.
+    """
     deadline = time.monotonic() + START_S
     while count_nodes(cluster) < count:
         for name, process in cluster.processes.items():
@@ -176,7 +181,7 @@ def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
 
 
 def count_nodes(cluster: LocalCluster) -> int:
-    """Return the number of living nodes that the dashboard reports; 0 before it answers."""
+    """Return the number of living nodes that the dashboard reports, or 0 if it does not answer yet."""
     url = f"{cluster.dashboard}/api/v0/nodes?limit=1000"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.token}"})
     try:
@@ -193,7 +198,7 @@ def state_file() -> Path:
 
 
 def read() -> LocalCluster | None:
-    """Return the running cluster, if there is one; remove the state file of a cluster that has ended."""
+    """Return the running cluster, or None. If the recorded cluster has ended, remove its files."""
     try:
         tree = json.loads(state_file().read_text(encoding="ascii"))
     except FileNotFoundError:
@@ -207,9 +212,9 @@ def read() -> LocalCluster | None:
 
 
 def end(cluster: LocalCluster) -> int:
-    """End every process of the cluster and remove its files; return the number of processes.
+    """End every process of the cluster and remove its files. Return the number of processes.
 
-    Nodes end before the head, so none loses its head. Processes that outlive their `ray start` are killed by id.
+    The head ends last, so that no node loses its head. Processes that still run after END_S are killed by id.
     """
     roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
     alive = [root for root in roots if root is not None]
@@ -226,7 +231,7 @@ def end(cluster: LocalCluster) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports of 127.0.0.1."""
+    """Return `count` free ports of 127.0.0.1."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.bind(("127.0.0.1", 0))

@@ -1,6 +1,7 @@
-"""Tells Ray that this node will end: `python -m cluster.notice --seconds 90`, or `--watch` for the cloud's notice.
+"""Tells Ray that this node will end: `python -m cluster.notice --seconds 90`. `--watch` waits for the cloud's notice.
 
-The trainer then writes a checkpoint before the node ends. For a pod's preStop hook, a Slurm epilogue, a spot machine.
+The trainer then writes a checkpoint before the node ends. Use this in a pod's preStop hook, in a Slurm epilogue, or on
+a spot machine.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ AWS = "http://169.254.169.254"
 GCP = "http://metadata.google.internal"
 POLL_S = 5.0
 ANSWER_S = 2.0
-"""Longest wait for the metadata service; if there is one, it is on this machine."""
+"""Longest wait for the cloud's metadata service. It is near the machine, so it answers fast if it exists."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Give notice, now or when the cloud does. Return the exit status: 0, or 1 if Ray refuses to drain the node."""
+    """Tell Ray that the node will end, with --watch only once the cloud gives notice.
+
+    Return the exit status: 0, or 1 if Ray refuses to drain the node.
+    """
     parser = argparse.ArgumentParser(prog="python -m cluster.notice", description=__doc__)
     parser.add_argument("--seconds", type=int, default=90, help="seconds until the node ends (default: 90)")
     parser.add_argument("--node-id", help="Ray's id of the node (default: this node)")
@@ -40,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def wait_for_notice(clouds: Sequence[Callable[[], int | None]], *, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Wait until one of the clouds gives notice; return the seconds that are left."""
+    """Ask each of `clouds` in turn until one gives notice. Return the seconds until this machine ends."""
     while True:
         for ask in clouds:
             left = ask()
@@ -50,7 +54,7 @@ def wait_for_notice(clouds: Sequence[Callable[[], int | None]], *, sleep: Callab
 
 
 def ask_aws(address: str) -> int | None:
-    """Return the seconds until a spot instance ends, or None without notice. AWS gives it two minutes before."""
+    """Return the seconds until this spot instance ends, or None before AWS gives notice (two minutes ahead)."""
     token = _fetch(f"{address}/latest/api/token", method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
     if token is None:
         return None
@@ -63,7 +67,7 @@ def ask_aws(address: str) -> int | None:
 
 
 def ask_gcp(address: str) -> int | None:
-    """Return the seconds until a spot machine ends, or None without notice. Google gives it 30 seconds before."""
+    """Return the seconds until this spot machine ends, or None before Google gives notice (30 seconds ahead)."""
     answer = _fetch(f"{address}/computeMetadata/v1/instance/preempted", headers={"Metadata-Flavor": "Google"})
     return 25 if answer is not None and answer.strip() == "TRUE" else None
 
@@ -78,7 +82,7 @@ def _fetch(url: str, *, headers: dict[str, str], method: str = "GET") -> str | N
 
 
 def drain(address: str, *, node_id: str | None, seconds: int) -> int:
-    """Drain the node and wait until it has left, for at most `seconds`. Return the exit status."""
+    """Drain the node (Ray moves work off it) and wait until it has left, at most `seconds`. Return 1 if Ray refuses."""
     import ray
 
     deadline = time.monotonic() + seconds

@@ -1,7 +1,7 @@
 """Runs jobs on a Ray cluster: `python -m cluster.submit train|preprocess --config FILE key.sub=value ...`.
 
-Uploads only the packages and the config. Data and runs are not uploaded, so all nodes must see their paths. The cluster
-is the one whose dashboard RAY_ADDRESS names (http://...), else the local one.
+Uploads only the packages and the config. Data and runs are not uploaded, so all nodes must see the paths of both. The
+variable RAY_ADDRESS names the dashboard of the cluster (http://...). Without it, jobs go to the local cluster.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ CONFIGS: dict[str, type[Settings]] = {"train": TrainerConfig, "preprocess": Pipe
 PACKAGES = ("pipeline", "trainer", "cluster")
 CONFIG_NAME = "job.yaml"
 LEFT_OUT = ("__pycache__", "*.pyc")
-"""Files of the packages that are not uploaded."""
+"""Patterns of names in the packages that are not uploaded."""
 LIMIT_BYTES = 50_000_000
-"""Largest upload. Ray itself fails at ten times this, but only after the upload."""
+"""Largest upload. Ray itself refuses only ten times this size, and only after the upload."""
 PATHS = {
     "train": ("data", "output", "working_folder", "model.initialize_from", "resume_from", "phases.*.data"),
     "preprocess": (
         *("sources.*.path", "sources.*.clean_documents", "vocabulary.path", "output", "cleaning.keep_rejects"),
     ),
 }
-"""Kind of job -> settings that name files."""
+"""Maps each kind of job to its settings that name files."""
 AGENT_S = 120.0
 ENDED = {"SUCCEEDED", "FAILED", "STOPPED"}
 
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Submit a job or report on jobs. Return the exit status: 0, 1 if the job failed, 2 if the input is refused."""
+    """Submit, show or stop jobs. Return the exit status: 0, 1 if the job failed, 2 if the input is refused."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     parser.add_argument("action", choices=["train", "preprocess", "status", "logs", "stop", "list"])
     parser.add_argument(
@@ -72,12 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(parsed.words) != 1:
             raise ConfigError(f"{PROGRAM}: {parsed.action} needs the job's ID; `{PROGRAM} list` shows all IDs")
         return ask(client, parsed.action, parsed.words[0])
-    except RuntimeError as error:  # from Ray's client: unknown job, or unexpected answer
+    except RuntimeError as error:  # Ray's client does not know the job, or got an unexpected answer
         return fail(error)
 
 
 def use_local_cluster() -> LocalCluster | None:
-    """Return the local cluster if no other is named; put its address and token into this process's environment."""
+    """Return the local cluster if no other is named, and put its address and token into this process's environment."""
     if os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS"):
         return None
     local = read()
@@ -87,7 +87,7 @@ def use_local_cluster() -> LocalCluster | None:
 
 
 def connect() -> JobSubmissionClient:
-    """Return a client of the cluster's jobs. ConfigError if no cluster is named, or it does not answer."""
+    """Return a client for the cluster's jobs. Raises ConfigError if RAY_ADDRESS names no cluster that answers."""
     address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
     if not address or not address.startswith(("http://", "https://")):
         raise ConfigError(
@@ -107,7 +107,7 @@ def connect() -> JobSubmissionClient:
 
 
 def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local: LocalCluster | None) -> int:
-    """Check the config, pack, upload and start the job, follow its log. Return the exit status."""
+    """Check the config, upload it with the code, start the job, and if `wait` print its log. Return the exit status."""
     arguments = split_arguments(words, program=PROGRAM, keys=KEYS if kind == "preprocess" else ())
     if arguments.file is None:
         raise ConfigError(f"{PROGRAM}: {kind} needs --config FILE")
@@ -143,7 +143,7 @@ def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local
 
 
 def bind_to_nodes(config: PipelineConfig) -> list[str]:
-    """Return the overrides that put a build on the nodes that preprocess, unless the config says otherwise."""
+    """Return the overrides that put a build on the preprocessing nodes, unless the config says otherwise."""
     overrides = [] if "engine" in config.model_fields_set else ["engine=ray"]
     if (overrides or config.engine == "ray") and "resource" not in config.ray.model_fields_set:
         overrides.append(f"ray.resource={PREPROCESSING}")
@@ -151,7 +151,7 @@ def bind_to_nodes(config: PipelineConfig) -> list[str]:
 
 
 def hand_over(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
-    """Upload the folder and start the job. Try again while the head has no agent: it starts seconds after the head."""
+    """Upload the folder and start the job. Try again while Ray has no agent, which starts seconds after the head."""
     deadline = time.monotonic() + AGENT_S
     while True:
         try:
@@ -168,7 +168,7 @@ def hand_over(client: JobSubmissionClient, id: str, *, command: str, folder: str
 
 
 def find_paths(kind: str, config: Settings) -> Iterator[tuple[str, str]]:
-    """Yield (key, path) of every setting that names a file."""
+    """Yield (key, path) for every setting in `config` that names a file or folder."""
     for key in PATHS[kind]:
         yield from _walk(to_tree(config), key.split("."), ())
 
@@ -195,14 +195,14 @@ def is_absolute(path: str) -> bool:
 
 
 def pack(folder: Path, *, config: Settings) -> None:
-    """Copy the packages, and the config with its overrides, into `folder`."""
+    """Copy the packages into `folder`, and write `config` there as job.yaml."""
     for package in PACKAGES:
         shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns(*LEFT_OUT))
     (folder / CONFIG_NAME).write_text(dump_yaml(config, given=True), encoding="utf-8")
 
 
 def check_size(folder: Path, *, limit: int = LIMIT_BYTES) -> int:
-    """Return the size of the upload in bytes. ConfigError with the largest files if it exceeds `limit`."""
+    """Return the size of the upload in bytes. If it exceeds `limit`, raise ConfigError that names the largest files."""
     sizes = {path.relative_to(folder): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     total = sum(sizes.values())
     if total > limit:
@@ -216,7 +216,7 @@ def check_size(folder: Path, *, limit: int = LIMIT_BYTES) -> int:
 
 
 def follow(client: JobSubmissionClient, id: str) -> int:
-    """Print the job's log to its end, then its status. Ctrl-C leaves the job running."""
+    """Print the job's log to its end, then its status. Return 1 if it failed, else 0. Ctrl-C leaves the job running."""
 
     async def show() -> None:
         async for lines in client.tail_job_logs(id):
@@ -231,7 +231,7 @@ def follow(client: JobSubmissionClient, id: str) -> int:
 
 
 def ask(client: JobSubmissionClient, action: str, id: str) -> int:
-    """Print a job's status or log, or stop it and wait for its end."""
+    """Print a job's status or log, or stop the job and wait for its end. Return 1 if the job failed, else 0."""
     if action == "logs":
         return follow(client, id)
     if action == "stop":
@@ -242,7 +242,7 @@ def ask(client: JobSubmissionClient, action: str, id: str) -> int:
 
 
 def tell(client: JobSubmissionClient, id: str) -> int:
-    """Print a job's status and last line of log. Return 1 if it failed, else 0."""
+    """Print a job's status and the last line of its log. Return 1 if the job failed, else 0."""
     info = client.get_job_info(id)
     lines = client.get_job_logs(id).splitlines()
     print(f"{id}: {info.status}{f' ({info.message})' if info.message and info.status == 'FAILED' else ''}")

@@ -1,6 +1,6 @@
-"""Installs the packages of each image into a clean environment and runs them: `make test-images [ARGS=training]`.
+"""Installs the packages of each image into a clean environment and tries them: `make test-images [ARGS=training]`.
 
-Needs no docker, but minutes and gigabytes.
+This needs no docker, but some minutes and gigabytes of disk.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ TRIALS = {
         ("-c", "import boto3, googleapiclient.discovery"),
     ),
 }
-"""Image -> commands that must succeed in it: the words after `python`, run from the repository."""
+"""Maps each image to its trials: commands that must succeed. `python` comes before the words given here."""
 
 
 def list_extras(image: str) -> str:
-    """Return the extras that an image installs."""
+    """Return the extras (optional dependencies) that an image installs, joined by commas."""
     text = (CLUSTER / "images" / f"{image}.Dockerfile").read_text(encoding="utf-8")
     (extras,) = re.findall(r"-e '\.\[([\w,-]+)\]'", text)
     return str(extras)
 
 
 def try_image(image: str) -> None:
-    """Install the packages of an image and run its trials. CalledProcessError names the command that failed."""
+    """Install the packages of an image and run its TRIALS. Raises CalledProcessError with the command that failed."""
     import ray
 
     with tempfile.TemporaryDirectory(prefix="cloze-image-") as folder:
@@ -52,12 +52,12 @@ def try_image(image: str) -> None:
 
 
 def run(*command: str) -> None:
-    """Run a command from the repository without its output."""
+    """Run a command from the repository and hide its output."""
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the named images, or both."""
+    """Try the named images, or both. Return the exit status 0."""
     for image in (sys.argv[1:] if arguments is None else arguments) or TRIALS:
         try_image(image)
     return 0

@@ -1,13 +1,13 @@
-# CPU nodes: Beam, Dask and Ray, without torch. `make images` builds it from the repository's root.
+# Image of the CPU nodes: Beam, Dask and Ray, without torch. `make images` builds it from the repository's root.
 FROM ubuntu:noble-20251013
 
-# rsync: Ray's launcher copies into containers.
+# Ray's launcher copies files into containers with rsync.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
         ca-certificates openssh-client procps python3.12 python3.12-venv rsync \
     && rm -rf /var/lib/apt/lists/*
 
-# User id 1000, as the hosts' first user, whose files Ray's launcher mounts.
+# User id 1000, like the first user of the hosts. Ray's launcher mounts the files of that user.
 RUN userdel --remove ubuntu \
     && useradd --create-home --uid 1000 --user-group cloze \
     && install --directory --owner=cloze --group=cloze /opt/cloze /opt/venv /home/cloze/.ray /shared

@@ -1,14 +1,14 @@
-# Head and GPU nodes: everything, and what NCCL needs on AWS. `make images` builds it from the repository's root.
+# Image of the head and GPU nodes: everything, with NCCL for AWS. `make images` builds it from the repository's root.
 # torch brings CUDA, cuDNN and NCCL; the driver comes from the host.
 FROM ubuntu:noble-20251013
 
-# rsync: Ray's launcher copies into containers. gcc and Python's headers: Triton compiles its launchers.
+# Ray's launcher copies files into containers with rsync. Triton needs gcc and Python's headers for its launchers.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
         ca-certificates curl g++ gcc libc6-dev openssh-client procps python3.12 python3.12-dev python3.12-venv rsync \
     && rm -rf /var/lib/apt/lists/*
 
-# EFA: libfabric and NCCL's plugin; kernel modules come from the host. --build-arg EFA_INSTALLER= omits it.
+# EFA: libfabric and NCCL's plugin. The host has the kernel modules. --build-arg EFA_INSTALLER= omits it.
 ARG EFA_INSTALLER=1.44.0
 RUN if [ -n "$EFA_INSTALLER" ]; then \
         curl -fsSL "https://efa-installer.amazonaws.com/aws-efa-installer-$EFA_INSTALLER.tar.gz" | tar -xz -C /tmp \
@@ -18,7 +18,7 @@ RUN if [ -n "$EFA_INSTALLER" ]; then \
         && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/*; \
     fi
 
-# User id 1000, as the hosts' first user, whose files Ray's launcher mounts.
+# User id 1000, like the first user of the hosts. Ray's launcher mounts the files of that user.
 RUN userdel --remove ubuntu \
     && useradd --create-home --uid 1000 --user-group cloze \
     && install --directory --owner=cloze --group=cloze /opt/cloze /opt/venv /home/cloze/.ray /shared

@@ -21,7 +21,7 @@ Values:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files, or explain the values; return the exit status."""
+    """Write the files, or with --help explain the values. Return the exit status."""
     kinds = list(sys.argv[1:] if arguments is None else arguments)
     if "--help" in kinds:
         print(USAGE.format(kinds=", ".join(KINDS)))
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(kind: str, *, folder: Path = CLUSTER) -> None:
-    """Write the files of a kind into `folder`, and print which values are missing."""
+    """Write the files of a kind of cluster into `folder`, and print which values are missing."""
     values = read_values(kind)
     for name, text in render(kind, values).items():
         path = folder / name

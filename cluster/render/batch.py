@@ -1,4 +1,4 @@
-"""Files for Slurm (`sbatch`) and SkyPilot (`sky launch`): one job, with one Ray over its nodes that ends with it."""
+"""Files for Slurm (`sbatch`) and SkyPilot (`sky launch`). Each runs one job, with a Ray cluster only for that job."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from cluster.render.values import SkyValues, SlurmValues
 Tree = dict[str, Any]
 
 NOTICE_S = 300
-"""Seconds between Slurm's signal and the time limit."""
+"""Seconds between Slurm's signal and the job's time limit."""
 
 
 def render_slurm(values: SlurmValues) -> str:
-    """Render a batch script: Ray on every node, the command on the first, a checkpoint before the time limit."""
+    """Return a batch script that runs Ray on every node and the command on the first.
+
+    Before the time limit, the command writes a checkpoint, and the job is queued again.
+    """
     group = values.gpu
     driver = shlex.quote(f'echo $$ > "$0"; export RAY_ADDRESS="$1"; exec {values.command}')
     return f"""\
@@ -76,9 +79,10 @@ exit "$status"
 
 
 def render_skypilot(values: SkyValues) -> Tree:
-    """Render a task. It takes the checkout along; its Ray has other ports and folders than SkyPilot's own Ray.
+    """Return a task that copies this checkout to the nodes. Its Ray has other ports and folders than SkyPilot's own.
 
-    It mounts nothing, since a mounted bucket cannot rename: data and output are addresses of an object store.
+    The task mounts no bucket, because files in a mounted bucket cannot be renamed. So data and output are addresses of
+    an object store.
     """
     start = f"--num-cpus={values.gpu.cpus} --num-gpus={values.gpu.gpus} --temp-dir=/tmp/cloze --disable-usage-stats"
     return {

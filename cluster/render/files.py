@@ -1,4 +1,4 @@
-"""Renders files from values. A file that names its values file in the first line is exactly what those values give."""
+"""Renders the files of clusters from values. A comment at the top of each file says that only the values are edited."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ FILES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "slurm": {"slurm/train.sbatch": batch.render_slurm},
     "skypilot": {"skypilot/train.yaml": batch.render_skypilot},
 }
-"""Kind of cluster -> file -> function that renders it: to a script, or to a tree for YAML."""
+"""Maps each kind of cluster to its files, and each file to its function, which returns a script or a tree for YAML."""
 
 FILL_IN = "fill-in"
-"""Part of every value that only the user can give."""
+"""The text that marks values that the user must still give."""
 
 
 def render(kind: str, values: ClusterValues) -> dict[str, str]:
-    """Return the text of each file of a kind, by its path under cluster/."""
+    """Return the text of each file of a kind of cluster, by its path under cluster/."""
     note = f"# Made by `make cluster` from cluster/values/{kind}.yaml: change that, not this.\n"
     texts = {}
     for name, make in FILES[kind].items():
@@ -51,7 +51,7 @@ def render(kind: str, values: ClusterValues) -> dict[str, str]:
 
 
 def dump(tree: Any) -> str:
-    """YAML as people write it: text of several lines as a block, no references."""
+    """Return the tree as readable YAML: text of several lines is a block, and repeated values are written out."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=10_000)
 
 
@@ -68,7 +68,7 @@ _Dumper.add_representer(str, _write_text)
 
 
 def list_unfilled(values: ClusterValues) -> list[str]:
-    """List the keys whose values the user must still give."""
+    """Return the keys whose values the user must still give."""
     return [key for key, value in _walk(to_tree(values)) if FILL_IN in str(value)]
 
 
@@ -81,7 +81,7 @@ def _walk(tree: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def list_outdated(kind: str, *, values: ClusterValues, folder: Path = CLUSTER) -> list[str]:
-    """List the files in `folder` that are missing or differ from what the values give."""
+    """Return the paths, in `folder`, of files that are missing or differ from what `values` give."""
     texts = {folder / name: text for name, text in render(kind, values).items()}
     return [
         str(path.relative_to(folder))

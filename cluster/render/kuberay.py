@@ -1,7 +1,8 @@
 """Files for Kubernetes: a RayCluster and RayJobs for KubeRay (1.5 or later), with and without a queue.
 
-The Ray container comes first in its pod; only CPU pods have the preprocessing resource; every group shrinks to nothing;
-nothing listens outside the cluster, and Ray requires a token. tests/cluster/test_cluster_kuberay.py checks this.
+The Ray container comes first in its pod. Only CPU pods have the preprocessing resource. Without a queue, every group of
+pods can shrink to none. Nothing listens outside the cluster, and Ray requires a token.
+tests/cluster/test_cluster_kuberay.py checks this.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ Tree = dict[str, Any]
 Queue = Literal["none", "kueue", "volcano"]
 
 USER = 1000
-"""User and group of the images."""
+"""User id and group id of the user in the images."""
 GRACE_S = 120
-"""Seconds between a pod's notice and its end: enough for a checkpoint."""
+"""Seconds between the notice that a pod will end and its end: enough for a checkpoint."""
 SMALL = {"cpu": "500m", "memory": "1Gi"}
-"""Size of a pod that only waits."""
+"""Size of a container that mostly waits."""
 
 
 def render_cluster(values: KubernetesValues) -> Tree:
-    """Render a RayCluster that stays, for `make submit`."""
+    """Return a RayCluster that stays, for jobs from `make submit`."""
     named = name_of(values, values.name)
     return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": named, "spec": cluster_spec(values)}
 
 
 def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"], queue: Queue = "none") -> Tree:
-    """Render a RayJob with its own cluster, which ends with it.
+    """Return a RayJob with a cluster of its own, which ends with the job.
 
-    A failed job starts again on a new cluster, and continues from its last checkpoint or finished shard. The lease on
-    the run directory refuses a second job while the first lives. A queue admits all nodes at once or none, so its
-    cluster has its full size from the start.
+    A failed job starts again on a new cluster, and continues from its last checkpoint or finished shard. While it
+    lives, its lease on the run directory refuses a second job. A queue admits all nodes at once or none, so with one
+    the cluster has its full size from the start.
     """
     name = f"{values.name}-{work}"
     labels = {}
@@ -63,7 +64,7 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
 
 
 def name_of(values: KubernetesValues, name: str, **labels: str) -> Tree:
-    """Return the metadata of a resource: name, namespace, labels."""
+    """Return the metadata of a resource: name, namespace and labels."""
     tree: Tree = {"name": name, "namespace": values.namespace}
     return {**tree, "labels": labels} if labels else tree
 
@@ -71,7 +72,7 @@ def name_of(values: KubernetesValues, name: str, **labels: str) -> Tree:
 def cluster_spec(
     values: KubernetesValues, *, groups: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu"), fixed: bool = False
 ) -> Tree:
-    """Return a RayClusterSpec. fixed: all pods start at once, without an autoscaler."""
+    """Return a RayClusterSpec of `groups`. If `fixed`, all pods start at once, without an autoscaler."""
     made = {"cpu": cpu_group, "gpu": gpu_group}
     spec: Tree = {
         "rayVersion": metadata.version("ray"),
@@ -97,7 +98,7 @@ def cluster_spec(
 
 
 def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
-    """Return the head's group. It runs only the drivers of jobs."""
+    """Return the head's group. It runs only jobs' drivers, and tells the trainer how far `groups` may grow."""
     group = values.head
     container = ray_container(values, image=values.images.training, group=group)
     container["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(STOP_S)})
@@ -120,7 +121,7 @@ def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
 
 
 def cpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
-    """Return the group that preprocesses. Only its pods have the resource that preprocessing asks for."""
+    """Return the group of pods that preprocess. Only they have the resource that preprocessing asks for."""
     group = values.cpu
     container = ray_container(values, image=values.images.preprocessing, group=group)
     resources = {"CPU": str(group.cpus), "memory": str(ray_memory(group)), PREPROCESSING: str(group.cpus)}
@@ -130,7 +131,7 @@ def cpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
 
 
 def gpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
-    """Return the group that trains."""
+    """Return the group of pods that train."""
     group = values.gpu
     container = ray_container(values, image=values.images.training, group=group)
     devices: Tree = {"nvidia.com/gpu": group.gpus}
@@ -148,7 +149,7 @@ def gpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
 
 
 def worker_group(name: str, group: Group, *, resources: dict[str, str], template: Tree, fixed: bool) -> Tree:
-    """Return a workerGroupSpec, at its full size if fixed. Before a pod ends, Ray drains its node."""
+    """Return a workerGroupSpec, with all its pods at once if `fixed`. Before a pod ends, Ray drains its node."""
     notice = ["python", "-m", "cluster.notice", f"--seconds={GRACE_S - 30}"]
     template["spec"]["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": notice}}}
     least = group.max_nodes if fixed else group.min_nodes
@@ -164,7 +165,7 @@ def worker_group(name: str, group: Group, *, resources: dict[str, str], template
 
 
 def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree:
-    """Return the container in which KubeRay starts Ray. It must be the first of its pod."""
+    """Return the container in which KubeRay starts Ray. It must be the first container of its pod."""
     size = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"}
     return {
         "name": "ray",
@@ -181,12 +182,12 @@ def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree
 
 
 def locked_down() -> Tree:
-    """Return a security context that forbids gaining rights."""
+    """Return a security context without root, capabilities and ways to gain rights."""
     return {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def pod(values: KubernetesValues, container: Tree, *, selector: dict[str, str], shm_gib: int) -> Tree:
-    """Return a pod template with the shared storage and its own /dev/shm."""
+    """Return a pod template with the shared storage and a /dev/shm of its own."""
     spec: Tree = {
         "containers": [container],
         "securityContext": {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
@@ -205,7 +206,7 @@ def pod(values: KubernetesValues, container: Tree, *, selector: dict[str, str], 
 
 
 def submitter(values: KubernetesValues) -> Tree:
-    """Return the pod that submits the job and follows its log."""
+    """Return the template of the pod that submits the job and follows its log."""
     container = {
         "name": "submit",
         "image": values.images.training,

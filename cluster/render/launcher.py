@@ -1,7 +1,7 @@
 """Files of Ray's launcher (`ray up`) for AWS, Google Cloud and existing hosts, as trees of plain data.
 
-Everything runs in containers. Ray requires a token, and its dashboard listens on loopback (`ray dashboard` opens a
-tunnel). No provider has run these files; tests/cluster checks them against the rules of the providers.
+Everything runs in containers. Ray requires a token. Its dashboard listens on loopback, and `ray dashboard` opens a
+tunnel to it. No provider has run these files yet. tests/cluster checks them against the rules of the providers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Tree = dict[str, Any]
 
 CONTAINER = "cloze"
 RAY_MEMORY = 0.7
-"""Share of a node's memory that Ray may assign; its object store and the system need the rest."""
+"""Share of a node's memory that Ray may assign to tasks. Ray's object store and the system need the rest."""
 STOP_S = 600
-"""Seconds between `ray job stop` and the kill of a job: enough for a checkpoint."""
+"""Seconds after `ray job stop` until Ray kills a job: enough for a checkpoint."""
 UP = "ulimit -n 65536"
 NOTICE = "nohup python -m cluster.notice --watch > /tmp/notice.log 2>&1 &"
 OPEN_FILES = ["--ulimit", "nofile=65536:65536"]
@@ -30,11 +30,11 @@ EFA = {
     "NCCL_SOCKET_IFNAME": "^lo,docker0",
     "NCCL_DEBUG": "WARN",
 }
-"""Variables for NCCL over EFA; the training image has the plugin."""
+"""Environment variables for NCCL over EFA (AWS's network). The training image has the plugin."""
 
 
 def resources_of(group: Group) -> Tree:
-    """Return the resources of a node as Ray counts them: integers, memory in bytes."""
+    """Return the resources of a node as Ray counts them: all integers, with memory in bytes."""
     resources: Tree = {"CPU": group.cpus}
     if group.gpus:
         resources["GPU"] = group.gpus
@@ -50,7 +50,7 @@ def ray_memory(group: Group) -> int:
 
 
 def grown(*groups: Group) -> dict[str, int]:
-    """Return the head's resources that tell the trainer how far the cluster may grow; Ray's autoscalers do not."""
+    """Return resources of the head that tell the trainer how far the cluster may grow. Ray itself does not tell it."""
     return {
         "grows_to_CPU": sum(group.cpus * group.max_nodes for group in groups),
         "grows_to_GPU": sum(group.gpus * group.max_nodes for group in groups),
@@ -68,7 +68,7 @@ def environment_options(variables: dict[str, str]) -> list[str]:
 
 
 def common(values: ClusterValues) -> Tree:
-    """Return what all files share: the start of Ray, the token, the limits on idle time and boot time."""
+    """Return what all launcher files share: Ray's start commands, the token, and limits on idle time and boot time."""
     patience = {
         "AUTOSCALER_NODE_START_WAIT_S": values.boot_timeout_s,
         "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S": values.boot_timeout_s,
@@ -78,7 +78,7 @@ def common(values: ClusterValues) -> Tree:
     return {
         "cluster_name": values.name,
         "idle_timeout_minutes": values.idle_minutes,
-        "upscaling_speed": 100.0,  # all nodes of a job start at once
+        "upscaling_speed": 100.0,  # so all nodes of a job start at once
         "file_mounts": {f"{HOME}/.ray/auth_token": "~/.ray/auth_token"},
         "cluster_synced_files": [],
         "setup_commands": [],
@@ -97,7 +97,7 @@ def common(values: ClusterValues) -> Tree:
 
 
 def docker(image: str, *, shared: str | None) -> Tree:
-    """Return the settings of containers; groups may replace the image. shared: the host's folder for /shared."""
+    """Return the settings of containers. Groups may replace `image`. `shared` is the host's folder for /shared."""
     mounts = ["--volume", f"{shared}:{SHARED}"] if shared is not None else []
     token = environment_options({"RAY_AUTH_MODE": "token"})
     return {
@@ -109,12 +109,12 @@ def docker(image: str, *, shared: str | None) -> Tree:
 
 
 def render_aws(values: AwsValues, *, spot: bool) -> Tree:
-    """Render the file of `ray up` on EC2."""
+    """Return the file of `ray up` on EC2. If `spot`, GPU nodes are spot instances."""
     provider = {
         "type": "aws",
         "region": values.region,
         "availability_zone": values.availability_zone,
-        "cache_stopped_nodes": False,  # a stopped node keeps its disk, and its price
+        "cache_stopped_nodes": False,  # a stopped node would keep its disk, which costs money
         "use_internal_ips": True,  # without this, Ray refuses private subnets
         "use_external_head_ip": True,
     }
@@ -134,7 +134,7 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
 
 
 def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
-    """Render the file of `ray up` on Compute Engine."""
+    """Return the file of `ray up` on Compute Engine. If `spot`, GPU nodes are spot machines."""
     provider = {
         "type": "gcp",
         "region": values.region,
@@ -162,10 +162,10 @@ def render_cloud(
     gpu_options: list[str],
     spot: bool,
 ) -> Tree:
-    """Render a cluster of a head, CPU nodes and GPU nodes.
+    """Return the file of a cluster with a head, CPU nodes and GPU nodes.
 
-    mounts: commands that mount /shared. node: the provider's description of a node, from its group. gpu_options:
-    options of the containers on GPU nodes.
+    `mounts` are commands that mount /shared, and `login` logs in to the registry. `node` describes a node from its
+    group, as the provider wants it. `gpu_options` are for `docker run` on GPU nodes.
     """
     tree = common(values)
     tree |= {
@@ -205,7 +205,7 @@ def render_cloud(
 
 
 def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: bool = False) -> Tree:
-    """Return the parameters of RunInstances for a node."""
+    """Return the parameters of RunInstances for a node. Only the head is `public`."""
     node: Tree = {
         "InstanceType": group.machine,
         "ImageId": values.machine_image,
@@ -213,7 +213,7 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
         "BlockDeviceMappings": [
             {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": group.disk_gib, "VolumeType": "gp3", "Encrypted": True}}
         ],
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},  # 2 hops: one into the container
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},  # the second: into the container
     }
     subnet = values.head_subnet if public else values.worker_subnet
     cards = values.efa_interfaces if group.gpus else 0
@@ -244,7 +244,7 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
 
 
 def mount_fsx(fsx: Fsx) -> list[str]:
-    """Return the commands that mount FSx for Lustre on a node, with flock, which leases and builds use."""
+    """Return the commands that mount FSx for Lustre on a node, with the file locks that leases and builds use."""
     keyring, repository = "/usr/share/keyrings/fsx.gpg", "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
     key = "https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc"
     return [
@@ -269,7 +269,7 @@ def mount_filestore(export: str) -> list[str]:
 
 
 def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: bool = False) -> Tree:
-    """Return the body of instances.insert for a node."""
+    """Return the body of instances.insert for a node. Only the head is `public`."""
     card: Tree = {"subnetwork": values.network}
     if public:
         card["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
@@ -298,7 +298,7 @@ def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: boo
 
 
 def render_hosts(values: HostsValues) -> Tree:
-    """Render the file of `ray up` on existing hosts. Hosts without a GPU preprocess; without such hosts, all do."""
+    """Return the file of `ray up` on existing hosts. Hosts without a GPU preprocess; if there are none, all do."""
     tree = common(values)
     workers = [*values.cpu_hosts, *values.gpu_hosts]
     resource = f"--resources='{{\"{PREPROCESSING}\":{values.cpu.cpus}}}'"

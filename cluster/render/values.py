@@ -1,7 +1,7 @@
-"""What a user fills in: a class for each kind of cluster, read from cluster/values/*.yaml.
+"""The values that a user fills in: one class for each kind of cluster, read from cluster/values/*.yaml.
 
-Each name and number of a cluster stands only in its values file; cluster/render writes it wherever it is needed.
-Reading refuses values that cannot work, so no file is written from them.
+Each name and number of a cluster stands only in its values file, and cluster/render copies it wherever it is needed.
+Values that cannot work are refused when they are read, so no file is made from them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pipeline.settings import Settings, load_settings
 VALUES = CLUSTER / "values"
 
 SHARED = "/shared"
-"""Mount point of the shared file system on every node."""
+"""Folder at which every node mounts the shared file system."""
 HOME = "/home/cloze"
-"""Home of the images' user (cluster/images)."""
+"""Home folder of the user in the images (cluster/images)."""
 SHORTEST_BOOT_S = 1200
-"""A GPU node needs longer than Ray's own limits (900 s and 600 s)."""
+"""Smallest boot_timeout_s allowed. Ray's own limits (900 s and 600 s) are too short for a GPU node to boot."""
 SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
-"""Kind of job -> script that it runs, from the repository."""
+"""Maps each kind of job to the script that it runs, as a path in the repository."""
 
 
 def _check_image(image: str) -> str:
@@ -38,36 +38,36 @@ Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Price = Annotated[float, Field(gt=0.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$")]
-"""Lowercase letters, digits, hyphens; at most 30 characters, since KubeRay allows a job's name 47."""
+"""Lowercase letters, digits and hyphens, at most 30: KubeRay allows 47 for a job's name, which begins with it."""
 Image = Annotated[str, AfterValidator(_check_image)]
-"""Container image with a version."""
+"""A container image with a version."""
 Word = Annotated[str, Field(pattern=r"^[^\s\"'`$\\;&|<>()]+$")]
-"""Goes unquoted into a shell script."""
+"""Text that goes unquoted into a shell script."""
 Line = Annotated[str, Field(pattern=r"^[^\n\"]+$")]
-"""Goes quoted into a shell script, on one line."""
+"""Text of one line that goes quoted into a shell script."""
 
 
 class Group(Settings):
-    """Nodes of one kind. They start when a job asks for them and stop when idle."""
+    """A group of nodes of one kind. The nodes start when a job asks for them and stop when idle."""
 
     machine: str = ""
     """Machine type, as the provider names it."""
     cpus: Positive
     """Logical CPUs of a node."""
     memory_gib: Annotated[int, Field(ge=2)]
-    """Memory of a node."""
+    """Memory of a node in GiB."""
     gpus: Count = 0
-    """GPUs of a node."""
+    """Number of GPUs of a node."""
     min_nodes: Count = 0
-    """Number of nodes that stay without work."""
+    """Number of nodes that keep running even without work."""
     max_nodes: Positive
-    """Highest number of nodes."""
+    """Largest number of nodes at a time."""
     disk_gib: Positive = 200
-    """Local disk of a node."""
+    """Local disk of a node in GiB."""
     price_per_hour: Price | None = None
-    """Price of a node, for the cost table of cluster/README.md."""
+    """Price of an on-demand node in dollars per hour, for the cost table of cluster/README.md."""
     spot_price_per_hour: Price | None = None
-    """Price of a spot node."""
+    """Price of a spot node in dollars per hour."""
 
     @model_validator(mode="after")
     def _check_range(self) -> Group:
@@ -98,11 +98,11 @@ class ClusterValues(Settings):
     """Values that every kind of cluster has."""
 
     name: Name
-    """Name of the cluster, and prefix of its jobs' names."""
+    """Name of the cluster. The names of its jobs begin with it."""
     idle_minutes: Annotated[int, Field(ge=1, le=60)] = 5
     """Minutes after which an idle node stops."""
     boot_timeout_s: Positive = 1500
-    """Longest wait for a node to be ready, from the request on, with the pull of its image. The trainer's
+    """Longest wait in seconds from the request for a node until the node has its image and is ready. The trainer's
     start_timeout_s must be longer."""
 
     @model_validator(mode="after")
@@ -129,34 +129,34 @@ class ScalingValues(ClusterValues):
 
 
 class Fsx(Settings):
-    """FSx for Lustre file system."""
+    """An FSx for Lustre file system."""
 
     dns_name: str
-    """fs-....fsx.REGION.amazonaws.com"""
+    """DNS name of the file system, fs-....fsx.REGION.amazonaws.com."""
     mount_name: str
-    """Mount name of the file system."""
+    """Mount name of the file system, as FSx shows it."""
 
 
 class AwsValues(ScalingValues):
-    """Ray's launcher on EC2."""
+    """Values for Ray's launcher (`ray up`) on EC2."""
 
     region: str
-    """Region."""
+    """AWS region."""
     availability_zone: str
-    """Zone of the GPU machines."""
+    """Availability zone of the GPU machines."""
     head_subnet: str
-    """Public subnet of that zone; only the head has a public address."""
+    """Public subnet in availability_zone. Only the head has a public address."""
     worker_subnet: str
-    """Private subnet of that zone, with a NAT gateway: nodes with several network cards get no public address."""
+    """Private subnet in availability_zone, with a NAT gateway, since nodes with several cards get no public address."""
     security_group: str
-    """Security group. It allows SSH from your address, and all traffic between its members (EFA needs both
+    """Security group of all nodes. It allows SSH from your address, and all traffic between its members (EFA needs both
     directions)."""
     head_instance_profile: str
     """ARN of an instance profile that may start instances, pass the workers' role and resolve the AMI's name."""
     worker_instance_profile: str
     """ARN of an instance profile that may read the registry and the bucket."""
     machine_image: str
-    """AMI with NVIDIA and EFA drivers and docker; resolve:ssm:NAME takes the newest."""
+    """AMI with NVIDIA and EFA drivers and docker. resolve:ssm:NAME stands for the newest AMI of an SSM parameter."""
     registry: str
     """Host of the container registry that nodes log in to."""
     fsx: Fsx | None = None
@@ -166,11 +166,11 @@ class AwsValues(ScalingValues):
     capacity_reservation: str | None = None
     """Capacity reservation for on-demand GPU nodes; if null, nodes come from free capacity."""
     capacity_block: bool = False
-    """Whether the reservation is a Capacity Block."""
+    """Whether capacity_reservation is a Capacity Block."""
     images: Images
     """Container images."""
     head: Group
-    """The head; it runs no work."""
+    """The head, which runs no work."""
     cpu: Group
     """Nodes that preprocess."""
     gpu: Group
@@ -178,12 +178,12 @@ class AwsValues(ScalingValues):
 
 
 class GcpValues(ScalingValues):
-    """Ray's launcher on Compute Engine."""
+    """Values for Ray's launcher (`ray up`) on Compute Engine."""
 
     project: str
-    """Project."""
+    """Google Cloud project."""
     region: str
-    """Region."""
+    """Google Cloud region."""
     zone: str
     """Zone of the GPU machines."""
     network: str
@@ -191,7 +191,7 @@ class GcpValues(ScalingValues):
     data_networks: tuple[str, ...] = ()
     """Further subnetworks, one for each data network card of a GPU node."""
     service_account: str
-    """Service account of the nodes. It may read the registry and the bucket, and start instances (the head does)."""
+    """Service account of the nodes. It may read the registry and the bucket, and start instances, as the head does."""
     machine_image: str
     """Image of nodes without GPUs, with docker."""
     gpu_machine_image: str
@@ -203,7 +203,7 @@ class GcpValues(ScalingValues):
     images: Images
     """Container images."""
     head: Group
-    """The head; it runs no work."""
+    """The head, which runs no work."""
     cpu: Group
     """Nodes that preprocess."""
     gpu: Group
@@ -211,12 +211,12 @@ class GcpValues(ScalingValues):
 
 
 class HostsValues(ScalingValues):
-    """Ray's launcher on existing hosts."""
+    """Values for Ray's launcher (`ray up`) on existing hosts."""
 
     ssh_user: str
-    """User on all hosts. It may run docker, and has user id 1000, as in the images."""
+    """User on all hosts. This user may run docker, and has user id 1000, like the user in the images."""
     ssh_private_key: str
-    """Key file on your machine."""
+    """File of the private key on your machine."""
     head_host: str = Field(min_length=1)
     """Address of the head."""
     cpu_hosts: tuple[str, ...] = ()
@@ -226,9 +226,9 @@ class HostsValues(ScalingValues):
     shared_folder: str
     """Folder that all hosts mount; containers see it as /shared."""
     network_interface: str
-    """Network card between the GPU hosts, for NCCL; ^lo,docker0 lets NCCL choose."""
+    """Network card that NCCL uses between the GPU hosts. ^lo,docker0 lets NCCL choose."""
     image: Image
-    """Training image; it preprocesses too."""
+    """Training image. Hosts that preprocess use it too."""
     cpu: Group
     """A host that preprocesses."""
     gpu: Group
@@ -248,12 +248,12 @@ class HostsValues(ScalingValues):
 
 
 class KubernetesValues(ScalingValues):
-    """KubeRay."""
+    """Values for KubeRay (Ray on Kubernetes)."""
 
     namespace: str
-    """Namespace; it must exist."""
+    """Kubernetes namespace. It must exist."""
     service_account: str | None = None
-    """Service account of the pods, if the rights to the bucket depend on it."""
+    """Service account of the pods, needed if their rights to the bucket depend on it."""
     storage_claim: str
     """PersistentVolumeClaim (ReadWriteMany), mounted at /shared."""
     gpu_node_selector: dict[str, str]
@@ -263,21 +263,21 @@ class KubernetesValues(ScalingValues):
     gpu_taint: str = "nvidia.com/gpu"
     """Taint of GPU nodes, which the training pods tolerate."""
     efa_interfaces: Count = 0
-    """EFA devices of a GPU pod (vpc.amazonaws.com/efa); 0 without EFA."""
+    """Number of EFA devices of a GPU pod (vpc.amazonaws.com/efa); 0 without EFA."""
     shm_gib: Positive = 64
-    """/dev/shm of a GPU pod; it counts as memory of the pod."""
+    """Size of /dev/shm in a GPU pod, in GiB. It counts as memory of the pod."""
     kueue_queue: str
-    """LocalQueue of Kueue, for rayjob-train-kueue.yaml."""
+    """Name of the LocalQueue of Kueue that rayjob-train-kueue.yaml uses."""
     volcano_queue: str
-    """Queue of Volcano, for rayjob-train-volcano.yaml."""
+    """Name of the queue of Volcano that rayjob-train-volcano.yaml uses."""
     retries: Count = 2
-    """How often a failed job starts again. The run's lease prevents two jobs from training in one folder."""
+    """How often a failed job starts again. The run's lease keeps two jobs from training in one folder."""
     images: Images
     """Container images."""
     commands: Commands
     """Commands of the jobs."""
     head: Group
-    """The head; it runs no work."""
+    """The head, which runs no work."""
     cpu: Group
     """Pods that preprocess."""
     gpu: Group
@@ -298,18 +298,18 @@ class KubernetesValues(ScalingValues):
 
 
 class SlurmValues(ClusterValues):
-    """Slurm, without containers."""
+    """Values for Slurm, which runs the job without containers."""
 
     account: Word
-    """Account."""
+    """Slurm account of the job."""
     partition: Word
     """Partition of the GPU nodes."""
     hours: Positive
-    """Time limit. Before it ends, the job writes a checkpoint and goes back into the queue."""
+    """Time limit of the job in hours. Before the end, the job writes a checkpoint and goes back into the queue."""
     repository: Line
     """Checkout of this repository on storage that all nodes mount, with `make setup` done there."""
     network_interface: Word
-    """Network card between the nodes, for NCCL; ^lo,docker0 lets NCCL choose."""
+    """Network card that NCCL uses between the nodes. ^lo,docker0 lets NCCL choose."""
     command: Annotated[str, Field(pattern=r"^[^\n]+$")]
     """Command of the job, run from the repository; one line."""
     gpu: Group
@@ -322,16 +322,16 @@ class SlurmValues(ClusterValues):
 
 
 class SkyValues(ClusterValues):
-    """SkyPilot."""
+    """Values for SkyPilot."""
 
     infra: str
-    """Cloud, or cloud/region."""
+    """Cloud to use, as CLOUD or CLOUD/REGION."""
     accelerators: str
     """GPUs of a node, as NAME:COUNT."""
     use_spot: bool
     """Whether to take spot nodes."""
     command: str
-    """Command of the job, run from the repository. Data and output are addresses of an object store."""
+    """Command of the job, run from the repository. Its data and output must be addresses of an object store."""
     gpu: Group
     """Nodes that train; the job asks for all max_nodes."""
 
@@ -342,10 +342,10 @@ class SkyValues(ClusterValues):
 
 
 def check_command(command: str, *, key: str, work: str, group: Group) -> None:
-    """Raise ValueError if a job's command is not its script, or asks for more workers than the group has room for.
+    """Raise ValueError if a job's command runs another script, or asks for more workers than `group` has room for.
 
-    Preprocessing must also name its workers and its nodes' resource: nodes start for the number it asks for, and
-    without the resource GPU nodes would start too.
+    A command that preprocesses must also name `workers`, because nodes start for that number, and the nodes' resource,
+    because GPU nodes would start otherwise.
     """
     try:
         words = shlex.split(command)
@@ -371,9 +371,9 @@ KINDS: dict[str, type[ClusterValues]] = {
     "slurm": SlurmValues,
     "skypilot": SkyValues,
 }
-"""Values file, without .yaml, -> class."""
+"""Maps the name of each values file, without .yaml, to its class."""
 
 
 def read_values(kind: str, *, folder: Path = VALUES) -> ClusterValues:
-    """Read the values of a cluster. ConfigError names file, key, value and remedy."""
+    """Return the values of a kind of cluster. Raises ConfigError that names file, key, value and remedy."""
     return load_settings(KINDS[kind], file=folder / f"{kind}.yaml")

@@ -1,4 +1,4 @@
-"""One worker of a run: training loop, prefetch, evaluation, divergence guard, branches."""
+"""One worker of a run: training loop, prefetch, evaluation, divergence guard, branches from other runs."""
 
 from trainer.train.branch import (
     check_branch,

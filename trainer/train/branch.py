@@ -1,7 +1,7 @@
-"""Branches: runs that start from another run's checkpoint in a new output (`resume_from`).
+"""Branches: runs with a new output that start from another run's checkpoint (the setting `resume_from`).
 
-Invariant: the other run is only read. Before its first step a branch commits what it starts with as its own first
-checkpoint; from then on it is a run like any other, and the other run may be deleted.
+The other run, called the source, is only read. Before its first step, a branch commits its starting state as its own
+first checkpoint. From then on the branch does not need the source, which may be deleted.
 """
 
 from __future__ import annotations
@@ -39,29 +39,30 @@ from trainer.engine import Engine
 _SAME_MODEL = ("size", "max_positions", "activation", "norm")
 """Model settings that must match the checkpoint's weights."""
 _GUARD_GOES_ON = ("skips", "losses", "phase")
-"""The part of the guard's state that a branch keeps: it belongs to the data and the curve."""
+"""Entries of the divergence guard's state that a branch keeps, because they describe the data and the loss curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class BranchStart:
-    """What a branch starts with."""
+    """The starting state of a branch (a run that starts from another run's checkpoint)."""
 
     state: CheckpointState
-    """State of the branch's own first checkpoint."""
+    """The state that the branch commits as its own first checkpoint."""
     same_data: bool
-    """Whether the data continue where the other run stopped; otherwise they start over."""
+    """Whether the branch continues in the data where the checkpoint stopped. If false, the data start over."""
 
     def describe(self, source: str) -> str:
-        """Return a line for the user."""
+        """Return a line that tells the user what the run takes over from the checkpoint `source`."""
         data = "the data continue from there" if self.same_data else "the data start over (other data or batch)"
         return f"branch of {source}: takes over weights, moments and step {self.state.step:,}; {data}"
 
 
 def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
-    """Replace `resume_from` by the checkpoint that it stands for, and verify it.
+    """Return the config with `resume_from` set to one verified checkpoint.
 
-    A run directory stands for its newest checkpoint that verifies. The checkpoint in `saved`, the run's own config, is
-    kept. Raises ConfigError if there is no checkpoint or it does not verify.
+    For a run directory, this is its newest checkpoint that verifies. If `saved` (the config that this run stored when
+    it began) names a checkpoint there, that one is kept. Raises ConfigError if there is no checkpoint or it does not
+    verify.
     """
     given = config.resume_from
     if given is None:
@@ -85,18 +86,21 @@ def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> Trai
 
 
 def is_branch_to_begin(config: TrainerConfig, *, checkpoints: Checkpoints) -> bool:
-    """Whether the run has no checkpoints of its own yet and starts from another run's."""
+    """Return whether the run starts from another run's checkpoint and has no checkpoint of its own yet."""
     return config.resume_from is not None and not checkpoints
 
 
 def source_config(config: TrainerConfig) -> TrainerConfig:
-    """Read the config of the run that wrote the checkpoint `resume_from`."""
+    """Return the config of the run that wrote the checkpoint `resume_from`."""
     source = locate(str(config.resume_from))
     return validate_saved(read_state(source).config, origin=str(locate(source, STATE)))
 
 
 def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> BranchStart:
-    """Check that the settings fit the checkpoint `resume_from`; reads its state only. Raises ConfigError if not."""
+    """Check that the settings fit the checkpoint `resume_from`. Return what the run starts with.
+
+    Reads only the checkpoint's state, not its weights. Raises ConfigError if the settings do not fit.
+    """
     source = locate(str(config.resume_from))
     state = read_state(source)
     before = source_config(config)
@@ -119,10 +123,11 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
 
 
 def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) -> BranchStart:
-    """Return what a branch from a checkpoint of `state` starts with.
+    """Return what a run that starts from another run's checkpoint takes over from the checkpoint's `state`.
 
-    The step count continues. If the plan is the same, so do the place in the data, the windows that the guard skips
-    and the losses that it compares with; the guard's other counts start at zero.
+    The step count continues. If one of `phases` has the checkpoint's plan (order of the data), the position in the data
+    continues too, and the divergence guard keeps its recent losses and the steps to skip. Otherwise the data and the
+    guard start over.
     """
     there = PlanState.from_tree(state.plan_state)
     for each in phases:
@@ -143,8 +148,9 @@ def read_trained(
 ) -> tuple[list[tuple[Phase, Manifest]], list[str]]:
     """Return the phases and data sets that the checkpoint `resume_from` was trained on, and what cannot be read.
 
-    If its run is itself a branch, the phases of that run's source come first. A data set that a phase of the branch
-    (`phases`) uses is read from there. The second list holds a message for each data set or checkpoint that is lost.
+    If its run is itself a branch, the phases of that run's source come first. A data set that is also in `phases`, the
+    new branch's, is read from the path there. The second list holds a message for each data set or checkpoint that is
+    lost.
     """
     found: list[tuple[Phase, Manifest]] = []
     lost: list[str] = []
@@ -173,9 +179,10 @@ def read_trained(
 
 
 def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[str, Any]:
-    """Derive CheckpointState.rows, which an older source does not record, from its data sets.
+    """Return CheckpointState.rows (facts about training rows) for an older checkpoint that does not record them.
 
-    If one of them is lost, or the weights came from elsewhere, assume the largest rows possible.
+    They come from its data sets. If one is lost, or if the weights came from model.initialize_from, assume the largest
+    rows.
     """
     trained, lost = read_trained(config, phases=phases)
     vocabulary_hash = phases[0].manifest.vocabulary_hash
@@ -188,7 +195,11 @@ def _derive_rows(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> dict[
 
 
 def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) -> tuple[Phase, Manifest]:
-    """Return a source's phase and its data set. Raises DataSetError if its hash is not `data_hash` (empty: any)."""
+    """Return `phase`, a phase of the source run, and the manifest of its data set.
+
+    If one of the branch's `phases` uses this data set, its path is taken from there. Raises DataSetError if the data
+    set's hash is not `data_hash`. An empty `data_hash` allows any data set.
+    """
     for each in phases:
         if each.manifest.hash == data_hash:
             data = each.phase.config.data
@@ -203,9 +214,9 @@ def _open_trained(phase: Phase, *, data_hash: str, phases: Sequence[OpenPhase]) 
 def begin_branch(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], engine: Engine, checkpoints: CheckpointWriter
 ) -> CheckpointState:
-    """Load the other run's checkpoint into the engine and commit it as this run's first. Collective.
+    """Load the checkpoint `resume_from` into the engine, commit it as this run's first, and return its state.
 
-    Raises CheckpointError, on all ranks, if it is damaged or does not fit the model.
+    Collective. Raises CheckpointError, on all ranks, if the checkpoint is damaged or does not fit the model.
     """
     source = locate(str(config.resume_from))
     trouble = verify_together(source, engine=engine)
@@ -222,7 +233,7 @@ def begin_branch(
 
 
 def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
-    """Steps done: those of the newest checkpoint, or of the one to start from; 0 if there is none."""
+    """Return the step of the newest checkpoint. Without one, return the step of `config.resume_from`, else 0."""
     if checkpoints:
         return checkpoints.newest_step
     return 0 if config.resume_from is None else step_of(locate(config.resume_from))
@@ -231,7 +242,10 @@ def steps_done(config: TrainerConfig, *, checkpoints: Checkpoints) -> int:
 def _check_vocabulary(
     source: Location, *, state: CheckpointState, before: TrainerConfig, phases: Sequence[OpenPhase]
 ) -> None:
-    """Raise ConfigError if the vocabularies differ. For an older checkpoint, ask its data set."""
+    """Raise ConfigError if the checkpoint was trained with another vocabulary than that of `phases`.
+
+    If an older checkpoint does not record its vocabulary, raise ConfigError also if its data set cannot be read.
+    """
     manifest = phases[0].manifest
     there: dict[str, Any] = state.rows
     if not there and state.data_hash not in [each.manifest.hash for each in phases]:
@@ -253,7 +267,10 @@ def _check_vocabulary(
 
 
 def branch_command(config: TrainerConfig, *, before: int) -> str:
-    """The command that continues from the newest checkpoint before step `before`, in a new output at half the rate."""
+    """Return a shell command that continues this run as a new run, with half the learning rate.
+
+    The new run starts from the newest checkpoint before step `before`.
+    """
     checkpoints = [folder for folder in find_checkpoints(config.output).folders if step_of(folder) < before]
     step = step_of(checkpoints[-1]) if checkpoints else 0
     run, key, rate = locate(config.output), "optimizer.learning_rate", config.optimizer.learning_rate

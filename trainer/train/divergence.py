@@ -1,7 +1,7 @@
-"""Handle non-finite or spiking steps: record them, roll back, skip their data, and finally abort.
+"""Handle steps with a non-finite or spiking loss: record them, roll back, skip their data, and finally abort.
 
-A decision depends only on numbers that are the same on all ranks and on state that every checkpoint holds, so a
-resumed run decides like an uninterrupted one. A non-finite step is never applied.
+A decision depends only on numbers that are the same on all ranks and on state that every checkpoint holds. So a resumed
+run decides like an uninterrupted one. A non-finite update is never applied.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ BAD_STEPS_NAME = "bad_steps.jsonl"
 
 
 class DivergenceError(ValueError):
-    """Training diverged, and going back did not help."""
+    """Raised if training diverged and another rollback is impossible or not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a step is bad."""
+    """The reason why a step is bad."""
 
     reason: str
-    """A description with the numbers."""
+    """A description for the user, with the loss and the gradient norm."""
     applied: bool
-    """Whether the update was made: the loss is finite, but spikes."""
+    """Whether the weights were updated: the loss is finite, but spikes."""
 
 
-class RollBack(Exception):  # noqa: N818 (no error: it leads back to a checkpoint)
+class RollBack(Exception):  # noqa: N818 (not an error: the run continues from a checkpoint)
     """Raised on every rank after guard.max_bad_steps bad steps in a row."""
 
     def __init__(self, fault: Fault, *, step: int) -> None:
@@ -46,24 +46,24 @@ class RollBack(Exception):  # noqa: N818 (no error: it leads back to a checkpoin
 
 
 class DivergenceGuard:
-    """Judges every step of a run. `tree`: the state from a checkpoint, made by `to_tree`."""
+    """Judges every step of a run and counts the bad ones. `tree` is the state from a checkpoint, made by `to_tree`."""
 
     def __init__(self, config: GuardConfig, *, tree: Mapping[str, Any] | None = None) -> None:
         tree = tree or {}
         self._config = config
         self.bad_steps: int = tree.get("bad_steps", 0)
-        """Number of bad steps in a row up to the last one judged."""
+        """Number of bad steps in a row, up to the step judged last."""
         self.first_bad: int = tree.get("first_bad", 0)
-        """Step of the first of them."""
+        """First step of the latest series of bad steps."""
         self.rollbacks: int = tree.get("rollbacks", 0)
-        """How often the run went back."""
+        """How often the run rolled back to a checkpoint."""
         self.skips: list[list[int]] = [list(window) for window in tree.get("skips", [])]
-        """[first, last] step of each window to skip: its data are read and discarded, without an update."""
+        """Windows [first, last] of steps to skip. Their data are read and discarded, and no update is made."""
         self._losses: deque[float] = deque(tree.get("losses", []), maxlen=config.spike_window)
-        self._phase: int = tree.get("phase", 0)  # of these losses
+        self._phase: int = tree.get("phase", 0)  # the phase of these losses
 
     def to_tree(self) -> dict[str, Any]:
-        """Return the whole state as a JSON-able tree."""
+        """Return the guard's whole state as a tree for JSON."""
         return {
             "bad_steps": self.bad_steps,
             "first_bad": self.first_bad,
@@ -74,14 +74,14 @@ class DivergenceGuard:
         }
 
     def is_skipped(self, step: int) -> bool:
-        """Whether the step is skipped."""
+        """Return whether the guard skips the step."""
         return any(first <= step <= last for first, last in self.skips)
 
     def judge(self, step: int, *, phase: int, loss: float, grad_norm: float, norm_is_bad: bool) -> Fault | None:
-        """Judge a step and record it; returns its fault, if any.
+        """Judge a step and remember the result. Return its fault, or None if the step is good.
 
-        `norm_is_bad`: the gradient norm is not finite, and fp16's loss scale is not the cause. The losses that spikes
-        are compared with start over in each phase: another data set has other usual losses.
+        `norm_is_bad` says that the gradient norm is not finite, and that fp16's loss scale is not the cause. A loss is
+        compared only with losses of its own phase, because another data set has other usual losses.
         """
         if phase != self._phase:
             self._losses.clear()
@@ -98,13 +98,14 @@ class DivergenceGuard:
         return fault
 
     def is_exhausted(self) -> bool:
-        """Whether there are max_bad_steps bad steps in a row, so that the run must go back."""
+        """Return whether there are max_bad_steps bad steps in a row, so that the run must roll back."""
         return self.bad_steps >= self._config.max_bad_steps
 
     def go_back(self, *, step: int, to: int, tree: Mapping[str, Any]) -> list[int]:
-        """Go back from bad step `step` to the checkpoint of step `to`, which holds `tree`.
+        """Update the guard for a rollback from bad step `step` to the checkpoint of step `to`.
 
-        Returns the [first, last] step of the window that is skipped from now on.
+        `tree` is the guard's state in that checkpoint. Returns [first, last], the window of steps that is skipped from
+        now on.
         """
         window = [max(to + 1, self.first_bad - self._config.skip_before), step]
         self.skips.append(window)
@@ -116,13 +117,13 @@ class DivergenceGuard:
         return window
 
     def check_may_go_back(self, back: RollBack, *, config: TrainerConfig) -> None:
-        """Raise DivergenceError if the run already went back max_rollbacks times."""
+        """Raise DivergenceError if the run has already rolled back max_rollbacks times."""
         if self.rollbacks >= self._config.max_rollbacks:
             times = f"after going back {self.rollbacks} time{'s' * (self.rollbacks != 1)}"
             raise self.give_up(back, config=config, why=times)
 
     def give_up(self, back: RollBack, *, config: TrainerConfig, why: str) -> DivergenceError:
-        """Make the error that ends the run; it holds a command to continue in a new output."""
+        """Return the error that ends the run, with the reason `why` and a command to continue in a new output."""
         rows = locate(config.output, BAD_STEPS_NAME)
         return DivergenceError(
             f"{back}, {self.bad_steps} bad step{'s' * (self.bad_steps > 1)} in a row from step {self.first_bad} on, "
@@ -148,7 +149,7 @@ def note_bad_step(
 ) -> None:
     """Append the step and its rows to RUN/bad_steps.jsonl and sync the file to disk.
 
-    `rows`: (epoch, shard, row group, row) of all ranks; `shards`: paths of the shards in the data set.
+    `rows` holds (epoch, index into `shards`, row group, row) of all ranks, and `shards` the paths in the data set.
     """
     groups: dict[tuple[int, int, int], list[int]] = {}
     for of_epoch, shard, row_group, row in rows:

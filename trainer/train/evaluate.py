@@ -1,7 +1,7 @@
-"""Held-out evaluation, with two baselines: the training set's token frequencies (unigram) and neighbours (bigram).
+"""Evaluate on held-out pairs, next to two baselines: token frequencies (unigram) and neighbouring tokens (bigram).
 
-Reads the first evaluation.max_pairs held-out pairs in an order that depends on the data set alone, with their first
-mask set, so all evaluations on a data set are comparable. Dropout is off. Sums are reduced once, at the end.
+Reads the first evaluation.max_pairs held-out pairs, in their first masking, in an order that depends on the data set
+alone. So all evaluations on a data set are comparable. Dropout is off. Sums over ranks are made once, at the end.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from trainer.telemetry import Evaluation, SourceLoss
 from trainer.train.bigram import Bigrams, count_bigrams
 
 UNIGRAM_SMOOTHING = 1.0
-"""Added to every token's count, so that tokens unseen in training have a probability."""
+"""Count added to every token's own, so that tokens unseen in training have a probability."""
 
 
 class Evaluator:
-    """Evaluates on the held-out rows of a phase's data set. Raises ValueError if it has none."""
+    """Evaluates the model on the held-out rows of a phase's data set. Raises ValueError if there are none."""
 
     def __init__(self, config: TrainerConfig, *, manifest: Manifest, shape: BatchShape, phase: int = 0) -> None:
         self._config, self._manifest, self._shape = config, manifest, shape.micro_batch
@@ -43,12 +43,12 @@ class Evaluator:
         self._bigrams: Bigrams | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether evaluation.every_steps asks for an evaluation after this step."""
+        """Return whether evaluation.every_steps asks for an evaluation after this step."""
         every = self._config.evaluation.every_steps
         return every is not None and step % every == 0
 
     def evaluate(self, engine: Engine, *, step: int) -> Evaluation:
-        """Evaluate the weights after `step` steps; returns the same result on every rank. Collective."""
+        """Evaluate the weights after `step` steps. Return the same result on every rank. Collective."""
         if self._bigrams is None:
             skip = self._config.ingest.skip_corrupt
             self._bigrams = count_bigrams(
@@ -108,7 +108,10 @@ class Evaluator:
 
 
 class SourceSums:
-    """Counts and losses (nats) by source, summed on one rank: `table` is float64 [sources, 4]."""
+    """Sums for each source on one rank: numbers of pairs and masked positions, and two losses in nats.
+
+    `table` is float64 [sources, 4], with the columns named below.
+    """
 
     PAIRS, MASKED, LOSS, UNIGRAM = range(4)
 
@@ -118,7 +121,7 @@ class SourceSums:
     def add(
         self, micro_batch: MicroBatch, *, losses: npt.NDArray[np.float64], unigram: npt.NDArray[np.float64]
     ) -> None:
-        """Add a micro-batch; `losses` and `unigram` are [m], of its masked positions."""
+        """Add a micro-batch. `losses` (the model's) and `unigram` (the baseline's) are of its m masked positions."""
         size = len(self.table)
         places = micro_batch.masked_sources
         self.table[:, self.PAIRS] += np.bincount(micro_batch.sources, minlength=size)
@@ -128,16 +131,16 @@ class SourceSums:
 
 
 def sum_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Sum element-wise over all ranks, on the host."""
+    """Return the element-wise sum over all ranks. Collective."""
     total = torch.from_numpy(counts)
     dist.all_reduce(total)
     return total.numpy()
 
 
 def unigram_log_probabilities(data: str | Path, *, vocabulary_size: int) -> npt.NDArray[np.float64]:
-    """Natural logarithm of each id's add-one smoothed share of the training tokens, [vocabulary_size].
+    """Return the natural logarithm of each id's smoothed share of the training tokens, [vocabulary_size].
 
-    (count + 1) / (sum of counts + vocabulary_size), from OUT/token_counts.parquet.
+    The share is (count + 1) / (sum of counts + vocabulary_size). The counts are in `data`/token_counts.parquet.
     """
     content = storage.read_bytes(storage.join(data, TOKEN_COUNTS_NAME))
     table = pq.read_table(pa.BufferReader(content), columns=["id", "count"])

@@ -1,7 +1,7 @@
-"""The interface between a worker and its launcher: the worker's place, its link back, the outcome of the run.
+"""The interface between a worker and the launcher that started it.
 
-trainer/launch/ray_train.py (Ray Train) and trainer/launch/processes.py (spawned processes) both run
-trainer.train.worker.work and give the same numbers.
+There are two launchers: trainer/launch/ray_train.py (Ray Train) and trainer/launch/processes.py (spawned processes).
+Both run trainer.train.worker.work and give the same numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """A worker's place among all workers and among those of its node."""
+    """A worker's rank among all workers, and its local rank among the workers of its node."""
 
     rank: int
     world_size: int
@@ -22,14 +22,14 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of a run, the same on every rank."""
+    """The outcome of a run. It is the same on every rank."""
 
     first_step: int
-    """Steps done when it started: 0, or the step at which it resumed."""
+    """Number of steps done when the run started: 0, or the step at which it resumed."""
     last_step: int
-    """Steps done when it ended."""
+    """Number of steps done when the run ended."""
     finished: bool
-    """Whether all steps are done; otherwise the run was asked to stop."""
+    """Whether all steps are done. If false, the run was asked to stop."""
 
 
 class Link(Protocol):
@@ -39,4 +39,4 @@ class Link(Protocol):
         """Show a line to the user."""
 
     def stop_requested(self) -> bool:
-        """Whether the run should end after the current step."""
+        """Return whether the launcher asks the run to end after the current step."""

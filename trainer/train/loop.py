@@ -1,8 +1,8 @@
-"""The training loop: takes micro-batches, makes one update per step, writes metrics, checkpoints and evaluations.
+"""The training loop makes one update per step from micro-batches, and writes metrics, checkpoints and evaluations.
 
-A step is a function of data set, seed and step number: its losses are sums over all ranks divided by the counts of
-all ranks, and dropout is seeded by (seed, step, lane). So at the same number of workers a resumed run has the same
-curve as an uninterrupted one, bit for bit.
+A step is a function of data set, seed and step number. Its losses are sums over all ranks divided by counts over all
+ranks, and dropout is seeded by (seed, step, lane), a lane being one stream of rows. So at the same number of workers a
+resumed run has the same curve as an uninterrupted one, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from trainer.train.link import Link
 from trainer.train.prefetch import RunFeed
 
 LEAST_JUDGED_STEPS = 100
-"""Shorter runs have no evaluation after a tenth of their steps."""
+"""Runs with fewer steps have no extra evaluation after a tenth of their steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainContext:
-    """Everything that the loop uses on one rank."""
+    """Everything that the training loop uses on one rank."""
 
     config: TrainerConfig
     engine: Engine
     feed: RunFeed
     phases: tuple[OpenPhase, ...]
     evaluators: tuple[Evaluator | None, ...]
-    """One per phase; None if its data set has no held-out rows."""
+    """One evaluator per phase; None for a phase whose data set has no held-out rows."""
     checkpoints: CheckpointWriter
     guard: DivergenceGuard
     log: RunLog
     files: RunFiles
-    """The run's log files."""
+    """The log files of this rank."""
     peak_tflops: float | None
-    """Dense bf16 peak of a worker's device; None if unknown."""
+    """Dense bf16 peak of a worker's device in 10^12 operations a second; None if unknown."""
     link: Link
     first_phase: int
-    """Phase of the first step."""
+    """Index of the phase of the first step, or 0 if `rows_before` is empty."""
     rows_before: Mapping[str, Any]
-    """CheckpointState.rows of the weights that the run starts from."""
+    """CheckpointState.rows (facts about training rows) of the weights that the run starts from."""
 
 
 def train(context: TrainContext, *, first_step: int) -> int:
-    """Run the steps after `first_step` up to max_steps, or until asked to stop; return the last step done.
+    """Run the steps after `first_step` up to max_steps, or until asked to stop. Return the last step done.
 
-    Evaluates as configured and at the end of each phase. The returned step is in a committed checkpoint.
-    Raises RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
+    Evaluates as configured and at the end of each phase. The returned step is in a committed checkpoint. Raises
+    RollBack, on all ranks, after guard.max_bad_steps bad steps in a row.
     """
     config, step, stopping = context.config, first_step, False
     checks = config.self_check and context.engine.compiled
     checked_phase = -1
     evaluate_if_missed(context, first_step)
-    began = time.perf_counter()  # of a step: the end of the one before, so that the time between them counts too
+    began = time.perf_counter()  # the end of the step before, so that the time between two steps counts too
     while step < config.max_steps and not stopping:
         step += 1
         if context.guard.is_skipped(step):
@@ -87,7 +87,7 @@ def train(context: TrainContext, *, first_step: int) -> int:
                 report_fault(context, fault, data=data, metrics=metrics)
         if data.state.phase > 0 and data.state.phase_step == 1:
             context.log.say(context.phases[data.state.phase].describe_place(len(context.phases)))
-        # No periodic checkpoint holds bad steps.
+        # No periodic checkpoint is written while steps are bad, so that none holds weights from bad steps.
         due = step % config.checkpoint.every_steps == 0 and context.guard.bad_steps == 0
         if last or due:
             save(context, step, state=data.state)
@@ -104,20 +104,20 @@ def train(context: TrainContext, *, first_step: int) -> int:
 
 
 def phase_of(context: TrainContext, step: int) -> int:
-    """The phase that `step` belongs to, counted from 0."""
+    """Return the index of the phase that `step` belongs to, from 0."""
     ends = [opened.phase.last_step for opened in context.phases]
     return min(bisect_left(ends, step), len(ends) - 1)
 
 
 def check_compiled(context: TrainContext, step: int) -> None:
-    """Compare the compiled model with the eager one on the first micro-batch of `step`. Collective."""
+    """Raise ConfigError if the compiled and the eager model differ on the first micro-batch of `step`. Collective."""
     config = context.config
     seed = dropout_seed(config.seed, step=step, lane=0)
     check_compiled_model(context.engine, context.feed.first_batch(), precision=config.precision, seed=seed)
 
 
 def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
-    """Evaluate after `step`; warn if the model should have learnt by now but is no better than unigram. Collective."""
+    """Evaluate after `step`. From a tenth of the run on, warn if the loss is no better than unigram's. Collective."""
     evaluation = evaluator.evaluate(context.engine, step=step)
     context.log.write_evaluation(evaluation)
     if step >= first_judged_step(context.config) and not evaluation.mlm_loss <= evaluation.unigram_loss:  # NaN too
@@ -130,12 +130,12 @@ def evaluate(context: TrainContext, evaluator: Evaluator, *, step: int) -> None:
 
 
 def first_judged_step(config: TrainerConfig) -> int:
-    """A tenth of the run: from this step on a model should beat token frequencies."""
+    """Return a tenth of the run's steps. From there on, a model should beat token frequencies."""
     return -(-config.max_steps // 10)
 
 
 def save(context: TrainContext, step: int, *, state: PlanState) -> None:
-    """Begin the checkpoint after `step`."""
+    """Begin the checkpoint after `step`, at the position `state` in the data."""
     data_hash, began = context.phases[state.phase].manifest.hash, time.perf_counter()
     rows = rows_trained(context.phases[context.first_phase : state.phase + 1], before=context.rows_before)
     context.checkpoints.save(
@@ -145,7 +145,7 @@ def save(context: TrainContext, step: int, *, state: PlanState) -> None:
 
 
 def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
-    """The evaluator if one is due after `step`: as configured, after a tenth of the run, at the end of each phase."""
+    """Return the evaluator if one is due after `step`: as configured, after a tenth of the run, at a phase's end."""
     phase = phase_of(context, step)
     evaluator = context.evaluators[phase]
     judged = context.config.max_steps >= LEAST_JUDGED_STEPS and step == first_judged_step(context.config)
@@ -154,8 +154,10 @@ def due_evaluator(context: TrainContext, step: int) -> Evaluator | None:
 
 
 def evaluate_if_missed(context: TrainContext, step: int) -> None:
-    """Evaluate before the first step: if evaluation.at_start asks for it, or if the run was stopped after a step but
-    before its due evaluation."""
+    """Evaluate before the first step, if evaluation.at_start asks for it.
+
+    Evaluate also if the run was stopped after `step` but before the evaluation that was due then.
+    """
     evaluator = due_evaluator(context, step) if 0 < step < context.config.max_steps else None
     source = context.config.resume_from
     if context.config.evaluation.at_start and step == (0 if source is None else step_of(locate(source))):
@@ -165,10 +167,11 @@ def evaluate_if_missed(context: TrainContext, step: int) -> None:
 
 
 def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step, StepMetrics, Fault | None, bool]:
-    """Make one update from one micro-batch of every lane.
+    """Make one update from one micro-batch of every lane (stream of rows).
 
-    `began`: time.perf_counter() at the end of the step before. No rank applies the update if the loss of any rank, or
-    the gradient norm, is not finite. Returns data, metrics, fault if any, and whether a rank was asked to stop.
+    `began` is time.perf_counter() at the end of the step before. If the loss of any rank or the gradient norm is not
+    finite, no rank applies the update. Returns the data, the metrics, the fault if any, and whether a rank was asked to
+    stop.
     """
     config, engine = context.config, context.engine
     data = context.feed.next_step()
@@ -179,7 +182,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
         with record_function("forward"):
             output = engine(batch)
         loss = output.mlm_loss_sum / max(1, data.num_masked) + output.nsp_loss_sum / max(1, data.num_labelled)
-        # Times 1, or NaN if this loss is not finite: then the gradient norm, by which all ranks decide, is NaN too.
+        # The factor is 1, or NaN if this loss is not finite. All ranks decide by the gradient norm, which is then NaN.
         loss = loss * (1.0 + 0.0 * loss.detach())
         with record_function("backward"):
             engine.backward(loss * engine.world_size, last=index + 1 == len(data.micro_batches))
@@ -188,7 +191,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
     if step < config.max_steps:
         context.feed.look_ahead()
     rate = learning_rate(step, config)
-    scaled = engine.loss_scale.value > 1.0  # fp16 finds its loss scale by overflow: no fault while it can be halved
+    scaled = engine.loss_scale.value > 1.0  # while fp16 can halve its loss scale, overflow is no fault
     with record_function("update"):
         update = engine.step(rate)
     norm_is_bad = not (math.isfinite(update.grad_norm) or scaled)
@@ -231,7 +234,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
 
 
 def flops_of(data: Step, context: TrainContext) -> float:
-    """Model FLOPs of a step over all ranks."""
+    """Return the model's FLOPs in a step, over all ranks."""
     return count_flops(
         context.config.model,
         vocabulary_size=context.phases[data.state.phase].manifest.vocabulary_size,
@@ -242,7 +245,7 @@ def flops_of(data: Step, context: TrainContext) -> float:
 
 
 def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: StepMetrics) -> None:
-    """Record the rows of a bad step of all ranks in BAD_STEPS_NAME. Collective. Raises RollBack after too many."""
+    """Record the rows of a bad step of all ranks in BAD_STEPS_NAME. Collective. Raises RollBack if too many are bad."""
     own = row_ids(data)
     everyone: list[list[list[int]]] | None = [own] * context.engine.world_size if context.engine.rank == 0 else None
     dist.gather_object(own, everyone)
@@ -257,6 +260,6 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
 
 
 def dropout_seed(seed: int, *, step: int, lane: int) -> int:
-    """63-bit seed of torch's generator for one micro-batch."""
+    """Return the 63-bit seed for the dropout of one micro-batch."""
     digest = hashlib.blake2b(f"dropout/{seed}/{step}/{lane}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

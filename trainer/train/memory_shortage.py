@@ -1,6 +1,6 @@
 """Recognize that a device ran out of memory, and say which settings to change.
 
-The same command would run out again at the same step, so this counts as bad input and is not retried.
+The same command would run out again at the same step. So this counts as bad input and is not retried.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _WORDS = re.compile(
     r"|Failed to CUDA (calloc|malloc)|DefaultCPUAllocator: can't allocate memory",
     re.DOTALL,
 )
-"""Messages of libraries that raise a plain RuntimeError."""
+"""Matches out-of-memory messages of plain RuntimeErrors."""
 _ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
 class MemoryShortage(ValueError):  # noqa: N818
-    """The device has too little memory for the run's settings."""
+    """Raised if the device has too little memory for the run's settings."""
 
 
 @contextmanager
 def shortage_named(config: TrainerConfig, *, rank: int, device: torch.device) -> Iterator[None]:
-    """Turn an out-of-memory error inside the block into a MemoryShortage with a remedy."""
+    """Turn an out-of-memory error inside the `with` block into a MemoryShortage that names a remedy."""
     try:
         yield
     except Exception as error:
@@ -44,9 +44,9 @@ def shortage_named(config: TrainerConfig, *, rank: int, device: torch.device) ->
 
 
 def find_shortage(error: BaseException) -> BaseException | None:
-    """Return the out-of-memory error: `error`, or one that it wraps; None if there is none.
+    """Return the out-of-memory error: `error`, or one that it wraps. Return None if there is none.
 
-    ValueError and OSError count as they are, whatever error was being handled when they were raised.
+    The search ends at a ValueError or OSError, whatever error was being handled when it was raised.
     """
     seen: set[int] = set()
     node: BaseException | None = error
@@ -60,7 +60,7 @@ def find_shortage(error: BaseException) -> BaseException | None:
 
 
 def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int, device: torch.device) -> str:
-    """One line: bytes requested, memory of the device and in use, and settings that need less."""
+    """Return a line that says how much memory was requested, in use and present, and which settings need less."""
     asked = _ASKED.search(str(error))
     remedies = name_remedies(config, phases=_open_phases(config))
     begun = "another output" in remedies and find_checkpoints(config.output).folders
@@ -85,7 +85,7 @@ def _in_use(device: torch.device) -> str:
 
 
 def _open_phases(config: TrainerConfig) -> tuple[OpenPhase, ...]:
-    """Open the phases; empty if the data sets can no longer be read."""
+    """Return the run's phases, or an empty tuple if a data set can no longer be read."""
     with suppress(ValueError, OSError):
         phases = resolve_phases(config)
         return open_phases(phases, manifests=[read_manifest(phase.config.data) for phase in phases])

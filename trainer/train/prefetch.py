@@ -1,8 +1,8 @@
-"""Prefetch the data of the next step: while a step computes, the next one's counts are summed over all ranks.
+"""Prefetch the data of the next step while the current step computes.
 
-So the device does not wait for the packing of micro-batches, the layout of the first one (the others are laid out while
-it computes), or the small all-reduce of the counts that losses are divided by. A RunFeed goes through the phases of a
-run, one feed after another.
+So the device does not wait for the packing of micro-batches, the layout of the first one as tensors (the others are
+laid out while it computes), or the small all-reduce of the counts that losses are divided by. A Feed serves one phase
+of a run (steps on one data set), and a RunFeed all phases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.model import Batch, to_batch
 
 
 class Feed:
-    """Yields the steps of a rank in order. `next_step` and `look_ahead` are collective."""
+    """Yields the steps of one rank in order. `next_step` and `look_ahead` are collective."""
 
     def __init__(
         self, stream: MicroBatchStream, *, shape: MicroBatchShape, special: Special, device: torch.device
@@ -30,10 +30,13 @@ class Feed:
         self._ahead: tuple[Tensor, Any] | None = None
         self._first: tuple[MicroBatch | None, Batch] | None = None
         self.epoch = stream.state.epoch
-        """Epoch of the last step from next_step, from 0."""
+        """Epoch, from 0, of the step that next_step returned last."""
 
     def next_step(self) -> Step:
-        """Return the next step once its counts are known. Raises RowGroupError if no row of an epoch can be read."""
+        """Wait for the next step's counts over all ranks, and return the step.
+
+        Raises RowGroupError if no row of an epoch can be read.
+        """
         num_lost, begun = 0, self._stream.state.epoch
         while True:
             self.look_ahead()
@@ -49,7 +52,7 @@ class Feed:
                 raise RowGroupError(f"cannot read any of the {num_lost} rows after epoch {begun}; restore the data set")
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and send their counts without waiting for other ranks. Idempotent."""
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective, idempotent."""
         if self._ahead is None:
             counts = torch.from_numpy(self._stream.cut())
             self._ahead = counts, dist.all_reduce(counts, async_op=True)
@@ -57,13 +60,13 @@ class Feed:
             self._first = first, self._lay_out(first)
 
     def first_batch(self) -> Batch:
-        """Return the next step's first micro-batch; next_step still returns it. Collective."""
+        """Return the next step's first micro-batch. next_step still returns that step. Collective."""
         self.look_ahead()
         assert self._first is not None
         return self._first[1]
 
     def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
-        """Lay a micro-batch out on the device, with constant shapes on GPUs."""
+        """Return a micro-batch as tensors on the device, with constant shapes on GPUs."""
         first, self._first = self._first, None
         return first[1] if first is not None and first[0] is micro_batch else self._lay_out(micro_batch)
 
@@ -80,10 +83,11 @@ class Feed:
 
 
 class RunFeed:
-    """Yields the steps of a rank through all phases, from `start` on, with the interface of a Feed.
+    """Yields the steps of one rank from `start` on, through all phases of a run, with the interface of a Feed.
 
-    `open_feed` opens the feed that continues from a state; `next_start` maps the state after a step to the state where
-    the next step starts, which is in the next phase after the last step of one. Prefetches across phases too.
+    `open_feed` opens the feed that continues from a state. `next_start` maps the state after a step to the state where
+    the next step starts. After the last step of a phase, that is the start of the next phase. Prefetches across phases
+    too.
     """
 
     def __init__(
@@ -96,11 +100,11 @@ class RunFeed:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the last step from next_step, from 0 in each phase."""
+        """Epoch of the step that next_step returned last. It counts from 0 in each phase."""
         return self._feed.epoch
 
     def next_step(self) -> Step:
-        """Return the next step once its counts are known."""
+        """Wait for the next step's counts over all ranks, and return the step."""
         self.look_ahead()
         if self._next is not None:
             self._feed.close()
@@ -110,7 +114,7 @@ class RunFeed:
         return step
 
     def look_ahead(self) -> None:
-        """Pack the next step's micro-batches and send their counts without waiting for other ranks. Idempotent."""
+        """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective, idempotent."""
         if self._next is None:
             start = self._next_start(self._done)
             if start.phase != self._done.phase:
@@ -118,12 +122,12 @@ class RunFeed:
         (self._feed if self._next is None else self._next).look_ahead()
 
     def first_batch(self) -> Batch:
-        """Return the next step's first micro-batch; next_step still returns it. Collective."""
+        """Return the next step's first micro-batch. next_step still returns that step. Collective."""
         self.look_ahead()
         return (self._feed if self._next is None else self._next).first_batch()
 
     def to_batch(self, micro_batch: MicroBatch | None) -> Batch:
-        """Lay a micro-batch of the last step from next_step out on the device."""
+        """Return a micro-batch of the step that next_step returned last, as tensors on the device."""
         return self._feed.to_batch(micro_batch)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Run one worker from an initialized process group to the last step, the same under every launcher."""
+"""Run one worker from an initialized process group to the last step. Every launcher runs this same code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def backend_of(config: TrainerConfig) -> str:
-    """The torch.distributed backend: NCCL for GPU tensors, gloo for CPU tensors."""
+    """Return the torch.distributed backend: NCCL for GPU tensors, gloo for CPU tensors."""
     return "cpu:gloo,cuda:nccl" if config.device == "cuda" else "gloo"
 
 
@@ -49,11 +49,11 @@ def work(
     reader: Literal["local", "ray"] = "local",
     lease_token: str | None = None,
 ) -> Outcome:
-    """Train this rank's share until max_steps or until asked to stop, resuming from the run directory.
+    """Train this rank's share until max_steps or until asked to stop. Return the outcome.
 
-    `lease_token`: of the job's lease on the run directory; nothing is committed once another job holds the lease.
-    torch.distributed must be initialized, with gloo for CPU tensors. Raises ValueError for bad input, including
-    settings that need more memory than the device has.
+    Resumes from the run directory. `lease_token` belongs to the job's lease (sole right to write) on that directory.
+    Once another job holds the lease, nothing is committed. torch.distributed must be initialized, with gloo for CPU
+    tensors. Raises ValueError for bad input, including settings that need more memory than the device has.
     """
     with warnings_to_user(link, place=place), shortage_named(config, rank=place.rank, device=device):
         set_up_process(config, place=place, device=device)
@@ -69,7 +69,7 @@ def run_share(
     reader: Literal["local", "ray"],
     lease_token: str | None = None,
 ) -> Outcome:
-    """Build everything, train and close; see `work`. Call in a process that set_up_process has prepared."""
+    """Do what `work` does, in a process that set_up_process has prepared. Return the outcome."""
     run_directory = locate(config.output)
     phases = open_shared_folders(config)
     rank, world_size = place.rank, place.world_size
@@ -95,7 +95,7 @@ def run_share(
     resumed_at = 0 if saved is None else saved.step
     gauges = None
     if reader == "ray" and rank == 0:
-        from trainer.telemetry import prometheus  # Ray is not installed everywhere
+        from trainer.telemetry import prometheus  # imported here because Ray is not installed everywhere
 
         gauges = prometheus.Gauges(config.output)
 
@@ -141,7 +141,7 @@ def run_share(
         )
         lines = [describe_start(config, place=place, device=device, start=start)]
         lines += warn_of_cpu(config.model) if device.type == "cpu" else []
-        if world_size != config.workers:  # otherwise the preflight has reported it
+        if world_size != config.workers:  # otherwise the checks before the start have reported it
             lines += phases[start.phase].describe_empty(world_size)
         for line in lines:
             log.say(line)
@@ -164,7 +164,7 @@ def run_share(
 
 
 def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
-    """Dense bf16 peak of this rank's device, 10^12 operations a second; None for a CPU or an unknown GPU."""
+    """Return the dense bf16 peak of this rank's device in 10^12 operations a second, or None if it is unknown."""
     if config.logging.peak_tflops is not None or device.type != "cuda":
         return config.logging.peak_tflops
     return find_peak(torch.cuda.get_device_name(device))
@@ -173,10 +173,11 @@ def peak_of(device: torch.device, *, config: TrainerConfig) -> float | None:
 def go_back(
     back: RollBack, *, guard: DivergenceGuard, checkpoints: CheckpointWriter, engine: Engine, config: TrainerConfig
 ) -> CheckpointState:
-    """Restore the newest checkpoint from before the bad steps and commit it again with the guard's new state.
+    """Restore the newest checkpoint from before the bad steps, and commit it again with the guard's new state.
 
-    So a run that is killed right afterwards continues in the same way. Collective. Raises DivergenceError if there is
-    no such checkpoint.
+    If no checkpoint is that old, the newest one is restored. Because of the commit, a run that is killed right
+    afterwards continues in the same way. Returns the restored state. Collective. Raises DivergenceError if there is no
+    checkpoint.
     """
     checkpoints.finish()
     saved = resume(find_together(config.output), engine=engine, through=guard.first_bad - 1)
@@ -197,7 +198,7 @@ def go_back(
 
 @contextmanager
 def warnings_to_user(link: Link, *, place: WorkerPlace) -> Iterator[None]:
-    """Send warnings of the trainer's loggers over the link: under Ray nobody sees a worker's stderr."""
+    """Inside the `with` block, send the trainer's warnings over the link, since Ray hides a worker's stderr."""
     handler = _LinkHandler(link, place=place)
     logger = logging.getLogger("trainer")
     logger.addHandler(handler)
@@ -218,25 +219,25 @@ class _LinkHandler(logging.Handler):
 
 
 def set_up_process(config: TrainerConfig, *, place: WorkerPlace, device: torch.device) -> None:
-    """Set threads, device, seed and determinism."""
+    """Set threads, device, random seed and determinism."""
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(config.threads_per_worker or max(1, cores // place.local_world_size))
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(config.deterministic or device.type == "cpu", warn_only=device.type != "cpu")
-    # Filling would only reveal reads of uninitialized memory, and costs a pass over every new tensor.
+    # Filling new tensors would only reveal reads of uninitialized memory, and costs a pass over each of them.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if device.type == "cuda":
         if config.deterministic:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts; otherwise its sums vary
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS starts; without it, sums vary
             compiler: Any = importlib.import_module("torch._inductor.config")
-            compiler.deterministic = True  # does not choose kernels by measured speed
+            compiler.deterministic = True  # the compiler then does not choose kernels by measured speed
         torch.cuda.set_device(device)
 
 
 def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
-    """Check that this worker's node sees the run directory, and open the data set of each phase.
+    """Check that this worker's node sees the run directory, and return the phases with their data sets.
 
-    Raises ConfigError that names the node if it does not see one of them.
+    Raises ConfigError that names the node if it does not see the run directory or a data set.
     """
     host = socket.gethostname()
     remedy = "give an absolute path on storage that all nodes mount"
@@ -255,10 +256,11 @@ def open_shared_folders(config: TrainerConfig) -> tuple[OpenPhase, ...]:
 def build_engine(
     config: TrainerConfig, *, phases: Sequence[OpenPhase], place: WorkerPlace, device: torch.device, begun: bool
 ) -> tuple[Engine, dict[str, Any]]:
-    """Build the model and its engine, with initial weights unless the run has `begun` (has checkpoints).
+    """Return the engine, and facts about the rows that the model's initial weights were trained on.
 
-    Also returns CheckpointState.rows of weights from model.initialize_from: their longest row, and whether they know
-    next sentences.
+    Unless the run has `begun` (has checkpoints), the weights come from model.initialize_from, if set. The facts are
+    then the longest row, and whether the weights can predict next sentences, as in CheckpointState.rows. Otherwise the
+    facts are empty.
     """
     rows: dict[str, Any] = {}
     manifest, data = phases[0].manifest, phases[0].phase.config.data
@@ -278,7 +280,7 @@ def build_engine(
 
 
 def warn_of_cpu(model: ModelConfig) -> list[str]:
-    """Lines that warn if a model is too large to pretrain on CPUs; for the rates of a GPU see bench/trainer.md."""
+    """Return lines that warn if a model is too large to pretrain on CPUs. For GPU speeds see bench/trainer.md."""
     if model.size not in ("base", "large"):
         return []
     return [
@@ -288,7 +290,7 @@ def warn_of_cpu(model: ModelConfig) -> list[str]:
 
 
 def describe_start(config: TrainerConfig, *, place: WorkerPlace, device: torch.device, start: PlanState) -> str:
-    """One line: `resumed at step 40` or `training from step 0`, with model, workers and devices."""
+    """Return a line such as `resumed at step 40` or `training from step 0`, with model, workers and devices."""
     begin = f"resumed at step {start.step}" if start.step else "training from step 0"
     source = f" (a branch of {config.resume_from})" if config.resume_from is not None else ""
     if config.model.initialize_from is not None and not start.step:
