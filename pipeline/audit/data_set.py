@@ -1,6 +1,6 @@
-"""Reads a data set of this pipeline: manifest, files, and shards as blocks, one row group at a time.
+"""Reads a data set of this pipeline and checks its files: the manifest's facts, the tokenizer, and the shards.
 
-Page checksums are verified at every read.
+A shard is read as blocks, one row group at a time. Page checksums are verified at every read.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pipeline.output import PUBLISHED
 from pipeline.tokenizer import WordTokenizer, read_tokenizer
 
 KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
-"""Files of a set that the manifest does not list."""
+"""The names of files that belong to a data set although its manifest does not list them."""
 
 
 def describe_set(manifest: Manifest) -> Facts:
-    """Return the facts of a set; settings that its config lacks (older release) have the pipeline's defaults."""
+    """Return the facts of a data set. Settings that its config lacks (an older release wrote it) have the defaults."""
     config = manifest.config
     published = config.get("mode", "strict") == "reference"
     return Facts(
@@ -57,9 +57,10 @@ def describe_set(manifest: Manifest) -> Facts:
 
 
 def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tuple[Vocabulary, Any]:
-    """Return the vocabulary of the tokenizer folder and its `tokenizers` pipeline; check both against the manifest.
+    """Read the tokenizer folder and check it against the manifest.
 
-    If the folder cannot be read, the tables are made from the manifest's numbers and the pipeline is None.
+    Return the vocabulary, and the tokenizer as an object of the library `tokenizers`. If the folder cannot be read, the
+    vocabulary is made from the numbers in the manifest, and the tokenizer is None.
     """
     special = {name: getattr(manifest.special, name) for name in ("unk", "cls", "sep", "mask")}
     place = Place(f"{TOKENIZER_FOLDER}/tokenizer.json")
@@ -96,7 +97,7 @@ def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tup
 
 
 def check_folder(root: str, manifest: Manifest, *, findings: Findings) -> None:
-    """Check listed files other than shards, and find files that the manifest does not list."""
+    """Check the files other than shards that the manifest lists, and report files that it does not list."""
     for name, expected in manifest.files.items():
         findings.looked("files")
         path = resolve_inside(root, name)
@@ -156,7 +157,7 @@ def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Findings) -> tuple[Block, Bools]:
-    """Return row group `group` as a block, and the rows (bool[n]) whose positions and replacements differ in number.
+    """Return row group `group` as a block, and bool[n]: rows whose masked positions and inputs differ in number.
 
     Raises OSError or pyarrow.ArrowException if a page is damaged.
     """
@@ -223,7 +224,7 @@ def _flat(array: pa.Array) -> Int64s:
 
 
 def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
-    """Return the ids, uint8[n, 16] (zero if null or of another length), and the null rows, bool[n]."""
+    """Return the ids, uint8[n, 16], and whether each is null, bool[n]. Null ids and ids of another length are zero."""
     null = np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
     found = b"".join(value if value is not None and len(value) == 16 else bytes(16) for value in array.to_pylist())
     return np.frombuffer(found, np.uint8).reshape(-1, 16), null
@@ -232,10 +233,11 @@ def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
 def check_counts(
     root: str, manifest: Manifest, *, counts: dict[str, Counts], token_counts: Int64s | None, findings: Findings
 ) -> None:
-    """Compare rows, tokens, lengths and labels of each split, rows and tokens of each source, and counts of token ids
-    with the manifest and token_counts.parquet.
+    """Compare what was counted in the rows with the numbers in the manifest and in token_counts.parquet.
 
-    token_counts: int64[vocabulary], counted in the training rows; None if some rows could not be read.
+    These are the rows, tokens, lengths and labels of each split, the rows and tokens of each source, and the number of
+    each token id. `counts` is by split (train, validation). `token_counts` is int64[vocabulary], counted in the
+    training rows, or None if some rows could not be read.
     """
 
     def compare(what: str, stated: Any, found: Any) -> None:

@@ -1,6 +1,8 @@
-"""Audits one shard in its own process: file, schema, every row group twice; spills rows and documents.
+"""Audits one shard in its own process: the file, the schema and every row group.
 
-Memory: one row group as flat arrays (about 16 bytes a token of int64) and 40 bytes for each negative of the shard.
+A second reading looks for negatives (pairs labelled not next) whose label is wrong. Records of rows and documents are
+written to temporary files (the spill) for the checks over all shards. Memory: one row group as flat int64 arrays (about
+16 bytes a token) and 40 bytes for each negative of the shard.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ from pipeline.dataset import Manifest, Shard
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """Shard `number` of the manifest at `root`; `parts` is the number of parts of the spill."""
+    """The task of one process: to audit shard `number` of the data set at `root`.
+
+    `spill` is the folder for temporary records of rows and documents, which are divided into `parts` parts.
+    """
 
     root: str
     number: int
@@ -45,7 +50,10 @@ class ShardJob:
 
 @dataclass(slots=True)
 class Result:
-    """The result of one job. token_counts: int64[vocabulary]; None if some rows could not be read."""
+    """The result of auditing one shard.
+
+    token_counts (int64[vocabulary]) counts the token ids in the rows; it is None if some rows could not be read.
+    """
 
     findings: Findings
     counts: Counts
@@ -53,7 +61,10 @@ class Result:
 
 
 def audit_shard(job: ShardJob) -> Result:
-    """Check everything about one shard that needs no other shard; spill its rows and documents."""
+    """Check everything about one shard that needs no other shard, and return the findings and counts.
+
+    Also writes records of the rows and documents to job.spill, for the checks over all shards.
+    """
     findings = Findings()
     path = storage.join(job.root, job.entry.path)
     result = Result(findings, Counts())
@@ -72,7 +83,7 @@ def audit_shard(job: ShardJob) -> Result:
 
 def _audit_groups(file: pq.ParquetFile, job: ShardJob, result: Result) -> None:
     findings = result.findings
-    # run.audit has reported faults of the tokenizer folder
+    # Findings() is thrown away here, because run.audit has already reported faults of the tokenizer folder
     vocabulary, backend = data_set.load_vocabulary(job.root, job.manifest, findings=Findings())
     spill = Spill(Path(job.spill), shard=job.number, parts=job.parts)
     negatives = Negatives()
@@ -143,7 +154,7 @@ def _seek_following(
     *,
     findings: Findings,
 ) -> None:
-    """Read the shard again and report negatives whose second segment really is the next."""
+    """Read the shard again and report pairs labelled not next whose second segment really follows the first."""
     sealed = negatives.seal()
     if sealed.keys.size:
         for group in groups:
