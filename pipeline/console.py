@@ -15,7 +15,7 @@ from typing import NoReturn, ParamSpec, TypeAlias
 from pipeline.signals import TerminatedError, catch_interrupts
 
 Say: TypeAlias = Callable[[str], None]
-"""Shows one line to the user."""
+"""A function that shows one line to the user."""
 Parameters = ParamSpec("Parameters")
 
 
@@ -25,13 +25,16 @@ def say_at_once(line: str) -> None:
 
 
 def fail(error: BaseException) -> int:
-    """Print a user error as one line on stderr; return exit status 2."""
+    """Print an error that the user can fix as one line on stderr, and return the exit status 2."""
     print(f"error: {error}", file=sys.stderr)
     return 2
 
 
 def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int:
-    """Print on stderr which signal ended the command; return its exit status. `goes_on_from`: what a rerun resumes."""
+    """Print on stderr which signal ended the command, and return the exit status.
+
+    `goes_on_from` is a phrase for the message that says from where a rerun continues.
+    """
     terminated = isinstance(error, TerminatedError)
     rest = f"; the same command goes on from {goes_on_from}" if goes_on_from else ""
     print(f"{'terminated' if terminated else 'interrupted'}{rest}", file=sys.stderr)
@@ -39,7 +42,11 @@ def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int
 
 
 def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], Callable[Parameters, int]]:
-    """Decorate a main function: ValueError, OSError, Ctrl-C and SIGTERM end it with one line, without a traceback."""
+    """Return a decorator for main functions, which return an exit status.
+
+    ValueError, OSError, Ctrl-C and SIGTERM then end the function with one line on stderr instead of a traceback, and
+    with the status of this error. `goes_on_from` is passed to fail_interrupted.
+    """
 
     def decorate(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
         @wraps(main)
@@ -58,7 +65,10 @@ def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], 
 
 
 def exit_with(status: int) -> NoReturn:
-    """End the process; after a failure at once, because library threads may wait for workers that are gone."""
+    """End the process with this exit status.
+
+    After a failure it ends at once, because library threads may wait for workers that are gone.
+    """
     if status:
         sys.stdout.flush()
         sys.stderr.flush()
