@@ -25,7 +25,7 @@ def say_at_once(line: str) -> None:
 
 
 def fail(error: BaseException) -> int:
-    """Print an error that the user can fix as one line on stderr, and return the exit status 2."""
+    """Print `error`, which the user can fix, as one line on stderr. Return the exit status 2."""
     print(f"error: {error}", file=sys.stderr)
     return 2
 

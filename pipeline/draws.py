@@ -1,7 +1,7 @@
 """Random draws that depend only on a seed and on stable data such as document ids, never on order or the clock.
 
-There are three forms. A Mersenne Twister serves loops over a document (0.3 us a draw, 10 us to seed). A Philox
-generator serves arrays. Counter-based draws serve whole buckets of documents (8 ns a draw): each draw is a hash of a
+There are three forms. A Mersenne Twister is for loops inside one document (0.3 us a draw, 10 us to seed). A Philox
+generator is for arrays. Counter-based draws are for whole buckets of documents (8 ns a draw): each draw is a hash of a
 key and a number, so any subset in any order gives the same numbers.
 """
 

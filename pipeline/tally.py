@@ -91,7 +91,7 @@ class Example:
 
 
 def lowest_examples(examples: Iterable[Example]) -> list[Example]:
-    """Return, for each label, the NUM_EXAMPLES examples with the lowest keys; all together in order of key."""
+    """Return the NUM_EXAMPLES examples of each label that have the lowest keys, in one list in order of key."""
     found: dict[int | None, list[Example]] = {}
     for example in sorted(examples):
         found.setdefault(example.label, []).append(example)
@@ -244,7 +244,10 @@ def _fields(data: ReadTally | RowTally | Example) -> dict[str, Any]:
 
 
 def results_from_tree(tree: dict[str, Any], *, folder: str | Path) -> BuildResult:
-    """Return the result that results_to_tree turned into JSON data. Files of rejects are looked for in `folder`."""
+    """Return the result that results_to_tree turned into JSON data.
+
+    Files of rejects (documents left out) are stored by name; their paths get `folder`.
+    """
     shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
     tallies = {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}
     return BuildResult(shards, tallies, reads_from_tree(tree["left_out"], folder=folder))
@@ -259,7 +262,10 @@ def reads_to_tree(tally: ReadTally) -> dict[str, Any]:
 
 
 def reads_from_tree(tree: dict[str, Any], *, folder: str | Path) -> ReadTally:
-    """Return the tally that reads_to_tree turned into JSON data. Files of rejects are looked for in `folder`."""
+    """Return the tally that reads_to_tree turned into JSON data.
+
+    Files of rejects (documents left out) are stored by name; their paths get `folder`.
+    """
     rejects = [storage.join(folder, name) for name in tree["rejects"]]
     by_source = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
     examples = {reason: [(name, detail) for name, detail in found] for reason, found in tree["examples"].items()}

@@ -43,7 +43,7 @@ def library_versions(config: PipelineConfig) -> dict[str, str]:
 
 @cache
 def hash_code() -> str:
-    """Return the hash of our source files that determine the data. A build can be resumed only if the hash is the same."""
+    """Return the hash of our source files that determine the data. A build resumes only if its hash is the same."""
     return hash_sources(Path(__file__).parent)
 
 

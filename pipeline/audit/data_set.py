@@ -157,7 +157,7 @@ def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Findings) -> tuple[Block, Bools]:
-    """Return row group `group` as a block, and bool[n]: rows whose masked positions and inputs differ in number.
+    """Return row group `group` as a block, and bool[n]: true for a row with unequal numbers of positions and inputs.
 
     Raises OSError or pyarrow.ArrowException if a page is damaged.
     """

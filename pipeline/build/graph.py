@@ -151,9 +151,9 @@ class CountBuckets(_Step):
 
 
 class PlanShards(_Step):
-    """A Beam step that takes the counts of reading and of all buckets, and yields the ShardPlan.
+    """A Beam step that decides which buckets (groups of documents) go into which shard, and yields this ShardPlan.
 
-    Raises ValueError if a source gave no document.
+    It takes the tally of the input and the counts of all buckets. Raises ValueError if a source gave no document.
     """
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:

@@ -306,7 +306,7 @@ class PipelineConfig(Settings):
 
     @property
     def predictions(self) -> int:
-        """The largest number of masked positions in a row: max_predictions, or what it stands for if null."""
+        """The largest number of masked positions in a row: max_predictions, or a derived number if it is null."""
         if self.max_predictions is not None:
             return self.max_predictions
         return max(1, -int(-self.masked_probability * self.max_seq_length // 1))
