@@ -42,7 +42,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Note(Drop):
-    """An event that is counted although nothing was left out, such as a guessed encoding. The fields are as in Drop."""
+    """An event that is counted although nothing is left out, such as a guessed encoding. The fields are as in Drop."""
 
 
 def shown_name(path: str | Path) -> str:
@@ -76,7 +76,7 @@ class Split:
         return number % self.parts == self.part
 
     def share(self, most_parts: int, *, part_bytes: int) -> list[Split]:
-        """Return splits that share the documents of this one between workers (see `parts`).
+        """Divide the documents of this split between several splits, and return these (see `parts`).
 
         There are at most `most_parts`, and each has at least `part_bytes` of text, unless there is only one.
         """

@@ -1,7 +1,8 @@
 """Reads settings from a YAML file and `key.sub=value` overrides; checks, describes and saves them.
 
 The configs of pipeline and trainer are built on this module, so that messages, help texts and overrides look the same
-everywhere. It imports no Beam, Ray or torch, and never ignores a key. A tree is nested dicts and lists of plain values.
+everywhere. It imports no Beam, Ray or torch. It never ignores a key. In the names below, a tree is nested dicts and
+lists of plain values.
 """
 
 from __future__ import annotations

@@ -39,13 +39,16 @@ class StopRequest:
             signal.signal(number, self.receive)
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Handle a signal: note the first one, and at the second raise the exception of the first."""
+        """Handle a signal: remember the first signal, and at the second raise the exception of the first."""
         if self.signal_number is not None:
             self.interrupt()
         self.signal_number = number
 
     def interrupt(self) -> NoReturn:
-        """Raise the exception of the noted signal. For code that cannot stop by itself."""
+        """Raise the exception of the received signal, TerminatedError or KeyboardInterrupt.
+
+        For code that cannot stop by itself.
+        """
         raise TerminatedError if self.signal_number == signal.SIGTERM else KeyboardInterrupt
 
 
@@ -66,7 +69,7 @@ def catch_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Yield a StopRequest that SIGINT and SIGTERM make true inside the `with` block. Only for the main thread."""
+    """Yield a StopRequest, which becomes true at SIGINT or SIGTERM in the `with` block. Only for the main thread."""
     request = StopRequest()
     with _handled(STOP_SIGNALS, handler=request.receive):
         yield request

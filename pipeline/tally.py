@@ -99,7 +99,10 @@ def lowest_examples(examples: Iterable[Example]) -> list[Example]:
 
 
 def choose_examples(examples: Sequence[Example]) -> list[Example]:
-    """Return NUM_EXAMPLES of the examples, in the given order: two of each label if possible, then the first others."""
+    """Return NUM_EXAMPLES of the examples, in the given order.
+
+    If possible there are two of each label. The rest are the first ones that remain.
+    """
     order = {id(example): place for place, example in enumerate(examples)}
     labels = {example.label for example in examples}
     sure = [example for label in labels for example in [each for each in examples if each.label == label][:2]]
@@ -246,7 +249,7 @@ def _fields(data: ReadTally | RowTally | Example) -> dict[str, Any]:
 def results_from_tree(tree: dict[str, Any], *, folder: str | Path) -> BuildResult:
     """Return the result that results_to_tree turned into JSON data.
 
-    Files of rejects (documents left out) are stored by name; their paths get `folder`.
+    `folder` has the files of rejects (documents left out), which the JSON data names without a folder.
     """
     shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
     tallies = {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}
@@ -264,7 +267,7 @@ def reads_to_tree(tally: ReadTally) -> dict[str, Any]:
 def reads_from_tree(tree: dict[str, Any], *, folder: str | Path) -> ReadTally:
     """Return the tally that reads_to_tree turned into JSON data.
 
-    Files of rejects (documents left out) are stored by name; their paths get `folder`.
+    `folder` has the files of rejects (documents left out), which the JSON data names without a folder.
     """
     rejects = [storage.join(folder, name) for name in tree["rejects"]]
     by_source = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
@@ -300,5 +303,5 @@ def _rate(part: int, whole: int) -> float | None:
 
 
 def join_paths(parts: Iterable[list[str]]) -> list[str]:
-    """Return all paths of the lists in one list."""
+    """Return one list with the paths of all lists in `parts`."""
     return [path for part in parts for path in part]

@@ -45,7 +45,7 @@ DOCUMENT = np.dtype([("id", "<u8", 2), ("shard", "<u4"), ("group", "<u4")])
 
 
 def num_parts(rows: int) -> int:
-    """Return the number of parts into which the records of `rows` rows are divided."""
+    """Return into how many parts, which are checked one by one, the records of `rows` rows are divided."""
     return max(1, -(-rows * ROW.itemsize // PART_BYTES))
 
 
@@ -69,7 +69,7 @@ def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabul
 
 
 def _surprise(block: Block) -> npt.NDArray[np.float64]:
-    """Return float64[n]: -log2 of the chance that another row with the same ids has the same masks by chance.
+    """Return float64[n]: -log2 of the chance that a second row with the same ids gets the same masks.
 
     A run of neighbouring masked positions counts as one choice.
     """
@@ -117,9 +117,10 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
 def check_part(
     folder: Path, part: int, *, shards: list[str], held_out: list[bool], num_rows: int, facts: Facts
 ) -> tuple[Findings, npt.NDArray[np.int64]]:
-    """Check the records of one part. `held_out` says for each shard whether it is validation data.
+    """Check the records of one part of the spill (temporary files of records of rows and documents).
 
-    Return the findings and int64[2, shards]: the rows of each shard that another shard has too, and its documents.
+    `held_out` says for each shard whether it is validation data. Return the findings, and int64[2, shards]: the number
+    of rows of each shard that another shard has too, and the number of documents in each shard.
     """
     findings = Findings()
     validation = np.array(held_out, np.bool_)
@@ -167,7 +168,7 @@ def _place(record: Any, shards: list[str]) -> Place:
 def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeated: npt.NDArray[np.int64]) -> None:
     """Add to `repeated` (int64[shards]) the number of rows of each shard that are identical to a row of another shard.
 
-    Identical rows are neighbours in `rows`; `head` is the index of the first row like it, for each row.
+    Identical rows are neighbours in `rows`. For each row, `head` is the index of the first row that is identical to it.
     """
     shard = rows["shard"].astype(np.int64)
     starts = np.unique(head)

@@ -125,7 +125,7 @@ class Block:
         return np.repeat(np.arange(self.list_rows.size), np.diff(self.list_offsets))
 
     def place(self, row: int | np.integer[Any]) -> Place:
-        """Return the file, the row group and the number there of row `row` of this block."""
+        """Return where in the data set row `row` of this block is."""
         return Place(self.file, self.row_group, int(self.numbers[row]))
 
     def take(self, rows: Bools) -> Block:
@@ -149,7 +149,7 @@ class Block:
 
 
 def offsets_of(lengths: Int64s) -> Int64s:
-    """Return int64[n + 1]: the begin of each of n consecutive runs with these lengths, and the end of the last."""
+    """Return int64[n + 1]: where each of n consecutive runs of these lengths begins, and where the last ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 

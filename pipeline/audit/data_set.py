@@ -37,7 +37,7 @@ KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
 
 
 def describe_set(manifest: Manifest) -> Facts:
-    """Return the facts of a data set. Settings that its config lacks (an older release wrote it) have the defaults."""
+    """Return the facts of a data set. Settings that an older release did not store in its manifest get the defaults."""
     config = manifest.config
     published = config.get("mode", "strict") == "reference"
     return Facts(
@@ -235,8 +235,8 @@ def check_counts(
 ) -> None:
     """Compare what was counted in the rows with the numbers in the manifest and in token_counts.parquet.
 
-    These are the rows, tokens, lengths and labels of each split, the rows and tokens of each source, and the number of
-    each token id. `counts` is by split (train, validation). `token_counts` is int64[vocabulary], counted in the
+    These are the rows, tokens, lengths and labels of each split, the rows and tokens of each source, and how often each
+    token id occurs. `counts` is by split (train, validation). `token_counts` is int64[vocabulary], counted in the
     training rows, or None if some rows could not be read.
     """
 

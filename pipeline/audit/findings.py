@@ -43,7 +43,10 @@ CHECKS: Mapping[str, str] = {
 
 
 class Place(NamedTuple):
-    """A place in a data set: a file, a row group in it, and a row in that row group (-1 if they do not apply)."""
+    """A place in a data set: a file, a row group in it, and a row in that row group.
+
+    row_group and row are -1 if they do not apply.
+    """
 
     file: str
     row_group: int = -1
@@ -80,7 +83,10 @@ class Findings:
         self.by_check[check].looked_at += int(count)
 
     def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
-        """Add `count` faults (or notes) to a check. `place` and `text` describe the first of them."""
+        """Add `count` faults to a check, or notes (oddities that are explained) if `note`.
+
+        `place` and `text` describe the first of them.
+        """
         finding, example = self.by_check[check], (place, text)
         if note:
             finding.notes += int(count)

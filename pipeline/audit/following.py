@@ -57,7 +57,7 @@ class Negatives:
     rows: list[Int64s] = field(default_factory=list)
 
     def add(self, block: Block, *, vocabulary: Vocabulary) -> None:
-        """Keep the negatives of a block whose text is long and varied enough to be looked up."""
+        """Keep those negatives of a block (a row group) that have enough varied text to be looked up."""
         first, lengths = block.first_length, block.lengths
         second = lengths - first - 1
         chosen = np.flatnonzero((block.label == 1) & (first - 2 >= WINDOW) & (second >= MIN_TOKENS))
@@ -91,8 +91,8 @@ class Negatives:
 class Sealed:
     """The negatives of a shard, sorted by key (a hash of the document and the tokens around the boundary).
 
-    lengths and hashes describe the second segments. table tells quickly that no key begins with some bits. found (bool)
-    becomes true for a negative whose second segment was seen to follow the first.
+    lengths and hashes describe the second segments. table is a quick filter: it is false for first bits that no key
+    has. found (bool) becomes true for a negative whose second segment was seen to follow the first.
     """
 
     keys: UInt64s

@@ -64,7 +64,8 @@ def check_masks(
     findings: Findings,
     counts: Counts,
 ) -> None:
-    """Check the masks of rows that passed check_shape, and add the numbers of masked, kept and random ids to `counts`.
+    """Check which tokens are masked and with what, in rows that passed check_shape. Add the shares of the 80/10/10 rule
+    ([MASK], same token, random token) to `counts`.
 
     `starts` (bool[tokens]) marks the tokens that begin a word; it comes from find_words, or from join_published for a
     data set of the published algorithm. `known` (bool[n]) marks the rows whose words are known.

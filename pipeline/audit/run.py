@@ -145,7 +145,10 @@ def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: F
 
 
 def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str], *, findings: Findings) -> None:
-    """Report shards of which more than half of the rows are in other shards too (`foreign` counts them by shard)."""
+    """Report each shard that has more than half of its rows in other shards too.
+
+    `foreign` is the number of such rows of each shard.
+    """
     findings.looked("repeated shards", len(names))
     for name, repeated, result in zip(names, foreign.tolist(), results, strict=True):
         if repeated * 2 > result.counts.rows > 0:

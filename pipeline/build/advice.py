@@ -36,7 +36,10 @@ _FEW_CAPITALS = 0.01
 
 
 def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
-    """Return the warnings, one line each. `tokenizer` is the given vocabulary, or None if one will be trained."""
+    """Return warnings of settings that are probably a mistake, one line each.
+
+    `tokenizer` is the given vocabulary, or None if one will be trained.
+    """
     found = list(_advise_on_languages(config.sources))
     path = config.vocabulary.path
     if tokenizer is not None:
@@ -64,8 +67,10 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
 
 
 def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[str]:
-    """Yield a warning for each training setting that has no effect, because the vocabulary exists (with `size` entries)
-    and none is trained."""
+    """Yield a warning for each setting of vocabulary training that has no effect, because the vocabulary exists.
+
+    `size` is its number of entries.
+    """
     remedy = "remove it" if not settings.train else "name another file to train one"
     for key in ("size",) if settings.train else ("algorithm", "criterion", "size", "min_pair_count", "hangul"):
         value, default = getattr(settings, key), VocabularyConfig.model_fields[key].default
@@ -77,9 +82,10 @@ def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[st
 
 
 def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None:
-    """Raise ValueError if all documents are whole books, and there are too few to hold some out for validation.
+    """Raise ValueError if all documents are whole books, and there are too few books to hold some out for validation.
 
-    Too few means that, with a chance of 99%, too few books would be held out or too few would be left to train on.
+    Which books are held out is random. There are too few if, with a chance of 99%, either the validation data or the
+    training data gets fewer books than it needs.
     """
     whole = all(source.kind == "books" and source.unit == "book" for source in config.sources)
     fraction, fewest = config.validation_fraction, fewest_documents(config.next_sentence)

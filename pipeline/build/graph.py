@@ -106,7 +106,8 @@ class _TokenizerStep(_Step):
 class CompareSignatures(_Step):
     """A Beam step that looks for near duplicates in one partition of the documents.
 
-    It takes (partition, places of its band keys) and yields the path of a file of the matches, if there are any.
+    It yields the path of a file of the matches, if there are any. Its input is the number of the partition, and the
+    places of its band keys (hashes that near duplicates are likely to share).
     """
 
     def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
@@ -121,8 +122,10 @@ class CompareSignatures(_Step):
 
 
 class ChooseDropped(_Step):
-    """A Beam step that takes the paths of all files of matches, and yields the path of the list of documents to leave
-    out."""
+    """A Beam step that chooses which near duplicates to leave out, and yields the path of a file that lists them.
+
+    Its input is the paths of all files of matches.
+    """
 
     def process(self, paths: list[str]) -> Iterator[str]:
         with report_failure(self.context.exchange):
@@ -132,7 +135,8 @@ class ChooseDropped(_Step):
 
 
 class SpillSplits(_TokenizerStep):
-    """A Beam step that reads one split of the input into a spill file and yields its SplitResult."""
+    """A Beam step that reads one split of the input, writes its documents to a spill file (an intermediate file), and
+    yields the SplitResult."""
 
     def process(self, split: Split) -> Iterator[SplitResult]:
         with (
@@ -143,7 +147,10 @@ class SpillSplits(_TokenizerStep):
 
 
 class CountBuckets(_Step):
-    """A Beam step that takes (bucket, places of its documents) and yields its BucketCount."""
+    """A Beam step that counts the documents of one bucket (a group of documents) and yields the BucketCount.
+
+    Its input is the number of the bucket, and the places of its documents in files.
+    """
 
     def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
         with report_failure(self.context.exchange):
@@ -153,7 +160,7 @@ class CountBuckets(_Step):
 class PlanShards(_Step):
     """A Beam step that decides which buckets (groups of documents) go into which shard, and yields this ShardPlan.
 
-    It takes the tally of the input and the counts of all buckets. Raises ValueError if a source gave no document.
+    Its input is the counts of reading and of each bucket. Raises ValueError if a source gave no document.
     """
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
@@ -174,7 +181,8 @@ class PlanShards(_Step):
 class WriteShards(_TokenizerStep):
     """A Beam step that writes one shard and yields its BuildResult.
 
-    It takes ((train or validation, index of the shard, number of shards), places of the documents by bucket).
+    Its input is the key of the shard (train or validation, index, number of shards) and the places of the documents
+    that it will hold.
     """
 
     def process(
@@ -290,7 +298,10 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
 def assign_shard(
     element: tuple[int, Iterable[Extent]], plan: ShardPlan
 ) -> Iterator[tuple[tuple[str, int, int], tuple[Extent, ...]]]:
-    """Yield the extents of a bucket, with the shard that will hold the bucket as their key."""
+    """Yield (shard, extents) for one bucket: the shard that will hold it, and the places of its documents.
+
+    The shard is given as (train or validation, index, number of shards).
+    """
     bucket, extents = element
     split, index = plan.shard_of[bucket]
     yield (split, index, plan.num_shards[split]), tuple(extents)

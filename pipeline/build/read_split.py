@@ -26,9 +26,9 @@ from pipeline.tokenizer import WordTokenizer
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """The result of reading one split: counts, and where its documents lie in the spill file.
+    """The result of reading one split: counts, and where its documents lie in the spill file (an intermediate file).
 
-    `extents` are pairs of a bucket (the documents of one shard) and the place of its documents from this split.
+    `extents` are pairs of a bucket (a group of documents that becomes a shard) and the place of its documents.
     """
 
     tally: ReadTally
@@ -41,7 +41,7 @@ class SplitResult:
 def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
     """Return the result of a split, from its record if an earlier start finished it.
 
-    Otherwise read the split, write its documents to a spill file, and record the result.
+    Otherwise read the split, write its documents to a spill file (an intermediate file), and record the result.
     """
     report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
     recorded = context.ledger.find("split", key=split_key(split, context=context))
@@ -72,9 +72,10 @@ def spill_documents(
     tokenizer: WordTokenizer,
     report: WorkReport,
 ) -> SplitResult:
-    """Write the documents in `items` to a spill file, and return where they lie, with the counts.
+    """Clean and tokenize the documents in `items`, and write them to a spill file (an intermediate file).
 
-    Whatever is left out is counted by reason. On an error no file remains.
+    Return where the documents of each bucket lie, with the counts. Whatever is left out is counted by reason. On an
+    error no file remains.
     """
     tally = ReadTally()
     source = context.config.sources[split.source]

@@ -189,8 +189,10 @@ def describe_context(
     tokenizer: WordTokenizer,
     output: OutputFolder | StoredOutput,
 ) -> BuildContext:
-    """Return what the workers need to know about the build. `tokenizer` must be saved in the output's staging folder,
-    from which they read it."""
+    """Return what the workers need to know about the build.
+
+    They read the tokenizer from the output's staging folder, so it must be saved there before.
+    """
     return BuildContext(
         config=config,
         buckets=buckets,
@@ -219,7 +221,7 @@ def run_graph(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> tuple[BuildResult, ReadTally]:
-    """Build every shard on the engine. Return the result of the build and the counts of reading.
+    """Build every shard with Beam, on the engine of the config. Return the result and the counts of what was read.
 
     Raises what local.run_on_engine raises.
     """

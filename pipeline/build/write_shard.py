@@ -73,10 +73,10 @@ def build_shard(
     """Build the shard of one bucket (the documents in `extents`), and return the manifest's entry and the counts.
 
     `name` is the path that the manifest will list; the file is `folder`/(last part of `name`). It is written and
-    verified in `scratch`, which must be on the same file system, and then renamed into `folder`. If `folder` is on a
-    store, the file is written and verified in a local temporary folder, and then uploaded. `dropped` is the path of the
-    list of near duplicates to leave out. `report` counts every row group. Raises SpillError or ShardError if a file
-    reads back with other content. After any error the written file is removed.
+    verified in `scratch`, which must be on the same file system, and then renamed into `folder`. If `folder` is on an
+    object store, the file is written and verified in a local temporary folder, and then uploaded. `dropped` is the path
+    of the list of near duplicates to leave out. `report` counts every row group. Raises SpillError or ShardError if a
+    file reads back with other content. After any error the written file is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
@@ -217,9 +217,9 @@ def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
 
 
 def _nest(masks: Sequence[Masks], *, num_rows: int) -> tuple[pa.ListArray, pa.ListArray]:
-    """Return the positions and the inputs of `masks` (K mask sets, each for all rows) as two columns of list<list>.
+    """Return two columns of list<list>, with the masked positions and the ids shown there, of `masks`.
 
-    The K sets of a row are adjacent.
+    `masks` has K mask sets, each for all rows. In the columns, the K sets of a row are adjacent.
     """
     sets = len(masks)
     counts = np.stack([np.diff(mask.offsets) for mask in masks], axis=1)

@@ -32,7 +32,7 @@ class DocumentFilter:
         self._stop_words = stop_words(source.language)
 
     def reject(self, document: Document) -> Drop | None:
-        """Return the reason to leave this document out, with the measured value and the limit; None if it stays."""
+        """Return why this document must be left out: the reason, the measured value and the limit. None if it stays."""
         if self._active:
             for reason, measured in self._faults(document):
                 return Drop(reason, document.name, measured)
@@ -81,8 +81,10 @@ class DocumentFilter:
 
 
 def beginning(document: Document) -> str:
-    """Return the first EXCERPT_CHARACTERS + 1 characters of a document. From the last one, `excerpt` sees that the text
-    continues."""
+    """Return the first EXCERPT_CHARACTERS + 1 characters of a document.
+
+    The last of them only tells `excerpt` that the text continues.
+    """
     begin = document.sentences[0]
     for sentence in document.sentences[1:]:
         if len(begin) > EXCERPT_CHARACTERS:

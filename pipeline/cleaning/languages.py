@@ -47,7 +47,7 @@ _WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """Return the scripts of a language, as the Unicode names of letters call them; LATIN if it is not listed."""
+    """Return the scripts of a language by their names in Unicode, such as CYRILLIC; LATIN if it is not listed."""
     for code in (language, language.partition("-")[0]):
         if code in _MIXED:
             return _MIXED[code]

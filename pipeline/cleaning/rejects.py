@@ -22,7 +22,7 @@ _MAX_OPEN_RUNS = 64
 
 
 class RejectWriter:
-    """Writes documents that were left out into `folder`, in sorted files (runs) of about `run_characters`.
+    """Writes documents that were left out into `folder`, in sorted files (runs) of about `run_characters` characters.
 
     It does nothing if `folder` is None. On an error its files are removed.
     """
@@ -48,7 +48,8 @@ class RejectWriter:
                 storage.delete(run)
 
     def add(self, *, source: int, name: str, reason: str, detail: str, text: str) -> None:
-        """Add one document. `source` is an index into the config's sources, and `text` has one sentence per line."""
+        """Add one document that was left out. `source` is an index into the config's sources, and `text` has one
+        sentence per line."""
         if self._folder is None:
             return
         entry = {"source": source, "name": name, "reason": reason, "detail": detail, "text": text}
@@ -72,7 +73,7 @@ class RejectWriter:
 def write_rejects(runs: Sequence[str], *, folder: str | Path, scratch: Path) -> str:
     """Merge the sorted files `runs` into `folder`/rejects.jsonl, and return its path or URL.
 
-    The file appears only once it is whole. Opens at most 64 files at a time, and leaves other files in `scratch`.
+    The file appears only once it is whole. At most 64 files are open at a time. Intermediate files stay in `scratch`.
     """
     waiting = list(runs)
     made = 0

@@ -25,7 +25,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class SourceConfig(Settings):
-    """One source of documents."""
+    """The settings of one source of documents: its files, their format, and its weight."""
 
     kind: SourceKind
     """Format of the files. wikipedia: XML dump (.xml, .bz2, .gz, .xz, .zst). books: one file per book. text: one
@@ -116,7 +116,7 @@ class SourceConfig(Settings):
 
 
 class VocabularyConfig(Settings):
-    """Which vocabulary to use, or how to train one."""
+    """The settings that say which vocabulary to use, or how to train one."""
 
     path: str | None = None
     """Path or URL of vocab.txt or tokenizer.json, or of a folder with one (tokenizer.json first). null: train a
@@ -152,7 +152,7 @@ class VocabularyConfig(Settings):
 
 
 class NearDuplicatesConfig(Settings):
-    """Which documents count as near duplicates, and how thoroughly to search for them."""
+    """The settings that say which documents count as near duplicates, and how thoroughly to search for them."""
 
     threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
     """Documents are near duplicates if the Jaccard similarity of their shingles (runs of words) is at least this. The
@@ -167,7 +167,8 @@ class NearDuplicatesConfig(Settings):
 
 
 class CleaningConfig(Settings):
-    """Which documents are left out. Documents are measured after cleaning; every filter is off by default."""
+    """The settings that say which documents are left out. Documents are measured after cleaning. Every filter is off by
+    default."""
 
     min_words: Positive | None = None
     """Leave out documents with fewer words (between spaces)."""
@@ -221,8 +222,8 @@ class DumpConfig(Settings):
 
 
 class DownloadConfig(Settings):
-    """What `make download` (`python -m pipeline.download config FILE`) fetches, and which files you must get yourself.
-    Builds ignore it."""
+    """The settings that say what `make download` (`python -m pipeline.download config FILE`) fetches, and which files
+    you must get yourself. Builds ignore them."""
 
     wikipedia: tuple[DumpConfig, ...] = ()
     """Dumps to fetch."""

@@ -70,7 +70,7 @@ class Shard(Settings):
 
 
 class Special(Settings):
-    """Ids of the special tokens."""
+    """The ids of the special tokens."""
 
     pad: int
     """The id of [PAD]."""
@@ -138,8 +138,10 @@ class Manifest(Settings):
         return sum(shard.tokens for shard in self.shards_of(split))
 
     def row_lengths(self, split: SplitName) -> tuple[int, ...]:
-        """Return how many rows of one split have 0, 1, 2, ... tokens. Raises DataSetError if the counts do not add up
-        to the rows and tokens of the shards."""
+        """Return how many rows of one split have 0, 1, 2, ... tokens.
+
+        Raises DataSetError if these counts do not add up to the rows and tokens of the shards.
+        """
         found = self.statistics.get("splits", {}).get(split, {}).get("lengths", ())
         if (sum(found), sum(map(mul, found, count()))) != (self.num_rows(split), self.num_tokens(split)):
             raise DataSetError(
@@ -172,7 +174,7 @@ def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any])
 
 
 def read_manifest(root: str | Path) -> Manifest:
-    """Read manifest.json in `root`, check the hash that it states of itself, and return it.
+    """Read manifest.json in `root`, compare it with the hash that it contains, and return it.
 
     Raises DataSetError with the remedy, or OSError if a store cannot be reached or denies access.
     """
@@ -210,7 +212,10 @@ def read_manifest(root: str | Path) -> Manifest:
 
 
 def _find_set_above(root: str | Path) -> str | None:
-    """Return the data set inside which `root` is a folder or shard; None if there is none or the store does not say."""
+    """Return the path of the data set that contains `root` as a folder or shard; None if there is none.
+
+    Also None if the object store does not say.
+    """
     folder = str(root).rstrip("/")
     with suppress(OSError):
         for _ in range(2):
@@ -223,8 +228,8 @@ def _find_set_above(root: str | Path) -> str | None:
 def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
     """Read the manifest, verify every file that it lists, and return it.
 
-    Of shards, the size and the footer hash are compared, or the sha256 of the whole file with `full`. Raises
-    DataSetError, which names the file and what differs.
+    For a shard, the size and the hash of the footer are compared with the manifest, and with `full` also the sha256 of
+    the whole file. Raises DataSetError, which names the file and what differs.
     """
     manifest = read_manifest(root)
     verify_shards(root, manifest.shards, full=full)
@@ -242,7 +247,7 @@ def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
 
 
 def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = False) -> None:
-    """Check the files of shards against their manifest entries, several at the same time on a store.
+    """Check the files of shards against their manifest entries, several at the same time on an object store.
 
     With `full`, the sha256 of each whole file is compared too. Raises DataSetError for the first file that differs.
     """
