@@ -34,9 +34,9 @@ _BY_ROW = (
 class Vocabulary:
     """Arrays by token id, and the ids of [UNK], [CLS], [SEP] and [MASK].
 
-    keys (uint64) stands for a token in hashes and is the same in every process. special is true for tokens that
-    represent no text, including [UNK], and unused for reserved tokens. continues and ends tell whether a token
-    continues or ends a word; each is None if the tokens do not show it.
+    keys (uint64) has the number that stands for each token in hashes, the same in every process. special is true for
+    tokens that represent no text, including [UNK], and unused is true for reserved tokens. continues and ends tell
+    whether a token continues or ends a word; each is None if the tokens do not show it.
     """
 
     tokens: list[str]

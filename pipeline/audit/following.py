@@ -20,8 +20,8 @@ from pipeline.audit.findings import Findings, Place
 WINDOW = 4
 """The number of tokens at the end of A, and at the beginning of B, that are looked up."""
 MIN_TOKENS, MIN_DIFFERENT = 12, 5
-"""Limits below which text may recur by chance: the tokens of B, and the distinct tokens around the boundary of A and
-B."""
+"""A pair is skipped if B has fewer tokens, or if fewer distinct tokens are around the boundary of A and B, because such
+text recurs by chance."""
 _FACTORS = mix(np.arange(1, 2 * WINDOW + 1, dtype=np.uint64)) | np.uint64(1)
 _TABLE_BITS = 22
 

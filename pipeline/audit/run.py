@@ -32,8 +32,8 @@ DEVIATIONS = 5.0
 """A share is a fault if it is more binomial standard deviations than this from its expected value. This happens by
 chance once in 1.7 million."""
 PUBLISHED_NOT_NEXT = (0.4, 0.75)
-"""The lowest and highest share of not-next labels in a data set of the published algorithm. There every chunk of a
-single sentence gets this label, so the share may be far from one half. A share outside the two bounds is a fault."""
+"""The lowest and highest share of not-next labels in a data set of the published algorithm, which always gives this
+label to a text of a single sentence. The share may therefore be far from one half. Outside the bounds it is a fault."""
 _SLACK_WITHOUT_WORDS = 0.1
 
 In = TypeVar("In")

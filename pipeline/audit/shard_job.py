@@ -167,7 +167,11 @@ def _seek_following(
 def _check_entry(
     job: ShardJob, rows: list[int], tokens: list[int], masked: int, most: int, *, findings: Findings
 ) -> None:
-    """Compare the shard's entry in the manifest with what was counted."""
+    """Report each number in the shard's manifest entry that differs from what was counted.
+
+    `rows` and `tokens` are counts of each row group. `masked` is the number of masked positions, and `most` is the
+    largest number in one mask set.
+    """
     entry = job.entry
     for what, stated, found in (
         ("row_group_rows", list(entry.row_group_rows), rows),

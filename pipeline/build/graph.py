@@ -233,9 +233,10 @@ def write_shard(
     dropped: str | None,
     report: WorkReport,
 ) -> BuildResult:
-    """Return the result of one shard, from its record if an earlier start finished it from the same documents.
+    """Return the result of one shard.
 
-    Otherwise build the shard and record the result.
+    If an earlier start of the build finished the shard from the same documents, the result comes from the record of
+    that start. Otherwise build the shard and record the result.
     """
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
     key = [name, content, None if dropped is None else file_sha256(dropped)]

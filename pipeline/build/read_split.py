@@ -34,14 +34,15 @@ class SplitResult:
     tally: ReadTally
     extents: tuple[tuple[int, Extent], ...]
     bands: tuple[tuple[int, BandExtent], ...] = ()
-    """Pairs of a partition and the place of its band keys (hashes that near duplicates are likely to share). Empty
-    unless near duplicates are searched for."""
+    """Pairs of a partition (a part of the search for near duplicates) and the place of its band keys (hashes that near
+    duplicates are likely to share). Empty unless near duplicates are searched for."""
 
 
 def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
-    """Return the result of a split, from its record if an earlier start finished it.
+    """Return the result of reading a split.
 
-    Otherwise read the split, write its documents to a spill file (an intermediate file), and record the result.
+    If an earlier start of the build finished the split, the result comes from the record of that start. Otherwise read
+    the split, write its documents to a spill file (an intermediate file), and record the result.
     """
     report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
     recorded = context.ledger.find("split", key=split_key(split, context=context))

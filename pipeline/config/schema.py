@@ -46,23 +46,23 @@ class SourceConfig(Settings):
     them and counts the rest as dropped by weight. Held-out documents are dropped in the same way, but a weight above 1
     never repeats them."""
     unit: Literal["book", "chapter"] = "book"
-    """Kind books: what a document is. chapter: books are cut at headings in English, French, German or Korean; a book
-    without headings stays one document and is counted."""
+    """For kind books: what a document is. chapter: books are cut at headings in English, French, German or Korean; a
+    book without headings stays one document and is counted."""
     encoding: str = "auto"
-    """Kinds books and text: encoding of the files, such as cp949; bytes that do not decode are an error that names file
-    and byte. auto: text is UTF-8. A book is decoded by its byte order mark, else as UTF-8, even with a few bad bytes
-    (these are removed and counted), else as windows-1252 if nearly all of it is ASCII (counted), else refused."""
+    """For kinds books and text: encoding of the files, such as cp949; bytes that do not decode are an error that names
+    file and byte. auto: text is UTF-8. A book is decoded by its byte order mark, else as UTF-8, even with a few bad
+    bytes (these are removed and counted), else as windows-1252 if nearly all is ASCII (counted), else refused."""
     row: Literal["document", "sentence"] = "document"
-    """Kinds jsonl and parquet: what a row is."""
+    """For kinds jsonl and parquet: what a row is."""
     text_column: str = "text"
-    """Kinds jsonl and parquet: the column (field) that holds the text."""
+    """For kinds jsonl and parquet: the column (field) that holds the text."""
     document_column: str | None = None
-    """Kinds jsonl and parquet with row: sentence: a document ends when the value of this column changes."""
+    """For kinds jsonl and parquet with row: sentence. A document ends when the value of this column changes."""
     blank_row_ends_document: bool = False
-    """Kinds jsonl and parquet with row: sentence: an empty row ends a document."""
+    """For kinds jsonl and parquet with row: sentence. An empty row ends a document."""
     rows_per_document: Positive | None = None
-    """Kinds jsonl and parquet with row: sentence: number of rows after which a document ends. Kind text: number of
-    lines."""
+    """For kinds jsonl and parquet with row: sentence. A document ends after this number of rows. For kind text, it ends
+    after this number of lines."""
 
     @property
     def called(self) -> str:
@@ -281,11 +281,12 @@ class PipelineConfig(Settings):
     short_sequence_probability: Fraction = 0.1
     """Share of pairs that aim at a shorter length than max_seq_length."""
     next_sentence: NextSentence = "random_document"
-    """How half of the pairs become negatives. random_document: the second segment comes from another document.
-    sentence_order: the two segments are swapped. none: there is no second segment."""
+    """How half of the pairs become negatives (see not_next_bounds). random_document: the second segment comes from
+    another document. sentence_order: the two segments are swapped. none: there is no second segment."""
     not_next_bounds: tuple[Share, Share] | None = None
-    """Allowed share of negatives (lowest, highest). A build of 400 or more pairs fails outside it, and warns halfway
-    between 0.5 and each bound. null: 0.4 to 0.6, in reference mode 0.4 to 0.75. [0, 1] never fails."""
+    """Lowest and highest allowed share of negatives (pairs whose second segment does not follow the first). Outside, a
+    build of 400 or more pairs fails; warnings begin halfway between 0.5 and a bound. null: 0.4 to 0.6, in reference
+    mode 0.4 to 0.75. [0, 1] never fails."""
     validation_fraction: Fraction = 0.01
     """Share of documents held out, chosen by the hash of their text; 0 for none."""
     shards: Positive | Literal["auto"] = "auto"
