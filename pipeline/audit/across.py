@@ -1,8 +1,7 @@
 """Checks over all shards: identical rows, documents in two shards or both splits, contradicting labels.
 
-For these checks, workers write records to a temporary folder (the spill): 48 bytes for each row, and 24 bytes for each
-document of each row group. A hash divides the records into parts of about PART_BYTES. Each part is sorted on its own,
-so memory does not grow with the data set.
+Workers write 48 bytes for each row, and 24 for each document of each row group, to a temporary folder (the spill),
+divided by hash into parts of about PART_BYTES. Each part is sorted alone, so memory does not grow with the data set.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from pipeline.audit.following import document_keys
 
 PART_BYTES = 64_000_000
 SURE_BITS = 10
-"""Identical rows are a fault if chance would not give even one of them in a data set 2 ** SURE_BITS times as large.
-Otherwise they are a note."""
+"""Identical rows are a fault if chance would give less than one in a data set 2 ** SURE_BITS times as large; otherwise
+they are a note."""
 _ACTION_BITS = 0.6
 """-log2 of the chance that two random choices between [MASK], kept and random (80/10/10) are equal."""
 MIN_TOKENS = 32
-"""Rows with fewer tokens may be repeated by chance. For leakage the limit is half of max_seq_length if that is less."""
+"""Shorter rows may be repeated by chance. For leakage the limit is half of max_seq_length if that is less."""
 ROW = np.dtype(
     [
         ("pair", "<u8", 2),
@@ -38,14 +37,14 @@ ROW = np.dtype(
         ("bits", "u1"),
     ]
 )
-"""The record of one row. pair is a 128-bit hash of the unmasked ids, rest is a hash of the mask sets and the label, and
-document is a hash of the document's id. bits is -log2 of the chance of equal masks."""
+"""The record of one row. pair is a 128-bit hash of the unmasked ids, and rest a hash of the mask sets and the label.
+bits is -log2 of the chance of equal masks."""
 DOCUMENT = np.dtype([("id", "<u8", 2), ("shard", "<u4"), ("group", "<u4")])
 """The record of one document in one row group."""
 
 
 def num_parts(rows: int) -> int:
-    """Return into how many parts, which are checked one by one, the records of `rows` rows are divided."""
+    """Return into how many parts the records of `rows` rows are divided."""
     return max(1, -(-rows * ROW.itemsize // PART_BYTES))
 
 
@@ -71,7 +70,7 @@ def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabul
 def _surprise(block: Block) -> npt.NDArray[np.float64]:
     """Return float64[n]: -log2 of the chance that a second row with the same ids gets the same masks.
 
-    A run of neighbouring masked positions counts as one choice.
+    Neighbouring masked positions count as one choice.
     """
     lists, sizes = block.entry_lists, np.diff(block.list_offsets)
     new = np.ones(lists.size, np.bool_)
@@ -117,10 +116,9 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
 def check_part(
     folder: Path, part: int, *, shards: list[str], held_out: list[bool], num_rows: int, facts: Facts
 ) -> tuple[Findings, npt.NDArray[np.int64]]:
-    """Check the records of one part of the spill (temporary files of records of rows and documents).
+    """Check one part of the records. `held_out` says for each shard whether it is validation data.
 
-    `held_out` says for each shard whether it is validation data. Return the findings, and int64[2, shards]: the number
-    of rows of each shard that another shard has too, and the number of documents in each shard.
+    Return the findings and int64[2, shards]: the rows of each shard that are also in another shard, and its documents.
     """
     findings = Findings()
     validation = np.array(held_out, np.bool_)
@@ -166,9 +164,9 @@ def _place(record: Any, shards: list[str]) -> Place:
 
 
 def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeated: npt.NDArray[np.int64]) -> None:
-    """Add to `repeated` (int64[shards]) the number of rows of each shard that are identical to a row of another shard.
+    """Add to `repeated` (int64[shards]) the rows of each shard that are identical to a row of another shard.
 
-    Identical rows are neighbours in `rows`. For each row, `head` is the index of the first row that is identical to it.
+    Identical rows are neighbours; `head` is the index of the first of them, for each row.
     """
     shard = rows["shard"].astype(np.int64)
     starts = np.unique(head)
@@ -182,7 +180,7 @@ def _check_labels(
 ) -> None:
     """Report two segments of one document that are labelled next in one row and not next in another.
 
-    `new_pair` (bool[rows]) marks the first of the neighbouring rows with the same ids.
+    `new_pair` (bool[rows]) is true for the first of neighbouring rows with the same ids.
     """
     if facts.next_sentence != "random_document":
         return
@@ -227,10 +225,7 @@ def _check_leaks(
 def _check_documents(
     documents: npt.NDArray[Any], *, shards: list[str], validation: Bools, findings: Findings
 ) -> npt.NDArray[np.int64]:
-    """Check that each document is in one shard and in one split (train or validation).
-
-    Return int64[shards]: the number of documents in each shard.
-    """
+    """Check that each document is in one shard and one split. Return int64[shards]: the number of documents in each."""
     if not documents.size:
         return np.zeros(len(shards), np.int64)
     order = np.lexsort((documents["group"], documents["shard"], documents["id"][:, 1], documents["id"][:, 0]))

@@ -34,9 +34,9 @@ _BY_ROW = (
 class Vocabulary:
     """Arrays by token id, and the ids of [UNK], [CLS], [SEP] and [MASK].
 
-    keys (uint64) has the number that stands for each token in hashes, the same in every process. special is true for
-    tokens that represent no text, including [UNK], and unused is true for reserved tokens. continues and ends tell
-    whether a token continues or ends a word; each is None if the tokens do not show it.
+    keys (uint64) has a number for each token, which is the same in every process. special is true for tokens that
+    represent no text, including [UNK]; unused for reserved tokens. continues and ends tell whether a token continues or
+    ends a word; each is None if tokens do not show it.
     """
 
     tokens: list[str]
@@ -58,12 +58,11 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts about a data set that are known before its rows are read.
+    """What is known about a data set before its rows are read.
 
-    published means that the published algorithm built the set, so that its known quirks are notes and not faults.
-    mask_sets is the number of mask sets of each row. masking is whole_word, token or span; draw says whether 80/10/10
-    is drawn for each word or piece; next_sentence is the setting of that name. most_passes is the largest number of
-    passes over a document, by source; it is empty if unknown.
+    published means that the published algorithm built it, so its known quirks are notes, not faults. mask_sets is the
+    number for each row. masking is whole_word, token or span; draw (of 80/10/10) is word or piece. most_passes is the
+    largest number of passes over a document, by source; empty if unknown.
     """
 
     published: bool
@@ -81,11 +80,10 @@ class Facts:
 class Block:
     """The n rows of a row group, or some of them, as flat arrays.
 
-    Row r has the tokens ids[offsets[r]:offsets[r + 1]] (int64). A list is one mask set of a row; the lists of row r are
-    those with list_rows == r, in order. List l has the entries list_offsets[l] to list_offsets[l + 1] of positions and
-    inputs (int64), the masked positions and the ids shown there. label is int64[n], -1 if null. document and second
-    are the document ids of the two segments, uint8[n, 16], zero if absent. has_second is bool[n]. numbers (int64[n]) is
-    the number of each row in its row group.
+    Row r has the tokens ids[offsets[r]:offsets[r + 1]]. A list is one mask set of a row; row r has the lists with
+    list_rows == r. List l has the entries list_offsets[l] to list_offsets[l + 1] of positions and inputs. ids,
+    positions and inputs are int64. label: int64[n], -1 if null. document and second: uint8[n, 16], the document ids of
+    the segments, zero if absent. has_second: bool[n]. numbers: int64[n], the number of each row in its row group.
     """
 
     ids: Int64s
@@ -161,10 +159,8 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def hash_runs(values: npt.NDArray[np.uint64], offsets: Int64s, *, salt: int) -> npt.NDArray[np.uint64]:
-    """Return uint64[n]: a hash of each of the n runs values[offsets[i]:offsets[i + 1]].
-
-    A hash depends on the order of the values and on `salt`. An empty run has a hash too.
-    """
+    """Return uint64[n]: a hash of each run values[offsets[i]:offsets[i + 1]], which depends on the order of the values.
+    An empty run has a hash too."""
     lengths = np.diff(offsets)
     place = np.arange(values.size, dtype=np.int64) - np.repeat(offsets[:-1], lengths)
     base = np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)

@@ -233,11 +233,10 @@ def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
 def check_counts(
     root: str, manifest: Manifest, *, counts: dict[str, Counts], token_counts: Int64s | None, findings: Findings
 ) -> None:
-    """Compare what was counted in the rows with the numbers in the manifest and in token_counts.parquet.
+    """Compare counts of the rows with the numbers in the manifest and in token_counts.parquet.
 
-    These are the rows, tokens, lengths and labels of each split, the rows and tokens of each source, and how often each
-    token id occurs. `counts` is by split (train, validation). `token_counts` is int64[vocabulary], counted in the
-    training rows, or None if some rows could not be read.
+    Compared are rows, tokens, lengths and labels of each split, rows and tokens of each source, and how often each id
+    occurs. `token_counts` is int64[vocabulary] over the training rows; None if some rows could not be read.
     """
 
     def compare(what: str, stated: Any, found: Any) -> None:

@@ -1,7 +1,6 @@
 """The results of an audit: for every check, how much was checked, how much is wrong, and where the first fault is.
 
-Findings can be merged in any order with the same result. They therefore depend neither on the number of processes nor
-on the order of shards.
+Findings can be merged in any order with the same result, so they depend neither on processes nor on shard order.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Finding:
     first_fault: tuple[Place, str] | None = None
     first_note: tuple[Place, str] | None = None
     remark: str = ""
-    """A sentence for the table about what was measured, such as the share of a label."""
+    """What was measured, for the table."""
 
 
 @dataclass(slots=True)
@@ -83,10 +82,8 @@ class Findings:
         self.by_check[check].looked_at += int(count)
 
     def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
-        """Add `count` faults to a check, or notes (oddities that are explained) if `note`.
-
-        `place` and `text` describe the first of them.
-        """
+        """Add `count` faults to a check, or notes (odd but explained). `place` and `text` describe the first of
+        them."""
         finding, example = self.by_check[check], (place, text)
         if note:
             finding.notes += int(count)

@@ -1,9 +1,8 @@
 """Finds negatives (pairs A, B labelled not next) in which B really follows A, as another row of the document shows.
 
-A shard is read twice. The first reading keeps 40 bytes for each negative: a hash of A's document with the last tokens
-of A and the first tokens of B, the length and the hash of B, and the number of the row. The second reading looks for
-this text inside every segment of the document, and across the boundary of pairs labelled next. Text that is too short
-or too repetitive is skipped here; pipeline/audit/across.py compares the labels of such pairs.
+A shard is read twice. The first reading keeps 40 bytes for each negative, such as hashes of B and of the tokens around
+the boundary. The second looks for this text in every segment of the document, and across the boundary of pairs labelled
+next. Text that is too short or repetitive is left to the check for contradicting labels (across.py).
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ def document_keys(ids: npt.NDArray[np.uint8]) -> UInt64s:
 
 
 def _windows(keys: UInt64s) -> UInt64s:
-    """Return, for each position, a hash of the 2 * WINDOW tokens that begin there.
-
-    The last hashes are meaningless, because fewer tokens are left.
-    """
+    """Return a hash of the 2 * WINDOW tokens that begin at each position. At the end, where fewer are left, it is
+    meaningless."""
     padded = np.concatenate([keys, np.zeros(2 * WINDOW, np.uint64)])
     total = np.zeros(keys.size, np.uint64)
     for step, factor in enumerate(_FACTORS):
@@ -57,7 +54,7 @@ class Negatives:
     rows: list[Int64s] = field(default_factory=list)
 
     def add(self, block: Block, *, vocabulary: Vocabulary) -> None:
-        """Keep those negatives of a block (a row group) that have enough varied text to be looked up."""
+        """Keep the negatives of a block (a row group), except those with too little varied text."""
         first, lengths = block.first_length, block.lengths
         second = lengths - first - 1
         chosen = np.flatnonzero((block.label == 1) & (first - 2 >= WINDOW) & (second >= MIN_TOKENS))
@@ -91,8 +88,7 @@ class Negatives:
 class Sealed:
     """The negatives of a shard, sorted by key (a hash of the document and the tokens around the boundary).
 
-    lengths and hashes describe the second segments. table is a quick filter: it is false for first bits that no key
-    has. found (bool) becomes true for a negative whose second segment was seen to follow the first.
+    found (bool) becomes true if the second segment was seen to follow the first.
     """
 
     keys: UInt64s

@@ -1,8 +1,7 @@
 """Checks the mask sets of one row group: shape, targets, replacements, whole words, budget, 80/10/10.
 
-A mask set is one choice of positions to predict in a row; every row has the same number of sets. The budget of a set is
-the number of positions that it should have. A set may have fewer positions only if no remaining word would fit, and
-more only if it is a single word. Each set is checked exactly.
+A mask set is one choice of positions to predict in a row; its budget is the number that it should have. Every set is
+checked: it may have fewer positions only if no remaining word would fit, and more only if it is a single word.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from pipeline.audit.rows import Counts, report
 
 
 def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: Bools) -> Bools:
-    """Check the number, the size and the positions of the mask sets. Return bool[n]: rows with well-formed mask sets.
+    """Check number, size and positions of the mask sets. Return bool[n]: rows whose mask sets are well-formed.
 
-    `mismatched` (bool[n]) marks rows whose positions and replacements differ in number, as found while reading.
+    `mismatched` (bool[n]) marks rows whose positions and replacements differ in number (found while reading).
     """
     rows, sizes = block.list_rows, np.diff(block.list_offsets)
     findings.looked("mask sets", rows.size)
@@ -48,7 +47,7 @@ def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: B
 
 
 def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
-    """Return bool[n]: whether each row has one of the mask sets in `lists` (a bool for each set, or set numbers)."""
+    """Return bool[n]: rows that have one of these mask sets, which are given as a bool for each set or by number."""
     found = np.zeros(len(block), np.bool_)
     found[block.list_rows[lists]] = True
     return found
@@ -64,11 +63,10 @@ def check_masks(
     findings: Findings,
     counts: Counts,
 ) -> None:
-    """Check which tokens are masked and with what, in rows that passed check_shape. Add the shares of the 80/10/10 rule
-    ([MASK], same token, random token) to `counts`.
+    """Check which tokens are masked and with what, in rows that passed check_shape, and count 80/10/10.
 
-    `starts` (bool[tokens]) marks the tokens that begin a word; it comes from find_words, or from join_published for a
-    data set of the published algorithm. `known` (bool[n]) marks the rows whose words are known.
+    `starts` (bool[tokens]) marks tokens that begin a word; it comes from find_words, or from join_published for a
+    published set. `known` (bool[n]) marks rows whose words are known.
     """
     place = block.offsets[:-1][block.list_rows[block.entry_lists]] + block.positions
     targets = block.ids[place]
@@ -130,12 +128,9 @@ def _count_shares(block: Block, targets: Int64s, *, mask: int, counts: Counts) -
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The words of a block (some rows).
-
-    begin, length and row (int64) are the first token, the number of tokens and the row of each word. special (bool)
-    marks words with a token that is never masked. eligible (bool) marks words that masking may choose. of
-    (int64[tokens]) is the word of each token.
-    """
+    """The words of a block. begin, length and row (int64) are the first token, the tokens and the row of each word.
+    special (bool) marks words with a token that is never masked, and eligible (bool) words that masking may choose. of
+    (int64[tokens]) is the word of each token."""
 
     begin: Int64s
     length: Int64s
@@ -160,11 +155,8 @@ class _Words:
 
 
 def _masked_words(block: Block, words: _Words, place: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Return four arrays with an entry for each word that a mask set masks, ordered by set and word.
-
-    They are the number of the set, the number of the word, the index of its first masked position in block.positions,
-    and how many of its pieces are masked.
-    """
+    """Return four arrays with an entry for each word that a mask set masks, ordered by set and word: the number of the
+    set, the number of the word, its first entry in block.positions, and how many of its pieces are masked."""
     lists, word = block.entry_lists, words.of[place]
     new = np.ones(place.size, np.bool_)
     new[1:] = (np.diff(lists) != 0) | (np.diff(word) != 0)
@@ -199,10 +191,8 @@ def _check_words(
 def _check_budget(
     block: Block, words: _Words, place: Int64s, known: Bools, *, facts: Facts, findings: Findings, counts: Counts
 ) -> None:
-    """Check that each mask set has as many positions as its budget.
-
-    A set may have fewer if no remaining word fits, or more if it is a single word (never in a published data set).
-    """
+    """Check that each mask set has as many positions as its budget, or fewer if no remaining word fits, or more if it
+    is a single word (never in a published set)."""
     sizes = np.diff(block.list_offsets)
     budget = np.maximum(1, np.rint(block.lengths * facts.masked_probability)).astype(np.int64)
     budget = np.minimum(budget, facts.max_predictions)[block.list_rows]
@@ -225,9 +215,9 @@ def _check_budget(
 
 
 def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) -> Int64s:
-    """Return, for each mask set in `lists`, the length in tokens of the shortest eligible word that it does not mask.
+    """Return int64[lists]: the tokens of the shortest eligible word that each of these mask sets leaves unmasked.
 
-    The result is int64[lists], with the largest int64 for a set that leaves no such word.
+    It is the largest int64 if there is none.
     """
     per_row = np.bincount(words.row, minlength=len(block))
     first = np.cumsum(per_row) - per_row

@@ -1,7 +1,7 @@
 """Checks each row of one row group: layout, ids, lengths, labels, documents.
 
-Reads and writes no files: the functions take a block (the row group as arrays) and add to Findings and Counts. Only
-rows that pass are checked for masks.
+Pure: takes a block (the row group as arrays) and adds to Findings and Counts. Only rows that pass are checked for
+masks.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Counts:
     tokens: int = 0
     labels: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 0, -1: 0})
     short_negatives: int = 0
-    """The number of pairs labelled not next whose first segment may be a whole document of a single word."""
+    """The number of rows labelled not next whose first segment may be a document of a single word."""
     entries: int = 0
     shown: dict[str, int] = field(default_factory=lambda: {"mask": 0, "kept": 0, "random": 0})
     run_squares: int = 0
-    """The sum of the squared lengths of all runs of neighbouring masked positions. It widens the tolerance of the
-    80/10/10 check, because the positions of a run may share one random draw."""
+    """The squared lengths of all runs of neighbouring masked positions, summed. A run may share one random draw, so
+    longer runs widen the tolerance of the 80/10/10 check."""
     wanted: int = 0
-    """The number of masked positions that the mask sets should have in all."""
+    """The number of positions that the mask sets should have."""
     taken: int = 0
-    """The number of masked positions that these mask sets do have in all."""
+    """The number of positions that they have."""
     lengths: dict[int, int] = field(default_factory=dict)
     source_rows: dict[int, int] = field(default_factory=dict)
     source_tokens: dict[int, int] = field(default_factory=dict)
@@ -52,9 +52,9 @@ class Counts:
 
 
 def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
-    """Add the rows for which `wrong` (bool[n]) is true to `findings`, as faults of `check` (or as notes).
+    """Add the rows for which `wrong` (bool[n]) is true to `findings`, as faults of `check` or as notes.
 
-    `text` describes the first of these rows and may contain values of that row, such as {length} and {label}.
+    `text` describes the first of them and may contain its values, such as {length}.
     """
     rows = np.flatnonzero(wrong)
     if rows.size:
@@ -108,10 +108,8 @@ def _check_passes(block: Block, *, facts: Facts, findings: Findings) -> None:
 
 
 def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabulary, findings: Findings) -> Bools:
-    """Return bool[n]: the rows with a wrong layout. Each counts as one fault, for the first thing that is wrong in it.
-
-    Rows for which `skip` (bool[n]) is true are not reported.
-    """
+    """Return bool[n]: the rows with a wrong layout. Each counts as one fault, for the first thing that is wrong. Rows
+    in `skip` (bool[n]) are not reported."""
     findings.looked("layout", len(block))
     lengths, first = block.lengths, block.first_length
     paired = block.has_second
@@ -162,9 +160,8 @@ def _check_documents(block: Block, *, facts: Facts, findings: Findings) -> None:
 
 
 def count_labels(block: Block, *, first_words: Int64s, counts: Counts) -> None:
-    """Count the rows that are labelled not next and have a first segment of one word.
+    """Count rows labelled not next whose first segment is one word, since a document of a single word gives only these.
 
-    A document of a single word gives only such rows, so they may raise the share of this label. `first_words`
-    (int64[n]) is the number of words in each first segment.
+    `first_words` (int64[n]) is the number of words in each first segment.
     """
     counts.short_negatives += int(np.count_nonzero((block.label == 1) & (first_words <= 1)))

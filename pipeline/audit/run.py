@@ -1,8 +1,5 @@
-"""Audits a whole data set in two rounds of processes.
-
-The first round has one job per shard, which also writes records of rows and documents to temporary files (the spill).
-The second round compares these records, with one job per part of the spill.
-"""
+"""Audits a whole data set in two rounds of processes: one job per shard, then one job per part of the spill (temporary
+records of all rows and documents)."""
 
 from __future__ import annotations
 
@@ -29,11 +26,10 @@ from pipeline.dataset import Manifest, read_manifest
 from pipeline.shuffle import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
 
 DEVIATIONS = 5.0
-"""A share is a fault if it is more binomial standard deviations than this from its expected value. This happens by
-chance once in 1.7 million."""
+"""A share is a fault if it is more binomial standard deviations from its expectation; by chance once in 1.7 million."""
 PUBLISHED_NOT_NEXT = (0.4, 0.75)
-"""The lowest and highest share of not-next labels in a data set of the published algorithm, which always gives this
-label to a text of a single sentence. The share may therefore be far from one half. Outside the bounds it is a fault."""
+"""Allowed share of not-next labels in a data set of the published algorithm, which gives this label to every text of a
+single sentence. Another share is a fault."""
 _SLACK_WITHOUT_WORDS = 0.1
 
 In = TypeVar("In")
@@ -42,10 +38,7 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit: the findings, and the size of the data set at `root`.
-
-    `published` means that the set was built by the published algorithm (mode: reference).
-    """
+    """The result of an audit. `published` means that the published algorithm built the data set at `root`."""
 
     root: str
     published: bool
@@ -58,7 +51,7 @@ class Audit:
 def audit(root: str | Path, *, workers: int | None = None) -> Audit:
     """Audit the finished data set at `root` with `workers` processes (None: one per core), and return the result.
 
-    Raises DataSetError (a ValueError) if `root` has no data set that can be read.
+    Raises DataSetError (a ValueError) if there is none that can be read.
     """
     folder = str(root)
     findings = Findings()
@@ -104,9 +97,9 @@ def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) ->
 
 
 def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: Findings) -> None:
-    """Check the balance of labels, the mask rate and the 80/10/10 shares over the whole data set.
+    """Check the balance of labels, the mask rate and 80/10/10 over the whole data set.
 
-    `replaceable` is the number of ids that masking may draw as a random replacement.
+    `replaceable` is the number of ids that may be drawn as a random replacement.
     """
     whole = Place("(all shards)")
     labels = totals.num_labels
@@ -145,10 +138,7 @@ def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: F
 
 
 def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str], *, findings: Findings) -> None:
-    """Report each shard that has more than half of its rows in other shards too.
-
-    `foreign` is the number of such rows of each shard.
-    """
+    """Report shards with more than half of their rows (`foreign` of each) in other shards too."""
     findings.looked("repeated shards", len(names))
     for name, repeated, result in zip(names, foreign.tolist(), results, strict=True):
         if repeated * 2 > result.counts.rows > 0:
@@ -159,9 +149,8 @@ def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str
 def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *, findings: Findings) -> None:
     """Check that no shard is smaller than the build allows, if its split (train or validation) has several shards.
 
-    Each shard must have MIN_DOCUMENTS documents, and tokens of at least half of MIN_SHARE_OF_MEAN times the mean. The
-    mean is over the buckets of the build, because several small buckets may be joined to one shard. If the config does
-    not state the number of buckets, twice the number of shards is assumed.
+    Each must have MIN_DOCUMENTS documents, and half of MIN_SHARE_OF_MEAN times the mean tokens of a bucket. Several
+    buckets may be joined to one shard; if the config does not give their number, twice the number of shards is assumed.
     """
     stated = manifest.config.get("shards", "auto")
     for split in ("train", "validation"):

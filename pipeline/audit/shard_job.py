@@ -1,8 +1,7 @@
-"""Audits one shard in its own process: the file, the schema and every row group.
+"""Audits one shard in its own process: the file, the schema and every row group, which is read twice.
 
-A second reading looks for negatives (pairs labelled not next) whose label is wrong. Records of rows and documents are
-written to temporary files (the spill) for the checks over all shards. Memory: one row group as flat int64 arrays (about
-16 bytes a token) and 40 bytes for each negative of the shard.
+Records of rows and documents are written to temporary files (the spill) for the checks over all shards. Memory: one row
+group as flat int64 arrays (about 16 bytes a token) and 40 bytes for each pair labelled not next.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ from pipeline.dataset import Manifest, Shard
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """The task of one process: to audit shard `number` of the data set at `root`.
-
-    `spill` is the folder for temporary records of rows and documents, which are divided into `parts` parts.
-    """
+    """The task of auditing shard `number` of the data set at `root`. `spill` is the folder for temporary records, which
+    are divided into `parts` parts."""
 
     root: str
     number: int
@@ -50,10 +47,7 @@ class ShardJob:
 
 @dataclass(slots=True)
 class Result:
-    """The result of auditing one shard.
-
-    token_counts (int64[vocabulary]) counts the token ids in the rows; it is None if some rows could not be read.
-    """
+    """The result of auditing one shard. token_counts (int64[vocabulary]) is None if some rows could not be read."""
 
     findings: Findings
     counts: Counts
@@ -61,10 +55,8 @@ class Result:
 
 
 def audit_shard(job: ShardJob) -> Result:
-    """Check everything about one shard that needs no other shard, and return the findings and counts.
-
-    Also writes records of the rows and documents to job.spill, for the checks over all shards.
-    """
+    """Check everything about one shard that needs no other shard, and return the result. Also writes records of its
+    rows and documents to job.spill."""
     findings = Findings()
     path = storage.join(job.root, job.entry.path)
     result = Result(findings, Counts())
@@ -167,11 +159,8 @@ def _seek_following(
 def _check_entry(
     job: ShardJob, rows: list[int], tokens: list[int], masked: int, most: int, *, findings: Findings
 ) -> None:
-    """Report each number in the shard's manifest entry that differs from what was counted.
-
-    `rows` and `tokens` are counts of each row group. `masked` is the number of masked positions, and `most` is the
-    largest number in one mask set.
-    """
+    """Compare the shard's manifest entry with what was counted: rows and tokens of each row group, all masked
+    positions, and the most in one mask set."""
     entry = job.entry
     for what, stated, found in (
         ("row_group_rows", list(entry.row_group_rows), rows),

@@ -1,8 +1,7 @@
 """Finds where words begin in rows of token ids, by marks in the tokens or by tokenizing a sample of rows again.
 
-WordPiece marks the pieces that continue a word, and BPE marks the pieces that end a word. Byte-level BPE marks neither,
-so up to SAMPLED_ROWS rows of a row group are decoded and tokenized again. If a row gives the same ids, its words are
-known.
+WordPiece marks the pieces that continue a word, and BPE those that end a word. Byte-level BPE marks neither, so up to
+SAMPLED_ROWS rows of a row group are decoded and tokenized again. If a row gives the same ids, its words are known.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
 
 
 def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, int], backend: Tokenizer) -> Vocabulary:
-    """Return the auditor's vocabulary: arrays by token id, such as whether a token continues a word.
-
-    `special` has the ids of all special tokens, and `names` the ids of unk, cls, sep and mask.
-    """
+    """Return arrays by token id, such as whether a token continues a word. `special` has the ids of all special tokens,
+    and `names` those of unk, cls, sep and mask."""
     model = json.loads(backend.to_str())["model"]
     prefix = model.get("continuing_subword_prefix") if model["type"] == "WordPiece" else None
     suffix = model.get("end_of_word_suffix") if model["type"] == "BPE" else None
@@ -42,8 +39,8 @@ def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, in
 def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | None) -> tuple[Bools, Bools]:
     """Return whether each token begins a word, bool[tokens], and whether the words of each row are known, bool[n].
 
-    Special tokens and the first token of a segment count as beginnings too. The rows must have the layout
-    [CLS] A [SEP] B [SEP] and ids inside the vocabulary. `backend` is the tokenizer; without it, words may stay unknown.
+    Special tokens and the first token of a segment begin a word too. The rows must have the layout [CLS] A [SEP] B
+    [SEP] and ids inside the vocabulary.
     """
     ids = block.ids
     known = np.ones(len(block), np.bool_)
@@ -64,10 +61,8 @@ def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | Non
 
 
 def join_published(block: Block, starts: Bools, *, vocabulary: Vocabulary) -> Bools:
-    """Return `starts` (whether each token begins a word) changed to the words that the published algorithm sees.
-
-    In these, a second segment that begins with a "##" piece continues the last word of the first segment.
-    """
+    """Return `starts` (whether each token begins a word) as the published algorithm sees words: if a second segment
+    begins with "##", it continues the last word of the first segment."""
     if vocabulary.continues is None:
         return starts
     paired = np.flatnonzero(block.first_length < block.lengths)
