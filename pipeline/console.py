@@ -31,10 +31,8 @@ def fail(error: BaseException) -> int:
 
 
 def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int:
-    """Print on stderr which signal ended the command, and return the exit status.
-
-    `goes_on_from` is a phrase for the message that says from where a rerun continues.
-    """
+    """Print on stderr which signal ended the command, and return its exit status. `goes_on_from` says from where the
+    same command would continue."""
     terminated = isinstance(error, TerminatedError)
     rest = f"; the same command goes on from {goes_on_from}" if goes_on_from else ""
     print(f"{'terminated' if terminated else 'interrupted'}{rest}", file=sys.stderr)
@@ -42,11 +40,8 @@ def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int
 
 
 def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], Callable[Parameters, int]]:
-    """Return a decorator for main functions, which return an exit status.
-
-    ValueError, OSError, Ctrl-C and SIGTERM then end the function with one line on stderr instead of a traceback, and
-    with the status of this error. `goes_on_from` is passed to fail_interrupted.
-    """
+    """Return a decorator for main functions: ValueError, OSError, Ctrl-C and SIGTERM end them with one line on stderr,
+    not a traceback, and the exit status of that error."""
 
     def decorate(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
         @wraps(main)
@@ -65,10 +60,7 @@ def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], 
 
 
 def exit_with(status: int) -> NoReturn:
-    """End the process with this exit status.
-
-    After a failure it ends at once, because library threads may wait for workers that are gone.
-    """
+    """End the process. After a failure, end it at once, because library threads may wait for workers that are gone."""
     if status:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -76,10 +76,8 @@ class Split:
         return number % self.parts == self.part
 
     def share(self, most_parts: int, *, part_bytes: int) -> list[Split]:
-        """Divide the documents of this split between several splits, and return these (see `parts`).
-
-        There are at most `most_parts`, and each has at least `part_bytes` of text, unless there is only one.
-        """
+        """Divide this split between at most `most_parts` workers (see `parts`), with at least `part_bytes` of text each
+        if possible. Return their splits."""
         parts = max(1, min(most_parts, self.text_bytes // part_bytes))
         each = replace(self, num_bytes=self.num_bytes // parts, text_bytes=self.text_bytes // parts, parts=parts)
         return [replace(each, part=part) for part in range(parts)]

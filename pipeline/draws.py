@@ -1,8 +1,8 @@
 """Random draws that depend only on a seed and on stable data such as document ids, never on order or the clock.
 
-There are three forms. A Mersenne Twister is for loops inside one document (0.3 us a draw, 10 us to seed). A Philox
-generator is for arrays. Counter-based draws are for whole buckets of documents (8 ns a draw): each draw is a hash of a
-key and a number, so any subset in any order gives the same numbers.
+There are three forms: a Mersenne Twister for loops inside a document (0.3 us a draw, 10 us to seed), a Philox generator
+for arrays, and hashes of (key, counter) for whole buckets (8 ns a draw; any subset in any order gives the same
+numbers).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def mix(values: UInt64s) -> UInt64s:
 def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
     """Return what to add to a key for the draws with these numbers (0, 1, ...): mix(key + counters(number)) is a draw.
 
-    The draws of a key are the sequence of SplitMix64 that starts there. Keys must be well mixed (from row_keys, derive
-    or mix), because the sequences of neighbouring keys overlap.
+    This is SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix); otherwise the
+    sequences of neighbouring keys overlap.
     """
     return (numbers.astype(np.uint64) + np.uint64(1)) * _GOLDEN
 
@@ -75,10 +75,10 @@ def derive(keys: UInt64s, number: int) -> UInt64s:
 def row_keys(
     seed: int, *parts: bytes | str | int, ids: npt.NDArray[np.uint8], numbers: Sequence[npt.NDArray[np.integer[Any]]]
 ) -> UInt64s:
-    """Return uint64[n]: a well mixed key for each of n rows.
+    """Return uint64[n]: a well mixed key for each row, from seed, parts, the row's id and its entry in each of
+    `numbers`.
 
-    A key depends on the seed, on `parts`, on the row's 16-byte id (ids: uint8[n, 16]) and on the row's entry in each
-    column of `numbers` (integers[n]).
+    ids: uint8[n, 16]; numbers: integers[n] each.
     """
     words = np.ascontiguousarray(ids).view("<u8").astype(np.uint64).reshape(-1, 2)
     keys = mix(words[:, 0] ^ np.uint64(key(seed, *parts)))

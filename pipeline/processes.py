@@ -49,10 +49,7 @@ def this_machine() -> tuple[str, str, str]:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return the start time of a process in ticks since boot; None if the process has ended.
-
-    Return 0 if the process exists but the system does not tell its start time.
-    """
+    """Return the start time of a process in ticks since boot (0 if the system does not tell); None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

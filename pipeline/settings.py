@@ -1,8 +1,7 @@
 """Reads settings from a YAML file and `key.sub=value` overrides; checks, describes and saves them.
 
-The configs of pipeline and trainer are built on this module, so that messages, help texts and overrides look the same
-everywhere. It imports no Beam, Ray or torch. It never ignores a key. In the names below, a tree is nested dicts and
-lists of plain values.
+Pipeline and trainer build their configs on this module, so that messages, help texts and overrides look the same.
+Imports no Beam, Ray or torch. No key is ever ignored.
 """
 
 from __future__ import annotations
@@ -70,10 +69,11 @@ def load_settings(
 
 
 def load_tree(file: str | Path | None, *, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the settings in `file` (None: no settings) as nested dicts, after applying `key.sub=value` overrides.
+    """Return the settings in `file` (None: none) as nested dicts, with `key.sub=value` overrides applied, but not
+    validated.
 
-    Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`). Raises ConfigError if the
-    file or an override cannot be read; the settings are not validated.
+    Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`). Raises ConfigError if a file
+    or override cannot be read.
     """
     tree: dict[str, Any] = {}
     if file is not None:
@@ -101,11 +101,11 @@ def validate(
     overrides: Sequence[str] = (),
     context: Mapping[str, Any] | None = None,
 ) -> SettingsType:
-    """Return the settings in `tree` (nested dicts) as a `cls`.
+    """Return the settings in `tree` (nested dicts) as a `cls`. Raises ConfigError, which lists every fault, and for
+    unknown keys the nearest known name.
 
-    Raises ConfigError, which lists every fault, and the nearest known name for an unknown key. `overrides` are already
-    in the tree; their faults are attributed to the command line, and all others to `origin`. `context` is passed to the
-    validators of the class.
+    Faults of `overrides`, which are already in the tree, are attributed to the command line, and others to `origin`.
+    `context` is passed to the validators of the class.
     """
     try:
         return cls.model_validate(_widen_numbers(cls, dict(tree)), context=context)
@@ -125,10 +125,7 @@ def to_tree(settings: Settings) -> dict[str, Any]:
 
 
 def dump_yaml(settings: Settings, *, given: bool = False) -> str:
-    """Return YAML text from which load_settings reads the same settings.
-
-    With `given`, fields that nobody set are left out, so they have their defaults.
-    """
+    """Return YAML text from which load_settings reads the same settings. `given` leaves out fields that nobody set."""
     tree = settings.model_dump(mode="json", exclude_unset=given)
     return yaml.dump(tree, Dumper=NumberDumper, sort_keys=False, allow_unicode=True)
 
@@ -197,10 +194,8 @@ def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = (
 
 
 def describe(cls: type[Settings], *, prefix: str = "") -> str:
-    """Return the help text of a config class: for each field a line `key.sub (type, default): docstring`.
-
-    The fields are in order of declaration; `prefix` is put before each key.
-    """
+    """Return the help text: for each field in order a line `key.sub (type, default): docstring`. `prefix` begins each
+    key."""
     lines: list[str] = []
     for name, field in cls.model_fields.items():
         key = f"{prefix}{name}"
@@ -261,10 +256,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def _parse_value(raw: str, *, origin: str) -> Any:
-    """Return the value of an override, which is parsed as YAML.
-
-    A plain text that YAML would cut at ` #`, or read as an alias (`*name`) or the like, is returned as it is.
-    """
+    """Return the value of an override, parsed as YAML. Plain texts that YAML would cut at ` #` or take for an alias
+    stay whole."""
     plain = raw.strip()
     if plain[:1] in ("*", "&", "@", "%", "`"):
         return plain
@@ -273,10 +266,8 @@ def _parse_value(raw: str, *, origin: str) -> Any:
 
 
 def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
-    """Return `tree` with integers changed to floats, and lists to tuples, where a field of `cls` needs it.
-
-    YAML does not distinguish these, and the classes do not convert.
-    """
+    """Return `tree` with integers as floats and lists as tuples where a field needs it: YAML does not distinguish
+    them."""
     if not isinstance(tree, dict):
         return tree
     result = dict(tree)
@@ -357,10 +348,7 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
 
 
 def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
-    """Whether a fault (pydantic's `item`, shown as `line`) concerns one of the overridden `keys`.
-
-    It does if the value at the key is wrong, or if the message names the key.
-    """
+    """Whether a fault concerns an override: it is at the overridden key, or its message (`line`) names the key."""
     if item["type"] == "missing":
         return False
     location = ".".join(map(str, item["loc"]))

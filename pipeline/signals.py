@@ -45,10 +45,7 @@ class StopRequest:
         self.signal_number = number
 
     def interrupt(self) -> NoReturn:
-        """Raise the exception of the received signal, TerminatedError or KeyboardInterrupt.
-
-        For code that cannot stop by itself.
-        """
+        """Raise the exception of the received signal, for code that cannot stop by itself."""
         raise TerminatedError if self.signal_number == signal.SIGTERM else KeyboardInterrupt
 
 
@@ -56,8 +53,8 @@ class StopRequest:
 def catch_interrupts() -> Iterator[None]:
     """Raise TerminatedError in the `with` block at SIGTERM, and KeyboardInterrupt at SIGINT.
 
-    Handlers that other code has set stay, and ignored signals stay ignored. Does nothing outside the main thread,
-    because only the main thread receives signals.
+    Handlers that others have set stay, as do ignored signals. Does nothing outside the main thread, because only that
+    receives signals.
     """
     ours = [number for number, default in _DEFAULTS.items() if signal.getsignal(number) == default]
     if threading.current_thread() is not threading.main_thread():

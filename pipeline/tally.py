@@ -1,7 +1,7 @@
 """Counts (tallies) that travel with the data through the build into the manifest and the report.
 
-Beam metrics are not used, because their names differ between runners, and some runners have none. Tallies may be merged
-in any order with the same result, so the counts do not depend on the workers or on Beam's bundles of elements.
+Beam metrics are not used, because their names differ between runners, and some runners have none. Tallies merge in any
+order to the same result, so the counts depend on neither workers nor bundles.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class ReadTally:
     """The paths of files with the documents left out, if these are kept (pipeline/cleaning/rejects.py)."""
 
     def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
-        """Count one item that was left out. A few of them are kept as examples."""
+        """Count one item that was left out."""
         self.drops.setdefault(source, Counter())[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
     def count_note(self, reason: str, *, name: str, detail: str) -> None:
-        """Count one event that left nothing out, such as a guessed encoding. A few of them are kept as examples."""
+        """Count one event that left nothing out, such as a guessed encoding."""
         self.notes[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
@@ -99,10 +99,7 @@ def lowest_examples(examples: Iterable[Example]) -> list[Example]:
 
 
 def choose_examples(examples: Sequence[Example]) -> list[Example]:
-    """Return NUM_EXAMPLES of the examples, in the given order.
-
-    If possible there are two of each label. The rest are the first ones that remain.
-    """
+    """Return NUM_EXAMPLES to show, in the given order: two of each label if possible, then the first of the others."""
     order = {id(example): place for place, example in enumerate(examples)}
     labels = {example.label for example in examples}
     sure = [example for label in labels for example in [each for each in examples if each.label == label][:2]]
@@ -120,15 +117,14 @@ class RowTally:
     token_counts: Counts
     """int64[vocabulary size]: how often each id occurs in input_ids, special tokens included."""
     text_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64[max_seq_length]: the number of rows that have a token of text (neither [CLS] nor a [SEP] that closes a
-    segment) at each position."""
+    """int64[max_seq_length]: rows with a token of text (neither [CLS] nor a closing [SEP]) at each position."""
     masked_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64[max_seq_length]: the number of masked positions at each position in the row, over all mask sets."""
+    """int64[max_seq_length]: masked tokens at each position of a row, over all mask sets."""
     text_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
-    """int64[WORD_PIECES + 1]: the number of text tokens in rows by the number of pieces of their word. The last entry
-    also counts longer words."""
+    """int64[WORD_PIECES + 1]: text tokens by the number of pieces of their word. The last entry also counts longer
+    words."""
     masked_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
-    """int64[WORD_PIECES + 1]: the number of masked tokens by the number of pieces of their word, over all mask sets."""
+    """int64[WORD_PIECES + 1]: masked tokens by the number of pieces of their word, over all mask sets."""
     document_lengths: Counts = field(default_factory=lambda: np.zeros(LENGTH_BITS, np.int64))
     """int64[LENGTH_BITS]: the number of documents by size. Entry b counts documents of 2^(b-1) to 2^b - 1 tokens."""
     documents: int = 0
@@ -145,8 +141,7 @@ class RowTally:
     masked: int = 0
     """The number of masked positions, over all mask sets."""
     masked_as: Counter[str] = field(default_factory=Counter)
-    """The number of masked positions by what the model gets there: [MASK] ("mask"), the same token ("kept") or another
-    token ("random")."""
+    """Masked positions by what the model gets: [MASK] ("mask"), the same token ("kept") or another one ("random")."""
     examples: list[Example] = field(default_factory=list)
 
     @property
@@ -207,10 +202,7 @@ def merge_results(results: Iterable[BuildResult]) -> BuildResult:
 
 
 def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> dict[str, Any]:
-    """Return the manifest's statistics of one part of the data set (train or validation).
-
-    Rates are fractions, or None if nothing was counted.
-    """
+    """Return the manifest's statistics of train or validation. Rates are fractions, or None if nothing was counted."""
     labelled = tally.labels[0] + tally.labels[1]
     return {
         "documents": tally.documents,
@@ -247,10 +239,8 @@ def _fields(data: ReadTally | RowTally | Example) -> dict[str, Any]:
 
 
 def results_from_tree(tree: dict[str, Any], *, folder: str | Path) -> BuildResult:
-    """Return the result that results_to_tree turned into JSON data.
-
-    `folder` has the files of rejects (documents left out), which the JSON data names without a folder.
-    """
+    """Return the result that results_to_tree made into JSON data. `folder` has the files of rejects (documents left
+    out)."""
     shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
     tallies = {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}
     return BuildResult(shards, tallies, reads_from_tree(tree["left_out"], folder=folder))
@@ -265,10 +255,8 @@ def reads_to_tree(tally: ReadTally) -> dict[str, Any]:
 
 
 def reads_from_tree(tree: dict[str, Any], *, folder: str | Path) -> ReadTally:
-    """Return the tally that reads_to_tree turned into JSON data.
-
-    `folder` has the files of rejects (documents left out), which the JSON data names without a folder.
-    """
+    """Return the tally that reads_to_tree made into JSON data. `folder` has the files of rejects (documents left
+    out)."""
     rejects = [storage.join(folder, name) for name in tree["rejects"]]
     by_source = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
     examples = {reason: [(name, detail) for name, detail in found] for reason, found in tree["examples"].items()}

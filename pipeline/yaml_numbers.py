@@ -9,10 +9,8 @@ import yaml
 
 
 class NumberLoader(yaml.SafeLoader):
-    """A SafeLoader that reads numbers like YAML 1.2 and refuses repeated keys.
-
-    For example, `1e-4` is a number here, but PyYAML requires `1.0e-4`.
-    """
+    """A SafeLoader that reads numbers like YAML 1.2 (`1e-4`, where PyYAML requires `1.0e-4`) and refuses repeated
+    keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the mapping of a node. Raises ConstructorError if a key is repeated, a list, a mapping, or <<."""

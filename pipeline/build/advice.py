@@ -1,7 +1,6 @@
 """Warns of settings that are valid but probably a mistake, before anything is read. Pure.
 
-Such a mistake costs a whole build. Examples are sentence rules for another language, and a vocabulary that cannot
-represent the words of the text.
+Such a mistake costs a whole build: sentence rules of another language, or a vocabulary that cannot represent the text.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ _FEW_CAPITALS = 0.01
 
 
 def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
-    """Return warnings of settings that are probably a mistake, one line each.
-
-    `tokenizer` is the given vocabulary, or None if one will be trained.
-    """
+    """Return the warnings, one line each. `tokenizer` is the given vocabulary, or None if one will be trained."""
     found = list(_advise_on_languages(config.sources))
     path = config.vocabulary.path
     if tokenizer is not None:
@@ -67,10 +63,8 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
 
 
 def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[str]:
-    """Yield a warning for each setting of vocabulary training that has no effect, because the vocabulary exists.
-
-    `size` is its number of entries.
-    """
+    """Yield a warning for each training setting that has no effect, because the vocabulary (of `size` entries)
+    exists."""
     remedy = "remove it" if not settings.train else "name another file to train one"
     for key in ("size",) if settings.train else ("algorithm", "criterion", "size", "min_pair_count", "hangul"):
         value, default = getattr(settings, key), VocabularyConfig.model_fields[key].default
@@ -82,10 +76,9 @@ def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[st
 
 
 def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None:
-    """Raise ValueError if all documents are whole books, and there are too few books to hold some out for validation.
+    """Raise ValueError if all documents are whole books, and there are too few to hold some out for validation.
 
-    Which books are held out is random. There are too few if, with a chance of 99%, either the validation data or the
-    training data gets fewer books than it needs.
+    There are too few if, with 99% chance, the validation or the training data gets fewer than it needs.
     """
     whole = all(source.kind == "books" and source.unit == "book" for source in config.sources)
     fraction, fewest = config.validation_fraction, fewest_documents(config.next_sentence)

@@ -48,8 +48,8 @@ def build_graph(
 ) -> None:
     """Add the steps of a whole build to `pipeline`. The last one writes RESULT_NAME into the exchange folder.
 
-    Give `workers` if the engine hands out all elements at once, like Beam's FnApiRunner. The splits are then grouped so
-    that every worker gets about the same amount. If it is None, any idle worker takes the next split.
+    Give `workers` if the engine hands out all elements at once, like FnApiRunner: every worker then gets about the same
+    amount of input. If None, any idle worker takes the next split.
     """
     dealt = [(split,) for split in splits] if workers is None else deal_splits(splits, workers=workers)
     read = (
@@ -76,10 +76,8 @@ def build_graph(
 
 
 def find_near_duplicates(read: beam.PCollection, *, context: BuildContext) -> beam.pvalue.AsSingleton:
-    """Add the search for near duplicates to the graph.
-
-    Return a side input: the path of the file that lists the documents to leave out (see dedup.read_dropped).
-    """
+    """Add the search for near duplicates to the graph. Return the path of the list of documents to leave out (see
+    dedup.read_dropped) as a side input."""
     dropped = (
         read
         | "Band keys" >> beam.FlatMap(_bands_of)
@@ -104,11 +102,8 @@ class _TokenizerStep(_Step):
 
 
 class CompareSignatures(_Step):
-    """A Beam step that looks for near duplicates in one partition of the documents.
-
-    It yields the path of a file of the matches, if there are any. Its input is the number of the partition, and the
-    places of its band keys (hashes that near duplicates are likely to share).
-    """
+    """A Beam step. It compares the signatures of one partition of the search for near duplicates, and yields the path
+    of a file of the matches, if there are any."""
 
     def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
         settings = self.context.config.cleaning.near_duplicates
@@ -122,10 +117,7 @@ class CompareSignatures(_Step):
 
 
 class ChooseDropped(_Step):
-    """A Beam step that chooses which near duplicates to leave out, and yields the path of a file that lists them.
-
-    Its input is the paths of all files of matches.
-    """
+    """A Beam step. It takes the paths of all matches, and yields the path of a list of the documents to leave out."""
 
     def process(self, paths: list[str]) -> Iterator[str]:
         with report_failure(self.context.exchange):
@@ -135,8 +127,7 @@ class ChooseDropped(_Step):
 
 
 class SpillSplits(_TokenizerStep):
-    """A Beam step that reads one split of the input, writes its documents to a spill file (an intermediate file), and
-    yields the SplitResult."""
+    """A Beam step. It reads one split of the input into a spill file (an intermediate file)."""
 
     def process(self, split: Split) -> Iterator[SplitResult]:
         with (
@@ -147,10 +138,7 @@ class SpillSplits(_TokenizerStep):
 
 
 class CountBuckets(_Step):
-    """A Beam step that counts the documents of one bucket (a group of documents) and yields the BucketCount.
-
-    Its input is the number of the bucket, and the places of its documents in files.
-    """
+    """A Beam step. It counts the documents in one bucket (a group of documents)."""
 
     def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
         with report_failure(self.context.exchange):
@@ -158,10 +146,8 @@ class CountBuckets(_Step):
 
 
 class PlanShards(_Step):
-    """A Beam step that decides which buckets (groups of documents) go into which shard, and yields this ShardPlan.
-
-    Its input is the counts of reading and of each bucket. Raises ValueError if a source gave no document.
-    """
+    """A Beam step. It decides which bucket (group of documents) goes into which shard. Raises ValueError if a source
+    gave no document."""
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
         with report_failure(self.context.exchange):
@@ -179,11 +165,8 @@ class PlanShards(_Step):
 
 
 class WriteShards(_TokenizerStep):
-    """A Beam step that writes one shard and yields its BuildResult.
-
-    Its input is the key of the shard (train or validation, index, number of shards) and the places of the documents
-    that it will hold.
-    """
+    """A Beam step. It writes one shard from (its key, the places of its documents). The key is (train or validation,
+    index, number of shards)."""
 
     def process(
         self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None
@@ -205,10 +188,8 @@ class WriteShards(_TokenizerStep):
 
 
 class LeaveResult(_Step):
-    """A Beam step that writes the result and the counts of reading to RESULT_NAME in the exchange folder.
-
-    The main process reads them there, because engines cannot return values.
-    """
+    """A Beam step. It writes the result and the counts of reading to RESULT_NAME in the exchange folder, where the main
+    process reads them, because engines cannot return values."""
 
     def process(self, result: BuildResult, tally: ReadTally) -> None:
         with report_failure(self.context.exchange):
@@ -233,10 +214,10 @@ def write_shard(
     dropped: str | None,
     report: WorkReport,
 ) -> BuildResult:
-    """Return the result of one shard.
+    """Return the result of one shard from its record, if an earlier start of the build wrote it from the same
+    documents.
 
-    If an earlier start of the build finished the shard from the same documents, the result comes from the record of
-    that start. Otherwise build the shard and record the result.
+    Otherwise build the shard and record its result.
     """
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
     key = [name, content, None if dropped is None else file_sha256(dropped)]
@@ -264,10 +245,8 @@ def write_shard(
 
 
 def _report_work(context: BuildContext, *, stage: Stage, key: Any) -> WorkReport:
-    """Return a report of progress that also adds to Beam's counters, such as cloze/read_documents.
-
-    Adding to it raises AbandonedError if another piece of the build has failed.
-    """
+    """Return a progress report that also adds to Beam's counters (cloze/read_documents ...). Adding to it raises
+    AbandonedError if another piece of the build has failed."""
 
     def count(name: str, value: int) -> None:
         raise_if_abandoned(context.exchange)
@@ -281,11 +260,8 @@ def _leave(tree: Any, *, path: str) -> None:
 
 
 def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
-    """Return the number of distinct documents that a bucket keeps, and of their tokens.
-
-    `element` is (bucket, places of its documents); only the index at each place is read. `dropped` is the path of the
-    list of near duplicates to leave out.
-    """
+    """Return the number of distinct documents that a bucket keeps, and of their tokens. Reads only the index of each
+    extent (a range of a file). `dropped` is the path of the list of near duplicates to leave out."""
     bucket, extents = element
     index = read_index(extents)
     kept = index.distinct()
@@ -299,10 +275,8 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
 def assign_shard(
     element: tuple[int, Iterable[Extent]], plan: ShardPlan
 ) -> Iterator[tuple[tuple[str, int, int], tuple[Extent, ...]]]:
-    """Yield (shard, extents) for one bucket: the shard that will hold it, and the places of its documents.
-
-    The shard is given as (train or validation, index, number of shards).
-    """
+    """Yield a bucket's extents (ranges of files) with the key of its shard: (train or validation, index, number of
+    shards)."""
     bucket, extents = element
     split, index = plan.shard_of[bucket]
     yield (split, index, plan.num_shards[split]), tuple(extents)

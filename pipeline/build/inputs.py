@@ -1,7 +1,5 @@
-"""Finds what a build reads, once at its start: the splits, the fingerprints of their files, the identity of the build.
-
-A split is a part of the input that one worker reads. A fingerprint is a hash that stands for the content of a file.
-"""
+"""Finds what a build reads, once at its start: splits (parts of the input), fingerprints (hashes) of their files, and
+the identity of the build."""
 
 from __future__ import annotations
 
@@ -18,11 +16,8 @@ from pipeline.versions import hash_code, library_versions
 
 @dataclass(frozen=True, slots=True)
 class BuildInputs:
-    """The input as found at the start of a build.
-
-    Three mappings are by path: `fingerprints` (hashes of the files), `modified` (when a large file was last changed,
-    because its hash does not cover every byte), and `versions` (by which a change during the build is noticed).
-    """
+    """The input at the start of a build. By path: `fingerprints` (hashes of files), `modified` (times of change of
+    large files), and `versions` (which show a change during the build)."""
 
     splits: Sequence[Split]
     fingerprints: Mapping[str, str]
@@ -56,10 +51,8 @@ def find_inputs(config: PipelineConfig) -> BuildInputs:
 def describe_identity(
     config: PipelineConfig, *, inputs: BuildInputs, tokenizer: WordTokenizer | None
 ) -> dict[str, Any]:
-    """Return the identity of a build as JSON data. If it is the same for two builds, they make the same data set.
-
-    `tokenizer` is the given vocabulary, or None if one will be trained.
-    """
+    """Return the identity of a build: builds with equal identities make the same data set. `tokenizer` is the given
+    vocabulary, or None if one will be trained."""
     paths = {
         name: {split.path for split in inputs.splits if config.sources[split.source].called == name}
         for name in config.source_names

@@ -1,7 +1,7 @@
 """Turns one split (a part of the input) into a spill file of tokenized documents: read, clean, tokenize, count.
 
-Every document is counted, whether kept or left out. A split is finished once its record is written
-(pipeline/runtime/ledger.py). If the build starts again, it uses the record instead of reading the split again.
+Every document is counted. A split is finished once its record is written (pipeline/runtime/ledger.py). A later start of
+the build then uses the record instead of reading the split again.
 """
 
 from __future__ import annotations
@@ -26,23 +26,20 @@ from pipeline.tokenizer import WordTokenizer
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """The result of reading one split: counts, and where its documents lie in the spill file (an intermediate file).
-
-    `extents` are pairs of a bucket (a group of documents that becomes a shard) and the place of its documents.
-    """
+    """The result of reading one split: counts, and where the tokens of each bucket (a group of documents) lie in a
+    file."""
 
     tally: ReadTally
     extents: tuple[tuple[int, Extent], ...]
     bands: tuple[tuple[int, BandExtent], ...] = ()
-    """Pairs of a partition (a part of the search for near duplicates) and the place of its band keys (hashes that near
-    duplicates are likely to share). Empty unless near duplicates are searched for."""
+    """Where the band keys (hashes that near duplicates are likely to share) of each partition lie. Empty unless near
+    duplicates are searched for."""
 
 
 def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
-    """Return the result of reading a split.
+    """Return the result of a split from its record, if an earlier start of the build finished it.
 
-    If an earlier start of the build finished the split, the result comes from the record of that start. Otherwise read
-    the split, write its documents to a spill file (an intermediate file), and record the result.
+    Otherwise read the split, write its documents to a spill file, and record the result.
     """
     report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
     recorded = context.ledger.find("split", key=split_key(split, context=context))
@@ -73,10 +70,9 @@ def spill_documents(
     tokenizer: WordTokenizer,
     report: WorkReport,
 ) -> SplitResult:
-    """Clean and tokenize the documents in `items`, and write them to a spill file (an intermediate file).
+    """Clean, tokenize and write documents to a spill file (an intermediate file). Return the counts and where they lie.
 
-    Return where the documents of each bucket lie, with the counts. Whatever is left out is counted by reason. On an
-    error no file remains.
+    Whatever is left out is counted by reason. On an error no file remains.
     """
     tally = ReadTally()
     source = context.config.sources[split.source]
@@ -129,16 +125,13 @@ def spill_documents(
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """Return the key of a split's record: the place of the split, and what identifies the content of its file.
-
-    How the split is read is not in the key, because the hash of the build covers it.
-    """
+    """Return the key of a split's record: its place and the content of its file. How the split is read is covered by
+    the build's own hash."""
     return {**asdict(split), "input": context.inputs[split.path]}
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
-    """Return the result as JSON data. Files are named without folders, because the output may be moved before the build
-    continues."""
+    """Return the result as JSON data, without folders, because the output may be moved before the build continues."""
     extents = [[bucket, [Path(extent.path).name, *astuple(extent)[1:]]] for bucket, extent in result.extents]
     bands = [
         [bucket, [Path(band.keys).name, Path(band.signatures).name, *astuple(band)[2:]]]

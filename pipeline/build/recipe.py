@@ -1,7 +1,7 @@
-"""Runs a whole build from a config to a data set.
+"""Runs a whole build.
 
-The steps are: list the splits (parts of the input), get the vocabulary, build the shards on an engine, check them,
-publish them, and write the manifest last.
+Steps: list the splits (parts of the input), get the vocabulary, build the shards on an engine, check them, publish
+them, and write the manifest last.
 """
 
 from __future__ import annotations
@@ -110,11 +110,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
 
 
 def check_paths(config: PipelineConfig) -> None:
-    """Check the paths in the config before any work begins.
-
-    Raises ValueError if a source would read the build's own files, if the folder for rejects (documents left out)
-    cannot be written, or if the vocabulary to train has an invalid file name.
-    """
+    """Check paths in the config early. Raises ValueError if a source would read the build's own files, if rejects
+    (documents left out) cannot be written, or if the vocabulary to train has an invalid file name."""
     refuse_own_files(config)
     rejects = config.cleaning.keep_rejects
     if rejects is not None and not storage.is_url(rejects):
@@ -127,10 +124,8 @@ def check_paths(config: PipelineConfig) -> None:
 def say_what_is_read(
     config: PipelineConfig, *, inputs: BuildInputs, workers: int, vocabulary: WordTokenizer | None, say: Say
 ) -> None:
-    """Print the size of the input, the number of workers, and advice on the config.
-
-    Raises ValueError if there are too few books to hold any out for validation.
-    """
+    """Print the size of the input, the workers and advice on the config. Raises ValueError if there are too few
+    books."""
     where = count_of(workers, "worker") if config.engine == "local" else f"engine {config.engine}"
     say(f"{count_of(len(inputs.splits), 'split')}, {describe_bytes(inputs.num_bytes)} of input, {where}")
     refuse_few_books(config, splits=inputs.splits)
@@ -161,10 +156,8 @@ def find_or_train_vocabulary(
 def find_trained_vocabulary(
     config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say
 ) -> WordTokenizer | None:
-    """Return the vocabulary that an earlier start of this build trained; None if it is missing or has changed.
-
-    Also None if vocabulary.path is set, because a vocabulary trained into that file is not kept with the build.
-    """
+    """Return the vocabulary that an earlier start trained for this build alone (vocabulary.path is not set); None if it
+    is missing or has changed."""
     settings = config.vocabulary
     folder = output.folder("vocabulary")
     path = storage.join(folder, vocabulary_name(config))
@@ -189,10 +182,7 @@ def describe_context(
     tokenizer: WordTokenizer,
     output: OutputFolder | StoredOutput,
 ) -> BuildContext:
-    """Return what the workers need to know about the build.
-
-    They read the tokenizer from the output's staging folder, so it must be saved there before.
-    """
+    """Return what the workers need to know. They read the tokenizer from the output's staging folder."""
     return BuildContext(
         config=config,
         buckets=buckets,
@@ -206,7 +196,7 @@ def describe_context(
 
 
 def begin_or_resume(context: BuildContext, *, splits: Sequence[Split], resumes: bool, say: Say) -> None:
-    """Remove what an earlier start of the build left unfinished. If `resumes`, print how much that start finished."""
+    """Remove what an earlier start of the build left unfinished. If `resumes`, print what it finished."""
     found = sweep_work(context, splits=splits)
     if resumes:
         of_splits, shards = count_of(len(splits), "split"), count_of(found["shard"], "shard")
@@ -221,10 +211,8 @@ def run_graph(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> tuple[BuildResult, ReadTally]:
-    """Build every shard with Beam, on the engine of the config. Return the result and the counts of what was read.
-
-    Raises what local.run_on_engine raises.
-    """
+    """Build every shard with Beam. Return the result and the counts of reading. Raises what local.run_on_engine
+    raises."""
     from pipeline.engines import local  # Beam takes 2 s to import
 
     local.note_unknown(beam_options)
@@ -245,9 +233,9 @@ def run_graph(
 
 
 def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
-    """Raise ChangedInputError if an input file was written while the build read it.
+    """Raise ChangedInputError if a file was written while the build read it.
 
-    Before that, remove what was read from the file, and all shards, because any shard may contain text from the file.
+    First remove what was read from the file, and all shards, because any shard may hold some of it.
     """
     if changed := list_changed(inputs.versions):
         good = [split for split in inputs.splits if split.path not in changed]
@@ -260,9 +248,9 @@ def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
-    """Remove all files and records of earlier starts except those of finished `splits` and of finished shards.
+    """Remove all files and records except those of finished `splits` and of finished shards (with `keep_shards`).
 
-    Return the number of records that remain, by kind. Without `keep_shards`, the shards are removed too.
+    Return the number of records that remain, by kind.
     """
     names = {context.ledger.record_name("split", split_key(split, context=context)) for split in splits}
     return context.ledger.sweep(folders=(SPILLS, SHARDS), splits=names, keep_shards=keep_shards)
@@ -271,7 +259,7 @@ def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards:
 def say_what_was_done(
     progress: ProgressPrinter, *, context: BuildContext, num_splits: int, resumes: bool, say: Say
 ) -> None:
-    """Print how much was read and written, what was damaged and rebuilt, and how much an earlier start had finished."""
+    """Print how much was read and written, rebuilt because it was damaged, and kept from an earlier start."""
     say(progress.summary())
     for fault in context.ledger.take_damaged():
         say(f"damaged, so rebuilt: {fault}")

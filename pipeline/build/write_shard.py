@@ -1,8 +1,8 @@
-"""Turns one bucket (the documents of one shard) into one Parquet file.
+"""Turns one bucket (a group of documents) into one Parquet file: pair, mask, permute, write, verify, and only then
+rename to its final name.
 
-The steps are: make pairs, mask them, permute the rows, write the file, verify it, and only then rename it to its final
-name. The bytes are deterministic, because the bucket's content decides the order of the rows, and the writer stores
-neither time nor host. Memory: the bucket's documents (3 bytes a token), its pairs (60 bytes each) and one row group.
+The bytes are deterministic: the bucket's content decides the order of the rows, and the writer stores neither time nor
+host. Memory: the bucket's documents (3 bytes a token), its pairs (60 bytes each) and one row group.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _ENCODINGS = {
     schema.NUM_TOKENS: "BYTE_STREAM_SPLIT",
     schema.FIRST_LENGTH: "BYTE_STREAM_SPLIT",
 }
-"""The encodings that gave the smallest files for novels with rows of 128 tokens and 4 mask sets. The ids take 180 bytes
-a row (dictionary 186, plain 190). For each mask set, the positions take 12 bytes (dictionary 17, plain 20) and the
-inputs 13 (dictionary 15, plain 13). ZSTD level 1 comes within 3% of the size of level 9 in a third of the time."""
+"""The smallest encodings for novels with rows of 128 tokens and K = 4. The ids of a row take 180 bytes (dictionary 186,
+plain 190). Each mask set takes 12 for positions (17, 20) and 13 for inputs (15, 13). ZSTD level 1 is within 3% of level
+9 in a third of the time."""
 _DICTIONARIES = [
     schema.NEXT_SENTENCE_LABEL,
     schema.DOCUMENT_ID,
@@ -70,13 +70,13 @@ def build_shard(
     dropped: str | None = None,
     report: WorkReport | None = None,
 ) -> BuildResult:
-    """Build the shard of one bucket (the documents in `extents`), and return the manifest's entry and the counts.
+    """Build the shard of one bucket (a group of documents). Return its manifest entry and the counts of its content.
 
-    `name` is the path that the manifest will list; the file is `folder`/(last part of `name`). It is written and
-    verified in `scratch`, which must be on the same file system, and then renamed into `folder`. If `folder` is on an
-    object store, the file is written and verified in a local temporary folder, and then uploaded. `dropped` is the path
-    of the list of near duplicates to leave out. `report` counts every row group. Raises SpillError or ShardError if a
-    file reads back with other content. After any error the written file is removed.
+    The file is `folder`/(last part of `name`); `name` is its path in the manifest. It is written and verified in
+    `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an object store, the file is
+    written in a local temporary folder and uploaded. `dropped` is the path of the list of near duplicates to leave out.
+    `report` counts every row group. Raises SpillError or ShardError if a file reads back with other content. After any
+    error the written file is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
@@ -152,10 +152,8 @@ def _write_rows(
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
-    """Read the whole file with page checksums. Raises ShardError if the content differs from what was written.
-
-    `shard` is the file's entry in the manifest, and `rows_by_length` the number of rows of each length in tokens.
-    """
+    """Read the whole file with page checksums. Raises ShardError if its content differs from the manifest entry
+    `shard`, or from the number of rows of each length."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             metadata = file.metadata
@@ -186,10 +184,7 @@ def _permute(documents: Sequence[TokenizedDocument], instances: Instances, *, se
 
 
 def _cut_groups(lengths: npt.NDArray[np.int64], *, order: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """Return the row numbers of each row group, in the order of writing.
-
-    The groups have about equal numbers of tokens, close to ROW_GROUP_TOKENS.
-    """
+    """Return the row numbers of each row group, in writing order. Each has about ROW_GROUP_TOKENS tokens."""
     stops = np.cumsum(lengths[order])
     count = max(1, round(int(stops[-1]) / ROW_GROUP_TOKENS))
     cuts = np.searchsorted(stops, stops[-1] * np.arange(1, count) // count)
@@ -217,10 +212,8 @@ def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
 
 
 def _nest(masks: Sequence[Masks], *, num_rows: int) -> tuple[pa.ListArray, pa.ListArray]:
-    """Return two columns of list<list>, with the masked positions and the ids shown there, of `masks`.
-
-    `masks` has K mask sets, each for all rows. In the columns, the K sets of a row are adjacent.
-    """
+    """Return the positions and the inputs of K mask sets (`masks`) as two columns of list<list>, in which the sets of a
+    row are adjacent."""
     sets = len(masks)
     counts = np.stack([np.diff(mask.offsets) for mask in masks], axis=1)
     inner = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
@@ -292,10 +285,10 @@ def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id:
 
 
 def _count_text(tally: RowTally, rows: Rows) -> npt.NDArray[np.uint8]:
-    """Count text tokens in `tally` by position, and by the number of pieces of their word.
+    """Count text tokens by position, and by the number of pieces of their word.
 
-    Return uint8[tokens]: the number of pieces of each token's word, at most WORD_PIECES, and 0 for [CLS] and for the
-    [SEP] that closes a segment.
+    Return the latter for each token, uint8[tokens]: at most WORD_PIECES, and 0 for [CLS] and the [SEP]s that close a
+    segment.
     """
     lengths = np.diff(rows.offsets)
     begin = np.flatnonzero(rows.word_starts)

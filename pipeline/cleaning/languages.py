@@ -58,10 +58,8 @@ def scripts_of(language: str) -> tuple[str, ...]:
 
 @cache
 def script_of(letter: str) -> str:
-    """Return the script of a letter, which is the first word of its Unicode name (LATIN, HANGUL, CJK).
-
-    Return "" if the letter has no name. FULLWIDTH and HALFWIDTH do not count as the first word.
-    """
+    """Return the script of a letter: the first word of its Unicode name (LATIN, HANGUL, CJK), or "" if it has no
+    name."""
     name = unicodedata.name(letter, "")
     for width in _WIDTHS:
         name = name.removeprefix(width)

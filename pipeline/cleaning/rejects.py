@@ -1,7 +1,6 @@
 """Writes the documents that were left out (rejects) to a file for people: one JSON line per document, sorted by line.
 
-Workers write runs, which are sorted files of bounded size. Merging the runs gives the same bytes for any number of
-workers.
+Workers write sorted files of bounded size (runs). Merging these gives the same bytes for any number of workers.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ _MAX_OPEN_RUNS = 64
 
 
 class RejectWriter:
-    """Writes documents that were left out into `folder`, in sorted files (runs) of about `run_characters` characters.
-
-    It does nothing if `folder` is None. On an error its files are removed.
-    """
+    """Writes documents that were left out into sorted files (runs) in `folder`, or nothing if it is None. On an error
+    the files are removed."""
 
     def __init__(self, folder: str | Path | None, *, run_characters: int = _RUN_CHARACTERS) -> None:
         self._folder = None if folder is None else str(folder)
@@ -71,9 +68,9 @@ class RejectWriter:
 
 
 def write_rejects(runs: Sequence[str], *, folder: str | Path, scratch: Path) -> str:
-    """Merge the sorted files `runs` into `folder`/rejects.jsonl, and return its path or URL.
+    """Merge sorted files into `folder`/rejects.jsonl, which appears only once it is whole. Return its path or URL.
 
-    The file appears only once it is whole. At most 64 files are open at a time. Intermediate files stay in `scratch`.
+    Opens at most 64 files at a time and leaves intermediate files in `scratch`.
     """
     waiting = list(runs)
     made = 0

@@ -137,10 +137,8 @@ def _goes_on(before: str, after: str, *, language: str) -> bool:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """Yield pieces of a line, none longer than MAX_LINE_CHARACTERS, or _FINE_CHARACTERS with many quotation marks.
-
-    A line is cut at white space, or inside a word that is longer than a piece may be.
-    """
+    """Yield pieces of a line up to a maximal length. It is cut at white space, or inside a word that is longer than
+    that."""
     if len(line) <= _FINE_CHARACTERS:
         yield line
         return

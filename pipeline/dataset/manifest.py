@@ -162,10 +162,8 @@ def shard_name(split: SplitName, index: int, count: int) -> str:
 
 
 def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any]) -> str:
-    """Write manifest.json into `root` atomically and durably, and return its path.
-
-    `run` (workers, time, host) is written too, but is not part of the manifest's hash.
-    """
+    """Write manifest.json into `root` atomically and durably, and return its path. `run` (workers, time, host) is not
+    part of any hash."""
     tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
     path = storage.join(root, MANIFEST_NAME)
     text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
@@ -212,10 +210,8 @@ def read_manifest(root: str | Path) -> Manifest:
 
 
 def _find_set_above(root: str | Path) -> str | None:
-    """Return the path of the data set that contains `root` as a folder or shard; None if there is none.
-
-    Also None if the object store does not say.
-    """
+    """Return the path of the data set that has `root` as a folder or shard; None if there is none or the store does not
+    say."""
     folder = str(root).rstrip("/")
     with suppress(OSError):
         for _ in range(2):
@@ -226,10 +222,10 @@ def _find_set_above(root: str | Path) -> str | None:
 
 
 def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
-    """Read the manifest, verify every file that it lists, and return it.
+    """Verify every file that the manifest lists, and return the manifest. Of shards, only size and footer hash are
+    checked, unless `full` asks for the whole sha256.
 
-    For a shard, the size and the hash of the footer are compared with the manifest, and with `full` also the sha256 of
-    the whole file. Raises DataSetError, which names the file and what differs.
+    Raises DataSetError, which names the file and what differs.
     """
     manifest = read_manifest(root)
     verify_shards(root, manifest.shards, full=full)
@@ -247,10 +243,8 @@ def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
 
 
 def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = False) -> None:
-    """Check the files of shards against their manifest entries, several at the same time on an object store.
-
-    With `full`, the sha256 of each whole file is compared too. Raises DataSetError for the first file that differs.
-    """
+    """Check shards against their manifest entries, several at once on an object store. Raises DataSetError for the
+    first mismatch."""
     if not storage.is_url(root):
         for shard in shards:
             verify_shard(root, shard, full=full)
@@ -260,10 +254,8 @@ def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = Fal
 
 
 def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
-    """Check the file of one shard against its manifest entry: size and footer hash, and with `full` the whole sha256.
-
-    Raises DataSetError, which names the file and the expected and the found value.
-    """
+    """Check one shard against its manifest entry: size and footer hash, and with `full` the whole sha256. Raises
+    DataSetError, which names the file and both values."""
     path = resolve_inside(root, shard.path)
     try:
         with storage.open_input(path) as stream:
