@@ -30,10 +30,8 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One item that is left out, such as a document.
-
-    `reason` is the name of a counter in snake_case, `name` says where the item was, and `detail` what was found.
-    """
+    """One item that is left out. `reason` is a counter name in snake_case, `name` says where it was, `detail` what it
+    was."""
 
     reason: str
     name: str

@@ -40,7 +40,7 @@ def is_running(pid: int) -> bool:
 
 
 def this_machine() -> tuple[str, str, str]:
-    """Return the host name, the boot id and the PID namespace of this machine; the last two are empty if unknown."""
+    """Return host name, boot id and PID namespace of this machine; the last two are empty if unknown."""
     boot = namespace = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,7 +1,7 @@
 """Build a data set of masked sentence pairs: `python pipeline/run.py --config FILE key.sub=value -- --beam_option`.
 
-The steps are: list the splits (parts of the input), get the vocabulary, build every shard on a Beam engine, check them,
-publish them, and write the manifest last.
+Steps: list the splits (parts of the input), get the vocabulary, build the shards on a Beam engine, check and publish
+them, and write the manifest last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What a command does at Ctrl-C and SIGTERM: it raises an exception, or is first asked to stop.
+"""Ctrl-C and SIGTERM: raise an exception in a command (catch_interrupts), or first ask it to stop (stop_on_signals).
 
-catch_interrupts raises the exception at once, and stop_on_signals at the second signal. An exception lets the command
-clean up; pipeline.console turns it into one line and the exit status 130 or 143.
+The exception lets the command clean up; pipeline.console turns it into one line and the exit status 130 or 143.
 """
 
 from __future__ import annotations

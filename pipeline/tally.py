@@ -54,7 +54,7 @@ class ReadTally:
         self._add_examples(reason, [(name, detail)])
 
     def count_note(self, reason: str, *, name: str, detail: str) -> None:
-        """Count one event that left nothing out, such as a guessed encoding."""
+        """Count one event that left nothing out."""
         self.notes[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
@@ -164,7 +164,7 @@ class RowTally:
 
 @dataclass(slots=True)
 class BuildResult:
-    """The result of the second half of a build, which writes the shards: their manifest entries and counts."""
+    """The result of the second half of a build: the shards and their counts."""
 
     shards: list[Shard]
     tallies: dict[SplitName, RowTally]
@@ -172,7 +172,7 @@ class BuildResult:
     """The counts of duplicates and near duplicates, which are found only after reading."""
 
     def count_labels(self) -> Counter[int]:
-        """Return the number of rows of the whole data set by next-sentence label (-1: no label)."""
+        """Return the rows of the whole data set by next-sentence label."""
         return sum((tally.labels for tally in self.tallies.values()), Counter())
 
 
@@ -222,7 +222,7 @@ def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> d
 
 
 def results_to_tree(result: BuildResult) -> dict[str, Any]:
-    """Return the result as JSON data, from which results_from_tree makes it again."""
+    """Return the result as JSON data for results_from_tree."""
     tree = {
         "left_out": reads_to_tree(result.left_out),
         "shards": [shard.model_dump(mode="json") for shard in result.shards],
@@ -247,10 +247,8 @@ def results_from_tree(tree: dict[str, Any], *, folder: str | Path) -> BuildResul
 
 
 def reads_to_tree(tally: ReadTally) -> dict[str, Any]:
-    """Return the tally as JSON data, from which reads_from_tree makes it again.
-
-    Files of rejects (documents left out) are stored by name, without their folder.
-    """
+    """Return the tally as JSON data for reads_from_tree. Files of rejects (documents left out) are stored without
+    folder."""
     return {**_fields(tally), "rejects": [Path(run).name for run in tally.rejects]}
 
 

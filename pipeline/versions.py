@@ -33,7 +33,7 @@ def describe_code() -> dict[str, str]:
 
 
 def library_versions(config: PipelineConfig) -> dict[str, str]:
-    """Return the versions of the libraries and of our own code (CODE_VERSION) that determine the data, by name."""
+    """Return the versions of libraries and of our own code that determine the data."""
     names = _LIBRARIES + (_NEAR_DUPLICATE_LIBRARIES if config.cleaning.near_duplicates else ())
     libraries = {name: version(name) for name in names}
     return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
@@ -46,7 +46,7 @@ def hash_code() -> str:
 
 
 def hash_sources(folder: Path) -> str:
-    """Return the hash of the source files that SHAPING names, in `folder`, which is this package or a copy of it."""
+    """Return one hash of the source files named in SHAPING, as they are in `folder`: this package or a copy of it."""
     files = [path for name in SHAPING for path in ((folder / name).rglob("*") if "." not in name else [folder / name])]
     digest = hashlib.sha256()
     for path in sorted(path for path in files if path.suffix in (".py", ".tsv", ".txt")):

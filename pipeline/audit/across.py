@@ -40,11 +40,11 @@ ROW = np.dtype(
 """The record of one row. pair is a 128-bit hash of the unmasked ids, and rest a hash of the mask sets and the label.
 bits is -log2 of the chance of equal masks."""
 DOCUMENT = np.dtype([("id", "<u8", 2), ("shard", "<u4"), ("group", "<u4")])
-"""The record of one document in one row group."""
+"""One document in one row group."""
 
 
 def num_parts(rows: int) -> int:
-    """Return into how many parts the records of `rows` rows are divided."""
+    """Return into how many temporary parts, each checked on its own, the records of `rows` rows are divided."""
     return max(1, -(-rows * ROW.itemsize // PART_BYTES))
 
 

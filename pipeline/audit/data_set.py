@@ -1,6 +1,7 @@
-"""Reads a data set of this pipeline and checks its files: the manifest's facts, the tokenizer, and the shards.
+"""Reads a data set of this pipeline and checks its files: manifest, tokenizer, and shards as blocks (one row group
+each).
 
-A shard is read as blocks, one row group at a time. Page checksums are verified at every read.
+Page checksums are verified at every read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pipeline.output import PUBLISHED
 from pipeline.tokenizer import WordTokenizer, read_tokenizer
 
 KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
-"""The names of files that belong to a data set although its manifest does not list them."""
+"""Files that belong to a data set although the manifest does not list them."""
 
 
 def describe_set(manifest: Manifest) -> Facts:
@@ -57,10 +58,9 @@ def describe_set(manifest: Manifest) -> Facts:
 
 
 def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tuple[Vocabulary, Any]:
-    """Read the tokenizer folder and check it against the manifest.
+    """Read the tokenizer folder and check it against the manifest. Return the vocabulary and the tokenizer.
 
-    Return the vocabulary, and the tokenizer as an object of the library `tokenizers`. If the folder cannot be read, the
-    vocabulary is made from the numbers in the manifest, and the tokenizer is None.
+    If the folder cannot be read, the vocabulary is made from the manifest's numbers, and the tokenizer is None.
     """
     special = {name: getattr(manifest.special, name) for name in ("unk", "cls", "sep", "mask")}
     place = Place(f"{TOKENIZER_FOLDER}/tokenizer.json")

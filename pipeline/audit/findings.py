@@ -73,7 +73,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """The results of all checks: the Finding of each name in CHECKS."""
+    """The results of all checks, by name of the check."""
 
     by_check: dict[str, Finding] = field(default_factory=lambda: {name: Finding() for name in CHECKS})
 
@@ -131,7 +131,7 @@ def to_table(findings: Findings) -> str:
 
 
 def to_data(findings: Findings) -> list[dict[str, Any]]:
-    """Return the findings as data for JSON: one dict for each check, in the order of the table."""
+    """Return the findings as JSON data, one dict for each check."""
     return [
         {
             "check": name,

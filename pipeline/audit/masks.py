@@ -47,7 +47,7 @@ def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: B
 
 
 def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
-    """Return bool[n]: rows that have one of these mask sets, which are given as a bool for each set or by number."""
+    """Return bool[n]: whether each row has one of the mask sets in `lists` (a bool for each set, or set numbers)."""
     found = np.zeros(len(block), np.bool_)
     found[block.list_rows[lists]] = True
     return found

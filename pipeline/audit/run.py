@@ -49,10 +49,8 @@ class Audit:
 
 
 def audit(root: str | Path, *, workers: int | None = None) -> Audit:
-    """Audit the finished data set at `root` with `workers` processes (None: one per core), and return the result.
-
-    Raises DataSetError (a ValueError) if there is none that can be read.
-    """
+    """Audit the finished data set at `root` and return the result. Raises DataSetError (a ValueError) if it cannot be
+    read."""
     folder = str(root)
     findings = Findings()
     manifest = read_manifest(folder)

@@ -1,7 +1,7 @@
 """Audits one shard in its own process: the file, the schema and every row group, which is read twice.
 
-Records of rows and documents are written to temporary files (the spill) for the checks over all shards. Memory: one row
-group as flat int64 arrays (about 16 bytes a token) and 40 bytes for each pair labelled not next.
+Records of rows and documents go to temporary files (the spill) for checks over all shards. Memory: one row group as
+flat int64 arrays (about 16 bytes a token) and 40 bytes for each pair labelled not next.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def _seek_following(
 def _check_entry(
     job: ShardJob, rows: list[int], tokens: list[int], masked: int, most: int, *, findings: Findings
 ) -> None:
-    """Compare the shard's manifest entry with what was counted: rows and tokens of each row group, all masked
-    positions, and the most in one mask set."""
+    """Compare the shard's manifest entry with what was counted: rows and tokens of each row group, masked positions,
+    and the most of these in one mask set."""
     entry = job.entry
     for what, stated, found in (
         ("row_group_rows", list(entry.row_group_rows), rows),

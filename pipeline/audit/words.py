@@ -20,8 +20,10 @@ _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
 
 
 def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, int], backend: Tokenizer) -> Vocabulary:
-    """Return arrays by token id, such as whether a token continues a word. `special` has the ids of all special tokens,
-    and `names` those of unk, cls, sep and mask."""
+    """Return arrays by token id, such as whether a token continues a word.
+
+    `special` has the ids of all special tokens, and `names` the ids of unk, cls, sep and mask.
+    """
     model = json.loads(backend.to_str())["model"]
     prefix = model.get("continuing_subword_prefix") if model["type"] == "WordPiece" else None
     suffix = model.get("end_of_word_suffix") if model["type"] == "BPE" else None

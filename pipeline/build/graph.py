@@ -146,8 +146,8 @@ class CountBuckets(_Step):
 
 
 class PlanShards(_Step):
-    """A Beam step. It decides which bucket (group of documents) goes into which shard. Raises ValueError if a source
-    gave no document."""
+    """A Beam step. It decides which bucket (group of documents) goes into which shard, from the counts of all buckets.
+    Raises ValueError if a source gave no document."""
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
         with report_failure(self.context.exchange):
@@ -188,8 +188,8 @@ class WriteShards(_TokenizerStep):
 
 
 class LeaveResult(_Step):
-    """A Beam step. It writes the result and the counts of reading to RESULT_NAME in the exchange folder, where the main
-    process reads them, because engines cannot return values."""
+    """A Beam step. It writes the result and the counts of the input to RESULT_NAME in the exchange folder, where the
+    main process reads them, because engines cannot return values."""
 
     def process(self, result: BuildResult, tally: ReadTally) -> None:
         with report_failure(self.context.exchange):
@@ -198,7 +198,7 @@ class LeaveResult(_Step):
 
 
 def load_result(context: BuildContext) -> tuple[BuildResult, ReadTally]:
-    """Return the result of the build and the counts of reading, which LeaveResult wrote."""
+    """Return the result of the build and the counts of the input, which LeaveResult wrote."""
     tree = json.loads(storage.read_bytes(storage.join(context.exchange, RESULT_NAME)))
     folder = context.spills
     return results_from_tree(tree["result"], folder=folder), reads_from_tree(tree["read"], folder=folder)
@@ -260,8 +260,8 @@ def _leave(tree: Any, *, path: str) -> None:
 
 
 def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
-    """Return the number of distinct documents that a bucket keeps, and of their tokens. Reads only the index of each
-    extent (a range of a file). `dropped` is the path of the list of near duplicates to leave out."""
+    """Return the counts of distinct documents that a bucket keeps. Reads only the index of each extent (a range of a
+    file). `dropped` is the path of the list of near duplicates to leave out."""
     bucket, extents = element
     index = read_index(extents)
     kept = index.distinct()

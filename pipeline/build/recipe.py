@@ -1,8 +1,5 @@
-"""Runs a whole build.
-
-Steps: list the splits (parts of the input), get the vocabulary, build the shards on an engine, check them, publish
-them, and write the manifest last.
-"""
+"""Runs a whole build: list the splits (parts of the input), get the vocabulary, build the shards on an engine, check
+and publish them, and write the manifest last."""
 
 from __future__ import annotations
 
@@ -211,8 +208,8 @@ def run_graph(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> tuple[BuildResult, ReadTally]:
-    """Build every shard with Beam. Return the result and the counts of reading. Raises what local.run_on_engine
-    raises."""
+    """Build every shard with Beam. Return the result and the counts of the input. Raises the errors of
+    local.run_on_engine."""
     from pipeline.engines import local  # Beam takes 2 s to import
 
     local.note_unknown(beam_options)
@@ -235,7 +232,7 @@ def run_graph(
 def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
     """Raise ChangedInputError if a file was written while the build read it.
 
-    First remove what was read from the file, and all shards, because any shard may hold some of it.
+    Before that, remove what was read from the file, and all shards, because any shard may hold some of it.
     """
     if changed := list_changed(inputs.versions):
         good = [split for split in inputs.splits if split.path not in changed]

@@ -22,8 +22,8 @@ _LINE_BREAKS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029\x1c-\x1e]")
 _ODD_UNITS = np.array(
     [_REMOVED.match(chr(unit)) is not None or _LINE_BREAKS.match(chr(unit)) is not None for unit in range(1 << 16)]
 )
-"""Whether each UTF-16 unit is a removed character or an unusual line break, bool[65536]. Also true for all surrogates,
-because each may be half of a removed character."""
+"""Whether each UTF-16 unit is a removed character or an odd line break, or may be half of one (any surrogate),
+bool[65536]."""
 _WORTH_A_LOOK, _LOOK_CHARACTERS = 1_000, 1 << 20
 _ODD_ASCII = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 

@@ -17,7 +17,7 @@ from pipeline.documents import Document, Drop
 
 EXCERPT_CHARACTERS = 80
 _ENOUGH_WORDS = 20
-"""The stop words of a document with fewer words are not checked, because it may have none by chance."""
+"""Shorter documents may have no stop word by chance, so their stop words are not checked."""
 _WORDS = re.compile(r"[^\W\d_]+")
 
 

@@ -21,8 +21,10 @@ _MAX_OPEN_RUNS = 64
 
 
 class RejectWriter:
-    """Writes documents that were left out into sorted files (runs) in `folder`, or nothing if it is None. On an error
-    the files are removed."""
+    """Writes documents that were left out into sorted files (runs) in `folder`, or does nothing if `folder` is None.
+
+    On an error the files are removed.
+    """
 
     def __init__(self, folder: str | Path | None, *, run_characters: int = _RUN_CHARACTERS) -> None:
         self._folder = None if folder is None else str(folder)

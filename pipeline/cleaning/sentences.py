@@ -1,7 +1,7 @@
-"""Splits paragraphs into sentences with the library sentencex, and corrects ends that it sets wrongly. Pure.
+"""Splits paragraphs into sentences with sentencex, which has rules by language, and corrects its wrong ends. Pure.
 
-The time is linear in the text, because lines longer than MAX_LINE_CHARACTERS are cut at white space before they reach
-sentencex. Speed: 15 to 40 million characters a second (Korean 9). The corrections take a quarter of the time.
+The time is linear, because lines longer than MAX_LINE_CHARACTERS are cut at white space before they reach sentencex.
+Speed: 15 to 40 million characters a second (Korean 9), with a quarter of the time for the corrections.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ Seconds = Annotated[float, Field(gt=0.0)]
 
 
 class DaskConfig(Settings):
-    """The settings of `engine: dask`, which runs a build on a Dask cluster."""
+    """The settings of `engine: dask`, a Dask cluster."""
 
     address: str | None = None
     """Address of the scheduler, such as tcp://scheduler:8786. Scheduler and workers need this package and the storage
@@ -29,10 +29,8 @@ class DaskConfig(Settings):
 
 
 class RayConfig(Settings):
-    """The settings of `engine: ray`, which runs a build on a Ray cluster.
-
-    The environment variable RAY_ADDRESS names the cluster (submitted jobs have it). If it is unset, Ray starts locally.
-    """
+    """The settings of `engine: ray`. RAY_ADDRESS names the Ray cluster (submitted jobs have it). If it is unset, Ray
+    starts locally."""
 
     resource: str | None = None
     """Name of a custom Ray resource that only the preprocessing nodes have, one unit per CPU. Each worker reserves one

@@ -25,7 +25,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class SourceConfig(Settings):
-    """The settings of one source of documents: its files, their format, and its weight."""
+    """The settings of one source of documents."""
 
     kind: SourceKind
     """Format of the files. wikipedia: XML dump (.xml, .bz2, .gz, .xz, .zst). books: one file per book. text: one
@@ -71,7 +71,7 @@ class SourceConfig(Settings):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files, folders and globs of the source: `path` as a tuple."""
+        """`path` as a tuple, even if it is one path."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @model_validator(mode="after")
@@ -126,8 +126,8 @@ class VocabularyConfig(Settings):
     algorithm: Literal["wordpiece", "bpe", "byte_level_bpe"] = "wordpiece"
     """Training: kind of tokenizer."""
     criterion: Literal["likelihood", "frequency"] = "likelihood"
-    """Training of wordpiece: which pair of pieces s and t is merged next. likelihood: the pair with the largest
-    p(st)/(p(s)p(t)). frequency: the most frequent pair."""
+    """Training of wordpiece: merge the pair of pieces s, t with the largest p(st)/(p(s)p(t)) (likelihood), or the most
+    frequent pair (frequency)."""
     size: Annotated[int, Field(ge=110)] = 30_522
     """Training: number of entries, special and unused ones included."""
     min_pair_count: Positive | None = None
@@ -281,8 +281,8 @@ class PipelineConfig(Settings):
     short_sequence_probability: Fraction = 0.1
     """Share of pairs that aim at a shorter length than max_seq_length."""
     next_sentence: NextSentence = "random_document"
-    """How half of the pairs become negatives (see not_next_bounds). random_document: the second segment comes from
-    another document. sentence_order: the two segments are swapped. none: there is no second segment."""
+    """How half of the pairs become negatives. random_document: the second segment is from another document.
+    sentence_order: the two segments are swapped. none: there is no second segment."""
     not_next_bounds: tuple[Share, Share] | None = None
     """Lowest and highest allowed share of negatives (pairs whose second segment does not follow the first). Outside, a
     build of 400 or more pairs fails; warnings begin halfway between 0.5 and a bound. null: 0.4 to 0.6, in reference
@@ -308,7 +308,7 @@ class PipelineConfig(Settings):
 
     @property
     def predictions(self) -> int:
-        """The largest number of masked positions in a row: max_predictions, or a derived number if it is null."""
+        """The largest number of masked positions in a row: max_predictions, or its default if that is null."""
         if self.max_predictions is not None:
             return self.max_predictions
         return max(1, -int(-self.masked_probability * self.max_seq_length // 1))

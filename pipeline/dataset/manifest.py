@@ -1,8 +1,7 @@
-"""The manifest, which lists everything in a data set.
+"""The manifest, which lists everything in a data set. It is written last: a folder without one is not a data set.
 
-It is written last, so a folder without a manifest is not a (finished) data set. Readers open only the files that it
-lists. Opening a data set checks the size and the footer hash of every shard (milliseconds each). Every read checks page
-checksums. Hashes of whole files are checked on request.
+Readers open only what the manifest lists. Opening a data set checks size and footer hash of every shard (milliseconds
+each). Every read checks page checksums. Whole-file hashes are checked on request.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Shard(Settings):
     rows: int
     """The number of sentence pairs in the file."""
     tokens: int
-    """The number of tokens in all rows (the sum of the column num_tokens)."""
+    """The number of tokens (sum of the column num_tokens)."""
     bytes: int
     """The size of the file."""
     sha256: str
