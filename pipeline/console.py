@@ -40,8 +40,11 @@ def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int
 
 
 def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], Callable[Parameters, int]]:
-    """Return a decorator for main functions: ValueError, OSError, Ctrl-C and SIGTERM end them with one line on stderr,
-    not a traceback, and the exit status of that error."""
+    """Return a decorator for main functions, which return an exit status.
+
+    At ValueError, OSError, Ctrl-C or SIGTERM, they then print one line instead of a traceback, and return the status
+    for it.
+    """
 
     def decorate(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
         @wraps(main)

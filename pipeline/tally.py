@@ -35,7 +35,8 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ReadTally:
-    """The counts of reading the input. Documents, sentences, characters and drops (items left out) are by source."""
+    """The counts of what was read. Documents, sentences, characters and drops (items left out) are counted by
+    source."""
 
     documents: Counter[int] = field(default_factory=Counter)
     sentences: Counter[int] = field(default_factory=Counter)

@@ -91,7 +91,7 @@ def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
 
 
 class Spill:
-    """Writes the records of one shard to temporary files, one for each kind and part: folder/<kind>-<part>-<shard>."""
+    """Writes the records of a shard's rows and documents to temporary files: folder/<kind>-<part>-<shard>."""
 
     def __init__(self, folder: Path, *, shard: int, parts: int) -> None:
         self._folder, self._shard, self._parts = folder, shard, parts
@@ -118,7 +118,8 @@ def check_part(
 ) -> tuple[Findings, npt.NDArray[np.int64]]:
     """Check one part of the records. `held_out` says for each shard whether it is validation data.
 
-    Return the findings and int64[2, shards]: the rows of each shard that are also in another shard, and its documents.
+    Return the findings and int64[2, shards]: the number of rows of each shard that another shard has too, and the
+    number of its documents.
     """
     findings = Findings()
     validation = np.array(held_out, np.bool_)

@@ -61,8 +61,9 @@ class Facts:
     """What is known about a data set before its rows are read.
 
     published means that the published algorithm built it, so its known quirks are notes, not faults. mask_sets is the
-    number for each row. masking is whole_word, token or span; draw (of 80/10/10) is word or piece. most_passes is the
-    largest number of passes over a document, by source; empty if unknown.
+    number of mask sets of each row. masking is whole_word, token or span. draw is word or piece: for what 80/10/10 is
+    drawn. next_sentence is as in the config. most_passes is the largest number of passes over a document, by source;
+    empty if unknown.
     """
 
     published: bool

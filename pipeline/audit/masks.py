@@ -1,7 +1,7 @@
 """Checks the mask sets of one row group: shape, targets, replacements, whole words, budget, 80/10/10.
 
-A mask set is one choice of positions to predict in a row; its budget is the number that it should have. Every set is
-checked: it may have fewer positions only if no remaining word would fit, and more only if it is a single word.
+A mask set is one choice of positions to predict in a row. Its budget is the number of positions that it should have.
+Every set is checked: it may have fewer only if no remaining word would fit, and more only if it is a single word.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Counts:
 def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
     """Add the rows for which `wrong` (bool[n]) is true to `findings`, as faults of `check` or as notes.
 
-    `text` describes the first of them and may contain its values, such as {length}.
+    `text` describes the first of these rows and may contain values of that row, such as {length}.
     """
     rows = np.flatnonzero(wrong)
     if rows.size:

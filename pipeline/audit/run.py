@@ -29,7 +29,7 @@ DEVIATIONS = 5.0
 """A share is a fault if it is more binomial standard deviations from its expectation; by chance once in 1.7 million."""
 PUBLISHED_NOT_NEXT = (0.4, 0.75)
 """Allowed share of not-next labels in a data set of the published algorithm, which gives this label to every text of a
-single sentence. Another share is a fault."""
+single sentence. A share outside these bounds is a fault."""
 _SLACK_WITHOUT_WORDS = 0.1
 
 In = TypeVar("In")
@@ -136,7 +136,8 @@ def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: F
 
 
 def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str], *, findings: Findings) -> None:
-    """Report shards with more than half of their rows (`foreign` of each) in other shards too."""
+    """Report shards with more than half of their rows in other shards too. `foreign` is the number of such rows, by
+    shard."""
     findings.looked("repeated shards", len(names))
     for name, repeated, result in zip(names, foreign.tolist(), results, strict=True):
         if repeated * 2 > result.counts.rows > 0:
@@ -147,8 +148,9 @@ def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str
 def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *, findings: Findings) -> None:
     """Check that no shard is smaller than the build allows, if its split (train or validation) has several shards.
 
-    Each must have MIN_DOCUMENTS documents, and half of MIN_SHARE_OF_MEAN times the mean tokens of a bucket. Several
-    buckets may be joined to one shard; if the config does not give their number, twice the number of shards is assumed.
+    Each must have MIN_DOCUMENTS documents, and half of MIN_SHARE_OF_MEAN of the mean number of tokens in a bucket (a
+    group of documents; several may be joined to one shard). If the config does not give the number of buckets, twice
+    the number of shards is assumed.
     """
     stated = manifest.config.get("shards", "auto")
     for split in ("train", "validation"):

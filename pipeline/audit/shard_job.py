@@ -29,8 +29,8 @@ from pipeline.dataset import Manifest, Shard
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """The task of auditing shard `number` of the data set at `root`. `spill` is the folder for temporary records, which
-    are divided into `parts` parts."""
+    """The task of auditing shard `number` of the data set at `root`. `spill` is the folder for temporary records of
+    rows and documents, which are divided into `parts` parts."""
 
     root: str
     number: int
@@ -47,7 +47,10 @@ class ShardJob:
 
 @dataclass(slots=True)
 class Result:
-    """The result of auditing one shard. token_counts (int64[vocabulary]) is None if some rows could not be read."""
+    """The result of auditing one shard.
+
+    token_counts (int64[vocabulary]) counts each token id; it is None if some rows could not be read.
+    """
 
     findings: Findings
     counts: Counts

@@ -78,7 +78,7 @@ def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[st
 def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None:
     """Raise ValueError if all documents are whole books, and there are too few to hold some out for validation.
 
-    There are too few if, with 99% chance, the validation or the training data gets fewer than it needs.
+    There are too few if, with 99% chance, the validation or the training data gets fewer books than it needs.
     """
     whole = all(source.kind == "books" and source.unit == "book" for source in config.sources)
     fraction, fewest = config.validation_fraction, fewest_documents(config.next_sentence)

@@ -102,8 +102,8 @@ class _TokenizerStep(_Step):
 
 
 class CompareSignatures(_Step):
-    """A Beam step. It compares the signatures of one partition of the search for near duplicates, and yields the path
-    of a file of the matches, if there are any."""
+    """A Beam step. It compares the MinHash signatures of some documents (a partition), and yields the path of a file of
+    the near duplicates among them, if there are any."""
 
     def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
         settings = self.context.config.cleaning.near_duplicates
@@ -117,7 +117,8 @@ class CompareSignatures(_Step):
 
 
 class ChooseDropped(_Step):
-    """A Beam step. It takes the paths of all matches, and yields the path of a list of the documents to leave out."""
+    """A Beam step. It takes the paths of all files of near duplicates, and yields the path of a list of documents to
+    leave out."""
 
     def process(self, paths: list[str]) -> Iterator[str]:
         with report_failure(self.context.exchange):
@@ -165,8 +166,8 @@ class PlanShards(_Step):
 
 
 class WriteShards(_TokenizerStep):
-    """A Beam step. It writes one shard from (its key, the places of its documents). The key is (train or validation,
-    index, number of shards)."""
+    """A Beam step. It writes one shard. Its input is the key of the shard (train or validation, index, number of
+    shards) and the places of its documents."""
 
     def process(
         self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None

@@ -70,9 +70,10 @@ def spill_documents(
     tokenizer: WordTokenizer,
     report: WorkReport,
 ) -> SplitResult:
-    """Clean, tokenize and write documents to a spill file (an intermediate file). Return the counts and where they lie.
+    """Clean, tokenize and write documents to a spill file (an intermediate file).
 
-    Whatever is left out is counted by reason. On an error no file remains.
+    Return the counts, and the places of the documents in the file. Whatever is left out is counted by reason. On an
+    error no file remains.
     """
     tally = ReadTally()
     source = context.config.sources[split.source]
@@ -125,8 +126,10 @@ def spill_documents(
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """Return the key of a split's record: its place and the content of its file. How the split is read is covered by
-    the build's own hash."""
+    """Return the key of a split's record: the place of the split, and what identifies the content of its file.
+
+    How the split is read is not in the key, because the build's own hash covers it.
+    """
     return {**asdict(split), "input": context.inputs[split.path]}
 
 

@@ -285,10 +285,9 @@ def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id:
 
 
 def _count_text(tally: RowTally, rows: Rows) -> npt.NDArray[np.uint8]:
-    """Count text tokens by position, and by the number of pieces of their word.
+    """Count text tokens in `tally` by position, and by the number of pieces of their word.
 
-    Return the latter for each token, uint8[tokens]: at most WORD_PIECES, and 0 for [CLS] and the [SEP]s that close a
-    segment.
+    Return this number of pieces for each token, uint8[tokens]: at most WORD_PIECES, and 0 for [CLS] and closing [SEP]s.
     """
     lengths = np.diff(rows.offsets)
     begin = np.flatnonzero(rows.word_starts)

@@ -375,8 +375,8 @@ class PipelineConfig(Settings):
         return self
 
     def data_tree(self) -> dict[str, object]:
-        """Return the settings that shape the data, as nested dicts: all but output, engines, workers, download, bounds
-        and paths of inputs."""
+        """Return the settings that shape the data, as nested dicts: all but output, engines, workers, download,
+        not_next_bounds, keep_rejects and paths of inputs."""
         tree = to_tree(self)
         del tree["output"], tree["workers"], tree["download"], tree["engine"], tree["dask"], tree["ray"]
         del tree["not_next_bounds"], tree["cleaning"]["keep_rejects"], tree["vocabulary"]["path"]

@@ -253,8 +253,10 @@ def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = Fal
 
 
 def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
-    """Check one shard against its manifest entry: size and footer hash, and with `full` the whole sha256. Raises
-    DataSetError, which names the file and both values."""
+    """Check one shard against its manifest entry: size and footer hash, and with `full` the whole sha256.
+
+    Raises DataSetError, which names the file, the expected and the found value.
+    """
     path = resolve_inside(root, shard.path)
     try:
         with storage.open_input(path) as stream:
