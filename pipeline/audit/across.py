@@ -165,9 +165,9 @@ def _place(record: Any, shards: list[str]) -> Place:
 
 
 def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeated: npt.NDArray[np.int64]) -> None:
-    """Add to `repeated` (int64[shards]) the rows of each shard that are identical to a row of another shard.
+    """Add to `repeated` (int64[shards]) how many rows of each shard are identical to a row of another shard.
 
-    Identical rows are neighbours; `head` is the index of the first of them, for each row.
+    Identical rows are neighbours in `rows`; `head` is the index of the first of them, for each row.
     """
     shard = rows["shard"].astype(np.int64)
     starts = np.unique(head)

@@ -63,10 +63,11 @@ def check_masks(
     findings: Findings,
     counts: Counts,
 ) -> None:
-    """Check which tokens are masked and with what, in rows that passed check_shape, and count 80/10/10.
+    """Check which tokens are masked and with what, in rows that passed check_shape. Count [MASK], kept and random
+    tokens.
 
-    `starts` (bool[tokens]) marks tokens that begin a word; it comes from find_words, or from join_published for a
-    published set. `known` (bool[n]) marks rows whose words are known.
+    `starts` (bool[tokens]) marks tokens that begin a word; it comes from find_words, or from join_published for a data
+    set of the published algorithm. `known` (bool[n]) marks rows whose words are known.
     """
     place = block.offsets[:-1][block.list_rows[block.entry_lists]] + block.positions
     targets = block.ids[place]
@@ -192,7 +193,7 @@ def _check_budget(
     block: Block, words: _Words, place: Int64s, known: Bools, *, facts: Facts, findings: Findings, counts: Counts
 ) -> None:
     """Check that each mask set has as many positions as its budget, or fewer if no remaining word fits, or more if it
-    is a single word (never in a published set)."""
+    is a single word (but not in a set of the published algorithm)."""
     sizes = np.diff(block.list_offsets)
     budget = np.maximum(1, np.rint(block.lengths * facts.masked_probability)).astype(np.int64)
     budget = np.minimum(budget, facts.max_predictions)[block.list_rows]

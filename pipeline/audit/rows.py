@@ -160,7 +160,7 @@ def _check_documents(block: Block, *, facts: Facts, findings: Findings) -> None:
 
 
 def count_labels(block: Block, *, first_words: Int64s, counts: Counts) -> None:
-    """Count rows labelled not next whose first segment is one word, since a document of a single word gives only these.
+    """Count rows labelled not next whose first segment is one word. A document of a single word gives only such rows.
 
     `first_words` (int64[n]) is the number of words in each first segment.
     """

@@ -35,7 +35,8 @@ _FEW_CAPITALS = 0.01
 
 
 def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
-    """Return the warnings, one line each. `tokenizer` is the given vocabulary, or None if one will be trained."""
+    """Return warnings of probable mistakes, one line each. `tokenizer` is the given vocabulary, or None if one will be
+    trained."""
     found = list(_advise_on_languages(config.sources))
     path = config.vocabulary.path
     if tokenizer is not None:

@@ -128,7 +128,8 @@ class ChooseDropped(_Step):
 
 
 class SpillSplits(_TokenizerStep):
-    """A Beam step. It reads one split of the input into a spill file (an intermediate file)."""
+    """A Beam step. It reads one split of the input into a spill file (an intermediate file), and yields the
+    SplitResult."""
 
     def process(self, split: Split) -> Iterator[SplitResult]:
         with (
@@ -139,7 +140,7 @@ class SpillSplits(_TokenizerStep):
 
 
 class CountBuckets(_Step):
-    """A Beam step. It counts the documents in one bucket (a group of documents)."""
+    """A Beam step. It counts the documents in one bucket (a group of documents), and yields the counts."""
 
     def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
         with report_failure(self.context.exchange):

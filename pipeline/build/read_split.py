@@ -134,7 +134,8 @@ def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
-    """Return the result as JSON data, without folders, because the output may be moved before the build continues."""
+    """Return the result as JSON data. Files are named without folders, because the output may be moved before the build
+    continues."""
     extents = [[bucket, [Path(extent.path).name, *astuple(extent)[1:]]] for bucket, extent in result.extents]
     bands = [
         [bucket, [Path(band.keys).name, Path(band.signatures).name, *astuple(band)[2:]]]

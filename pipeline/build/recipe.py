@@ -121,8 +121,8 @@ def check_paths(config: PipelineConfig) -> None:
 def say_what_is_read(
     config: PipelineConfig, *, inputs: BuildInputs, workers: int, vocabulary: WordTokenizer | None, say: Say
 ) -> None:
-    """Print the size of the input, the workers and advice on the config. Raises ValueError if there are too few
-    books."""
+    """Print the size of the input, the workers and advice on the config. Raises ValueError if there are too few books
+    to hold any out for validation."""
     where = count_of(workers, "worker") if config.engine == "local" else f"engine {config.engine}"
     say(f"{count_of(len(inputs.splits), 'split')}, {describe_bytes(inputs.num_bytes)} of input, {where}")
     refuse_few_books(config, splits=inputs.splits)
@@ -179,7 +179,8 @@ def describe_context(
     tokenizer: WordTokenizer,
     output: OutputFolder | StoredOutput,
 ) -> BuildContext:
-    """Return what the workers need to know. They read the tokenizer from the output's staging folder."""
+    """Return what the workers need to know about the build. They read the tokenizer from the output's staging
+    folder."""
     return BuildContext(
         config=config,
         buckets=buckets,
