@@ -75,8 +75,8 @@ def derive(keys: UInt64s, number: int) -> UInt64s:
 def row_keys(
     seed: int, *parts: bytes | str | int, ids: npt.NDArray[np.uint8], numbers: Sequence[npt.NDArray[np.integer[Any]]]
 ) -> UInt64s:
-    """Return uint64[n]: a well mixed key for each row, from seed, parts, the row's id and its entry in each of
-    `numbers`.
+    """Return uint64[n]: a well mixed key for each row, which depends on the seed, the parts, the row's id and its
+    numbers.
 
     ids: uint8[n, 16]; numbers: integers[n] each.
     """

@@ -193,8 +193,10 @@ def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = (
 
 
 def describe(cls: type[Settings], *, prefix: str = "") -> str:
-    """Return the help text: for each field in order a line `key.sub (type, default): docstring`. `prefix` begins each
-    key."""
+    """Return the help text of a config class: for each field in order a line `key.sub (type, default): docstring`.
+
+    `prefix` is put before each key.
+    """
     lines: list[str] = []
     for name, field in cls.model_fields.items():
         key = f"{prefix}{name}"
@@ -265,8 +267,8 @@ def _parse_value(raw: str, *, origin: str) -> Any:
 
 
 def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
-    """Return `tree` with integers as floats and lists as tuples where a field needs it: YAML does not distinguish
-    them."""
+    """Return `tree` with integers as floats, and lists as tuples, where a field needs it. YAML does not distinguish
+    these types."""
     if not isinstance(tree, dict):
         return tree
     result = dict(tree)
@@ -347,7 +349,8 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
 
 
 def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
-    """Whether a fault concerns an override: it is at the overridden key, or its message (`line`) names the key."""
+    """Whether a fault (`item` from pydantic) concerns an override: it is at an overridden key, or its message names
+    that key."""
     if item["type"] == "missing":
         return False
     location = ".".join(map(str, item["loc"]))

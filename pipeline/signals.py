@@ -52,8 +52,8 @@ class StopRequest:
 def catch_interrupts() -> Iterator[None]:
     """Raise TerminatedError in the `with` block at SIGTERM, and KeyboardInterrupt at SIGINT.
 
-    Handlers that others have set stay, as do ignored signals. Does nothing outside the main thread, because only that
-    receives signals.
+    Handlers that other code has set and ignored signals stay as they are. Does nothing outside the main thread, because
+    only the main thread receives signals.
     """
     ours = [number for number, default in _DEFAULTS.items() if signal.getsignal(number) == default]
     if threading.current_thread() is not threading.main_thread():
@@ -72,7 +72,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def raise_caught() -> None:
-    """Raise the exception of a signal again, if there was one, because a library may have turned it into another."""
+    """If a signal raised an exception, raise it again, because a library may have turned it into another one."""
     if _caught:
         raise _caught[0]
 

@@ -55,7 +55,7 @@ class ReadTally:
         self._add_examples(reason, [(name, detail)])
 
     def count_note(self, reason: str, *, name: str, detail: str) -> None:
-        """Count one event that left nothing out."""
+        """Count one event that left nothing out, such as a guessed encoding."""
         self.notes[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
@@ -173,7 +173,7 @@ class BuildResult:
     """The counts of duplicates and near duplicates, which are found only after reading."""
 
     def count_labels(self) -> Counter[int]:
-        """Return the rows of the whole data set by next-sentence label."""
+        """Return the number of rows of the whole data set by next-sentence label."""
         return sum((tally.labels for tally in self.tallies.values()), Counter())
 
 

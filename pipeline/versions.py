@@ -25,8 +25,8 @@ report on it, or move bytes unchanged (storage)."""
 
 
 def describe_code() -> dict[str, str]:
-    """Return the hash of our code and the versions of Python and libraries. If these are equal, a worker on another
-    machine makes the same bytes."""
+    """Return the hash of our code and the versions of Python and libraries, by name. If these are equal on another
+    machine, a worker there makes the same bytes."""
     libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
     python = ".".join(map(str, sys.version_info[:2]))
     return {"the pipeline's code": hash_code(), "Python": python, "unicode": unicodedata.unidata_version, **libraries}

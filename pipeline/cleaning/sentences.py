@@ -137,7 +137,7 @@ def _goes_on(before: str, after: str, *, language: str) -> bool:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """Yield pieces of a line up to a maximal length. It is cut at white space, or inside a word that is longer than
+    """Yield pieces of a line up to a maximal length. Cuts are at white space, or inside a word that is longer than
     that."""
     if len(line) <= _FINE_CHARACTERS:
         yield line

@@ -209,8 +209,8 @@ def read_manifest(root: str | Path) -> Manifest:
 
 
 def _find_set_above(root: str | Path) -> str | None:
-    """Return the path of the data set that has `root` as a folder or shard; None if there is none or the store does not
-    say."""
+    """Return the path of the data set that has `root` as a folder or shard. Return None if there is none, or if the
+    object store does not say."""
     folder = str(root).rstrip("/")
     with suppress(OSError):
         for _ in range(2):
