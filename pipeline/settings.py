@@ -69,10 +69,10 @@ def load_settings(
 
 
 def load_tree(file: str | Path | None, *, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the settings in `file` (None: none) as nested dicts, with `key.sub=value` overrides applied. Raises
-    ConfigError.
+    """Return the settings in `file` (None: none) as nested dicts, with `key.sub=value` overrides applied.
 
-    Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`).
+    Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`). Raises ConfigError if the
+    file or an override cannot be read.
     """
     tree: dict[str, Any] = {}
     if file is not None:

@@ -72,7 +72,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def raise_caught() -> None:
-    """If a signal raised an exception, raise it again, because a library may have turned it into another one."""
+    """Raise the exception of a signal again, if there was one. A library may have turned it into another exception."""
     if _caught:
         raise _caught[0]
 

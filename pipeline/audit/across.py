@@ -226,7 +226,8 @@ def _check_leaks(
 def _check_documents(
     documents: npt.NDArray[Any], *, shards: list[str], validation: Bools, findings: Findings
 ) -> npt.NDArray[np.int64]:
-    """Check that each document is in one shard and one split. Return int64[shards]: the number of documents in each."""
+    """Check that each document is in one shard, and not in training and validation. Return int64[shards]: the documents
+    in each."""
     if not documents.size:
         return np.zeros(len(shards), np.int64)
     order = np.lexsort((documents["group"], documents["shard"], documents["id"][:, 1], documents["id"][:, 0]))
