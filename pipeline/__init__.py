@@ -1,7 +1,7 @@
 """From text to tokenized sentence pairs: the data half of Cloze (Beam).
 
-In a command of this repository, importing this package makes a missing dependency an error of one line; other programs
-are not affected. It needs the standard library only, since every command imports it first.
+If a command of this repository imports this package, a missing dependency becomes an error of one line. Other programs
+are not affected. This file needs only the standard library, because every command imports it first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _is_command() -> bool:
 
 
 def _say_what_is_missing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Excepthook that reports a package that is not installed in one line, without a traceback."""
+    """Report a missing package in one line, without a traceback, and other errors as usual. Used as sys.excepthook."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not name or name in _COMMANDS:
         sys.__excepthook__(kind, error, trace)

@@ -15,7 +15,7 @@ from typing import NoReturn, ParamSpec, TypeAlias
 from pipeline.signals import TerminatedError, catch_interrupts
 
 Say: TypeAlias = Callable[[str], None]
-"""Shows one line to the user."""
+"""A function that shows one line to the user."""
 Parameters = ParamSpec("Parameters")
 
 
@@ -25,13 +25,14 @@ def say_at_once(line: str) -> None:
 
 
 def fail(error: BaseException) -> int:
-    """Print a user error as one line on stderr; return exit status 2."""
+    """Print `error`, which the user can fix, as one line on stderr. Return the exit status 2."""
     print(f"error: {error}", file=sys.stderr)
     return 2
 
 
 def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int:
-    """Print on stderr which signal ended the command; return its exit status. `goes_on_from`: what a rerun resumes."""
+    """Print on stderr which signal ended the command, and return its exit status. `goes_on_from` says from where the
+    same command would continue."""
     terminated = isinstance(error, TerminatedError)
     rest = f"; the same command goes on from {goes_on_from}" if goes_on_from else ""
     print(f"{'terminated' if terminated else 'interrupted'}{rest}", file=sys.stderr)
@@ -39,7 +40,11 @@ def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int
 
 
 def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], Callable[Parameters, int]]:
-    """Decorate a main function: ValueError, OSError, Ctrl-C and SIGTERM end it with one line, without a traceback."""
+    """Return a decorator for main functions, which return an exit status.
+
+    At ValueError, OSError, Ctrl-C or SIGTERM, they then print one line instead of a traceback, and return the status
+    for it.
+    """
 
     def decorate(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
         @wraps(main)
@@ -58,7 +63,7 @@ def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], 
 
 
 def exit_with(status: int) -> NoReturn:
-    """End the process; after a failure at once, because library threads may wait for workers that are gone."""
+    """End the process. After a failure, end it at once, because library threads may wait for workers that are gone."""
     if status:
         sys.stdout.flush()
         sys.stderr.flush()

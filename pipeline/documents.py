@@ -1,6 +1,6 @@
-"""Data that flows through the pipeline before pairing: documents, drops with a reason, and splits of the input.
+"""Data that flows through the pipeline before pairing: documents, items left out, and splits (parts) of the input.
 
-Pure and picklable. A document's id is a hash of its cleaned text only: it depends neither on paths nor on order.
+Pure and picklable. The id of a document is a hash of its cleaned text alone, so it depends neither on paths nor order.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Cleaned sentences of one document: at least one, each non-empty and without line breaks.
+    """The cleaned sentences of one document. There is at least one, and none is empty or has a line break.
 
-    `name` is for people (a title, a file and line) and is not hashed.
+    `name` is for people (a title, or a file and line) and is not part of the id.
     """
 
     name: str
@@ -24,13 +24,14 @@ class Document:
 
     @property
     def id(self) -> bytes:
-        """16 bytes: blake2b over the sentences joined by line breaks, in UTF-8."""
+        """The hash of the text, 16 bytes: blake2b of the sentences joined by line breaks, in UTF-8."""
         return hashlib.blake2b("\n".join(self.sentences).encode(), digest_size=ID_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One item left out: `reason` is a snake_case counter name, `name` says where it was, `detail` what it was."""
+    """One item that is left out. `reason` is a counter name in snake_case, `name` says where it was, `detail` what it
+    was."""
 
     reason: str
     name: str
@@ -39,11 +40,11 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Note(Drop):
-    """Something counted although nothing was left out, such as a guessed encoding; `reason` as in Drop."""
+    """An event that is counted although nothing is left out, such as a guessed encoding. The fields are as in Drop."""
 
 
 def shown_name(path: str | Path) -> str:
-    """A file's name as printable text: bytes that are not UTF-8 are shown as \\xff."""
+    """Return the name of a file (without folders) as printable text. Bytes that are not UTF-8 are shown like \\xff."""
     return Path(path).name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -51,11 +52,12 @@ def shown_name(path: str | Path) -> str:
 class Split:
     """A part of one input file that one worker reads.
 
-    `source` is the index into the config's sources. The unit of `start` and `end` depends on the kind: byte offsets
-    (wikipedia: of compressed streams; text and jsonl: of lines; tar: of members), row groups (parquet), members (zip);
-    `end` = -1 is the end of the file. A large file that can only be read from its beginning is shared: each of `parts`
-    workers reads all of it and takes every `parts`-th document (book, page), starting with number `part`.
-    `num_bytes` is the size on disk; `text_bytes` estimates the plain text inside, from the input only.
+    `source` is an index into the config's sources. The part is from `start` to `end`, or to the end of the file if
+    `end` is -1. Both are byte offsets in wikipedia (of compressed streams), text and jsonl (of lines) and tar (of
+    members), but numbers of row groups in parquet and of members in zip. A large file that can only be read from its
+    beginning is shared: each of `parts` workers reads all of it and takes every `parts`-th document (book, page),
+    beginning with number `part`. `num_bytes` is the size on disk. `text_bytes` estimates the size of the plain text
+    inside, from the input only.
     """
 
     source: int
@@ -72,7 +74,8 @@ class Split:
         return number % self.parts == self.part
 
     def share(self, most_parts: int, *, part_bytes: int) -> list[Split]:
-        """Divide this split into at most `most_parts` parts with at least `part_bytes` of text each."""
+        """Divide this split between at most `most_parts` workers (see `parts`), with at least `part_bytes` of text each
+        if possible. Return their splits."""
         parts = max(1, min(most_parts, self.text_bytes // part_bytes))
         each = replace(self, num_bytes=self.num_bytes // parts, text_bytes=self.text_bytes // parts, parts=parts)
         return [replace(each, part=part) for part in range(parts)]

@@ -1,7 +1,8 @@
-"""Random draws keyed by stable data, never by shared state, order or the clock.
+"""Random draws that depend only on a seed and on stable data such as document ids, never on order or the clock.
 
-Three forms: a Mersenne stream for per-document loops (0.3 us a draw, 10 us to seed), a Philox generator for arrays, and
-counter-based draws for whole buckets (8 ns a draw; any subset in any order gives the same numbers).
+There are three forms: a Mersenne Twister for loops inside a document (0.3 us a draw, 10 us to seed), a Philox generator
+for arrays, and hashes of (key, counter) for whole buckets (8 ns a draw; any subset in any order gives the same
+numbers).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _U27, _U30, _U31, _U32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(
 
 
 def key_bytes(seed: int, *parts: bytes | str | int) -> bytes:
-    """16 bytes that depend on the seed and on the value, type and position of every part."""
+    """Return a hash of 16 bytes that depends on the seed and on the value, type and position of every part."""
     digest = hashlib.blake2b(str(seed).encode(), digest_size=16)
     for part in parts:
         kind = b"b" if isinstance(part, bytes) else b"s" if isinstance(part, str) else b"i"
@@ -34,22 +35,22 @@ def key_bytes(seed: int, *parts: bytes | str | int) -> bytes:
 
 
 def key(seed: int, *parts: bytes | str | int) -> int:
-    """The first 64 bits of key_bytes, for counter-based draws."""
+    """Return the first 64 bits of key_bytes as an integer, for counter-based draws."""
     return int.from_bytes(key_bytes(seed, *parts)[:8], "little")
 
 
 def stream(seed: int, *parts: bytes | str | int) -> random.Random:
-    """A Mersenne Twister seeded by these parts; use random(), randint() and getrandbits() only."""
+    """Return a Mersenne Twister seeded by the seed and these parts. Use only random(), randint() and getrandbits()."""
     return random.Random(int.from_bytes(key_bytes(seed, *parts), "little"))
 
 
 def generator(seed: int, *parts: bytes | str | int) -> np.random.Generator:
-    """A Philox generator seeded by these parts."""
+    """Return a Philox generator seeded by the seed and these parts."""
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key_bytes(seed, *parts), "little")))
 
 
 def mix(values: UInt64s) -> UInt64s:
-    """Scramble 64-bit values bijectively (the finalizer of SplitMix64: Steele, Lea, Flood 2014)."""
+    """Return 64-bit values scrambled by a bijection, the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
     mixed = (values ^ (values >> _U30)) * _MIX_1
     mixed ^= mixed >> _U27
     mixed *= _MIX_2
@@ -58,7 +59,7 @@ def mix(values: UInt64s) -> UInt64s:
 
 
 def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
-    """The increments for elements `numbers` (0, 1, ...) of a key's sequence: mix(key + counters(number)) is the draw.
+    """Return what to add to a key for the draws with these numbers (0, 1, ...): mix(key + counters(number)) is a draw.
 
     This is SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix); otherwise the
     sequences of neighbouring keys overlap.
@@ -67,14 +68,18 @@ def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
 
 
 def derive(keys: UInt64s, number: int) -> UInt64s:
-    """Derive another well mixed key from each of `keys`: its child `number`."""
+    """Return another well mixed key for each of `keys`, which depends on the key and on `number`."""
     return mix(keys + np.uint64((number + 1) * int(_GOLDEN) % 2**64))
 
 
 def row_keys(
     seed: int, *parts: bytes | str | int, ids: npt.NDArray[np.uint8], numbers: Sequence[npt.NDArray[np.integer[Any]]]
 ) -> UInt64s:
-    """A well mixed key for each row of (seed, parts, id, numbers). ids: uint8[n, 16]; numbers: integers[n] each."""
+    """Return uint64[n]: a well mixed key for each row, which depends on the seed, the parts, the row's id and its
+    numbers.
+
+    ids: uint8[n, 16]; numbers: integers[n] each.
+    """
     words = np.ascontiguousarray(ids).view("<u8").astype(np.uint64).reshape(-1, 2)
     keys = mix(words[:, 0] ^ np.uint64(key(seed, *parts)))
     keys = mix(keys + words[:, 1] * _GOLDEN)
@@ -84,10 +89,13 @@ def row_keys(
 
 
 def below(draws: UInt64s, bound: int) -> npt.NDArray[np.int64]:
-    """Integers in [0, bound) for bound up to 2**32, from the upper 32 bits (bias at most bound / 2**32)."""
+    """Return each draw as an integer in [0, bound), for a bound up to 2**32.
+
+    Uses the upper 32 bits of a draw; the bias is at most bound / 2**32.
+    """
     return (((draws >> _U32) * np.uint64(bound)) >> _U32).astype(np.int64)
 
 
 def threshold(probability: float) -> np.uint64:
-    """The bound for an event of this probability: it happens if draw < threshold(probability)."""
+    """Return the bound for an event of this probability: the event happens if a draw is less than the bound."""
     return np.uint64(min(int(probability * 2.0**64), 2**64 - 1))

@@ -1,4 +1,4 @@
-"""Process identity: a process id and its start time, since ids are reused."""
+"""The identity of a process: a process id and a start time, because systems reuse ids."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Identity of a process on any machine."""
+    """The identity of a process on any machine."""
 
     host: str
     boot: str
-    """Boot id of the host; empty if unknown."""
+    """The boot id of the host, which changes when it restarts. Empty if unknown."""
     pid_namespace: str
-    """PID namespace: containers have their own."""
+    """The PID namespace. Each container has its own. Empty if unknown."""
     pid: int
     started: int
-    """Start time in kernel ticks since boot."""
+    """The start time in kernel ticks since boot; 0 if unknown."""
 
     def is_gone(self) -> bool | None:
-        """Whether the process has ended; None if it belongs to another machine, so that this host cannot tell."""
+        """Whether the process has ended; None if it belongs to another machine, because this one cannot tell."""
         if (self.host, self.boot, self.pid_namespace) != this_machine():
             return None
         return _start_of(self.pid) != self.started
 
 
 def identify() -> Process:
-    """This process."""
+    """Return the identity of this process."""
     return Process(*this_machine(), pid=os.getpid(), started=_start_of(os.getpid()) or 0)
 
 
@@ -40,7 +40,7 @@ def is_running(pid: int) -> bool:
 
 
 def this_machine() -> tuple[str, str, str]:
-    """Host name, boot id and PID namespace of this machine."""
+    """Return host name, boot id and PID namespace of this machine; the last two are empty if unknown."""
     boot = namespace = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -49,7 +49,7 @@ def this_machine() -> tuple[str, str, str]:
 
 
 def _start_of(pid: int) -> int | None:
-    """Start time in ticks since boot (0 if the system does not tell); None if the process has ended."""
+    """Return the start time of a process in ticks since boot (0 if the system does not tell); None if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

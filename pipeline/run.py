@@ -1,6 +1,7 @@
 """Build a data set of masked sentence pairs: `python pipeline/run.py --config FILE key.sub=value -- --beam_option`.
 
-Steps: list the splits, get the vocabulary, build every shard on a Beam engine, check, publish, manifest last.
+Steps: list the splits (parts of the input), get the vocabulary, build the shards on a Beam engine, check and publish
+them, and write the manifest last.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os.path
 import sys
 
 if __name__ == "__main__" and not __package__:
-    # A script has its own folder first on the path, where our modules would hide others.
+    # Python puts a script's own folder first on the path, where our modules would hide others of the same name.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 import logging
@@ -38,14 +39,14 @@ Settings of the config file, each also as key.sub=value:
 
 
 def show_log() -> None:
-    """Log to stderr: our own modules from INFO on, libraries from WARNING on."""
+    """Send log lines to stderr: of our own modules from level INFO, and of libraries from level WARNING."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("pipeline").setLevel(logging.INFO)
 
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, 2 for an error that the user can fix, 130 or 143 if interrupted."""
+    """Run the command. Return 0, or 2 for an error that the user can fix, or 130 or 143 if a signal interrupted it."""
     program = "pipeline/run.py"
     show_log()
     parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)

@@ -1,7 +1,7 @@
-"""Settings trees: read a YAML file and `key.sub=value` overrides, check, describe and save them.
+"""Reads settings from a YAML file and `key.sub=value` overrides; checks, describes and saves them.
 
-Both halves build their configs on this module, so that messages, help texts and overrides look the same everywhere.
-Imports no Beam, Ray or torch. Invariant: no key is ever ignored.
+Pipeline and trainer build their configs on this module, so that messages, help texts and overrides look the same.
+Imports no Beam, Ray or torch. No key is ever ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ConfigError(ValueError):
 
 
 class Settings(BaseModel):
-    """Base of all config classes: immutable; refuses unknown keys; never converts between types.
+    """The base of all config classes. They are immutable, refuse unknown keys, and never convert between types.
 
     The docstring under a field is its help text.
     """
@@ -45,7 +45,7 @@ class Settings(BaseModel):
 
 
 def parse_yaml(text: str, *, origin: str) -> Any:
-    """Parse YAML safely; ConfigError names `origin`, line and column of a syntax error."""
+    """Parse YAML safely and return its value. Raises ConfigError, which names `origin`, the line and the column."""
     try:
         return yaml.load(text, Loader=NumberLoader)  # a SafeLoader
     except yaml.YAMLError as error:
@@ -60,18 +60,19 @@ def parse_yaml(text: str, *, origin: str) -> Any:
 def load_settings(
     cls: type[SettingsType], *, file: str | Path | None = None, overrides: Sequence[str] = ()
 ) -> SettingsType:
-    """Read `file`, apply `key.sub=value` overrides (values are YAML), validate as `cls`.
+    """Read `file`, apply `key.sub=value` overrides (their values are YAML), and return the settings as a `cls`.
 
-    Raises ConfigError that names the file or override, the key, the value and the remedy.
+    Raises ConfigError, which names the file or override, the key, the value and the remedy.
     """
     origin = str(file) if file is not None else "defaults"
     return validate(cls, load_tree(file, overrides=overrides), origin=origin, overrides=overrides)
 
 
 def load_tree(file: str | Path | None, *, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The plain tree of `file` (None: empty), with `key.sub=value` overrides applied; ConfigError.
+    """Return the settings in `file` (None: none) as nested dicts, with `key.sub=value` overrides applied.
 
-    Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`).
+    Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`). Raises ConfigError if the
+    file or an override cannot be read.
     """
     tree: dict[str, Any] = {}
     if file is not None:
@@ -99,10 +100,11 @@ def validate(
     overrides: Sequence[str] = (),
     context: Mapping[str, Any] | None = None,
 ) -> SettingsType:
-    """Validate a plain tree; ConfigError lists every fault, unknown keys with the nearest known name.
+    """Return the settings in `tree` (nested dicts) as a `cls`. Raises ConfigError, which lists every fault, and for
+    unknown keys the nearest known name.
 
-    Faults of the `overrides`, which are already in the tree, are attributed to the command line, all others to
-    `origin`. `context` is passed to the validators of the class.
+    Faults of `overrides`, which are already in the tree, are attributed to the command line, and others to `origin`.
+    `context` is passed to the validators of the class.
     """
     try:
         return cls.model_validate(_widen_numbers(cls, dict(tree)), context=context)
@@ -117,12 +119,12 @@ def validate(
 
 
 def to_tree(settings: Settings) -> dict[str, Any]:
-    """Tree of all fields, defaults included, that can be saved as JSON."""
+    """Return all fields, including defaults, as nested dicts that can be saved as JSON."""
     return settings.model_dump(mode="json")
 
 
 def dump_yaml(settings: Settings, *, given: bool = False) -> str:
-    """YAML text that load_settings reads back as the same settings; `given`: without fields left at their defaults."""
+    """Return YAML text from which load_settings reads the same settings. `given` leaves out fields that nobody set."""
     tree = settings.model_dump(mode="json", exclude_unset=given)
     return yaml.dump(tree, Dumper=NumberDumper, sort_keys=False, allow_unicode=True)
 
@@ -130,7 +132,7 @@ def dump_yaml(settings: Settings, *, given: bool = False) -> str:
 def split_arguments(arguments: Sequence[str], *, program: str, keys: Sequence[str] = ()) -> Arguments:
     """Split a command line into --config FILE, `key=value` overrides, flags, and the words after `--`.
 
-    `keys`: settings that may also be given as --KEY VALUE. Raises ConfigError for any other word.
+    `keys` are settings that may also be given as --KEY VALUE. Raises ConfigError for any other word.
     """
     file: str | None = None
     overrides: list[str] = []
@@ -166,7 +168,7 @@ def split_arguments(arguments: Sequence[str], *, program: str, keys: Sequence[st
 
 
 class Arguments(NamedTuple):
-    """A split command line: config file, overrides, flags (words that begin with '-'), words after '--'."""
+    """The parts of a command line: config file, overrides, flags (words that begin with '-'), and words after '--'."""
 
     file: str | None
     overrides: tuple[str, ...]
@@ -175,9 +177,9 @@ class Arguments(NamedTuple):
 
 
 def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = ()) -> None:
-    """Raise ConfigError for a flag that `program` does not know (naming the nearest), or a value that it does not take.
+    """Raise ConfigError if a flag is unknown (the message names the nearest known one), or has a value but takes none.
 
-    In `known`, flags that take a value end with `=`.
+    `known` lists the flags of `program`; those that take a value end with `=`.
     """
     takes_value = {flag.removesuffix("="): flag.endswith("=") for flag in (*known, "--help")}
     for flag in flags:
@@ -191,7 +193,10 @@ def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = (
 
 
 def describe(cls: type[Settings], *, prefix: str = "") -> str:
-    """Help text: each field as `key.sub (type, default): docstring`, in order of declaration."""
+    """Return the help text of a config class: for each field in order a line `key.sub (type, default): docstring`.
+
+    `prefix` is put before each key.
+    """
     lines: list[str] = []
     for name, field in cls.model_fields.items():
         key = f"{prefix}{name}"
@@ -208,7 +213,7 @@ def describe(cls: type[Settings], *, prefix: str = "") -> str:
 
 
 def nested_settings(annotation: Any) -> type[Settings] | None:
-    """The Settings class inside an annotation (plain, optional or in a list), if there is one."""
+    """Return the Settings class inside the type `annotation` (plain, optional or in a list); None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return annotation
     for argument in get_args(annotation):
@@ -252,7 +257,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def _parse_value(raw: str, *, origin: str) -> Any:
-    """Parse an override as YAML; keep plain texts that YAML would cut at ` #` or take for an alias."""
+    """Return the value of an override, parsed as YAML. Plain texts that YAML would cut at ` #` or take for an alias
+    stay whole."""
     plain = raw.strip()
     if plain[:1] in ("*", "&", "@", "%", "`"):
         return plain
@@ -261,7 +267,8 @@ def _parse_value(raw: str, *, origin: str) -> Any:
 
 
 def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
-    """Convert integers to floats and lists to tuples if a field needs it: YAML does not distinguish them."""
+    """Return `tree` with integers as floats, and lists as tuples, where a field needs it. YAML does not distinguish
+    these types."""
     if not isinstance(tree, dict):
         return tree
     result = dict(tree)
@@ -314,13 +321,13 @@ def _type_name(annotation: Any) -> str:
 
 
 _UNION_LABEL = re.compile(r"str|constrained-int|.*\]")
-"""Parts of a pydantic location that say which member of a union was tried."""
+"""Matches the parts of a location in pydantic's errors that only say which member of a union type was tried."""
 _YAML_WORDS = {
     "tuple_type": "Input should be a list",
     "dict_type": "Input should be a mapping",
     "model_type": "Input should be a mapping",
 }
-"""Replacements for messages of pydantic that name Python types, by kind of error."""
+"""Our texts for messages of pydantic that name Python types, by kind of error."""
 
 
 def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
@@ -342,7 +349,8 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
 
 
 def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
-    """Whether a fault concerns an override: its value, or a key that the message names."""
+    """Whether a fault (`item` from pydantic) concerns an override: it is at an overridden key, or its message names
+    that key."""
     if item["type"] == "missing":
         return False
     location = ".".join(map(str, item["loc"]))
@@ -352,7 +360,7 @@ def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -
 
 
 def _list_keys(cls: type[Settings], *, prefix: str = "") -> Iterator[str]:
-    """All keys outside lists, as `section.name`."""
+    """Yield all keys of a config class outside lists, as `section.name`."""
     for name, field in cls.model_fields.items():
         inner = nested_settings(field.annotation)
         if inner is None:

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM: raise in a command's body (catch_interrupts), or first ask it to stop (stop_on_signals).
+"""Ctrl-C and SIGTERM: raise an exception in a command (catch_interrupts), or first ask it to stop (stop_on_signals).
 
-Both end a command by an exception, so that it cleans up; pipeline.console turns it into one line and status 130 or 143.
+The exception lets the command clean up; pipeline.console turns it into one line and the exit status 130 or 143.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any, NoReturn
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and the signal that schedulers and `ray job stop` send."""
+"""The signal of Ctrl-C, and the signal that schedulers and `ray job stop` send."""
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 _caught: list[KeyboardInterrupt] = []
-"""Exceptions that signals have raised in the body of catch_interrupts."""
+"""The exceptions that signals have raised in the current block of catch_interrupts."""
 
 
 class TerminatedError(KeyboardInterrupt):
@@ -24,7 +24,7 @@ class TerminatedError(KeyboardInterrupt):
 
 
 class StopRequest:
-    """True once a signal was received; a second signal interrupts at once."""
+    """A request to stop, which is true once SIGINT or SIGTERM was received. A second signal raises an exception."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -33,27 +33,27 @@ class StopRequest:
         return self.signal_number is not None
 
     def listen(self) -> None:
-        """Install the handlers; repeat it after code that replaces them, such as ray.init."""
+        """Install the signal handlers. Call this again after code that replaces them, such as ray.init."""
         for number in STOP_SIGNALS:
             signal.signal(number, self.receive)
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Signal handler: note the first signal; at the second, raise the exception of the first."""
+        """Handle a signal: remember the first signal, and at the second raise the exception of the first."""
         if self.signal_number is not None:
             self.interrupt()
         self.signal_number = number
 
     def interrupt(self) -> NoReturn:
-        """Raise the exception of the signal, if the body cannot stop by itself."""
+        """Raise the exception of the received signal, for code that cannot stop by itself."""
         raise TerminatedError if self.signal_number == signal.SIGTERM else KeyboardInterrupt
 
 
 @contextmanager
 def catch_interrupts() -> Iterator[None]:
-    """Raise TerminatedError in the body at SIGTERM and KeyboardInterrupt at SIGINT.
+    """Raise TerminatedError in the `with` block at SIGTERM, and KeyboardInterrupt at SIGINT.
 
-    Keeps handlers that others have set, and ignored signals. Does nothing outside the main thread, which alone receives
-    signals.
+    Handlers that other code has set and ignored signals stay as they are. Does nothing outside the main thread, because
+    only the main thread receives signals.
     """
     ours = [number for number, default in _DEFAULTS.items() if signal.getsignal(number) == default]
     if threading.current_thread() is not threading.main_thread():
@@ -65,14 +65,14 @@ def catch_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a StopRequest inside the block. Main thread only."""
+    """Yield a StopRequest, which becomes true at SIGINT or SIGTERM in the `with` block. Only for the main thread."""
     request = StopRequest()
     with _handled(STOP_SIGNALS, handler=request.receive):
         yield request
 
 
 def raise_caught() -> None:
-    """Raise the exception of a signal again if a library has turned it into another one."""
+    """Raise the exception of a signal again, if there was one. A library may have turned it into another exception."""
     if _caught:
         raise _caught[0]
 

@@ -1,7 +1,7 @@
-"""Counts that travel with the data through the build into the manifest and the report.
+"""Counts (tallies) that travel with the data through the build into the manifest and the report.
 
-Beam metrics are not used: their names differ between runners, and some runners have none. Tallies merge in any order to
-the same result, so that it depends on neither workers nor bundles.
+Beam metrics are not used, because their names differ between runners, and some runners have none. Tallies merge in any
+order to the same result, so the counts depend on neither workers nor bundles.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pipeline.dataset import Shard, SplitName
 
 NUM_EXAMPLES = 5
 WORD_PIECES = 8
-"""Words with this many pieces or more are counted together."""
+"""Words of this many pieces and longer words are counted together."""
 LENGTH_BITS = 40
 _DROP_EXAMPLES = 3
 NAMED = {"page_over_budget": 1_000}
-"""Number of examples kept for a reason, if not _DROP_EXAMPLES."""
+"""The number of examples kept for each reason to leave out an item, if it is not _DROP_EXAMPLES."""
 _BY_SOURCE = ("documents", "sentences", "characters")
 
 _ARRAYS = ("lengths", "token_counts", "text_at", "masked_at", "text_by_pieces", "masked_by_pieces", "document_lengths")
@@ -35,18 +35,19 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ReadTally:
-    """Counts of reading by source: documents, sentences, characters, drops by reason; notes and examples of all."""
+    """The counts of what was read. Documents, sentences, characters and drops (items left out) are counted by
+    source."""
 
     documents: Counter[int] = field(default_factory=Counter)
     sentences: Counter[int] = field(default_factory=Counter)
     characters: Counter[int] = field(default_factory=Counter)
     drops: dict[int, Counter[str]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
-    """Notes, which leave nothing out, by reason."""
+    """The number of notes (events that leave nothing out), by reason."""
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """A few (name, detail) for each reason of drops and notes."""
+    """A few examples (name, detail) for each reason of drops and notes."""
     rejects: list[str] = field(default_factory=list)
-    """Files with the documents left out, if these are kept (pipeline/cleaning/rejects.py)."""
+    """The paths of files with the documents left out, if these are kept (pipeline/cleaning/rejects.py)."""
 
     def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
         """Count one item that was left out."""
@@ -54,7 +55,7 @@ class ReadTally:
         self._add_examples(reason, [(name, detail)])
 
     def count_note(self, reason: str, *, name: str, detail: str) -> None:
-        """Count one note."""
+        """Count one event that left nothing out, such as a guessed encoding."""
         self.notes[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
@@ -71,7 +72,7 @@ class ReadTally:
         self.rejects = sorted([*self.rejects, *other.rejects])
 
     def count_reasons(self) -> dict[str, int]:
-        """Drops by reason, over all sources."""
+        """Return the number of items left out by reason, summed over all sources."""
         return dict(sorted(sum(self.drops.values(), Counter()).items()))
 
     def _add_examples(self, reason: str, examples: Iterable[tuple[str, str]]) -> None:
@@ -80,7 +81,7 @@ class ReadTally:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Example:
-    """A row shown in the report. `key` is a random rank: the rows with the lowest keys are shown."""
+    """A row for the report. `key` is a random number; the rows with the lowest keys are shown."""
 
     key: int
     input_ids: tuple[int, ...]
@@ -91,7 +92,7 @@ class Example:
 
 
 def lowest_examples(examples: Iterable[Example]) -> list[Example]:
-    """For each label the NUM_EXAMPLES with the lowest keys; all in order of key."""
+    """Return the NUM_EXAMPLES examples of each label that have the lowest keys, in one list in order of key."""
     found: dict[int | None, list[Example]] = {}
     for example in sorted(examples):
         found.setdefault(example.label, []).append(example)
@@ -99,7 +100,7 @@ def lowest_examples(examples: Iterable[Example]) -> list[Example]:
 
 
 def choose_examples(examples: Sequence[Example]) -> list[Example]:
-    """Choose NUM_EXAMPLES to show: two of each label if possible, then the first others; in the given order."""
+    """Return NUM_EXAMPLES to show, in the given order: two of each label if possible, then the first of the others."""
     order = {id(example): place for place, example in enumerate(examples)}
     labels = {example.label for example in examples}
     sure = [example for label in labels for example in [each for each in examples if each.label == label][:2]]
@@ -110,47 +111,48 @@ def choose_examples(examples: Sequence[Example]) -> list[Example]:
 
 @dataclass(slots=True)
 class RowTally:
-    """Counts of one part of the set (train or validation)."""
+    """The counts of one part of the data set (train or validation)."""
 
     lengths: Counts
-    """int64[max_seq_length + 1]: rows by number of tokens."""
+    """int64[max_seq_length + 1]: the number of rows by their number of tokens."""
     token_counts: Counts
-    """int64[vocabulary size]: occurrences of each id in input_ids, specials included."""
+    """int64[vocabulary size]: how often each id occurs in input_ids, special tokens included."""
     text_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
     """int64[max_seq_length]: rows with a token of text (neither [CLS] nor a closing [SEP]) at each position."""
     masked_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64[max_seq_length]: targets at each position, over all mask sets."""
+    """int64[max_seq_length]: masked tokens at each position of a row, over all mask sets."""
     text_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
-    """int64[WORD_PIECES + 1]: tokens of text in rows by the pieces of their word; the last entry: or more."""
+    """int64[WORD_PIECES + 1]: text tokens by the number of pieces of their word. The last entry also counts longer
+    words."""
     masked_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
-    """int64[WORD_PIECES + 1]: targets by the pieces of their word, over all mask sets."""
+    """int64[WORD_PIECES + 1]: masked tokens by the number of pieces of their word, over all mask sets."""
     document_lengths: Counts = field(default_factory=lambda: np.zeros(LENGTH_BITS, np.int64))
-    """int64[LENGTH_BITS]: documents by bit length of their number of tokens: entry b counts 2^(b-1) to 2^b - 1."""
+    """int64[LENGTH_BITS]: the number of documents by size. Entry b counts documents of 2^(b-1) to 2^b - 1 tokens."""
     documents: int = 0
     document_tokens: int = 0
     words: int = 0
     sentences: int = 0
     unknown: int = 0
     labels: Counter[int] = field(default_factory=Counter)
-    """Rows by next-sentence label; -1: no label."""
+    """The number of rows by next-sentence label, or -1 for rows without a label."""
     source_rows: Counter[int] = field(default_factory=Counter)
-    """Rows by index into PipelineConfig.source_names."""
+    """The number of rows by source, an index into PipelineConfig.source_names."""
     source_tokens: Counter[int] = field(default_factory=Counter)
-    """Tokens in rows, specials included, by the same index."""
+    """The number of tokens in rows, special tokens included, by source (the same index)."""
     masked: int = 0
-    """Positions to predict, over all mask sets."""
+    """The number of masked positions, over all mask sets."""
     masked_as: Counter[str] = field(default_factory=Counter)
-    """The same by what is shown: the mask token ("mask"), the token itself ("kept"), or another one ("random")."""
+    """Masked positions by what the model gets: [MASK] ("mask"), the same token ("kept") or another one ("random")."""
     examples: list[Example] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return int(self.lengths.sum())
 
     @property
     def tokens(self) -> int:
-        """Tokens in all rows, specials included."""
+        """The number of tokens in all rows, special tokens included."""
         return int(self.lengths @ np.arange(self.lengths.size))
 
     def merge(self, other: RowTally) -> None:
@@ -163,20 +165,20 @@ class RowTally:
 
 @dataclass(slots=True)
 class BuildResult:
-    """Result of the second half of a build."""
+    """The result of the second half of a build: the shards and their counts."""
 
     shards: list[Shard]
     tallies: dict[SplitName, RowTally]
     left_out: ReadTally = field(default_factory=ReadTally)
-    """Duplicates and near duplicates: they are found after reading."""
+    """The counts of duplicates and near duplicates, which are found only after reading."""
 
     def count_labels(self) -> Counter[int]:
-        """Rows of the whole set by next-sentence label."""
+        """Return the number of rows of the whole data set by next-sentence label."""
         return sum((tally.labels for tally in self.tallies.values()), Counter())
 
 
 def merge_reads(tallies: Iterable[ReadTally]) -> ReadTally:
-    """Sum of tallies; zeros if there are none."""
+    """Return the sum of the tallies, which is all zeros if there are none."""
     total = ReadTally()
     for tally in tallies:
         total.merge(tally)
@@ -184,7 +186,7 @@ def merge_reads(tallies: Iterable[ReadTally]) -> ReadTally:
 
 
 def merge_results(results: Iterable[BuildResult]) -> BuildResult:
-    """Merge results into one, with the shards in order of path."""
+    """Return one result that joins all `results`, with the shards in order of path."""
     total = BuildResult([], {})
     for result in results:
         total.shards += result.shards
@@ -201,7 +203,7 @@ def merge_results(results: Iterable[BuildResult]) -> BuildResult:
 
 
 def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> dict[str, Any]:
-    """The manifest's statistics of one part of the set; rates are fractions, None if nothing was counted."""
+    """Return the manifest's statistics of train or validation. Rates are fractions, or None if nothing was counted."""
     labelled = tally.labels[0] + tally.labels[1]
     return {
         "documents": tally.documents,
@@ -221,7 +223,7 @@ def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> d
 
 
 def results_to_tree(result: BuildResult) -> dict[str, Any]:
-    """JSON that results_from_tree reads back."""
+    """Return the result as JSON data for results_from_tree."""
     tree = {
         "left_out": reads_to_tree(result.left_out),
         "shards": [shard.model_dump(mode="json") for shard in result.shards],
@@ -238,19 +240,22 @@ def _fields(data: ReadTally | RowTally | Example) -> dict[str, Any]:
 
 
 def results_from_tree(tree: dict[str, Any], *, folder: str | Path) -> BuildResult:
-    """Inverse of results_to_tree; the files of rejects are in `folder`."""
+    """Return the result that results_to_tree made into JSON data. `folder` has the files of rejects (documents left
+    out)."""
     shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
     tallies = {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}
     return BuildResult(shards, tallies, reads_from_tree(tree["left_out"], folder=folder))
 
 
 def reads_to_tree(tally: ReadTally) -> dict[str, Any]:
-    """JSON that reads_from_tree reads back; files of rejects are stored by name, without their folder."""
+    """Return the tally as JSON data for reads_from_tree. Files of rejects (documents left out) are stored without
+    folder."""
     return {**_fields(tally), "rejects": [Path(run).name for run in tally.rejects]}
 
 
 def reads_from_tree(tree: dict[str, Any], *, folder: str | Path) -> ReadTally:
-    """Inverse of reads_to_tree; the files of rejects are in `folder`."""
+    """Return the tally that reads_to_tree made into JSON data. `folder` has the files of rejects (documents left
+    out)."""
     rejects = [storage.join(folder, name) for name in tree["rejects"]]
     by_source = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
     examples = {reason: [(name, detail) for name, detail in found] for reason, found in tree["examples"].items()}
@@ -274,7 +279,7 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
 
 
 def _add(one: Any, other: Any) -> Any:
-    """Sum of two fields of a tally; an empty array is all zeros."""
+    """Return the sum of a field of two tallies. An empty array stands for zeros."""
     if isinstance(one, np.ndarray) and not (one.size and other.size):
         return one if one.size else other
     return one + other
@@ -285,5 +290,5 @@ def _rate(part: int, whole: int) -> float | None:
 
 
 def join_paths(parts: Iterable[list[str]]) -> list[str]:
-    """Concatenate lists of paths."""
+    """Return one list with the paths of all lists in `parts`."""
     return [path for part in parts for path in part]

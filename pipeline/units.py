@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def describe_seconds(seconds: float) -> str:
-    """12 s, 3 min, 5.2 h, 4.1 d: about two digits."""
+    """Return a duration as text with about two digits: 12 s, 3 min, 5.2 h, 4.1 d."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
@@ -15,7 +15,7 @@ def describe_seconds(seconds: float) -> str:
 
 
 def describe_bytes(count: float) -> str:
-    """123 kB, 4.5 MB, 67 GB: three digits."""
+    """Return a size as text with up to three digits: 123 kB, 4.5 MB, 67 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}" if count < 999.5 else f"1 {unit}"
@@ -24,5 +24,5 @@ def describe_bytes(count: float) -> str:
 
 
 def count_of(number: int, noun: str, *, plural: str = "") -> str:
-    """1 split, 12,000 splits; `plural`: if it is not the noun with an s."""
+    """Return a number with its noun: 1 split, 12,000 splits. Give `plural` if it is not the noun with an s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"

@@ -1,4 +1,4 @@
-"""What determines the bytes of a data set besides its config and input: our code and the libraries under it."""
+"""Versions of our code and of libraries. Besides config and input, only they determine the bytes of a data set."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from pipeline.config import PipelineConfig
 from pipeline.dataset import file_sha256
 
 CODE_VERSION = "4"
-"""Version of our cleaning, pairing and masking; raise it if the same input gives other bytes."""
+"""The version of our cleaning, pairing and masking. Raise it if the same input gives other bytes."""
 _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
 _NEAR_DUPLICATE_LIBRARIES = ("datasketch",)
 SHAPING = (
     *("build", "cleaning", "config", "dataset", "dedup", "documents.py", "draws.py", "engines/dask_runner.py"),
     *("instances", "shuffle", "sources", "tally.py", "tokenizer", "vocabulary", "wikitext"),
 )
-"""Packages and modules that decide the bytes of a shard, a spill file or a record. Others run a build, report on it,
-or move its bytes unchanged (storage)."""
+"""Our packages and modules that decide the bytes of a shard, a spill file or a record. The other modules run a build,
+report on it, or move bytes unchanged (storage)."""
 
 
 def describe_code() -> dict[str, str]:
-    """Hash of our code and versions under it: if these are equal, a worker elsewhere makes the same bytes."""
+    """Return the hash of our code and the versions of Python and libraries, by name. If these are equal on another
+    machine, a worker there makes the same bytes."""
     libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
     python = ".".join(map(str, sys.version_info[:2]))
     return {"the pipeline's code": hash_code(), "Python": python, "unicode": unicodedata.unidata_version, **libraries}
 
 
 def library_versions(config: PipelineConfig) -> dict[str, str]:
-    """Versions of everything that determines the data."""
+    """Return the versions of libraries and of our own code that determine the data."""
     names = _LIBRARIES + (_NEAR_DUPLICATE_LIBRARIES if config.cleaning.near_duplicates else ())
     libraries = {name: version(name) for name in names}
     return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
@@ -40,12 +41,12 @@ def library_versions(config: PipelineConfig) -> dict[str, str]:
 
 @cache
 def hash_code() -> str:
-    """Hash of our sources that determine the data: only the same code may resume an unfinished build."""
+    """Return the hash of our source files that determine the data. A build resumes only if its hash is the same."""
     return hash_sources(Path(__file__).parent)
 
 
 def hash_sources(folder: Path) -> str:
-    """Hash of SHAPING in `folder`, which is this package or a copy of it."""
+    """Return one hash of the source files named in SHAPING, as they are in `folder`: this package or a copy of it."""
     files = [path for name in SHAPING for path in ((folder / name).rglob("*") if "." not in name else [folder / name])]
     digest = hashlib.sha256()
     for path in sorted(path for path in files if path.suffix in (".py", ".tsv", ".txt")):

@@ -1,4 +1,4 @@
-"""YAML loader and dumper with the numbers of YAML 1.2; a mapping may not repeat a key."""
+"""A YAML loader and a dumper that use the numbers of YAML 1.2. The loader refuses a mapping that repeats a key."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import yaml
 
 
 class NumberLoader(yaml.SafeLoader):
-    """SafeLoader that reads numbers by _NUMBERS (`1e-4`: PyYAML requires `1.0e-4`) and refuses repeated keys."""
+    """A SafeLoader that reads numbers like YAML 1.2 (`1e-4`, where PyYAML requires `1.0e-4`) and refuses repeated
+    keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping; ConstructorError if a key is repeated, is a list or mapping, or is a merge key (<<)."""
+        """Return the mapping of a node. Raises ConstructorError if a key is repeated, a list, a mapping, or <<."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":  # PyYAML 6.0.4 gives merges of merges the older value
@@ -28,7 +29,7 @@ class NumberLoader(yaml.SafeLoader):
 
 
 class NumberDumper(yaml.SafeDumper):
-    """SafeDumper that quotes a text if NumberLoader would read it as a number."""
+    """A SafeDumper that quotes a text if NumberLoader would read it as a number."""
 
 
 _NUMBERS = {
@@ -36,7 +37,7 @@ _NUMBERS = {
     "float": r"[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9_]+|[0-9][0-9_]*\.|\.inf|\.Inf|\.INF)(?:[eE][-+]?[0-9]+)?$"
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$|\.nan$|\.NaN$|\.NAN$",
 }
-"""Numbers of YAML 1.2. 010 and 1:30 are texts; YAML 1.1 reads them as 8 and 90."""
+"""The patterns of numbers in YAML 1.2. There, 010 and 1:30 are texts, but YAML 1.1 reads them as 8 and 90."""
 NumberLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":int", ":float"))]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()

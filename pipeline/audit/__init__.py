@@ -1,5 +1,5 @@
 """The auditor of finished data sets: `python -m pipeline.audit DIR [--json]`.
 
-It shares the contract and the published numbers with the build, but none of the code that makes pairs, masks and
-shards, so that it finds faults of that code.
+It shares the definition of a data set and a few constants with the build, but no code that makes pairs, masks or
+shards. It can therefore find faults of that code.
 """

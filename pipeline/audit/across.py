@@ -1,7 +1,7 @@
 """Checks over all shards: identical rows, documents in two shards or both splits, contradicting labels.
 
-Workers spill 48 bytes a row and 24 a document of each row group to a temporary folder, split by hash into parts of
-about PART_BYTES. Each part is sorted alone, so memory does not grow with the set.
+Workers write 48 bytes for each row, and 24 for each document of each row group, to a temporary folder (the spill),
+divided by hash into parts of about PART_BYTES. Each part is sorted alone, so memory does not grow with the data set.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from pipeline.audit.following import document_keys
 
 PART_BYTES = 64_000_000
 SURE_BITS = 10
-"""Identical rows are a fault if chance would give less than one in a set 2 ** SURE_BITS times as large, else a note."""
+"""Identical rows are a fault if chance would give less than one in a data set 2 ** SURE_BITS times as large; otherwise
+they are a note."""
 _ACTION_BITS = 0.6
-"""-log2 of the chance that two draws of 80/10/10 agree."""
+"""-log2 of the chance that two random choices between [MASK], kept and random (80/10/10) are equal."""
 MIN_TOKENS = 32
-"""Shorter rows, and rows below half of max_seq_length, may be repeated by chance."""
+"""Shorter rows may be repeated by chance. For leakage the limit is half of max_seq_length if that is less."""
 ROW = np.dtype(
     [
         ("pair", "<u8", 2),
@@ -36,17 +37,19 @@ ROW = np.dtype(
         ("bits", "u1"),
     ]
 )
-"""pair: 128-bit hash of the unmasked ids. rest: of mask sets and label. bits: how unlikely equal masks are."""
+"""The record of one row. pair is a 128-bit hash of the unmasked ids, and rest a hash of the mask sets and the label.
+bits is -log2 of the chance of equal masks."""
 DOCUMENT = np.dtype([("id", "<u8", 2), ("shard", "<u4"), ("group", "<u4")])
+"""One document in one row group."""
 
 
 def num_parts(rows: int) -> int:
-    """Return the number of parts for the spill of `rows` rows."""
+    """Return into how many temporary parts, each checked on its own, the records of `rows` rows are divided."""
     return max(1, -(-rows * ROW.itemsize // PART_BYTES))
 
 
 def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabulary) -> npt.NDArray[Any]:
-    """Return one ROW record per row: ROW[n]."""
+    """Return ROW[n]: one record for each row of the block."""
     found = np.zeros(len(block), ROW)
     keys = vocabulary.keys[block.ids]
     for half in range(2):
@@ -65,7 +68,10 @@ def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabul
 
 
 def _surprise(block: Block) -> npt.NDArray[np.float64]:
-    """Return float64[n]: -log2 of the chance of equal masks; a run of neighbouring positions counts as one choice."""
+    """Return float64[n]: -log2 of the chance that a second row with the same ids gets the same masks.
+
+    Neighbouring masked positions count as one choice.
+    """
     lists, sizes = block.entry_lists, np.diff(block.list_offsets)
     new = np.ones(lists.size, np.bool_)
     new[1:] = (np.diff(block.positions) != 1) | (np.diff(lists) != 0)
@@ -76,7 +82,7 @@ def _surprise(block: Block) -> npt.NDArray[np.float64]:
 
 
 def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
-    """Return one DOCUMENT record per document in the block."""
+    """Return one DOCUMENT record for each distinct document in the block."""
     ids = np.concatenate([block.document, block.second[block.has_second]])
     halves = np.unique(np.ascontiguousarray(ids).view("<u8").reshape(-1, 2), axis=0)
     found = np.zeros(len(halves), DOCUMENT)
@@ -85,13 +91,13 @@ def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
 
 
 class Spill:
-    """Appends records to the parts of one shard: folder/<kind>-<part>-<shard>."""
+    """Writes the records of a shard's rows and documents to temporary files: folder/<kind>-<part>-<shard>."""
 
     def __init__(self, folder: Path, *, shard: int, parts: int) -> None:
         self._folder, self._shard, self._parts = folder, shard, parts
 
     def add(self, kind: str, records: npt.NDArray[Any], *, key: npt.NDArray[np.uint64]) -> None:
-        """Append each record to the part that its key (uint64, evenly spread) selects."""
+        """Append each record to the file of the part that its `key` selects (uint64[records], evenly spread)."""
         part = mix(key) % np.uint64(self._parts)
         order = np.argsort(part, kind="stable")
         cuts = np.searchsorted(part[order], np.arange(1, self._parts, dtype=np.uint64))
@@ -102,7 +108,7 @@ class Spill:
 
 
 def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return all records of one part, ordered by shard."""
+    """Return all records of one kind ("rows" or "documents") in one part, ordered by shard."""
     files = sorted(folder.glob(f"{kind}-{part}-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
     return np.concatenate([np.zeros(0, dtype), *(np.fromfile(path, dtype) for path in files)])
 
@@ -110,7 +116,11 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
 def check_part(
     folder: Path, part: int, *, shards: list[str], held_out: list[bool], num_rows: int, facts: Facts
 ) -> tuple[Findings, npt.NDArray[np.int64]]:
-    """Check one part. Return its findings and int64[2, shards]: rows repeated in another shard, and documents."""
+    """Check one part of the records. `held_out` says for each shard whether it is validation data.
+
+    Return the findings and int64[2, shards]: the number of rows of each shard that another shard has too, and the
+    number of its documents.
+    """
     findings = Findings()
     validation = np.array(held_out, np.bool_)
     rows = read_part(folder, "rows", part, dtype=ROW)
@@ -155,7 +165,10 @@ def _place(record: Any, shards: list[str]) -> Place:
 
 
 def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeated: npt.NDArray[np.int64]) -> None:
-    """Add to `repeated` (int64[shards]) the rows of each shard that are identical to a row of another shard."""
+    """Add to `repeated` (int64[shards]) how many rows of each shard are identical to a row of another shard.
+
+    Identical rows are neighbours in `rows`; `head` is the index of the first of them, for each row.
+    """
     shard = rows["shard"].astype(np.int64)
     starts = np.unique(head)
     mixed = np.minimum.reduceat(shard, starts) != np.maximum.reduceat(shard, starts)
@@ -166,7 +179,10 @@ def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeate
 def _check_labels(
     rows: npt.NDArray[Any], new_pair: Bools, *, shards: list[str], facts: Facts, findings: Findings
 ) -> None:
-    """Find the same two segments of one document labelled next in one row and not next in another."""
+    """Report two segments of one document that are labelled next in one row and not next in another.
+
+    `new_pair` (bool[rows]) is true for the first of neighbouring rows with the same ids.
+    """
     if facts.next_sentence != "random_document":
         return
     group = np.cumsum(new_pair) - 1
@@ -210,7 +226,8 @@ def _check_leaks(
 def _check_documents(
     documents: npt.NDArray[Any], *, shards: list[str], validation: Bools, findings: Findings
 ) -> npt.NDArray[np.int64]:
-    """Check that each document is in one shard and one split; return int64[shards], the documents of each."""
+    """Check that each document is in one shard, and not in training and validation. Return int64[shards]: the documents
+    in each."""
     if not documents.size:
         return np.zeros(len(shards), np.int64)
     order = np.lexsort((documents["group"], documents["shard"], documents["id"][:, 1], documents["id"][:, 0]))

@@ -1,6 +1,6 @@
-"""A row group as flat arrays (16 bytes a token), and the facts of the set that checks need.
+"""A row group as flat arrays (16 bytes a token), and the facts of the data set that the checks need.
 
-Nothing here trusts the file: lengths, ids and positions may have any value.
+The arrays come from an unchecked file, so lengths, ids and positions may have any value.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ _BY_ROW = (
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tables by token id. keys: uint64, equal for a token in every process. special: represents no text ([UNK] too).
-    unused: reserved. continues, ends: bool, the piece continues (ends) a word; None if pieces do not tell. unk, cls,
-    sep, mask: ids of these tokens.
+    """Arrays by token id, and the ids of [UNK], [CLS], [SEP] and [MASK].
+
+    keys (uint64) has a number for each token, which is the same in every process. special is true for tokens that
+    represent no text, including [UNK]; unused for reserved tokens. continues and ends tell whether a token continues or
+    ends a word; each is None if tokens do not show it.
     """
 
     tokens: list[str]
@@ -50,17 +52,18 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Number of ids."""
+        """The number of token ids."""
         return int(self.keys.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about a set before its rows are read.
+    """What is known about a data set before its rows are read.
 
-    published: built by the published algorithm, whose known quirks are notes. masking: whole_word, token or span.
-    draw: word or piece. mask_sets: K. next_sentence: as in the config. most_passes: most passes over a document, by
-    source; empty if unknown.
+    published means that the published algorithm built it, so its known quirks are notes, not faults. mask_sets is the
+    number of mask sets of each row. masking is whole_word, token or span. draw is word or piece: for what 80/10/10 is
+    drawn. next_sentence is as in the config. most_passes is the largest number of passes over a document, by source;
+    empty if unknown.
     """
 
     published: bool
@@ -76,11 +79,12 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """n rows. Row r is ids[offsets[r]:offsets[r + 1]]; its mask sets are the lists with list_rows == r, in order.
+    """The n rows of a row group, or some of them, as flat arrays.
 
-    ids: int64[tokens]. label: int64[n], -1 if null. document, second: uint8[n, 16], zero if absent. has_second:
-    bool[n]. List l has the entries list_offsets[l] to list_offsets[l + 1] of positions and inputs (int64 each).
-    numbers: int64[n], the row's number in its row group.
+    Row r has the tokens ids[offsets[r]:offsets[r + 1]]. A list is one mask set of a row; row r has the lists with
+    list_rows == r. List l has the entries list_offsets[l] to list_offsets[l + 1] of positions and inputs. ids,
+    positions and inputs are int64. label: int64[n], -1 if null. document and second: uint8[n, 16], the document ids of
+    the segments, zero if absent. has_second: bool[n]. numbers: int64[n], the number of each row in its row group.
     """
 
     ids: Int64s
@@ -106,25 +110,25 @@ class Block:
 
     @property
     def lengths(self) -> Int64s:
-        """int64[n]: stored tokens of each row (num_tokens may differ)."""
+        """The number of stored tokens of each row, int64[n]. The column num_tokens may differ."""
         return np.diff(self.offsets)
 
     @property
     def token_rows(self) -> Int64s:
-        """int64[tokens]: the row of each token."""
+        """The row of each token, int64[tokens]."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
     def entry_lists(self) -> Int64s:
-        """int64[entries]: the list of each masked position."""
+        """The list (mask set) of each masked position, int64[entries]."""
         return np.repeat(np.arange(self.list_rows.size), np.diff(self.list_offsets))
 
     def place(self, row: int | np.integer[Any]) -> Place:
-        """Return the place of row `row` of this block."""
+        """Return where in the data set row `row` of this block is."""
         return Place(self.file, self.row_group, int(self.numbers[row]))
 
     def take(self, rows: Bools) -> Block:
-        """Return the rows for which `rows` (bool[n]) is true."""
+        """Return a block of the rows for which `rows` (bool[n]) is true."""
         if rows.all():
             return self
         lists = rows[self.list_rows]
@@ -144,19 +148,20 @@ class Block:
 
 
 def offsets_of(lengths: Int64s) -> Int64s:
-    """Return the cumulative offsets, from 0, of consecutive runs of these lengths."""
+    """Return int64[n + 1]: where each of n consecutive runs of these lengths begins, and where the last ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Scramble 64-bit values (the finalizer of MurmurHash3)."""
+    """Return 64-bit values scrambled one by one, with the finalizer of MurmurHash3."""
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return values ^ (values >> np.uint64(33))
 
 
 def hash_runs(values: npt.NDArray[np.uint64], offsets: Int64s, *, salt: int) -> npt.NDArray[np.uint64]:
-    """Return a 64-bit hash of each run of values, which depends on their order; an empty run has a hash too."""
+    """Return uint64[n]: a hash of each run values[offsets[i]:offsets[i + 1]], which depends on the order of the values.
+    An empty run has a hash too."""
     lengths = np.diff(offsets)
     place = np.arange(values.size, dtype=np.int64) - np.repeat(offsets[:-1], lengths)
     base = np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)

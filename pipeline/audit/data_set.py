@@ -1,4 +1,5 @@
-"""Reads a data set of this pipeline: manifest, files, and shards as blocks, one row group at a time.
+"""Reads a data set of this pipeline and checks its files: manifest, tokenizer, and shards as blocks (one row group
+each).
 
 Page checksums are verified at every read.
 """
@@ -33,11 +34,11 @@ from pipeline.output import PUBLISHED
 from pipeline.tokenizer import WordTokenizer, read_tokenizer
 
 KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
-"""Files of a set that the manifest does not list."""
+"""Files that belong to a data set although the manifest does not list them."""
 
 
 def describe_set(manifest: Manifest) -> Facts:
-    """Return the facts of a set; settings that its config lacks (older release) have the pipeline's defaults."""
+    """Return the facts of a data set. Settings that an older release did not store in its manifest get the defaults."""
     config = manifest.config
     published = config.get("mode", "strict") == "reference"
     return Facts(
@@ -57,9 +58,9 @@ def describe_set(manifest: Manifest) -> Facts:
 
 
 def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tuple[Vocabulary, Any]:
-    """Return the vocabulary of the tokenizer folder and its `tokenizers` pipeline; check both against the manifest.
+    """Read the tokenizer folder and check it against the manifest. Return the vocabulary and the tokenizer.
 
-    If the folder cannot be read, the tables are made from the manifest's numbers and the pipeline is None.
+    If the folder cannot be read, the vocabulary is made from the manifest's numbers, and the tokenizer is None.
     """
     special = {name: getattr(manifest.special, name) for name in ("unk", "cls", "sep", "mask")}
     place = Place(f"{TOKENIZER_FOLDER}/tokenizer.json")
@@ -96,7 +97,7 @@ def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tup
 
 
 def check_folder(root: str, manifest: Manifest, *, findings: Findings) -> None:
-    """Check listed files other than shards, and find files that the manifest does not list."""
+    """Check the files other than shards that the manifest lists, and report files that it does not list."""
     for name, expected in manifest.files.items():
         findings.looked("files")
         path = resolve_inside(root, name)
@@ -156,7 +157,7 @@ def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Findings) -> tuple[Block, Bools]:
-    """Return row group `group` as a block, and the rows (bool[n]) whose positions and replacements differ in number.
+    """Return row group `group` as a block, and bool[n]: true for a row with unequal numbers of positions and inputs.
 
     Raises OSError or pyarrow.ArrowException if a page is damaged.
     """
@@ -223,7 +224,7 @@ def _flat(array: pa.Array) -> Int64s:
 
 
 def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
-    """Return the ids, uint8[n, 16] (zero if null or of another length), and the null rows, bool[n]."""
+    """Return the ids, uint8[n, 16], and whether each is null, bool[n]. Null ids and ids of another length are zero."""
     null = np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
     found = b"".join(value if value is not None and len(value) == 16 else bytes(16) for value in array.to_pylist())
     return np.frombuffer(found, np.uint8).reshape(-1, 16), null
@@ -232,10 +233,10 @@ def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
 def check_counts(
     root: str, manifest: Manifest, *, counts: dict[str, Counts], token_counts: Int64s | None, findings: Findings
 ) -> None:
-    """Compare rows, tokens, lengths and labels of each split, rows and tokens of each source, and counts of token ids
-    with the manifest and token_counts.parquet.
+    """Compare counts of the rows with the numbers in the manifest and in token_counts.parquet.
 
-    token_counts: int64[vocabulary], counted in the training rows; None if some rows could not be read.
+    Compared are rows, tokens, lengths and labels of each split, rows and tokens of each source, and how often each id
+    occurs. `token_counts` is int64[vocabulary] over the training rows; None if some rows could not be read.
     """
 
     def compare(what: str, stated: Any, found: Any) -> None:

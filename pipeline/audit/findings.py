@@ -1,6 +1,6 @@
 """The results of an audit: for every check, how much was checked, how much is wrong, and where the first fault is.
 
-Findings merge to the same result in any order, so they depend neither on processes nor on the order of shards.
+Findings can be merged in any order with the same result, so they depend neither on processes nor on shard order.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ CHECKS: Mapping[str, str] = {
     "leakage": "documents and rows: none in both training and validation",
     "even shards": "shards: documents and tokens at least what the build writes to each",
 }
-"""Every check with what it checks, in the order of the table."""
+"""The name of every check and what it looks at, in the order of the printed table."""
 
 
 class Place(NamedTuple):
-    """A place in a data set. row_group and row (within the row group) are -1 if they do not apply."""
+    """A place in a data set: a file, a row group in it, and a row in that row group.
+
+    row_group and row are -1 if they do not apply.
+    """
 
     file: str
     row_group: int = -1
@@ -65,21 +68,22 @@ class Finding:
     first_fault: tuple[Place, str] | None = None
     first_note: tuple[Place, str] | None = None
     remark: str = ""
-    """What was measured."""
+    """What was measured, for the table."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """Findings by check."""
+    """The results of all checks, by name of the check."""
 
     by_check: dict[str, Finding] = field(default_factory=lambda: {name: Finding() for name in CHECKS})
 
     def looked(self, check: str, count: int = 1) -> None:
-        """Add `count` to what a check looked at."""
+        """Add `count` to the number of things that a check looked at."""
         self.by_check[check].looked_at += int(count)
 
     def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
-        """Add `count` faults (or notes) whose first example is at `place`."""
+        """Add `count` faults to a check, or notes (odd but explained). `place` and `text` describe the first of
+        them."""
         finding, example = self.by_check[check], (place, text)
         if note:
             finding.notes += int(count)
@@ -101,12 +105,12 @@ class Findings:
 
     @property
     def faults(self) -> int:
-        """Number of faults of all checks."""
+        """The number of faults, summed over all checks."""
         return sum(finding.faults for finding in self.by_check.values())
 
     @property
     def notes(self) -> int:
-        """Number of notes of all checks."""
+        """The number of notes, summed over all checks."""
         return sum(finding.notes for finding in self.by_check.values())
 
 
@@ -127,7 +131,7 @@ def to_table(findings: Findings) -> str:
 
 
 def to_data(findings: Findings) -> list[dict[str, Any]]:
-    """Return the same as JSON-able data."""
+    """Return the findings as JSON data, one dict for each check."""
     return [
         {
             "check": name,

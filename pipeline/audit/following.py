@@ -1,8 +1,8 @@
-"""Finds negatives whose second segment really is the next one, if another row of the same document shows it.
+"""Finds negatives (pairs A, B labelled not next) in which B really follows A, as another row of the document shows.
 
-A shard is read twice. The first reading keeps 32 bytes per negative: a hash of the document, the last tokens of A and
-the first of B; B's length and hash. The second looks for that text in every segment of the document and across the seam
-of its positive pairs. Text that is too short or repetitive is left to the check for contradicting labels.
+A shard is read twice. The first reading keeps 40 bytes for each negative, such as hashes of B and of the tokens around
+the boundary. The second looks for this text in every segment of the document, and across the boundary of pairs labelled
+next. Text that is too short or repetitive is left to the check for contradicting labels (across.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pipeline.audit.blocks import Block, Bools, Int64s, Vocabulary, hash_runs, m
 from pipeline.audit.findings import Findings, Place
 
 WINDOW = 4
-"""Tokens of A's end, and of B's beginning, that are looked up."""
+"""The number of tokens at the end of A, and at the beginning of B, that are looked up."""
 MIN_TOKENS, MIN_DIFFERENT = 12, 5
-"""Shorter second segments, and those with fewer distinct tokens in the window, recur by chance."""
+"""A pair is skipped if B has fewer tokens, or if fewer distinct tokens are around the boundary of A and B, because such
+text recurs by chance."""
 _FACTORS = mix(np.arange(1, 2 * WINDOW + 1, dtype=np.uint64)) | np.uint64(1)
 _TABLE_BITS = 22
 
@@ -27,13 +28,14 @@ UInt64s: TypeAlias = npt.NDArray[np.uint64]
 
 
 def document_keys(ids: npt.NDArray[np.uint8]) -> UInt64s:
-    """Return a 64-bit hash of each 16-byte document id."""
+    """Return uint64[n]: a hash of each 16-byte document id (ids: uint8[n, 16])."""
     words = np.ascontiguousarray(ids).view(np.uint64).reshape(-1, 2)
     return mix(words[:, 0] + mix(words[:, 1]))
 
 
 def _windows(keys: UInt64s) -> UInt64s:
-    """Return a hash of the 2 * WINDOW tokens from each position on; those of the last tokens are meaningless."""
+    """Return a hash of the 2 * WINDOW tokens that begin at each position. At the end, where fewer are left, it is
+    meaningless."""
     padded = np.concatenate([keys, np.zeros(2 * WINDOW, np.uint64)])
     total = np.zeros(keys.size, np.uint64)
     for step, factor in enumerate(_FACTORS):
@@ -43,7 +45,7 @@ def _windows(keys: UInt64s) -> UInt64s:
 
 @dataclass(slots=True)
 class Negatives:
-    """The negatives that the first reading keeps; call `seal` before the second."""
+    """Collects negatives (pairs labelled not next) in the first reading of a shard; `seal` makes them searchable."""
 
     keys: list[UInt64s] = field(default_factory=list)
     lengths: list[Int64s] = field(default_factory=list)
@@ -52,7 +54,7 @@ class Negatives:
     rows: list[Int64s] = field(default_factory=list)
 
     def add(self, block: Block, *, vocabulary: Vocabulary) -> None:
-        """Keep the negatives of a block."""
+        """Keep the negatives of a block (a row group), except those with too little varied text."""
         first, lengths = block.first_length, block.lengths
         second = lengths - first - 1
         chosen = np.flatnonzero((block.label == 1) & (first - 2 >= WINDOW) & (second >= MIN_TOKENS))
@@ -72,7 +74,7 @@ class Negatives:
         self.rows.append(block.numbers[chosen])
 
     def seal(self) -> Sealed:
-        """Return all negatives, sorted for look-up."""
+        """Return all negatives that were kept, sorted for look-up."""
         keys = np.concatenate(self.keys)
         order = np.argsort(keys, kind="stable")
         keys, hashes = keys[order], np.concatenate(self.hashes)[order]
@@ -84,7 +86,10 @@ class Negatives:
 
 @dataclass(slots=True)
 class Sealed:
-    """Negatives sorted by key. found: bool, true if the second segment was seen to follow the first."""
+    """The negatives of a shard, sorted by key (a hash of the document and the tokens around the boundary).
+
+    found (bool) becomes true if the second segment was seen to follow the first.
+    """
 
     keys: UInt64s
     lengths: Int64s
@@ -95,7 +100,7 @@ class Sealed:
     found: Bools
 
     def search(self, block: Block, *, vocabulary: Vocabulary) -> None:
-        """Mark the negatives whose second segment follows the first in the text of this block."""
+        """Set `found` for the negatives whose second segment follows the first in the text of this block."""
         if not self.keys.size or not len(block):
             return
         row = block.token_rows
@@ -126,7 +131,7 @@ class Sealed:
                     self.found[number] = follows == self.hashes[number]
 
     def report(self, findings: Findings, *, file: str, published: bool) -> None:
-        """Add the negatives checked, and those marked as faults (notes if `published`), to `findings`."""
+        """Add to `findings` how many negatives were checked, and each marked one as a fault (a note if `published`)."""
         findings.looked("true next", self.keys.size)
         if self.found.any():
             numbers = np.flatnonzero(self.found)

@@ -1,7 +1,7 @@
-"""Checks of the mask sets of one row group: shape, targets, replacements, whole words, budget, 80/10/10.
+"""Checks the mask sets of one row group: shape, targets, replacements, whole words, budget, 80/10/10.
 
-The budget is checked exactly for every set: it may be below its budget only if no remaining word would fit, and above
-only if it is a single word.
+A mask set is one choice of positions to predict in a row. Its budget is the number of positions that it should have.
+Every set is checked: it may have fewer only if no remaining word would fit, and more only if it is a single word.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pipeline.audit.rows import Counts, report
 
 
 def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: Bools) -> Bools:
-    """Check number, size and positions of the mask sets. Return the rows (bool[n]) whose mask sets are well-formed.
+    """Check number, size and positions of the mask sets. Return bool[n]: rows whose mask sets are well-formed.
 
-    mismatched: bool[n], rows whose positions and replacements differ in number (found while reading).
+    `mismatched` (bool[n]) marks rows whose positions and replacements differ in number (found while reading).
     """
     rows, sizes = block.list_rows, np.diff(block.list_offsets)
     findings.looked("mask sets", rows.size)
@@ -47,7 +47,7 @@ def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: B
 
 
 def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
-    """Return bool[n]: rows with at least one of these lists, given as a mask or by number."""
+    """Return bool[n]: whether each row has one of the mask sets in `lists` (a bool for each set, or set numbers)."""
     found = np.zeros(len(block), np.bool_)
     found[block.list_rows[lists]] = True
     return found
@@ -63,10 +63,11 @@ def check_masks(
     findings: Findings,
     counts: Counts,
 ) -> None:
-    """Check targets, replacements, words and budget of sound rows, and count 80/10/10.
+    """Check which tokens are masked and with what, in rows that passed check_shape. Count [MASK], kept and random
+    tokens.
 
-    starts: bool[tokens], tokens that begin a word (find_words, or join_published for a published set). known: bool[n],
-    rows whose words are known.
+    `starts` (bool[tokens]) marks tokens that begin a word; it comes from find_words, or from join_published for a data
+    set of the published algorithm. `known` (bool[n]) marks rows whose words are known.
     """
     place = block.offsets[:-1][block.list_rows[block.entry_lists]] + block.positions
     targets = block.ids[place]
@@ -128,9 +129,9 @@ def _count_shares(block: Block, targets: Int64s, *, mask: int, counts: Counts) -
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """Words of a block. begin, length, row: int64, first token, tokens and row of each word. special: bool, it holds a
-    token that is never masked. eligible: bool, masking may choose it. of: int64[tokens], the word of each token.
-    """
+    """The words of a block. begin, length and row (int64) are the first token, the tokens and the row of each word.
+    special (bool) marks words with a token that is never masked, and eligible (bool) words that masking may choose. of
+    (int64[tokens]) is the word of each token."""
 
     begin: Int64s
     length: Int64s
@@ -142,20 +143,21 @@ class _Words:
     @classmethod
     def cut(cls, block: Block, starts: Bools, *, facts: Facts, vocabulary: Vocabulary) -> _Words:
         never = vocabulary.special[block.ids]
-        if facts.published:  # [UNK] is a word like others; [CLS] and [SEP] belong to none
+        if facts.published:  # [UNK] is a word like any other; [CLS] and [SEP] belong to no word
             never = (block.ids == vocabulary.cls) | (block.ids == vocabulary.sep)
             starts = starts | never
         begin = np.flatnonzero(starts)
         length = np.diff(begin, append=block.ids.size)
         special = np.logical_or.reduceat(never, begin) if begin.size else np.zeros(0, np.bool_)
-        if facts.published:  # pieces after a [SEP] are joined to the word before it: neither word is checked
+        if facts.published:  # pieces right after a [SEP] belong to the word before it, so that word is not checked
             special[np.flatnonzero(special[1:] & (length[1:] > 1))] = True
         eligible = ~special & (length <= facts.max_predictions)
         return cls(begin, length, block.token_rows[begin], special, eligible, np.cumsum(starts) - 1)
 
 
 def _masked_words(block: Block, words: _Words, place: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Return the masked words, one for each (list, word), ascending: list, word, first entry, masked pieces."""
+    """Return four arrays with an entry for each word that a mask set masks, ordered by set and word: the number of the
+    set, the number of the word, its first entry in block.positions, and how many of its pieces are masked."""
     lists, word = block.entry_lists, words.of[place]
     new = np.ones(place.size, np.bool_)
     new[1:] = (np.diff(lists) != 0) | (np.diff(word) != 0)
@@ -190,8 +192,8 @@ def _check_words(
 def _check_budget(
     block: Block, words: _Words, place: Int64s, known: Bools, *, facts: Facts, findings: Findings, counts: Counts
 ) -> None:
-    """Check that each set meets its budget, or is below it and no remaining word fits, or is a single word above it
-    (not in a published set)."""
+    """Check that each mask set has as many positions as its budget, or fewer if no remaining word fits, or more if it
+    is a single word (but not in a set of the published algorithm)."""
     sizes = np.diff(block.list_offsets)
     budget = np.maximum(1, np.rint(block.lengths * facts.masked_probability)).astype(np.int64)
     budget = np.minimum(budget, facts.max_predictions)[block.list_rows]
@@ -214,7 +216,10 @@ def _check_budget(
 
 
 def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) -> Int64s:
-    """Return int64[lists]: tokens of the shortest unmasked eligible word; the largest int64 if there is none."""
+    """Return int64[lists]: the tokens of the shortest eligible word that each of these mask sets leaves unmasked.
+
+    It is the largest int64 if there is none.
+    """
     per_row = np.bincount(words.row, minlength=len(block))
     first = np.cumsum(per_row) - per_row
     rows = block.list_rows[lists]
@@ -229,7 +234,7 @@ def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) ->
     return np.asarray(np.minimum.reduceat(size, begin), np.int64)
 
 
-def _is_in(values: Int64s, ascending: Int64s) -> npt.NDArray[np.bool_]:  # half the time of np.isin
+def _is_in(values: Int64s, ascending: Int64s) -> npt.NDArray[np.bool_]:  # takes half as long as np.isin
     if not ascending.size:
         return np.zeros(values.size, np.bool_)
     at = np.minimum(np.searchsorted(ascending, values), ascending.size - 1)

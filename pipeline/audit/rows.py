@@ -1,6 +1,7 @@
-"""Checks one row group on its own: layout, ids, lengths, labels, documents.
+"""Checks each row of one row group: layout, ids, lengths, labels, documents.
 
-Pure: takes a block, adds to Findings and Counts; only rows that pass reach the checks of masks.
+Pure: takes a block (the row group as arrays) and adds to Findings and Counts. Only rows that pass are checked for
+masks.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ from pipeline.audit.findings import Findings
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over rows, judged once every shard is read: shares are checked over the whole set."""
+    """Sums over rows. They are judged once every shard is read, because shares are checked over the whole data set."""
 
     rows: int = 0
     tokens: int = 0
     labels: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 0, -1: 0})
     short_negatives: int = 0
-    """Negatives whose first segment may be a document of a single word."""
+    """The number of rows labelled not next whose first segment may be a document of a single word."""
     entries: int = 0
     shown: dict[str, int] = field(default_factory=lambda: {"mask": 0, "kept": 0, "random": 0})
     run_squares: int = 0
-    """Sum of squared lengths of runs of neighbouring masked positions: a run may share one draw."""
+    """The squared lengths of all runs of neighbouring masked positions, summed. A run may share one random draw, so
+    longer runs widen the tolerance of the 80/10/10 check."""
     wanted: int = 0
-    """Positions that the budgets ask for, summed over the mask sets checked."""
+    """The number of positions that the mask sets should have."""
     taken: int = 0
+    """The number of positions that they have."""
     lengths: dict[int, int] = field(default_factory=dict)
     source_rows: dict[int, int] = field(default_factory=dict)
     source_tokens: dict[int, int] = field(default_factory=dict)
@@ -44,12 +47,15 @@ class Counts:
 
     @property
     def num_labels(self) -> int:
-        """Rows with a next-sentence label."""
+        """The number of rows with a next-sentence label."""
         return self.labels.get(0, 0) + self.labels.get(1, 0)
 
 
 def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
-    """Add the rows for which `wrong` (bool[n]) is true; `text` describes the first and may use {length}, {label} ..."""
+    """Add the rows for which `wrong` (bool[n]) is true to `findings`, as faults of `check` or as notes.
+
+    `text` describes the first of these rows and may contain values of that row, such as {length}.
+    """
     rows = np.flatnonzero(wrong)
     if rows.size:
         names = ("num_tokens", "source", "pass_number", "first_length", "label")
@@ -58,7 +64,7 @@ def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str
 
 
 def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
-    """Check every row. Return the rows (bool[n]) whose layout and ids are sound."""
+    """Check every row and add to `findings` and `counts`. Return bool[n]: the rows whose layout and ids are sound."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
     for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):
@@ -102,7 +108,8 @@ def _check_passes(block: Block, *, facts: Facts, findings: Findings) -> None:
 
 
 def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabulary, findings: Findings) -> Bools:
-    """Return the rows with a wrong layout. Each is counted once, for the first thing that is wrong."""
+    """Return bool[n]: the rows with a wrong layout. Each counts as one fault, for the first thing that is wrong. Rows
+    in `skip` (bool[n]) are not reported."""
     findings.looked("layout", len(block))
     lengths, first = block.lengths, block.first_length
     paired = block.has_second
@@ -153,8 +160,8 @@ def _check_documents(block: Block, *, facts: Facts, findings: Findings) -> None:
 
 
 def count_labels(block: Block, *, first_words: Int64s, counts: Counts) -> None:
-    """Count the negatives whose first segment is one word: a document of a single word gives only negatives.
+    """Count rows labelled not next whose first segment is one word. A document of a single word gives only such rows.
 
-    first_words: int64[n], words of each first segment.
+    `first_words` (int64[n]) is the number of words in each first segment.
     """
     counts.short_negatives += int(np.count_nonzero((block.label == 1) & (first_words <= 1)))

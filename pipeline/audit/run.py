@@ -1,4 +1,5 @@
-"""Audits a whole set in two rounds of processes: one job per shard, then one per part of the spill."""
+"""Audits a whole data set in two rounds of processes: one job per shard, then one job per part of the spill (temporary
+records of all rows and documents)."""
 
 from __future__ import annotations
 
@@ -25,9 +26,10 @@ from pipeline.dataset import Manifest, read_manifest
 from pipeline.shuffle import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
 
 DEVIATIONS = 5.0
-"""Binomial standard deviations beyond which a share is a fault: by chance once in 1.7 million."""
+"""A share is a fault if it is more binomial standard deviations from its expectation; by chance once in 1.7 million."""
 PUBLISHED_NOT_NEXT = (0.4, 0.75)
-"""Share of not-next labels in a published set, where every chunk of a single sentence is one; beyond it is a fault."""
+"""Allowed share of not-next labels in a data set of the published algorithm, which gives this label to every text of a
+single sentence. A share outside these bounds is a fault."""
 _SLACK_WITHOUT_WORDS = 0.1
 
 In = TypeVar("In")
@@ -36,7 +38,7 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit."""
+    """The result of an audit. `published` means that the published algorithm built the data set at `root`."""
 
     root: str
     published: bool
@@ -47,7 +49,8 @@ class Audit:
 
 
 def audit(root: str | Path, *, workers: int | None = None) -> Audit:
-    """Audit a finished data set. Raises DataSetError (a ValueError) if `root` holds none that can be read."""
+    """Audit the finished data set at `root` and return the result. Raises DataSetError (a ValueError) if it cannot be
+    read."""
     folder = str(root)
     findings = Findings()
     manifest = read_manifest(folder)
@@ -84,7 +87,7 @@ def audit(root: str | Path, *, workers: int | None = None) -> Audit:
 
 
 def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) -> list[Out]:
-    """Return function(item) of every item, in order; runs in this process if one worker is enough."""
+    """Return function(item) for every item, in order. A single worker or item runs in this process."""
     if workers == 1 or len(items) == 1:
         return [function(item) for item in items]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -92,7 +95,10 @@ def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) ->
 
 
 def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: Findings) -> None:
-    """Check the balance of labels, the mask rate and 80/10/10 over the whole set."""
+    """Check the balance of labels, the mask rate and 80/10/10 over the whole data set.
+
+    `replaceable` is the number of ids that may be drawn as a random replacement.
+    """
     whole = Place("(all shards)")
     labels = totals.num_labels
     if facts.next_sentence != "none" and labels:
@@ -130,7 +136,8 @@ def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: F
 
 
 def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str], *, findings: Findings) -> None:
-    """Find shards with more than half of their rows in other shards too."""
+    """Report shards with more than half of their rows in other shards too. `foreign` is the number of such rows, by
+    shard."""
     findings.looked("repeated shards", len(names))
     for name, repeated, result in zip(names, foreign.tolist(), results, strict=True):
         if repeated * 2 > result.counts.rows > 0:
@@ -139,11 +146,11 @@ def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str
 
 
 def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *, findings: Findings) -> None:
-    """Check the writer's rule: if a split has several shards, each has MIN_DOCUMENTS documents and MIN_SHARE_OF_MEAN of
-    the mean tokens.
+    """Check that no shard is smaller than the build allows, if its split (train or validation) has several shards.
 
-    The mean is over buckets, which may outnumber the shards. If the config does not give their number, half of the
-    share is required.
+    Each must have MIN_DOCUMENTS documents, and half of MIN_SHARE_OF_MEAN of the mean number of tokens in a bucket (a
+    group of documents; several may be joined to one shard). If the config does not give the number of buckets, twice
+    the number of shards is assumed.
     """
     stated = manifest.config.get("shards", "auto")
     for split in ("train", "validation"):

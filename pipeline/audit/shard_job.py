@@ -1,6 +1,7 @@
-"""Audits one shard in its own process: file, schema, every row group twice; spills rows and documents.
+"""Audits one shard in its own process: the file, the schema and every row group, which is read twice.
 
-Memory: one row group as flat arrays (about 16 bytes a token of int64) and 40 bytes for each negative of the shard.
+Records of rows and documents go to temporary files (the spill) for checks over all shards. Memory: one row group as
+flat int64 arrays (about 16 bytes a token) and 40 bytes for each pair labelled not next.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pipeline.dataset import Manifest, Shard
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """Shard `number` of the manifest at `root`; `parts` is the number of parts of the spill."""
+    """The task of auditing shard `number` of the data set at `root`. `spill` is the folder for temporary records of
+    rows and documents, which are divided into `parts` parts."""
 
     root: str
     number: int
@@ -45,7 +47,10 @@ class ShardJob:
 
 @dataclass(slots=True)
 class Result:
-    """The result of one job. token_counts: int64[vocabulary]; None if some rows could not be read."""
+    """The result of auditing one shard.
+
+    token_counts (int64[vocabulary]) counts each token id; it is None if some rows could not be read.
+    """
 
     findings: Findings
     counts: Counts
@@ -53,7 +58,8 @@ class Result:
 
 
 def audit_shard(job: ShardJob) -> Result:
-    """Check everything about one shard that needs no other shard; spill its rows and documents."""
+    """Check everything about one shard that needs no other shard, and return the result. Also writes records of its
+    rows and documents to job.spill."""
     findings = Findings()
     path = storage.join(job.root, job.entry.path)
     result = Result(findings, Counts())
@@ -72,7 +78,7 @@ def audit_shard(job: ShardJob) -> Result:
 
 def _audit_groups(file: pq.ParquetFile, job: ShardJob, result: Result) -> None:
     findings = result.findings
-    # run.audit has reported faults of the tokenizer folder
+    # Findings() is thrown away here, because run.audit has already reported faults of the tokenizer folder
     vocabulary, backend = data_set.load_vocabulary(job.root, job.manifest, findings=Findings())
     spill = Spill(Path(job.spill), shard=job.number, parts=job.parts)
     negatives = Negatives()
@@ -143,7 +149,7 @@ def _seek_following(
     *,
     findings: Findings,
 ) -> None:
-    """Read the shard again and report negatives whose second segment really is the next."""
+    """Read the shard again and report pairs labelled not next whose second segment really follows the first."""
     sealed = negatives.seal()
     if sealed.keys.size:
         for group in groups:
@@ -156,7 +162,8 @@ def _seek_following(
 def _check_entry(
     job: ShardJob, rows: list[int], tokens: list[int], masked: int, most: int, *, findings: Findings
 ) -> None:
-    """Compare the shard's entry in the manifest with what was counted."""
+    """Compare the shard's manifest entry with what was counted: rows and tokens of each row group, masked positions,
+    and the most of these in one mask set."""
     entry = job.entry
     for what, stated, found in (
         ("row_group_rows", list(entry.row_group_rows), rows),

@@ -1,7 +1,7 @@
-"""Finds where words begin in rows of ids: by the marks of the pieces, or by tokenizing a sample of rows again.
+"""Finds where words begin in rows of token ids, by marks in the tokens or by tokenizing a sample of rows again.
 
-WordPiece marks the pieces that continue a word, BPE those that end one. Byte-level BPE marks neither: up to
-SAMPLED_ROWS rows of a row group are decoded and tokenized again; the words of rows that give the same ids are known.
+WordPiece marks the pieces that continue a word, and BPE those that end a word. Byte-level BPE marks neither, so up to
+SAMPLED_ROWS rows of a row group are decoded and tokenized again. If a row gives the same ids, its words are known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
 
 
 def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, int], backend: Tokenizer) -> Vocabulary:
-    """Return arrays by token id, such as whether it continues a word. names: the ids of unk, cls, sep and mask."""
+    """Return arrays by token id, such as whether a token continues a word.
+
+    `special` has the ids of all special tokens, and `names` the ids of unk, cls, sep and mask.
+    """
     model = json.loads(backend.to_str())["model"]
     prefix = model.get("continuing_subword_prefix") if model["type"] == "WordPiece" else None
     suffix = model.get("end_of_word_suffix") if model["type"] == "BPE" else None
@@ -36,10 +39,10 @@ def describe_tokens(tokens: list[str], *, special: set[int], names: dict[str, in
 
 
 def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | None) -> tuple[Bools, Bools]:
-    """Return the word starts, bool[tokens], and the rows whose words are known, bool[n].
+    """Return whether each token begins a word, bool[tokens], and whether the words of each row are known, bool[n].
 
-    Special tokens and the first token of a segment are starts too. The rows must have the layout [CLS] A [SEP] B [SEP]
-    and ids inside the vocabulary.
+    Special tokens and the first token of a segment begin a word too. The rows must have the layout [CLS] A [SEP] B
+    [SEP] and ids inside the vocabulary.
     """
     ids = block.ids
     known = np.ones(len(block), np.bool_)
@@ -60,7 +63,8 @@ def find_words(block: Block, *, vocabulary: Vocabulary, backend: Tokenizer | Non
 
 
 def join_published(block: Block, starts: Bools, *, vocabulary: Vocabulary) -> Bools:
-    """Return word starts as published: a second segment that begins with "##" continues the last word of the first."""
+    """Return `starts` (whether each token begins a word) as the published algorithm sees words: if a second segment
+    begins with "##", it continues the last word of the first segment."""
     if vocabulary.continues is None:
         return starts
     paired = np.flatnonzero(block.first_length < block.lengths)

@@ -1,4 +1,4 @@
-"""The recipe of a build: its Beam graph, reading a split, writing a shard, and advice on likely config mistakes."""
+"""A whole build: its steps, its Beam graph, reading and writing of the data, and advice on likely config mistakes."""
 
 from pipeline.build.advice import list_advice, refuse_few_books
 from pipeline.build.read_split import spill_documents

@@ -1,6 +1,6 @@
 """Warns of settings that are valid but probably a mistake, before anything is read. Pure.
 
-Such a mistake costs a whole run: another language's sentence rules, or words that the vocabulary cannot represent.
+Such a mistake costs a whole build: sentence rules of another language, or a vocabulary that cannot represent the text.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _OF_COUNTRIES = {
     "ua": "uk",
     "vn": "vi",
 }
-"""Country code -> language code, for country codes often given as languages (kr is Kanuri or unknown)."""
+"""The language code for country codes that are often given as languages (as a language, kr is Kanuri or unknown)."""
 _FEW_CAPITALS = 0.01
 
 
 def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
-    """Return one line per warning. `tokenizer` is the given vocabulary; None if one will be trained."""
+    """Return warnings of probable mistakes, one line each. `tokenizer` is the given vocabulary, or None if one will be
+    trained."""
     found = list(_advise_on_languages(config.sources))
     path = config.vocabulary.path
     if tokenizer is not None:
@@ -63,7 +64,8 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
 
 
 def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[str]:
-    """Warn of training settings if the vocabulary exists already and none is trained."""
+    """Yield a warning for each training setting that has no effect, because the vocabulary (of `size` entries)
+    exists."""
     remedy = "remove it" if not settings.train else "name another file to train one"
     for key in ("size",) if settings.train else ("algorithm", "criterion", "size", "min_pair_count", "hangul"):
         value, default = getattr(settings, key), VocabularyConfig.model_fields[key].default
@@ -75,13 +77,16 @@ def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[st
 
 
 def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None:
-    """Raise ValueError if all sources are whole books and, with 99% chance, too few of them to hold any out."""
+    """Raise ValueError if all documents are whole books, and there are too few to hold some out for validation.
+
+    There are too few if, with 99% chance, the validation or the training data gets fewer books than it needs.
+    """
     whole = all(source.kind == "books" and source.unit == "book" for source in config.sources)
     fraction, fewest = config.validation_fraction, fewest_documents(config.next_sentence)
-    if not whole or not fraction or any(split.end != -1 for split in splits):  # an archive: number of books unknown
+    if not whole or not fraction or any(split.end != -1 for split in splits):  # an archive: its books are not known
         return
     books = len({split.path for split in splits})
-    too_few = (*range(fewest), *range(books - fewest + 1, books + 1))  # held out, or left to train on
+    too_few = (*range(fewest), *range(books - fewest + 1, books + 1))  # too few held out, or too few left to train on
     failing = sum(comb(books, held) * fraction**held * (1 - fraction) ** (books - held) for held in too_few)
     if books < 2 * fewest or failing > 0.99:
         raise ValueError(
@@ -92,7 +97,7 @@ def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None
 
 
 def _advise_on_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:
-    """Warn if the tokenizer drops unknown characters, as BPE without unk_token and byte_fallback does."""
+    """Yield a warning if the tokenizer drops unknown characters, like BPE without unk_token and byte_fallback."""
     gone = [letter for letter in RARE_LETTERS if not backend.encode(letter, add_special_tokens=False).ids]
     if gone:
         yield (

@@ -1,7 +1,8 @@
-"""The Beam graph of a build: few, coarse elements; only names and counts cross the shuffles.
+"""The Beam graph of a build.
 
-It avoids tagged outputs and finish_bundle output, which some engines lose; counters are for display only.
-Every engine gives the same shards, because every group is sorted and every draw is keyed by the data.
+It has few, large elements, and only names and counts cross the shuffles. It avoids tagged outputs and output from
+finish_bundle, because some engines lose them. Beam's counters are for display only. Every engine gives the same shards,
+because every group is sorted and every random draw is keyed by the data.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ DROPPED_NAME = "near-duplicates"
 def build_graph(
     pipeline: beam.Pipeline, *, splits: Sequence[Split], context: BuildContext, workers: int | None = None
 ) -> None:
-    """Lay out the whole build on `pipeline`; the last step writes the result to RESULT_NAME in the exchange folder.
+    """Add the steps of a whole build to `pipeline`. The last one writes RESULT_NAME into the exchange folder.
 
-    Give `workers` if the engine deals all elements to its workers at once, as FnApiRunner does: then each gets splits
-    of about equal size in all. None: any idle worker takes the next split.
+    Give `workers` if the engine hands out all elements at once, like FnApiRunner: every worker then gets about the same
+    amount of input. If None, any idle worker takes the next split.
     """
     dealt = [(split,) for split in splits] if workers is None else deal_splits(splits, workers=workers)
     read = (
@@ -75,7 +76,8 @@ def build_graph(
 
 
 def find_near_duplicates(read: beam.PCollection, *, context: BuildContext) -> beam.pvalue.AsSingleton:
-    """Return the path of the file that lists the near duplicates to leave out (signatures.read_dropped)."""
+    """Add the search for near duplicates to the graph. Return the path of the list of documents to leave out (see
+    dedup.read_dropped) as a side input."""
     dropped = (
         read
         | "Band keys" >> beam.FlatMap(_bands_of)
@@ -100,7 +102,8 @@ class _TokenizerStep(_Step):
 
 
 class CompareSignatures(_Step):
-    """(partition, band extents) -> path of a file of matches, if there are any."""
+    """A Beam step. It compares the MinHash signatures of some documents (a partition), and yields the path of a file of
+    the near duplicates among them, if there are any."""
 
     def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
         settings = self.context.config.cleaning.near_duplicates
@@ -114,7 +117,8 @@ class CompareSignatures(_Step):
 
 
 class ChooseDropped(_Step):
-    """Paths of all matches -> path of the list of documents to leave out."""
+    """A Beam step. It takes the paths of all files of near duplicates, and yields the path of a list of documents to
+    leave out."""
 
     def process(self, paths: list[str]) -> Iterator[str]:
         with report_failure(self.context.exchange):
@@ -124,7 +128,8 @@ class ChooseDropped(_Step):
 
 
 class SpillSplits(_TokenizerStep):
-    """Split -> SplitResult."""
+    """A Beam step. It reads one split of the input into a spill file (an intermediate file), and yields the
+    SplitResult."""
 
     def process(self, split: Split) -> Iterator[SplitResult]:
         with (
@@ -135,7 +140,7 @@ class SpillSplits(_TokenizerStep):
 
 
 class CountBuckets(_Step):
-    """(bucket, extents) -> BucketCount."""
+    """A Beam step. It counts the documents in one bucket (a group of documents), and yields the counts."""
 
     def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
         with report_failure(self.context.exchange):
@@ -143,7 +148,8 @@ class CountBuckets(_Step):
 
 
 class PlanShards(_Step):
-    """(tally, all bucket counts) -> ShardPlan; refuses sources without documents."""
+    """A Beam step. It decides which bucket (group of documents) goes into which shard, from the counts of all buckets.
+    Raises ValueError if a source gave no document."""
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
         with report_failure(self.context.exchange):
@@ -161,7 +167,8 @@ class PlanShards(_Step):
 
 
 class WriteShards(_TokenizerStep):
-    """((split name, index, count), groups of extents) -> BuildResult of one shard."""
+    """A Beam step. It writes one shard. Its input is the key of the shard (train or validation, index, number of
+    shards) and the places of its documents."""
 
     def process(
         self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None
@@ -183,7 +190,8 @@ class WriteShards(_TokenizerStep):
 
 
 class LeaveResult(_Step):
-    """(result, tally) -> RESULT_NAME in the exchange folder, for the main process: engines cannot return values."""
+    """A Beam step. It writes the result and the counts of the input to RESULT_NAME in the exchange folder, where the
+    main process reads them, because engines cannot return values."""
 
     def process(self, result: BuildResult, tally: ReadTally) -> None:
         with report_failure(self.context.exchange):
@@ -192,7 +200,7 @@ class LeaveResult(_Step):
 
 
 def load_result(context: BuildContext) -> tuple[BuildResult, ReadTally]:
-    """Read what LeaveResult wrote."""
+    """Return the result of the build and the counts of the input, which LeaveResult wrote."""
     tree = json.loads(storage.read_bytes(storage.join(context.exchange, RESULT_NAME)))
     folder = context.spills
     return results_from_tree(tree["result"], folder=folder), reads_from_tree(tree["read"], folder=folder)
@@ -208,7 +216,11 @@ def write_shard(
     dropped: str | None,
     report: WorkReport,
 ) -> BuildResult:
-    """Return the record of a shard that an earlier start finished from the same documents; else build and record it."""
+    """Return the result of one shard from its record, if an earlier start of the build wrote it from the same
+    documents.
+
+    Otherwise build the shard and record its result.
+    """
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
     key = [name, content, None if dropped is None else file_sha256(dropped)]
     recorded = context.ledger.find("shard", key=key)
@@ -235,7 +247,8 @@ def write_shard(
 
 
 def _report_work(context: BuildContext, *, stage: Stage, key: Any) -> WorkReport:
-    """Return a report that also counts for Beam (cloze/read_documents ...) and raises if the build was abandoned."""
+    """Return a progress report that also adds to Beam's counters (cloze/read_documents ...). Adding to it raises
+    AbandonedError if another piece of the build has failed."""
 
     def count(name: str, value: int) -> None:
         raise_if_abandoned(context.exchange)
@@ -249,7 +262,8 @@ def _leave(tree: Any, *, path: str) -> None:
 
 
 def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
-    """Count the distinct documents that a bucket keeps; reads only the index of each extent."""
+    """Return the counts of distinct documents that a bucket keeps. Reads only the index of each extent (a range of a
+    file). `dropped` is the path of the list of near duplicates to leave out."""
     bucket, extents = element
     index = read_index(extents)
     kept = index.distinct()
@@ -263,7 +277,8 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
 def assign_shard(
     element: tuple[int, Iterable[Extent]], plan: ShardPlan
 ) -> Iterator[tuple[tuple[str, int, int], tuple[Extent, ...]]]:
-    """Key a bucket's extents by the shard that holds the bucket."""
+    """Yield a bucket's extents (ranges of files) with the key of its shard: (train or validation, index, number of
+    shards)."""
     bucket, extents = element
     split, index = plan.shard_of[bucket]
     yield (split, index, plan.num_shards[split]), tuple(extents)

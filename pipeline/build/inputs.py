@@ -1,4 +1,5 @@
-"""What a build reads, found once at its start: splits, fingerprints of their files, and the identity of the build."""
+"""Finds what a build reads, once at its start: splits (parts of the input), fingerprints (hashes) of their files, and
+the identity of the build."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from pipeline.versions import hash_code, library_versions
 
 @dataclass(frozen=True, slots=True)
 class BuildInputs:
-    """The input at the start of a build. `fingerprints`, `modified` (large files only) and `versions` are by path."""
+    """The input at the start of a build. By path: `fingerprints` (hashes of files), `modified` (times of change of
+    large files), and `versions` (which show a change during the build)."""
 
     splits: Sequence[Split]
     fingerprints: Mapping[str, str]
@@ -24,24 +26,24 @@ class BuildInputs:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on disk."""
+        """The size of the input on disk, in bytes."""
         return sum(split.num_bytes for split in self.splits)
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of plain text, estimated."""
+        """The estimated size of the plain text in the input, in bytes."""
         return sum(split.text_bytes for split in self.splits)
 
     @property
     def contents(self) -> dict[str, str]:
-        """The content of each file, by path: its fingerprint and, for a large one, its time of change."""
+        """What identifies the content of each file, by path: its fingerprint and, if large, its time of change."""
         return {path: f"{found} {self.modified.get(path, '')}" for path, found in self.fingerprints.items()}
 
 
 def find_inputs(config: PipelineConfig) -> BuildInputs:
-    """List the splits of the config's sources and fingerprint their files. Raises ValueError as list_splits does."""
+    """Return the splits of the config's sources and the fingerprints of their files. Raises what list_splits raises."""
     splits = list_splits(config.sources)
-    versions = list_versions(split.path for split in splits)  # first: a file may change while it is hashed
+    versions = list_versions(split.path for split in splits)  # first, because a file may change while it is hashed
     fingerprints = fingerprint_files(split.path for split in splits)
     return BuildInputs(splits, fingerprints, list_modified(fingerprints), versions)
 
@@ -49,7 +51,8 @@ def find_inputs(config: PipelineConfig) -> BuildInputs:
 def describe_identity(
     config: PipelineConfig, *, inputs: BuildInputs, tokenizer: WordTokenizer | None
 ) -> dict[str, Any]:
-    """Return what two builds must share to be the same. `tokenizer` is the given vocabulary; None if one is trained."""
+    """Return the identity of a build: builds with equal identities make the same data set. `tokenizer` is the given
+    vocabulary, or None if one will be trained."""
     paths = {
         name: {split.path for split in inputs.splits if config.sources[split.source].called == name}
         for name in config.source_names

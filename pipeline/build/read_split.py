@@ -1,6 +1,7 @@
-"""Turns one split of the input into a spill file: read, clean, tokenize, count. Every document is counted.
+"""Turns one split (a part of the input) into a spill file of tokenized documents: read, clean, tokenize, count.
 
-A split is finished once its record is written (pipeline/runtime/ledger.py); a later start then uses the record.
+Every document is counted. A split is finished once its record is written (pipeline/runtime/ledger.py). A later start of
+the build then uses the record instead of reading the split again.
 """
 
 from __future__ import annotations
@@ -25,16 +26,21 @@ from pipeline.tokenizer import WordTokenizer
 
 @dataclass(frozen=True, slots=True)
 class SplitResult:
-    """The result of reading one split: counts, and where the tokens of each bucket lie."""
+    """The result of reading one split: counts, and where the tokens of each bucket (a group of documents) lie in a
+    file."""
 
     tally: ReadTally
     extents: tuple[tuple[int, Extent], ...]
     bands: tuple[tuple[int, BandExtent], ...] = ()
-    """Where the band keys of each partition lie; empty unless near duplicates are searched for."""
+    """Where the band keys (hashes that near duplicates are likely to share) of each partition lie. Empty unless near
+    duplicates are searched for."""
 
 
 def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
-    """Return the record of the split if an earlier start finished it; else read the split and record it."""
+    """Return the result of a split from its record, if an earlier start of the build finished it.
+
+    Otherwise read the split, write its documents to a spill file, and record the result.
+    """
     report.add(of_bytes=split.num_bytes, of_text=split.text_bytes)
     recorded = context.ledger.find("split", key=split_key(split, context=context))
     if recorded is not None:
@@ -64,7 +70,11 @@ def spill_documents(
     tokenizer: WordTokenizer,
     report: WorkReport,
 ) -> SplitResult:
-    """Write documents to a spill file and count whatever is left out by reason. On an error no file remains."""
+    """Clean, tokenize and write documents to a spill file (an intermediate file).
+
+    Return the counts, and the places of the documents in the file. Whatever is left out is counted by reason. On an
+    error no file remains.
+    """
     tally = ReadTally()
     source = context.config.sources[split.source]
     number = context.config.source_names.index(source.called)
@@ -116,12 +126,16 @@ def spill_documents(
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """Return the key of a split's record: its place and its file's content. The build's hash covers how it is read."""
+    """Return the key of a split's record: the place of the split, and what identifies the content of its file.
+
+    How the split is read is not in the key, because the build's own hash covers it.
+    """
     return {**asdict(split), "input": context.inputs[split.path]}
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
-    """Return JSON data without folders: the output may have moved before the build continues."""
+    """Return the result as JSON data. Files are named without folders, because the output may be moved before the build
+    continues."""
     extents = [[bucket, [Path(extent.path).name, *astuple(extent)[1:]]] for bucket, extent in result.extents]
     bands = [
         [bucket, [Path(band.keys).name, Path(band.signatures).name, *astuple(band)[2:]]]

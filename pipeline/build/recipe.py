@@ -1,4 +1,5 @@
-"""The recipe of a build: list splits, get the vocabulary, build shards on an engine, check, publish, manifest last."""
+"""Runs a whole build: list the splits (parts of the input), get the vocabulary, build the shards on an engine, check
+and publish them, and write the manifest last."""
 
 from __future__ import annotations
 
@@ -50,11 +51,11 @@ from pipeline.vocabulary import check_name, given_vocabulary, trained_vocabulary
 
 
 def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = say_at_once) -> Manifest:
-    """Build the data set that `config` describes into config.output; return its manifest.
+    """Build the data set that `config` describes in config.output, and return its manifest.
 
-    A finished set of the same config and inputs stays unchanged. An unfinished one is continued: finished parts that
-    still match their hash are kept. Raises ValueError, naming place, value and remedy, for whatever the user can fix;
-    if that is input or settings, nothing stays in the output folder.
+    A finished data set of the same config and inputs stays unchanged. An unfinished one is continued, and its finished
+    pieces are kept if they still match their hashes. Raises ValueError for whatever the user can fix; the message names
+    the place, the value and the remedy. If the input or the settings are at fault, nothing stays in config.output.
     """
     started = time.time()
     check_engine(config, beam_options=beam_options)
@@ -106,8 +107,8 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
 
 
 def check_paths(config: PipelineConfig) -> None:
-    """Raise ValueError early if a source would read the build's own files, if rejects cannot be written, or if the
-    vocabulary to train has an invalid file name."""
+    """Check paths in the config early. Raises ValueError if a source would read the build's own files, if rejects
+    (documents left out) cannot be written, or if the vocabulary to train has an invalid file name."""
     refuse_own_files(config)
     rejects = config.cleaning.keep_rejects
     if rejects is not None and not storage.is_url(rejects):
@@ -120,7 +121,8 @@ def check_paths(config: PipelineConfig) -> None:
 def say_what_is_read(
     config: PipelineConfig, *, inputs: BuildInputs, workers: int, vocabulary: WordTokenizer | None, say: Say
 ) -> None:
-    """Print the size of the input, the workers and advice on the config. Raises ValueError for too few books."""
+    """Print the size of the input, the workers and advice on the config. Raises ValueError if there are too few books
+    to hold any out for validation."""
     where = count_of(workers, "worker") if config.engine == "local" else f"engine {config.engine}"
     say(f"{count_of(len(inputs.splits), 'split')}, {describe_bytes(inputs.num_bytes)} of input, {where}")
     refuse_few_books(config, splits=inputs.splits)
@@ -137,7 +139,7 @@ def find_or_train_vocabulary(
     beam_options: Sequence[str],
     cluster: DaskCluster | None,
 ) -> WordTokenizer:
-    """Return the vocabulary that an earlier start trained for this build, else a new one; the output notes its hash."""
+    """Return the vocabulary that an earlier start of this build trained, or train one. Record its hash in `output`."""
     tokenizer = find_trained_vocabulary(config, output=output, say=say)
     if tokenizer is None:
         scratch = output.folder("vocabulary")
@@ -151,12 +153,13 @@ def find_or_train_vocabulary(
 def find_trained_vocabulary(
     config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say
 ) -> WordTokenizer | None:
-    """Return the vocabulary that an earlier start trained for this build only; None if it is missing or has changed."""
+    """Return the vocabulary that an earlier start trained for this build alone (vocabulary.path is not set); None if it
+    is missing or has changed."""
     settings = config.vocabulary
     folder = output.folder("vocabulary")
     path = storage.join(folder, vocabulary_name(config))
     if settings.path is not None or output.vocabulary_hash is None or not storage.exists(path):
-        storage.delete_tree(folder)  # what a killed training left
+        storage.delete_tree(folder)  # files that a killed training left behind
         return None
     try:
         tokenizer = WordTokenizer.from_path(path, lowercase=settings.lowercase, strip_accents=settings.strip_accents)
@@ -176,7 +179,8 @@ def describe_context(
     tokenizer: WordTokenizer,
     output: OutputFolder | StoredOutput,
 ) -> BuildContext:
-    """Return what the workers need to know. They read the tokenizer from the output's staging folder."""
+    """Return what the workers need to know about the build. They read the tokenizer from the output's staging
+    folder."""
     return BuildContext(
         config=config,
         buckets=buckets,
@@ -190,7 +194,7 @@ def describe_context(
 
 
 def begin_or_resume(context: BuildContext, *, splits: Sequence[Split], resumes: bool, say: Say) -> None:
-    """Remove what an earlier start left unfinished, and say what it finished."""
+    """Remove what an earlier start of the build left unfinished. If `resumes`, print what it finished."""
     found = sweep_work(context, splits=splits)
     if resumes:
         of_splits, shards = count_of(len(splits), "split"), count_of(found["shard"], "shard")
@@ -205,11 +209,12 @@ def run_graph(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> tuple[BuildResult, ReadTally]:
-    """Build every shard. Raises as run_on_engine does."""
+    """Build every shard with Beam. Return the result and the counts of the input. Raises the errors of
+    local.run_on_engine."""
     from pipeline.engines import local  # Beam takes 2 s to import
 
     local.note_unknown(beam_options)
-    from pipeline.build.graph import build_graph, load_result  # after the engine, which makes Beam quiet
+    from pipeline.build.graph import build_graph, load_result  # imported after `local`, which silences Beam's warnings
 
     dealt_to = None if cluster is not None or names_runner(beam_options) else workers
     lay_out = partial(build_graph, splits=splits, context=context, workers=dealt_to)
@@ -226,8 +231,10 @@ def run_graph(
 
 
 def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
-    """Raise ChangedInputError if a file was written while it was read. First remove what was read of it and all shards,
-    since any may hold some of it."""
+    """Raise ChangedInputError if a file was written while the build read it.
+
+    Before that, remove what was read from the file, and all shards, because any shard may hold some of it.
+    """
     if changed := list_changed(inputs.versions):
         good = [split for split in inputs.splits if split.path not in changed]
         sweep_work(context, splits=good, keep_shards=False)
@@ -239,7 +246,10 @@ def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
-    """Remove all files and records except those of finished `splits` and shards; count the records that remain."""
+    """Remove all files and records except those of finished `splits` and of finished shards (with `keep_shards`).
+
+    Return the number of records that remain, by kind.
+    """
     names = {context.ledger.record_name("split", split_key(split, context=context)) for split in splits}
     return context.ledger.sweep(folders=(SPILLS, SHARDS), splits=names, keep_shards=keep_shards)
 
@@ -247,7 +257,7 @@ def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards:
 def say_what_was_done(
     progress: ProgressPrinter, *, context: BuildContext, num_splits: int, resumes: bool, say: Say
 ) -> None:
-    """Sum up what was read and written, rebuilt and kept."""
+    """Print how much was read and written, rebuilt because it was damaged, and kept from an earlier start."""
     say(progress.summary())
     for fault in context.ledger.take_damaged():
         say(f"damaged, so rebuilt: {fault}")
@@ -257,7 +267,7 @@ def say_what_was_done(
 
 
 def leave_rejects(config: PipelineConfig, *, scratch: Path, read: ReadTally, result: BuildResult, say: Say) -> None:
-    """Write the documents left out to cleaning.keep_rejects, if that is set."""
+    """Write the documents that were left out to the folder cleaning.keep_rejects, if it is set."""
     if config.cleaning.keep_rejects is None:
         return
     folder = scratch / "rejects"

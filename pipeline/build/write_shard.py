@@ -1,7 +1,8 @@
-"""Turns one bucket into one Parquet file: pair, mask, permute, write, verify, and only then rename to its final name.
+"""Turns one bucket (a group of documents) into one Parquet file: pair, mask, permute, write, verify, and only then
+rename to its final name.
 
-Deterministic bytes: a key of the bucket's content permutes the rows, and the writer stores neither time nor host.
-Memory: the bucket's documents (3 bytes a token), its pairs (60 bytes each) and one row group.
+The bytes are deterministic: the bucket's content decides the order of the rows, and the writer stores neither time nor
+host. Memory: the bucket's documents (3 bytes a token), its pairs (60 bytes each) and one row group.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pipeline.tally import LENGTH_BITS, NUM_EXAMPLES, WORD_PIECES, BuildResult, 
 from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 ROW_GROUP_TOKENS = 1 << 20
-"""Approximate size of a row group: 2 to 5 MB on disk."""
+"""The approximate number of tokens in a row group, which has 2 to 5 MB on disk."""
 _ENCODINGS = {
     "input_ids.list.element": "BYTE_STREAM_SPLIT",
     "masked_positions.list.element.list.element": "DELTA_BINARY_PACKED",
@@ -41,9 +42,9 @@ _ENCODINGS = {
     schema.NUM_TOKENS: "BYTE_STREAM_SPLIT",
     schema.FIRST_LENGTH: "BYTE_STREAM_SPLIT",
 }
-"""The smallest encodings measured on novels at length 128, K = 4: 180 bytes a row of ids (dictionary 186, plain 190),
-12 a set of positions (17, 20), 13 a set of inputs (15, 13). ZSTD level 1 is within 3% of level 9 in a third of the
-time."""
+"""The smallest encodings for novels with rows of 128 tokens and K = 4. The ids of a row take 180 bytes (dictionary 186,
+plain 190). Each mask set takes 12 for positions (17, 20) and 13 for inputs (15, 13). ZSTD level 1 is within 3% of level
+9 in a third of the time."""
 _DICTIONARIES = [
     schema.NEXT_SENTENCE_LABEL,
     schema.DOCUMENT_ID,
@@ -54,7 +55,7 @@ _DICTIONARIES = [
 
 
 class ShardError(PassingError):
-    """A shard just written reads back with other content."""
+    """A shard was just written, but reads back with other content."""
 
 
 def build_shard(
@@ -69,12 +70,13 @@ def build_shard(
     dropped: str | None = None,
     report: WorkReport | None = None,
 ) -> BuildResult:
-    """Build the shard of one bucket as `folder`/(last part of `name`) and count its content.
+    """Build the shard of one bucket (a group of documents). Return its manifest entry and the counts of its content.
 
-    `name` is the path that the manifest will list. The file is written and verified in `scratch`, on the same file
-    system, then renamed into `folder`; if `folder` is on a store, in a local temporary folder, then uploaded.
-    `dropped` is the file of near duplicates to leave out; `report` counts every row group. Raises SpillError or
-    ShardError if a file reads back with other content. After any error the written file is removed.
+    The file is `folder`/(last part of `name`); `name` is its path in the manifest. It is written and verified in
+    `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an object store, the file is
+    written in a local temporary folder and uploaded. `dropped` is the path of the list of near duplicates to leave out.
+    `report` counts every row group. Raises SpillError or ShardError if a file reads back with other content. After any
+    error the written file is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
@@ -109,7 +111,7 @@ def _write_rows(
     tally: RowTally,
     report: WorkReport,
 ) -> Shard:
-    """Write every row in this order, count it in `tally`, and describe the file."""
+    """Write the rows to `path` in the given order, count them in `tally`, and return the manifest's entry."""
     columns = schema.sentence_pair_schema(tokenizer.vocab_size, vocabulary_hash=tokenizer.vocabulary_hash)
     group_rows: list[int] = []
     group_tokens: list[int] = []
@@ -150,7 +152,8 @@ def _write_rows(
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
-    """Read the whole file with page checksums; raise ShardError if its content differs from `shard`."""
+    """Read the whole file with page checksums. Raises ShardError if its content differs from the manifest entry
+    `shard`, or from the number of rows of each length."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             metadata = file.metadata
@@ -175,13 +178,13 @@ def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.i
 
 
 def _permute(documents: Sequence[TokenizedDocument], instances: Instances, *, seed: int) -> npt.NDArray[np.int64]:
-    """Return the order of the rows, drawn by a key of the bucket's documents."""
+    """Return int64[rows]: a random order of the rows, which depends only on the bucket's documents and the seed."""
     content = draws.key_bytes(seed, *(document.id for document in documents))
     return draws.generator(seed, "permute", content).permutation(len(instances))
 
 
 def _cut_groups(lengths: npt.NDArray[np.int64], *, order: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """Return the row numbers of each row group in writing order, with about equal tokens near ROW_GROUP_TOKENS."""
+    """Return the row numbers of each row group, in writing order. Each has about ROW_GROUP_TOKENS tokens."""
     stops = np.cumsum(lengths[order])
     count = max(1, round(int(stops[-1]) / ROW_GROUP_TOKENS))
     cuts = np.searchsorted(stops, stops[-1] * np.arange(1, count) // count)
@@ -189,7 +192,7 @@ def _cut_groups(lengths: npt.NDArray[np.int64], *, order: npt.NDArray[np.int64])
 
 
 def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
-    """Return rows and their mask sets as the columns of the schema (its types, without its metadata)."""
+    """Return rows and their mask sets as a table with the columns and types of the schema, but not its metadata."""
     offsets = pa.array(rows.offsets.astype(np.int32))
     positions, inputs = _nest(masks, num_rows=len(rows))
     no_label = rows.label < 0
@@ -209,7 +212,8 @@ def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
 
 
 def _nest(masks: Sequence[Masks], *, num_rows: int) -> tuple[pa.ListArray, pa.ListArray]:
-    """Return positions and inputs of K mask sets of n rows as list<list>; a row's sets are adjacent."""
+    """Return the positions and the inputs of K mask sets (`masks`) as two columns of list<list>, in which the sets of a
+    row are adjacent."""
     sets = len(masks)
     counts = np.stack([np.diff(mask.offsets) for mask in masks], axis=1)
     inner = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
@@ -281,8 +285,10 @@ def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id:
 
 
 def _count_text(tally: RowTally, rows: Rows) -> npt.NDArray[np.uint8]:
-    """Count text tokens by position and by the number of pieces of their word. Return that number for every token:
-    uint8[tokens], at most WORD_PIECES, 0 for [CLS] and the closing [SEP]s."""
+    """Count text tokens in `tally` by position, and by the number of pieces of their word.
+
+    Return this number of pieces for each token, uint8[tokens]: at most WORD_PIECES, and 0 for [CLS] and closing [SEP]s.
+    """
     lengths = np.diff(rows.offsets)
     begin = np.flatnonzero(rows.word_starts)
     sizes = np.diff(begin, append=rows.ids.size)
@@ -317,7 +323,7 @@ def _example(rows: Rows, mask: Masks, row: int) -> Example:
 
 @contextmanager
 def _partial_file(final: str, *, scratch: str | Path) -> Iterator[Path]:
-    """Yield a local file to write; move it to its final name at the end, or remove it on an error."""
+    """Yield the path of a local file to write. At the end, move the file to `final`; on an error, remove it."""
     with ExitStack() as stack:
         if storage.is_url(final):
             stack.enter_context(storage.name_full_disk(tempfile.gettempdir()))

@@ -1,4 +1,4 @@
-"""Text before tokens: characters, sentences, languages, filters of documents, and files of rejects."""
+"""Cleans text before it is tokenized: characters, sentences, filters of documents, and files of what was left out."""
 
 from pipeline.cleaning.characters import has_words, normalize_line, normalize_text
 from pipeline.cleaning.filters import DocumentFilter, beginning, excerpt

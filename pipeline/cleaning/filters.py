@@ -1,7 +1,7 @@
 """Decides which documents are left out, and why: length, repetition, symbols, script, stop words. Pure.
 
-The first filter that fails gives the reason. A filter that is off costs nothing; all together read the characters once
-(25 MB/s) and the words twice.
+The first filter that fails gives the reason. A filter that is off costs nothing. All filters together read the
+characters once (25 MB/s) and the words twice.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pipeline.documents import Document, Drop
 
 EXCERPT_CHARACTERS = 80
 _ENOUGH_WORDS = 20
-"""Shorter documents may have no stop word by chance."""
+"""Shorter documents may have no stop word by chance, so their stop words are not checked."""
 _WORDS = re.compile(r"[^\W\d_]+")
 
 
 class DocumentFilter:
-    """The filters of a config, for documents of one source."""
+    """The filters that a config turns on, applied to the documents of one source."""
 
     def __init__(self, config: CleaningConfig, *, source: SourceConfig) -> None:
         self._config = config
@@ -32,7 +32,7 @@ class DocumentFilter:
         self._stop_words = stop_words(source.language)
 
     def reject(self, document: Document) -> Drop | None:
-        """Return why this document is left out, with the measured value and the limit; None if it stays."""
+        """Return why this document must be left out: the reason, the measured value and the limit. None if it stays."""
         if self._active:
             for reason, measured in self._faults(document):
                 return Drop(reason, document.name, measured)
@@ -81,7 +81,10 @@ class DocumentFilter:
 
 
 def beginning(document: Document) -> str:
-    """Return the first EXCERPT_CHARACTERS + 1 characters of a document: enough for `excerpt` to see if it is cut."""
+    """Return the first EXCERPT_CHARACTERS + 1 characters of a document.
+
+    The last of them only tells `excerpt` that the text continues.
+    """
     begin = document.sentences[0]
     for sentence in document.sentences[1:]:
         if len(begin) > EXCERPT_CHARACTERS:
@@ -91,7 +94,7 @@ def beginning(document: Document) -> str:
 
 
 def excerpt(text: str) -> str:
-    """Return the beginning of a text on one line, at most EXCERPT_CHARACTERS long."""
+    """Return the beginning of a text on one line, with at most EXCERPT_CHARACTERS characters."""
     begin = text[: EXCERPT_CHARACTERS + 1].replace("\n", " ")
     return begin if len(begin) <= EXCERPT_CHARACTERS else begin[: EXCERPT_CHARACTERS - 3].rstrip() + "..."
 

@@ -1,7 +1,7 @@
-"""The script and the most common words of a language. Pure.
+"""The script and the most common words of each language, from tables. Pure.
 
-These are tables, not a model: they distinguish Russian from English and German from English in running text, at the
-cost of one look-up per character or word, but not languages that share a script and have no word list.
+In running text, the tables distinguish Russian from English (by script) and German from English (by words), and cost
+one look-up for each character or word. They cannot distinguish languages that share a script and have no word list.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """Return the scripts of a language, as in the Unicode names of its letters; LATIN if it is not listed."""
+    """Return the scripts of a language by their names in Unicode, such as CYRILLIC; LATIN if it is not listed."""
     for code in (language, language.partition("-")[0]):
         if code in _MIXED:
             return _MIXED[code]
@@ -58,7 +58,8 @@ def scripts_of(language: str) -> tuple[str, ...]:
 
 @cache
 def script_of(letter: str) -> str:
-    """Return the script of a letter: the first word of its Unicode name (LATIN, HANGUL, CJK); "" if it has no name."""
+    """Return the script of a letter: the first word of its Unicode name (LATIN, HANGUL, CJK), or "" if it has no
+    name."""
     name = unicodedata.name(letter, "")
     for width in _WIDTHS:
         name = name.removeprefix(width)
@@ -67,7 +68,7 @@ def script_of(letter: str) -> str:
 
 @cache
 def stop_words(language: str) -> frozenset[str]:
-    """Return the most common words of a language in lower case; empty for a language without a list."""
+    """Return the most common words of a language, in lower case. Empty if there is no list for the language."""
     return _lists().get(language) or _lists().get(language.partition("-")[0], frozenset())
 
 

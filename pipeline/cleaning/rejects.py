@@ -1,6 +1,6 @@
-"""Writes the documents left out to a file for people to read: one JSON line each, sorted by line.
+"""Writes the documents that were left out (rejects) to a file for people: one JSON line per document, sorted by line.
 
-Workers write sorted runs of bounded size; merging them gives the same bytes for any number of workers.
+Workers write sorted files of bounded size (runs). Merging these gives the same bytes for any number of workers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _MAX_OPEN_RUNS = 64
 
 
 class RejectWriter:
-    """Writes sorted runs into `folder`, or does nothing if it is None. On an error its files are removed."""
+    """Writes documents that were left out into sorted files (runs) in `folder`, or does nothing if `folder` is None.
+
+    On an error the files are removed.
+    """
 
     def __init__(self, folder: str | Path | None, *, run_characters: int = _RUN_CHARACTERS) -> None:
         self._folder = None if folder is None else str(folder)
@@ -29,7 +32,7 @@ class RejectWriter:
         self._lines: list[str] = []
         self._characters = 0
         self.runs: list[str] = []
-        """Files written; complete once the writer is closed."""
+        """The paths of the files written. The list is complete once the writer is closed."""
 
     def __enter__(self) -> RejectWriter:
         return self
@@ -44,7 +47,8 @@ class RejectWriter:
                 storage.delete(run)
 
     def add(self, *, source: int, name: str, reason: str, detail: str, text: str) -> None:
-        """Add one document. `source` is the index into the config's sources; `text` has one sentence per line."""
+        """Add one document that was left out. `source` is an index into the config's sources, and `text` has one
+        sentence per line."""
         if self._folder is None:
             return
         entry = {"source": source, "name": name, "reason": reason, "detail": detail, "text": text}
@@ -66,7 +70,7 @@ class RejectWriter:
 
 
 def write_rejects(runs: Sequence[str], *, folder: str | Path, scratch: Path) -> str:
-    """Merge runs into `folder`/rejects.jsonl, which appears whole; return its path or URL.
+    """Merge sorted files into `folder`/rejects.jsonl, which appears only once it is whole. Return its path or URL.
 
     Opens at most 64 files at a time and leaves intermediate files in `scratch`.
     """
@@ -85,4 +89,4 @@ def write_rejects(runs: Sequence[str], *, folder: str | Path, scratch: Path) -> 
 def _merge(runs: Sequence[str], *, target: str) -> None:
     with ExitStack() as stack, storage.open_output(target) as stream:
         readers: list[Iterator[bytes]] = [stack.enter_context(storage.open_input(run)) for run in runs]
-        stream.writelines(heapq.merge(*readers))  # UTF-8 sorts as its code points do
+        stream.writelines(heapq.merge(*readers))  # bytes of UTF-8 sort in the order of the characters

@@ -1,7 +1,7 @@
 """Splits paragraphs into sentences with sentencex, which has rules by language, and corrects its wrong ends. Pure.
 
-Linear in the text: lines longer than MAX_LINE_CHARACTERS are cut at white space before they reach sentencex.
-15-40 Mchar/s (Korean 9), a quarter of the time for the corrections.
+The time is linear, because lines longer than MAX_LINE_CHARACTERS are cut at white space before they reach sentencex.
+Speed: 15 to 40 million characters a second (Korean 9), with a quarter of the time for the corrections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sentencex
 from pipeline.cleaning.characters import normalize_text
 
 MAX_LINE_CHARACTERS = 100_000
-# The time of sentencex grows with the square of the quotation marks in a line (3 s for 100,000): with more, cut finer.
+# The time of sentencex grows with the square of the quotation marks in a line (3 s for 100,000). A line with more marks
+# than this is cut into pieces of _FINE_CHARACTERS.
 MAX_QUOTATION_MARKS = 2_000
 # It also grows with the square of the sentences in a line without spaces (Chinese: 1 to 6 s for 100,000 characters).
 _LONGEST_WORDS = 200
@@ -23,11 +24,12 @@ _QUOTATION_MARKS = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d\u300e\u3
 
 
 def split_sentences(text: str, *, language: str, keep_reserved: bool = False) -> list[str]:
-    """Return the sentences of `text` in order, none empty, white space normalised; a line break ends a sentence.
+    """Return the sentences of `text` in order. None is empty, and white space is normalised.
 
-    `language` is a code as in Wikipedia's addresses (en, ko, zh-yue); sentencex falls back to a related language, then
-    to English. An item number (2.) or a closing bracket is not a sentence; a Korean or Japanese sentence may continue
-    after a quotation, even within a word. `keep_reserved` as in normalize_text.
+    A line break ends a sentence. `language` is a code as in Wikipedia's addresses (en, ko, zh-yue). If sentencex has no
+    rules for it, it uses the rules of a related language or of English. An item number (2.) or a closing bracket is not
+    a sentence by itself. A Korean or Japanese sentence may continue after a quotation, even within a word.
+    `keep_reserved` is passed to normalize_text.
     """
     sentences: list[str] = []
     for line in normalize_text(text, keep_reserved=keep_reserved).split("\n"):
@@ -48,20 +50,22 @@ _NUMBER = re.compile(r"[(\uff08]?\d{1,4}\.\s*")
 _LOOK_BACK = 10
 _CLOSING = "\u300d\u300f\u300b\u3009\u3011\u3015)\uff09"
 _QUOTED = re.compile(rf"[\"'\u2019\u201d{_CLOSING}]\s*\Z")
-# Dates are written 2010. 11. 12.; items of laws are numbered by syllables too (ga., na., da. ...).
+# Korean dates are written 2010. 11. 12., and items of laws may be numbered by syllables (ga., na., da. ...).
 _KOREAN_NUMBER = re.compile(
     r"(?:(?:\A|[\s(~\u223c-])\d{1,4}"
     r"|\A[\uac00\ub098\ub2e4\ub77c\ub9c8\ubc14\uc0ac\uc544\uc790\ucc28\uce74\ud0c0\ud30c\ud558])\.\s*\Z"
 )
-# A particle follows without a space, but irago, iraneun, iramyeo (said) often follow with one.
+# After a Korean quotation, a particle follows without a space, but irago, iraneun, iramyeo (said) often follow a space.
 _KOREAN_GOES_ON = re.compile(r"[\uac00-\ud7a3]")
 _KOREAN_SAID = re.compile(r"\uc774?\ub77c(?:\uace0|\ub294|\uba70|\uba74\uc11c)(?!\w)")
-# Ordinals of Croatian, Estonian, Danish, Polish: 1990. godine. Georgian letters all count as lower case.
+# Croatian, Estonian, Danish and Polish write ordinals with a point, and the sentence continues in lower case (1990.
+# godine). Georgian is left out, because all its letters count as lower case.
 _ORDINAL = re.compile(r"\d\.\s+\Z")
 _WITHOUT_CASE = ("ka", "xmf")
-# Thai ends sentences with a space; points mark abbreviations (kho so, the year of our era).
+# Thai ends sentences with a space. A point marks an abbreviation (kho so, the year of our era).
 _THAI_POINT = re.compile(r"[\u0e01-\u0e4e]\.\s*\Z")
-# Particles, but not words that begin like one: toki, tokoro, nochi, hajime, nimo, moshi, deha, yagate, nao ...
+# Japanese particles continue a sentence, but not words that begin like a particle: toki, tokoro, nochi, hajime, nimo,
+# moshi, deha, yagate, nao ...
 _JAPANESE_GOES_ON = re.compile(
     "\u3063\u3066|\u3068(?![\u304d\u3053\u3066\u308a])|\u306e(?!\u3061)|[\u3092\u304c]|\u306f(?!\u3058)|\u306b(?!\u3082)"
     "|\u3082(?![\u3057\u3061\u3063])|\u3067(?![\u306f\u3082\u304d])|\u3084(?![\u304c\u306f])|\u306a(?![\u304a\u305c\u304b\u3093])"
@@ -73,14 +77,17 @@ _BEFORE_DIGIT = re.compile("[\u3002\uff01\uff1f\uff61](?=\\d)")
 _BRACKETS = re.compile(
     "([(\uff08\u300c\u300e\u300a\u3008\u3010\u3014\u201c])|[)\uff09\u300d\u300f\u300b\u3009\u3011\u3015\u201d]"
 )
-# Full stops of scripts written without spaces; those of ASCII end a sentence only before a space.
+# Full stops outside ASCII, after which no space is needed. The ASCII ones end a sentence only before a space.
 _STOP = re.compile(
     f"[\u3002\uff01\uff1f\uff61\u0589\u104b\u17d4\u17d5\u0f0d\u0f0e\u0964\u0965\u1362](?![{re.escape(_QUOTATION_MARKS)}{_CLOSING}])"
 )
 
 
 def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
-    """Cut after a Chinese or Japanese full stop before a digit too, if no bracket is open. Linear."""
+    """Yield the sentences, cut also at Chinese or Japanese full stops before a digit, if no bracket is open.
+
+    Takes linear time.
+    """
     for sentence in sentences:
         start = looked = depth = 0
         for found in _BEFORE_DIGIT.finditer(sentence):
@@ -94,7 +101,7 @@ def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _mend_ends(sentences: Iterable[str], *, language: str) -> Iterator[str]:
-    """Join parts that sentencex cut where no sentence ends; no character is changed."""
+    """Yield sentences after joining parts that sentencex cut where no sentence ends. No character is changed."""
     parts: list[str] = []
     for sentence in sentences:
         rest = sentence
@@ -130,7 +137,8 @@ def _goes_on(before: str, after: str, *, language: str) -> bool:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """Cut a line into pieces up to the cap, at white space, or within a word that is longer than the cap."""
+    """Yield pieces of a line up to a maximal length. Cuts are at white space, or inside a word that is longer than
+    that."""
     if len(line) <= _FINE_CHARACTERS:
         yield line
         return
@@ -147,8 +155,10 @@ def _pieces(line: str) -> Iterator[str]:
 
 
 def _cut_at_stops(line: str) -> Iterator[str]:
-    """Cut a line without spaces after _FINE_CHARACTERS at the next full stop outside brackets, after twice as many at
-    any full stop. Linear."""
+    """Yield pieces of a line without spaces, each cut at a full stop after at least _FINE_CHARACTERS.
+
+    Full stops inside brackets are used only after twice as many characters. Takes linear time.
+    """
     start = looked = depth = 0
     for found in _STOP.finditer(line):
         if found.end() - start < _FINE_CHARACTERS:

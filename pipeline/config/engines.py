@@ -1,4 +1,4 @@
-"""Settings of the engines that a build may run on; none of them changes the data."""
+"""Settings of the engines on which a build may run. None of them changes the data."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ EngineName: TypeAlias = Literal["local", "dask", "ray"]
 KEYS = ("engine",)
 """Settings that commands also accept as --KEY VALUE."""
 FLAGS = ("--traceback", "--dry-run", "--price=")
-"""Flags of a build's command line; one that takes a value ends with `=`."""
+"""Flags of a build's command line. A flag that takes a value ends with `=`."""
 
 Seconds = Annotated[float, Field(gt=0.0)]
 
 
 class DaskConfig(Settings):
-    """Settings of engine: dask."""
+    """The settings of `engine: dask`, a Dask cluster."""
 
     address: str | None = None
     """Address of the scheduler, such as tcp://scheduler:8786. Scheduler and workers need this package and the storage
     of the output."""
     worker_wait_s: Seconds = 300.0
-    """How long to wait for a first worker, or for a new one after all were lost, before the build fails."""
+    """Seconds to wait for a first worker, or for a new one after all were lost, before the build fails."""
 
 
 class RayConfig(Settings):
-    """Settings of engine: ray. RAY_ADDRESS names the cluster (submitted jobs have it); if unset, Ray starts locally."""
+    """The settings of `engine: ray`. RAY_ADDRESS names the Ray cluster (submitted jobs have it). If it is unset, Ray
+    starts locally."""
 
     resource: str | None = None
-    """Custom resource of the preprocessing nodes, one per CPU. Each worker takes as much of it as of CPUs, so that it
-    never runs on (or starts) other nodes. null: any node with CPUs."""
+    """Name of a custom Ray resource that only the preprocessing nodes have, one unit per CPU. Each worker reserves one
+    unit for each CPU that it reserves, so it never runs on (or starts) other nodes. null: any node with CPUs."""
     cpus_per_worker: Annotated[float, Field(gt=0.0)] = 1.0
     """Logical CPUs that each worker reserves."""
     worker_wait_s: Seconds = 900.0
-    """How long to wait for a first worker (a node may have to boot), or for a new one after all were lost, before the
+    """Seconds to wait for a first worker (a node may have to boot), or for a new one after all were lost, before the
     build fails."""

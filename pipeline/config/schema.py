@@ -1,7 +1,7 @@
 """The pipeline's config: where text comes from and how it becomes sentence pairs.
 
-Every setting shapes the data and enters the manifest, except `workers`, `engine`, `dask`, `ray`, `output`,
-`not_next_bounds`, `cleaning.keep_rejects` and `download`.
+Every setting shapes the data and enters the manifest, except those that PipelineConfig.data_tree leaves out, such as
+`workers`, `engine` and `output`.
 """
 
 from __future__ import annotations
@@ -25,52 +25,53 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class SourceConfig(Settings):
-    """One source of documents."""
+    """The settings of one source of documents."""
 
     kind: SourceKind
-    """wikipedia: XML dump (.xml, .bz2, .gz, .xz, .zst). books: one file per document. text: one sentence per line, a
-    blank line between documents. jsonl, parquet: records with a text column."""
+    """Format of the files. wikipedia: XML dump (.xml, .bz2, .gz, .xz, .zst). books: one file per book. text: one
+    sentence per line, a blank line between documents. jsonl, parquet: records with a text column."""
     path: str | tuple[str, ...]
     """A file, a folder, a glob, an s3:// or gs:// URL of one, or a list of them."""
     language: str = "en"
     """Language code for sentence boundaries and Wikipedia's localised names, such as en, ko, de."""
     clean_documents: str | None = None
-    """Folder that keeps the cleaned documents as Parquet. The first build or vocabulary training writes it; later ones
-    read it instead of parsing again. Sources may share it. Never changes the data."""
+    """Folder that keeps the cleaned documents as Parquet files. The first build or vocabulary training writes them;
+    later ones read them instead of parsing again. Sources may share a folder. Never changes the data."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     """Name of the source in counts, report and held-out losses; null: kind and language, such as books-en. Sources with
     the same name count as one and must have the same weight."""
     weight: Annotated[float, Field(gt=0.0, le=1_000.0)] = 1.0
     """Share of the source in a mixture: weight x passes is the mean number of passes over its training documents.
-    The fraction is decided by the documents' hashes: 2.5 gives half of them a third pass; 0.3 keeps 30% of the
-    documents and counts the rest as dropped by weight. Held-out documents are dropped alike, but a weight above 1
+    If it is not whole, hashes of the documents decide: 2.5 gives half of the documents a third pass; 0.3 keeps 30% of
+    them and counts the rest as dropped by weight. Held-out documents are dropped in the same way, but a weight above 1
     never repeats them."""
     unit: Literal["book", "chapter"] = "book"
-    """books: what a document is. chapter: cut at headings in English, French, German or Korean; a book without headings
-    stays one document and is counted."""
+    """For kind books: what a document is. chapter: books are cut at headings in English, French, German or Korean; a
+    book without headings stays one document and is counted."""
     encoding: str = "auto"
-    """books, text: the files' encoding, such as cp949; bytes that do not decode are an error that names file and byte.
-    auto: text is UTF-8. Books are decoded by byte order mark, else as UTF-8, even with a few bad bytes (removed,
-    counted), else as windows-1252 if nearly all is ASCII (counted), else refused."""
+    """For kinds books and text: encoding of the files, such as cp949; bytes that do not decode are an error that names
+    file and byte. auto: text is UTF-8. A book is decoded by its byte order mark, else as UTF-8, even with a few bad
+    bytes (these are removed and counted), else as windows-1252 if nearly all is ASCII (counted), else refused."""
     row: Literal["document", "sentence"] = "document"
-    """jsonl, parquet: what a row is."""
+    """For kinds jsonl and parquet: what a row is."""
     text_column: str = "text"
-    """jsonl, parquet: the column (field) that holds the text."""
+    """For kinds jsonl and parquet: the column (field) that holds the text."""
     document_column: str | None = None
-    """jsonl, parquet with row: sentence: a document ends when the value of this column changes."""
+    """For kinds jsonl and parquet with row: sentence. A document ends when the value of this column changes."""
     blank_row_ends_document: bool = False
-    """jsonl, parquet with row: sentence: an empty row ends a document."""
+    """For kinds jsonl and parquet with row: sentence. An empty row ends a document."""
     rows_per_document: Positive | None = None
-    """jsonl, parquet with row: sentence: number of rows after which a document ends. text: the same in lines."""
+    """For kinds jsonl and parquet with row: sentence. A document ends after this number of rows. For kind text, it ends
+    after this number of lines."""
 
     @property
     def called(self) -> str:
-        """`name`, derived if null."""
+        """The name of the source: `name`, or kind and language if `name` is null."""
         return self.name or f"{self.kind}-{self.language}"
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """`path` as a tuple."""
+        """`path` as a tuple, even if it is one path."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @model_validator(mode="after")
@@ -115,7 +116,7 @@ class SourceConfig(Settings):
 
 
 class VocabularyConfig(Settings):
-    """Which vocabulary to use, or how to train one."""
+    """The settings that say which vocabulary to use, or how to train one."""
 
     path: str | None = None
     """Path or URL of vocab.txt or tokenizer.json, or of a folder with one (tokenizer.json first). null: train a
@@ -123,21 +124,22 @@ class VocabularyConfig(Settings):
     train: bool = False
     """Train a vocabulary into `path` if that file does not exist yet."""
     algorithm: Literal["wordpiece", "bpe", "byte_level_bpe"] = "wordpiece"
-    """Training: kind of subword units."""
+    """Training: kind of tokenizer."""
     criterion: Literal["likelihood", "frequency"] = "likelihood"
-    """Training of wordpiece: merge by p(st)/(p(s)p(t)), or by pair count."""
+    """Training of wordpiece: merge the pair of pieces s, t with the largest p(st)/(p(s)p(t)) (likelihood), or the most
+    frequent pair (frequency)."""
     size: Annotated[int, Field(ge=110)] = 30_522
     """Training: number of entries, special and unused ones included."""
     min_pair_count: Positive | None = None
-    """Training: pairs seen less often are never merged. null: 2 for frequency; for likelihood the bound starts at the
-    count of the most frequent pair and falls by a fifth whenever no pair reaches it, down to 2."""
+    """Training: pairs that occur less often are never merged. null: 2 for frequency; for likelihood, the bound starts
+    at the count of the most frequent pair and falls by a fifth whenever no pair reaches it, down to 2."""
     lowercase: bool = True
     """Lower-case text (uncased vocabulary)."""
     strip_accents: bool | None = None
     """Remove accents; null: same as `lowercase`."""
     hangul: Literal["syllables", "jamo"] = "syllables"
     """Training: keep Hangul syllables whole, or split them into their letters, as the published uncased vocabularies
-    do; jamo needs strip_accents. For a given vocabulary its entries decide."""
+    do; jamo needs strip_accents. If a vocabulary is given, its entries decide."""
 
     @model_validator(mode="after")
     def _check_path(self) -> VocabularyConfig:
@@ -150,22 +152,23 @@ class VocabularyConfig(Settings):
 
 
 class NearDuplicatesConfig(Settings):
-    """Which documents count as near duplicates, and how thoroughly to search for them."""
+    """The settings that say which documents count as near duplicates, and how thoroughly to search for them."""
 
     threshold: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
-    """Documents with at least this Jaccard similarity of their shingles are near duplicates. The similarity is
-    estimated from `permutations` values: its standard deviation at the default is 0.035."""
+    """Documents are near duplicates if the Jaccard similarity of their shingles (runs of words) is at least this. The
+    similarity is estimated from `permutations` values; its standard deviation is 0.035 at the defaults."""
     shingle_words: Annotated[int, Field(ge=1, le=32)] = 5
-    """Words per shingle. Shingles are all runs of this length, ignoring case and punctuation. A Chinese, Japanese or
-    Thai character is a word."""
+    """Words in a shingle. The shingles of a document are all runs of this many words, without case and punctuation. A
+    Chinese, Japanese or Thai character counts as a word."""
     permutations: Annotated[int, Field(ge=16, le=1024)] = 128
-    """Values in a document's MinHash signature; more find near duplicates more reliably but take more time."""
+    """Values in a document's MinHash signature. More values find near duplicates more reliably but take more time."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     """Seed of the permutations."""
 
 
 class CleaningConfig(Settings):
-    """Which documents are left out. Documents are measured after cleaning; every filter is off by default."""
+    """The settings that say which documents are left out. Documents are measured after cleaning. Every filter is off by
+    default."""
 
     min_words: Positive | None = None
     """Leave out documents with fewer words (between spaces)."""
@@ -176,21 +179,21 @@ class CleaningConfig(Settings):
     max_characters: Positive | None = None
     """Leave out documents with more characters."""
     max_repeated_lines: Share | None = None
-    """Leave out documents if a larger share of their sentences repeats an earlier one."""
+    """Leave out documents if a larger share of their sentences repeats an earlier sentence."""
     max_symbols: Share | None = None
     """Leave out documents if a larger share of their characters (without spaces) is neither letter, digit nor mark."""
     min_script: Share | None = None
     """Leave out documents if a smaller share of their letters belongs to the script of the source's language."""
     min_stop_words: Share | None = None
-    """Leave out documents if a smaller share of their words is among the most common of the source's language. English
-    prose has 0.35 to 0.5; other languages score 0.0 to 0.1 on the English list. Documents of fewer than 20 words, and
-    sources in a language without a list, are not measured."""
+    """Leave out documents if a smaller share of their words is among the most common words of the source's language.
+    English prose has 0.35 to 0.5; text in other languages has 0.0 to 0.1 of the English words. Documents of fewer than
+    20 words, and sources in a language without a list, are not measured."""
     near_duplicates: NearDuplicatesConfig | None = None
-    """Leave out near duplicates; {} for the defaults. Of two, the one with more words stays (if equal, the one with the
-    smaller hash); a document is left out only for one that stays."""
+    """Leave out near duplicates; {} does so with the defaults. Of two near duplicates, the one with more words stays
+    (if equal, the one with the smaller hash). A document is left out only if it resembles one that stays."""
     keep_rejects: str | None = None
-    """Folder for rejects.jsonl: source, name, reason, detail and text of every document that these settings leave out,
-    and of duplicates. During the build OUT/_tmp needs space for the corpus as text."""
+    """Folder for rejects.jsonl, which has the source, name, reason, detail and text of every document that these
+    settings leave out, and of duplicates. During the build, OUT/_tmp needs space for the whole corpus as text."""
 
     @property
     def measures_documents(self) -> bool:
@@ -208,24 +211,24 @@ class CleaningConfig(Settings):
 
 
 class DumpConfig(Settings):
-    """A dump of one Wikipedia's articles to fetch."""
+    """A dump of the articles of one Wikipedia, which `make download` fetches."""
 
     language: str
     """Language code as in Wikipedia's addresses, such as en."""
     date: Annotated[str, Field(pattern=r"^\d{8}$")]
     """Date of the dump in quotation marks, such as "20261101"."""
     folder: str
-    """Folder to fetch its files into; a source reads them from there."""
+    """Folder for the files of the dump, from which a source reads them."""
 
 
 class DownloadConfig(Settings):
-    """What `make download` (`python -m pipeline.download config FILE`) fetches, and what you must bring. Builds ignore
-    it."""
+    """The settings that say what `make download` (`python -m pipeline.download config FILE`) fetches, and which files
+    you must get yourself. Builds ignore them."""
 
     wikipedia: tuple[DumpConfig, ...] = ()
     """Dumps to fetch."""
     bring: dict[str, str] = Field(default_factory=dict)
-    """How to get the files of a source, by the source's name; shown if they are missing."""
+    """By the name of a source: how to get its files. This is shown if they are missing."""
     mirror: str = "https://dumps.wikimedia.org"
     """Address of a server with the layout of dumps.wikimedia.org; the option --mirror overrides it."""
 
@@ -246,7 +249,7 @@ def is_web_address(address: str) -> bool:
 
 
 class PipelineConfig(Settings):
-    """Settings of `pipeline/run.py`."""
+    """All settings of a build (`pipeline/run.py`)."""
 
     sources: tuple[SourceConfig, ...]
     """Where the text comes from."""
@@ -258,39 +261,41 @@ class PipelineConfig(Settings):
     """Folder of the data set, or its s3:// or gs:// URL; must be absent, empty, or an unfinished or finished build
     with the same settings."""
     mode: Mode = "strict"
-    """strict: the published algorithm with its known faults fixed. reference: token for token as published."""
+    """strict: the published algorithm with its known faults fixed. reference: the same tokens as the published code."""
     max_seq_length: Annotated[int, Field(ge=8, le=65_535)] = 512
     """Longest row in tokens, special tokens included."""
     max_predictions: Positive | None = None
-    """Most masked positions in a row; null: masked_probability x max_seq_length, rounded up."""
+    """Largest number of masked positions in a row; null: masked_probability x max_seq_length, rounded up."""
     masking: Masking = "whole_word"
     """What is masked together: a whole word, a single token, or a span of words."""
     replacement_draw: Literal["word", "piece"] | None = None
-    """Whether [MASK], keep or replace (80/10/10) is drawn once per word (span) or per piece; null: per word in strict
-    mode, per piece in reference mode."""
+    """Whether [MASK], keep or replace (80/10/10) is drawn once for each word (or span), or for each piece. null: word
+    in strict mode, piece in reference mode."""
     masked_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Share of tokens to predict."""
     masks_per_pair: Annotated[int, Field(ge=1, le=255)] = 1
-    """K, mask sets stored with each pair; epoch e of training uses set e mod K."""
+    """K, the number of mask sets (choices of masked positions) stored with each pair. Epoch e of training uses set e
+    mod K."""
     passes: Annotated[int, Field(ge=1, le=65_535)] = 1
     """Passes over the corpus, each with different pairs."""
     short_sequence_probability: Fraction = 0.1
-    """Share of pairs with a shorter target length."""
+    """Share of pairs that aim at a shorter length than max_seq_length."""
     next_sentence: NextSentence = "random_document"
-    """How half of the second segments become negatives: from a random document or by swapping the two; none: no
-    second segment."""
+    """How half of the pairs become negatives. random_document: the second segment is from another document.
+    sentence_order: the two segments are swapped. none: there is no second segment."""
     not_next_bounds: tuple[Share, Share] | None = None
-    """Allowed share of pairs whose second segment does not follow; outside it a build of 400 or more pairs fails. null:
-    0.4 to 0.6, in reference mode 0.4 to 0.75. [0, 1] never fails. Warnings begin halfway."""
+    """Lowest and highest allowed share of negatives (pairs whose second segment does not follow the first). Outside, a
+    build of 400 or more pairs fails; warnings begin halfway between 0.5 and a bound. null: 0.4 to 0.6, in reference
+    mode 0.4 to 0.75. [0, 1] never fails."""
     validation_fraction: Fraction = 0.01
     """Share of documents held out, chosen by the hash of their text; 0 for none."""
     shards: Positive | Literal["auto"] = "auto"
-    """Number of training shards; auto: one per 64 MB of text or so."""
+    """Number of training shards; auto: one for about 64 MB of text."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12_345
     """Seed of all random draws."""
     workers: Positive | None = None
-    """Number of workers; null: all cores, with engine ray as many as fit on the present nodes. Never changes the
-    data."""
+    """Number of workers; null: one for each core, or with engine ray as many as fit on the present nodes. Never changes
+    the data."""
     engine: EngineName = "local"
     """Where the workers run, also as --engine NAME. local: processes on this machine; dask: a Dask cluster; ray: actors
     on a Ray cluster. Beam options after -- may name another runner. Never changes the data."""
@@ -303,23 +308,23 @@ class PipelineConfig(Settings):
 
     @property
     def predictions(self) -> int:
-        """max_predictions, derived if null."""
+        """The largest number of masked positions in a row: max_predictions, or its default if that is null."""
         if self.max_predictions is not None:
             return self.max_predictions
         return max(1, -int(-self.masked_probability * self.max_seq_length // 1))
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Distinct names of the sources, by falling weight, then by name.
+        """The distinct names of the sources, ordered by falling weight, then by name.
 
-        A document's source is an index into this. A text found in two sources has the lower index.
+        The source of a document is stored as an index into this. A text in two sources gets the lower index.
         """
         weights = {source.called: source.weight for source in self.sources}
         return tuple(sorted(weights, key=lambda name: (-weights[name], name)))
 
     @property
     def source_weights(self) -> tuple[float, ...]:
-        """The weight of each of `source_names`."""
+        """The weights of the sources, in the order of source_names."""
         weights = {source.called: source.weight for source in self.sources}
         return tuple(weights[name] for name in self.source_names)
 
@@ -370,7 +375,8 @@ class PipelineConfig(Settings):
         return self
 
     def data_tree(self) -> dict[str, object]:
-        """Settings that shape the data: without output, engines, workers, download, bounds and paths of inputs."""
+        """Return the settings that shape the data, as nested dicts: all but output, engines, workers, download,
+        not_next_bounds, keep_rejects and paths of inputs."""
         tree = to_tree(self)
         del tree["output"], tree["workers"], tree["download"], tree["engine"], tree["dask"], tree["ray"]
         del tree["not_next_bounds"], tree["cleaning"]["keep_rejects"], tree["vocabulary"]["path"]

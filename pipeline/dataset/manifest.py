@@ -1,7 +1,7 @@
-"""The manifest: lists everything in a data set and is written last; a folder without one is not a data set.
+"""The manifest, which lists everything in a data set. It is written last: a folder without one is not a data set.
 
-Readers open only what it lists. Opening a set checks size and footer hash of every shard (milliseconds each); every
-read checks page checksums; whole-file hashes are checked on request.
+Readers open only what the manifest lists. Opening a data set checks size and footer hash of every shard (milliseconds
+each). Every read checks page checksums. Whole-file hashes are checked on request.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TOKENIZER_FOLDER = "tokenizer"
 TOKEN_COUNTS_NAME = "token_counts.parquet"
 _PARQUET_MAGIC = b"PAR1"
 _TAIL_BYTES = 1 << 16
-"""Bytes read from the end of a Parquet file in one request; most footers fit."""
+"""The number of bytes read from the end of a Parquet file in one request. Most footers fit into it."""
 _STORE_THREADS = 16
-"""Shards checked at the same time on a store, with two requests each."""
+"""The number of shards checked at the same time on a store. Each takes two requests."""
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 SplitName: TypeAlias = Literal["train", "validation"]
@@ -42,86 +42,86 @@ class DataSetError(ValueError):
 
 
 class Shard(Settings):
-    """One Parquet file of the set."""
+    """The manifest's entry for one Parquet file of the data set."""
 
     path: str
-    """Relative to the data set's folder, with forward slashes."""
+    """The path relative to the data set's folder, with forward slashes."""
     split: SplitName
-    """The split of the set it belongs to."""
+    """Whether the file belongs to the training or the validation data."""
     rows: int
-    """Sentence pairs in it."""
+    """The number of sentence pairs in the file."""
     tokens: int
-    """Sum of num_tokens."""
+    """The number of tokens (sum of the column num_tokens)."""
     bytes: int
-    """File size."""
+    """The size of the file."""
     sha256: str
-    """Hash of the whole file."""
+    """The hash of the whole file."""
     footer_sha256: str
-    """Hash of the Parquet footer (metadata, its length and the magic bytes)."""
+    """The hash of the Parquet footer (metadata, the length of the metadata, and the magic bytes)."""
     row_group_rows: tuple[int, ...]
-    """Rows of each row group."""
+    """The number of rows in each row group."""
     row_group_tokens: tuple[int, ...]
-    """Tokens of each row group."""
+    """The number of tokens in each row group."""
     max_masked: int
-    """Largest number of masked positions in any row and mask set."""
+    """The largest number of masked positions in any mask set of any row."""
     masked: int
-    """Masked positions, summed over rows and mask sets."""
+    """The number of masked positions, summed over all mask sets of all rows."""
 
 
 class Special(Settings):
-    """Ids of the special tokens."""
+    """The ids of the special tokens."""
 
     pad: int
-    """[PAD]"""
+    """The id of [PAD]."""
     unk: int
-    """[UNK]"""
+    """The id of [UNK]."""
     cls: int
-    """[CLS]"""
+    """The id of [CLS]."""
     sep: int
-    """[SEP]"""
+    """The id of [SEP]."""
     mask: int
-    """[MASK]"""
+    """The id of [MASK]."""
 
 
 class Manifest(Settings):
     """Everything that identifies a data set, and how it was built."""
 
     schema_version: int
-    """Version of the column contract."""
+    """The version of the columns (dataset.schema.SCHEMA_VERSION)."""
     config: dict[str, Any]
     """The settings that shape the data (PipelineConfig.data_tree)."""
     seed: int
-    """Seed of every draw."""
+    """The seed of all random draws."""
     versions: dict[str, str]
-    """Versions of the libraries and of our own code that shape the data."""
+    """The versions of the libraries and of our own code that shape the data."""
     vocabulary_hash: str
-    """Hash of the ordered vocabulary and its normalisation."""
+    """The hash of the vocabulary: its entries in order, and how it normalises text."""
     vocabulary_size: int
-    """Number of ids."""
+    """The number of token ids."""
     special: Special
-    """Ids of the special tokens."""
+    """The ids of the special tokens."""
     max_seq_length: int
-    """Longest row in tokens."""
+    """The largest number of tokens that a row may have."""
     max_predictions: int
-    """Most positions in a mask set of a row."""
+    """The largest number of positions that a mask set may have."""
     mask_sets: int
-    """K, mask sets of each row."""
+    """K, the number of mask sets (choices of masked positions) of each row."""
     next_sentence: str
-    """How the second segment was chosen; none: rows have no second segment."""
+    """How the second segment was chosen. If it is none, rows have no second segment."""
     sources: tuple[str, ...]
-    """Names of the sources, as the column `source` counts them."""
+    """The names of the sources. The column `source` is an index into them."""
     shards: tuple[Shard, ...]
     """Every Parquet file of the set, ordered by path."""
     files: dict[str, str]
-    """sha256 of every other file that readers use (tokenizer, token counts), by relative path."""
+    """The sha256 of every other file that readers use (tokenizer, token counts), by relative path."""
     drops: dict[str, int]
-    """Documents, pages or sentences left out, by reason."""
+    """The number of documents, pages or sentences left out, by reason."""
     statistics: dict[str, Any]
-    """Counts that the report and the data card show."""
+    """The counts that the report and the data card show."""
 
     @property
     def hash(self) -> str:
-        """sha256 over everything above: equal for equal data, whoever builds it."""
+        """The sha256 of all fields. It is equal for equal data, whoever builds it."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
 
     def shards_of(self, split: SplitName) -> tuple[Shard, ...]:
@@ -137,8 +137,10 @@ class Manifest(Settings):
         return sum(shard.tokens for shard in self.shards_of(split))
 
     def row_lengths(self, split: SplitName) -> tuple[int, ...]:
-        """Return the number of rows in one split by length in tokens, from 0. Raises DataSetError if the counts do not
-        add up."""
+        """Return how many rows of one split have 0, 1, 2, ... tokens.
+
+        Raises DataSetError if these counts do not add up to the rows and tokens of the shards.
+        """
         found = self.statistics.get("splits", {}).get(split, {}).get("lengths", ())
         if (sum(found), sum(map(mul, found, count()))) != (self.num_rows(split), self.num_tokens(split)):
             raise DataSetError(
@@ -159,7 +161,8 @@ def shard_name(split: SplitName, index: int, count: int) -> str:
 
 
 def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any]) -> str:
-    """Write OUT/manifest.json atomically and durably; return its path. `run` (workers, time, host) enters no hash."""
+    """Write manifest.json into `root` atomically and durably, and return its path. `run` (workers, time, host) is not
+    part of any hash."""
     tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
     path = storage.join(root, MANIFEST_NAME)
     text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
@@ -168,8 +171,10 @@ def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any])
 
 
 def read_manifest(root: str | Path) -> Manifest:
-    """Read OUT/manifest.json and check its own hash. Raises DataSetError with the remedy, or OSError if a store cannot
-    be reached or denies access."""
+    """Read manifest.json in `root`, compare it with the hash that it contains, and return it.
+
+    Raises DataSetError with the remedy, or OSError if a store cannot be reached or denies access.
+    """
     path = storage.join(root, MANIFEST_NAME)
     try:
         text = storage.read_bytes(path)
@@ -204,7 +209,8 @@ def read_manifest(root: str | Path) -> Manifest:
 
 
 def _find_set_above(root: str | Path) -> str | None:
-    """Return the data set that has `root` as a folder or shard; None if there is none or a store does not tell."""
+    """Return the path of the data set that has `root` as a folder or shard. Return None if there is none, or if the
+    object store does not say."""
     folder = str(root).rstrip("/")
     with suppress(OSError):
         for _ in range(2):
@@ -215,7 +221,8 @@ def _find_set_above(root: str | Path) -> str | None:
 
 
 def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
-    """Read the manifest and verify every listed file: size and footer hash, or the whole sha256 with `full`.
+    """Verify every file that the manifest lists, and return the manifest. Of shards, only size and footer hash are
+    checked, unless `full` asks for the whole sha256.
 
     Raises DataSetError, which names the file and what differs.
     """
@@ -235,7 +242,8 @@ def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
 
 
 def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = False) -> None:
-    """Check shards against their entries, several at once on a store. Raises DataSetError for the first mismatch."""
+    """Check shards against their manifest entries, several at once on an object store. Raises DataSetError for the
+    first mismatch."""
     if not storage.is_url(root):
         for shard in shards:
             verify_shard(root, shard, full=full)
@@ -245,7 +253,10 @@ def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = Fal
 
 
 def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
-    """Check one shard against its entry. Raises DataSetError, which names file, expected and found."""
+    """Check one shard against its manifest entry: size and footer hash, and with `full` the whole sha256.
+
+    Raises DataSetError, which names the file, the expected and the found value.
+    """
     path = resolve_inside(root, shard.path)
     try:
         with storage.open_input(path) as stream:
@@ -266,7 +277,7 @@ def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
 
 
 def resolve_inside(root: str | Path, name: str) -> str:
-    """Return the path or URL of `name` under `root`. Raises DataSetError if it is absolute or leaves `root`."""
+    """Return the path or URL of `name` under `root`. Raises DataSetError if `name` is absolute or leaves `root`."""
     pure = PurePosixPath(name)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name:
         where = storage.join(root, MANIFEST_NAME)
@@ -281,7 +292,7 @@ def file_sha256(path: str | Path) -> str:
 
 
 def footer_sha256(path: str | Path) -> str:
-    """Return the sha256 of a Parquet file's footer. Raises DataSetError if the file does not end as Parquet does."""
+    """Return the sha256 of a Parquet file's footer. Raises DataSetError if the file does not end like Parquet."""
     with storage.open_input(path) as stream:
         return _hash_footer(stream, path=path)
 

@@ -1,7 +1,7 @@
-"""The columns of a data set: one row is one sentence pair, stored once, unmasked, with its K mask sets.
+"""The columns of a data set, which are the contract between pipeline and trainer.
 
-This is the contract between pipeline and trainer: any change must raise SCHEMA_VERSION.
-Ids are uint16 up to 65,536 vocabulary entries and int32 above.
+One row is one sentence pair (A, B), stored once and unmasked, with K mask sets (choices of masked positions). Any
+change must raise SCHEMA_VERSION. Ids are uint16 up to 65,536 vocabulary entries and int32 above.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ INPUT_IDS = "input_ids"
 NUM_TOKENS = "num_tokens"
 """uint16: length of input_ids."""
 FIRST_LENGTH = "first_length"
-"""uint16: tokens of the first segment, its [CLS] and [SEP] included; segment ids follow from it."""
+"""uint16: number of tokens of [CLS] A [SEP]; the other tokens have segment id 1."""
 NEXT_SENTENCE_LABEL = "next_sentence_label"
-"""uint8: 0 = B follows A, 1 = it does not (transformers' convention); null if there is no second segment."""
+"""uint8: 0 if B follows A, 1 if it does not (the convention of transformers); null if there is no second segment."""
 MASKED_POSITIONS = "masked_positions"
 """list<list<uint16>>: K lists of ascending positions to predict; the label is input_ids at the position."""
 MASKED_INPUTS = "masked_inputs"
-"""list<list<id>>: K lists of the input ids at those positions after masking ([MASK], kept or replaced)."""
+"""list<list<id>>: K lists of the ids that the model gets at the masked positions: [MASK], the same id or another."""
 DOCUMENT_ID = "document_id"
 """binary(16 bytes): 128-bit hash of the cleaned text of A's document."""
 SECOND_DOCUMENT_ID = "second_document_id"
-"""binary(16 bytes): the same for B; null if there is no second segment."""
+"""binary(16 bytes): 128-bit hash of the cleaned text of B's document; null if there is no second segment."""
 PASS_NUMBER = "pass_number"
 """uint16: number of the pass over the corpus that made the pair, from 0."""
 SOURCE = "source"
@@ -43,7 +43,7 @@ def id_type(vocabulary_size: int) -> pa.DataType:
 
 
 def sentence_pair_schema(vocabulary_size: int, *, vocabulary_hash: str) -> pa.Schema:
-    """Return the Arrow schema of a shard, with schema version and vocabulary hash as key-value metadata."""
+    """Return the Arrow schema of a shard, with the schema version and `vocabulary_hash` as key-value metadata."""
     ids = id_type(vocabulary_size)
     return pa.schema(
         [
@@ -66,7 +66,10 @@ def sentence_pair_schema(vocabulary_size: int, *, vocabulary_hash: str) -> pa.Sc
 
 
 def token_counts_schema() -> pa.Schema:
-    """Return the Arrow schema of token_counts.parquet: counts of ids in the training input_ids, special tokens 0."""
+    """Return the Arrow schema of token_counts.parquet, which counts each token id in the training rows.
+
+    The count of special tokens is 0.
+    """
     return pa.schema(
         [
             pa.field("id", pa.int32(), nullable=False),
