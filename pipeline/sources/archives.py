@@ -76,7 +76,8 @@ def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]
 
     A file comes without data, but with a reason, in three cases: book_over_budget (it has more than MOST_MEMBER_BYTES),
     not_a_text_file (it is a link, a device or a sparse file, or its name ends in none of `suffixes`) and unsafe_name
-    (its path leads out of the archive). Raises ValueError naming archive, member and byte if the archive is damaged.
+    (its path leads out of the archive or contains control characters). Raises ValueError naming archive, member and
+    byte if the archive is damaged.
     """
     path = split.path
     found = _read_zip(path, split) if _is_zip(path) else _read_tar(path, split)

@@ -28,8 +28,9 @@ _EMPTY_STREAM_BYTES = 14
 
 
 class Mark(NamedTuple):
-    """A place where the 48 bits stand that begin a block, or (if `is_end`) that end a stream. They may stand there by
-    chance. `bit` counts from the start of the searched bytes, or from the start of the file in a _Window."""
+    """A place where the 48-bit mark was found that begins a block, or (if `is_end`) the mark that ends a stream. The
+    same bits may also occur by chance. `bit` counts from the start of the searched bytes, or from the start of the file
+    in a _Window."""
 
     bit: int
     is_end: bool

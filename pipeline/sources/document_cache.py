@@ -52,7 +52,7 @@ def read_through(
     items: Iterable[Document | Drop], *, split: Split, source: SourceConfig, folder: str
 ) -> Iterator[Document | Drop]:
     """Yield a split's items (documents and drops) from the file that stores this split in `folder`. If that file does
-    not exist, yield `items` instead, and store them in it, which is complete once the caller has taken all of them.
+    not exist, yield `items` instead, and write them to the file, which appears once the caller has taken all items.
 
     `items` must be lazy: they are not read if the file exists. Raises ValueError naming a damaged file, OSError if the
     file cannot be written.

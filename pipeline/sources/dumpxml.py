@@ -39,8 +39,8 @@ class _Revision:
 
 @dataclass
 class SiteInfo:
-    """The head of a dump: the wiki's language and database name, and `namespaces`, the number of each namespace by its
-    name. `complete` is True once the first page began, because the head has then been read."""
+    """The head of a dump: the wiki's language and database name, and `namespaces`, which maps each namespace's name to
+    its number. `complete` is True once the first page began, because the head has then been read."""
 
     language: str = ""
     database: str = ""

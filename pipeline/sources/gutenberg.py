@@ -1,7 +1,8 @@
 """Cuts Project Gutenberg's header and licence from a book and rejoins hard-wrapped lines into paragraphs. Pure.
 
 Whether lines are wrapped is first decided for the whole file, so that files with one paragraph per line stay unchanged.
-It is decided again for each block between blank lines, so that verse, tables, lists and title pages keep their lines.
+In a wrapped file this is decided again for each block between blank lines, so that verse, tables, lists and title pages
+keep their lines.
 """
 
 from __future__ import annotations
@@ -88,9 +89,9 @@ def _after_paragraph(lines: list[str], first: int) -> list[str]:
 
 
 def _wrap_width(lines: list[str]) -> int:
-    """Return the width at which the lines of a file are wrapped (the length that 5% of them exceed), or 0 if they are
-    not wrapped. Lines are not wrapped if that width is above _LONGEST_WRAPPED. They are not wrapped either if at least
-    half of the lines that have another line directly after them are shorter than 70% of the width."""
+    """Return the width at which the lines of a file are wrapped (a length that about 5% of them exceed at most), or 0
+    if they are not wrapped. Lines are not wrapped if that width is above _LONGEST_WRAPPED. They are not wrapped either
+    if at least half of the lines that have another line directly after them are shorter than 70% of the width."""
     lengths = sorted(len(line) for line in lines if line)
     if not lengths:
         return 0

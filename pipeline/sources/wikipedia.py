@@ -115,8 +115,8 @@ def _begins_with_page(path: str | Path, start: int) -> bool:
 
 
 def read_site(path: str) -> SiteInfo:
-    """Return the siteinfo in the head of a dump (language, namespaces). If the dump has no head, the SiteInfo has no
-    names."""
+    """Return the siteinfo in the head of a dump (language, namespaces). If the dump has no head, the fields of the
+    SiteInfo are empty, and `is_fragment` says whether the file has only bare <page> elements."""
     head, found = b"", -1
     for piece in read_pieces(path):
         head += piece
@@ -162,7 +162,8 @@ def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
 
 
 def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
-    """Yield the XML of the pages that start in a split, in pieces."""
+    """Yield the XML of the pages that start in a split, in pieces. `size` is the file's size. `is_fragment` says that
+    the file has only bare <page> elements."""
     path = split.path
     cuts = [cut for cut in (split.start, split.end) if cut not in (-1, 0, size)]
     if compression_of(path) == "bz2" and not all(_begins_with_page(path, cut) for cut in cuts):
@@ -172,8 +173,8 @@ def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes
 
 def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
     """Yield the XML of the pages that start in the bz2 blocks of a split, in pieces. Because the last page may continue
-    in the blocks after the split, the XML ends at the first <page> there. `size` is the file's size. Raises ValueError
-    if the dump is truncated."""
+    in the blocks after the split, the XML ends at the first <page> there. `size` is the file's size. `is_fragment` says
+    that the file has only bare <page> elements. Raises ValueError if the dump is truncated."""
     begun, past_end = split.start == 0, False
     held = b""  # may contain the first half of a <page>, or the end of the dump
     for block in read_blocks(split.path, start=split.start):
