@@ -166,7 +166,8 @@ def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]
     """Yield a seekable file to write, which appears under its name if the block ends without an error.
 
     For a store the content goes to a temporary file (in TMPDIR), which is then uploaded. With `in_place` a local file
-    is written directly under its name and removed on an error, which is enough if nobody reads the file earlier.
+    is written directly under its name and removed on an error, which is enough if nobody reads the file before it is
+    complete.
     """
     if not is_url(path):
         with (_write_in_place if in_place else replace_file)(local_path(path)) as stream:
@@ -198,7 +199,7 @@ def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
 def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
     """Return the files in a folder (with `below` also in its subfolders), sorted by name; [] if the folder is missing.
 
-    A request to a store returns 1,000 names. Raises StorageError if the bucket is missing or access is denied.
+    On a store, one request returns up to 1,000 names. Raises StorageError if the bucket is missing or access is denied.
     """
     if not is_url(folder):
         return _list_local(local_path(folder), below=below)
@@ -306,8 +307,8 @@ def delete(path: StrPath) -> None:
 
 
 def delete_tree(folder: StrPath) -> None:
-    """Delete a folder with everything below it, or do nothing if it is missing. A request to a store deletes 1,000
-    names. Raises ValueError for a whole bucket."""
+    """Delete a folder with everything below it, or do nothing if the folder is missing. On a store, one request deletes
+    up to 1,000 files. Raises ValueError for a whole bucket."""
     if not is_url(folder):
         with suppress(FileNotFoundError):
             shutil.rmtree(local_path(folder))

@@ -103,10 +103,10 @@ def hold(
     """Take the lease on `folder` (the right to write there alone), keep it alive inside the block and give it back.
     Yield the lease's token, a text that `held` checks. The folder is created if it is missing.
 
-    If a command on another machine has the lease, call `say` with a message and wait for a sign of life from that
-    command. Raises LeaseError if that command is alive. `name` is the output in messages (default: output=FOLDER). If
-    the lease is lost inside the block, a separate thread reports the loss with `say`, sets `stop` and calls
-    `note_loss`.
+    If a command on another machine, or in another container, has the lease, call `say` with a message and wait for a
+    sign of life from that command. Raises LeaseError if a command that has the lease is alive. `name` is the output in
+    messages (default: output=FOLDER). If the lease is lost inside the block, a separate thread reports the loss with
+    `say`, sets `stop` and calls `note_loss`.
     """
     folder, name = locate(folder), _name(folder, name)
     holder = take(folder, timeout_s=timeout_s, say=say, stop=stop, name=name)
