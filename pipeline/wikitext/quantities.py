@@ -204,7 +204,7 @@ def _date_text(year: str, month: str, day: str, *, day_first: bool) -> str | Non
 
 
 def english_date(arguments: Arguments) -> str | None:
-    """Render a date from year, month and day. Return None on wikis that are not in English, or without a year."""
+    """Render a date from year, month and day. Return None if the wiki is not in English, or if there is no year."""
     if arguments.language not in ("en", "simple"):
         return None
     day_first = arguments.named.get("df", "").casefold() in ("y", "yes", "true", "1")

@@ -53,7 +53,8 @@ def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
 def wikitext_to_text(
     markup: str, *, names: WikiNames, language: str = "en", title: str = "", budget: PageBudget = DEFAULT_BUDGET
 ) -> PlainText:
-    """Return the page's prose, one paragraph or list item per line, without headings, tables, references or files.
+    """Return the prose of the page whose wikitext is `markup`, one paragraph or list item per line, without headings,
+    tables, references or files. `names` and `language` are those of the wiki, and `title` is the page's title.
 
     Raises PageOverBudgetError if the page exceeds `budget`.
     """

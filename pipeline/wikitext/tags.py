@@ -1,6 +1,6 @@
 """Resolves the tags of wikitext (<ref>, <math>, <br> ...) in one pass from left to right.
 
-The time is linear in the page's length, because a missing closing tag is searched only once per tag name.
+The time is linear in the page's length, because a search for a missing closing tag is made only once per tag name.
 """
 
 from __future__ import annotations
