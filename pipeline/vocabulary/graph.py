@@ -62,7 +62,8 @@ def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
 
 
 def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], context: WordContext) -> None:
-    """Add the steps that count words to `pipeline`. They write the result to WORDS_NAME in the context's folder."""
+    """Add the steps that count words to `pipeline`. The last step writes the result to WORDS_NAME in the context's
+    folder."""
     _ = (
         pipeline
         | "List groups" >> beam.Create(groups, reshuffle=False)
@@ -104,7 +105,8 @@ class MergeRuns(_Step):
 
 
 class LeaveWords(_Step):
-    """Beam step: joins the files of all parts into the file WORDS_NAME, because an engine cannot return values."""
+    """Beam step: joins the files of all parts into the file WORDS_NAME. The main process reads that file, because an
+    engine cannot return values."""
 
     def process(self, paths: list[str]) -> None:
         with report_failure(self.context.exchange):

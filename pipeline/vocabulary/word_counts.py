@@ -132,7 +132,7 @@ def join_most_common(paths: Iterable[str], *, folder: str | Path, limit: int) ->
 
 
 def read_words(path: str | Path) -> dict[str, int]:
-    """Return the words and counts of a file that write_most_common or join_most_common wrote, in the file's order."""
+    """Return {word: count} from a file that write_most_common or join_most_common wrote, in the file's order."""
     return {word.decode("utf-8"): count for word, count in _read(_whole(path))}
 
 
