@@ -1,7 +1,7 @@
 """Turns text into token ids and word starts, exactly like the `tokenizers` library but several times as fast.
 
 Two caches save calls of the library: one for pieces of text between spaces, one for single words. The library's own
-steps fill these caches, so they change only the speed.
+steps fill these caches, so the caches change only the speed.
 """
 
 from __future__ import annotations
