@@ -36,8 +36,8 @@ _FEW_CAPITALS = 0.01
 
 
 def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
-    """Return warnings of probable mistakes, one line each. `tokenizer` is that of the given vocabulary, or None if a
-    vocabulary will be trained."""
+    """Return warnings of probable mistakes, one line each. `tokenizer` is the tokenizer of the given vocabulary, or
+    None if a vocabulary will be trained."""
     found = list(_advise_on_languages(config.sources))
     path = config.vocabulary.path
     if tokenizer is not None:

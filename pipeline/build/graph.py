@@ -168,7 +168,7 @@ class PlanShards(_Step):
 
 
 class WriteShards(_TokenizerStep):
-    """A Beam step. It writes one shard and yields the BuildResult. Its input is the shard's key (train or validation,
+    """A Beam step. It writes one shard and yields the BuildResult. An element has the shard's key (train or validation,
     index, number of shards) and the places of the shard's documents."""
 
     def process(
@@ -218,7 +218,7 @@ def write_shard(
     report: WorkReport,
 ) -> BuildResult:
     """Return the result of the shard `name`. If an earlier start of the build wrote this shard from the same documents,
-    the result comes from the record of that.
+    the result comes from the shard's record.
 
     Otherwise build the shard and record its result. `dropped` is the path of the list of near duplicates to leave out,
     or None.

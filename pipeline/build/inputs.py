@@ -55,8 +55,8 @@ def describe_identity(
     config: PipelineConfig, *, inputs: BuildInputs, tokenizer: WordTokenizer | None
 ) -> dict[str, Any]:
     """Return the identity of a build. Two builds with equal identities make the same data set. The keys are config,
-    inputs, modified, versions, code and, if `tokenizer` is given, vocabulary_hash. `tokenizer` is that of the given
-    vocabulary, or None if a vocabulary will be trained."""
+    inputs, modified, versions, code and, if `tokenizer` is given, vocabulary_hash. `tokenizer` is the tokenizer of the
+    given vocabulary, or None if a vocabulary will be trained."""
     paths = {
         name: {split.path for split in inputs.splits if config.sources[split.source].called == name}
         for name in config.source_names

@@ -127,7 +127,7 @@ def spill_documents(
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """Return the key of a split's record: the place of the split, and the hash that identifies the content of the
+    """Return the key of a split's record: the fields of `split`, and "input", which identifies the content of the
     split's file.
 
     The settings for reading are not in the key, because the hash of the whole build covers them.
@@ -136,8 +136,8 @@ def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
-    """Return the result as JSON data. Files are named without folders, because the output may be moved before the build
-    continues."""
+    """Return the result as JSON data with the keys tally, extents and bands. Files are named without folders, because
+    the output may be moved before the build continues."""
     extents = [[bucket, [Path(extent.path).name, *astuple(extent)[1:]]] for bucket, extent in result.extents]
     bands = [
         [bucket, [Path(band.keys).name, Path(band.signatures).name, *astuple(band)[2:]]]

@@ -250,9 +250,10 @@ def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
-    """Remove all files and records except those of finished `splits` and of finished shards (with `keep_shards`).
+    """Remove all files and records of pieces of the build, except those of finished `splits` and finished shards.
+    Without `keep_shards`, remove all shards too.
 
-    Return the number of records that remain, by kind.
+    Return how many records remain of each kind ("split" and "shard").
     """
     names = {context.ledger.record_name("split", split_key(split, context=context)) for split in splits}
     return context.ledger.sweep(folders=(SPILLS, SHARDS), splits=names, keep_shards=keep_shards)

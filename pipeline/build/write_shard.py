@@ -71,7 +71,8 @@ def build_shard(
     dropped: str | None = None,
     report: WorkReport | None = None,
 ) -> BuildResult:
-    """Build the shard of one bucket (a group of documents). Return its manifest entry and the counts of its content.
+    """Build the shard of one bucket (a group of documents). Return the shard's manifest entry and the counts of the
+    shard's content.
 
     The file is `folder`/(last part of `name`); `name` is the file's path in the manifest. The file is written and
     verified in `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an object store,
@@ -154,8 +155,8 @@ def _write_rows(
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
-    """Read the whole file with page checksums. Raises ShardError if its content differs from the manifest entry
-    `shard`, or if the number of rows of each length differs from `rows_by_length`."""
+    """Read the whole file with page checksums. Raises ShardError if the file differs from the manifest entry `shard`,
+    or if its number of rows of each length differs from `rows_by_length`."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             metadata = file.metadata
