@@ -162,8 +162,8 @@ def count_workers(client: Client, *, cluster: DaskCluster) -> int:
 
 
 def _explain(error: BaseException) -> BaseException:
-    """Return the error to show to the user in place of `error`, a task's error. This is `error` itself, unless it says
-    that workers were killed or that this package is missing there."""
+    """Return the error to show to the user in place of `error`, a task's error. This is `error` itself, unless `error`
+    says that workers were killed, or that this package is missing on the scheduler or the workers."""
     if isinstance(error, KilledWorker):
         return PassingError(
             f"{error.allowed_failures + 1} workers were lost one after another over the same piece of work (out of "

@@ -300,8 +300,8 @@ def _join(partitions: list[list[Any]]) -> list[Any]:
 
 @contextmanager
 def _translating(operations: dict[type, Any]) -> Iterator[None]:
-    """Put `operations` into Beam's table of Dask translations while the block runs. They map a Beam transform to the
-    class that translates it."""
+    """Put `operations` into Beam's table of Dask translations while the block runs. `operations` maps a Beam transform
+    to the class that translates it."""
     table = beam_dask.TRANSLATIONS
     before = dict(table)
     table.update(operations)

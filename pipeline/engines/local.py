@@ -1,6 +1,7 @@
 """Runs a Beam graph on an engine: Beam's FnApiRunner with one process per worker, a Dask cluster, or any Beam runner.
 
-Beam turns an error in a worker into a RuntimeError with a traceback as text. This module raises the original message.
+Beam turns an error in a worker into a RuntimeError with a traceback as text. This module raises an error with the
+original message instead.
 """
 
 # ruff: noqa: E402
@@ -70,10 +71,10 @@ def run_on_engine(
 ) -> None:
     """Run the graph that `lay_out` adds to a pipeline. A failed worker writes the reason to the folder `exchange`.
 
-    If `cluster` is given, Dask runs the graph. If an option in `beam_options` names a runner (--runner), that runner
-    does. Otherwise FnApiRunner does, with `workers` processes (if 1, in this process). Each worker locks the folder
-    `held`, if given, as long as the worker lives. Local processes put temporary files into the folder `temporary`, if
-    given; the caller removes these files.
+    If `cluster` is given, Dask runs the graph. Otherwise, if an option in `beam_options` names a runner (--runner),
+    that runner runs it. Otherwise FnApiRunner runs it, with `workers` processes (if 1, in this process). Each worker
+    locks the folder `held`, if given, as long as the worker lives. Local processes put temporary files into the folder
+    `temporary`, if given; the caller removes these files.
 
     Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for a bug.
     """
@@ -166,10 +167,11 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
 
 
 def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
-    """Return the error of the runner's thread, or None if the runner succeeded. `outcome` is the queue in which that
-    thread puts it.
+    """Return the error of the runner's thread, or None if the runner succeeded. That thread puts the error, or None,
+    into the queue `outcome`.
 
-    It polls, because a signal that arrives just before the wait, or at another thread, would not wake this thread.
+    This function polls, because a signal that arrives just before the wait, or at another thread, would not wake this
+    thread.
     """
     while True:
         try:
@@ -180,7 +182,7 @@ def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException
 
 def note_unknown(beam_options: Sequence[str]) -> None:
     """Warn of options that Beam does not know and would silently drop. This is only a warning, because the chosen
-    runner may know them."""
+    runner may know these options."""
     known = set(PipelineOptions([]).get_all_options())
     given = set(PipelineOptions(list(beam_options)).get_all_options(retain_unknown_options=True))
     for name in sorted(given - known):

@@ -128,8 +128,9 @@ def _describe_all() -> str:
 
 @contextmanager
 def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[None]:
-    """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine if RAY_ADDRESS is not set. After the block,
-    disconnect from the cluster, or stop the local Ray."""
+    """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine if RAY_ADDRESS is not set. A local Ray has
+    room for `workers` workers with the resources `each`. After the block, disconnect from the cluster, or stop the
+    local Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     where = os.environ.get("RAY_ADDRESS")
@@ -226,7 +227,8 @@ class DaskWorker:
 
 
 def _serve(make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run the coroutine from `make` in a thread. When it ends, the process exits and Ray restarts the actor."""
+    """Run the coroutine that `make` returns in a thread. When the coroutine ends, the process exits and Ray restarts
+    the actor."""
 
     def run() -> None:
         try:
