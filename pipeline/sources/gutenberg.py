@@ -55,8 +55,8 @@ def book_paragraphs(text: str) -> list[str]:
 
 
 def _cut_boilerplate(lines: list[str]) -> list[str]:
-    """Return the lines between Project Gutenberg's start mark and end mark (see _START and _END), without credits. If a
-    mark is missing, the lines begin at the first line, or end at the last line.
+    """Return the lines between Project Gutenberg's start mark and end mark (see _START and _END), without credits.
+    Without a start mark the returned lines begin at the first line, and without an end mark they end at the last line.
 
     Without a start mark, an end mark counts only in the last fifth of the lines, and the first paragraph is cut if it
     names the e-text.

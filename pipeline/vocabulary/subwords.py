@@ -150,9 +150,9 @@ def _symbol(character: str, *, marked: bool, kind: str) -> str:
 def _keep_frequent(
     codes: npt.NDArray[np.int64], counts: npt.NDArray[np.float64], *, most: int
 ) -> npt.NDArray[np.bool_]:
-    """Return an array that is True for each of `codes` whose character is frequent enough to stay. At most `most` codes
-    stay if that loses few enough characters (see _spell). Of equally frequent characters, the first in code point order
-    stays.
+    """Return an array that is True for each of `codes` whose character is frequent enough to stay. The rarest
+    characters are dropped: up to 1 in 100,000 of the text, or up to 1 in 10,000 if more than `most` codes would stay
+    otherwise. Of equally frequent characters, the first in code point order stays.
 
     A code is a character times 2, plus 1 with a mark such as ##. `counts` has the count of each code, and the two codes
     of a character are counted together.
