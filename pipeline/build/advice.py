@@ -30,13 +30,14 @@ _OF_COUNTRIES = {
     "ua": "uk",
     "vn": "vi",
 }
-"""The language code for country codes that are often given as languages (as a language, kr is Kanuri or unknown)."""
+"""Maps country codes that are often given by mistake to the language code that was meant. Read as a language, such a
+code names another language or none (kr is Kanuri)."""
 _FEW_CAPITALS = 0.01
 
 
 def list_advice(config: PipelineConfig, *, tokenizer: WordTokenizer | None) -> list[str]:
-    """Return warnings of probable mistakes, one line each. `tokenizer` is the given vocabulary, or None if one will be
-    trained."""
+    """Return warnings of probable mistakes, one line each. `tokenizer` is the tokenizer of the given vocabulary, or
+    None if a vocabulary will be trained."""
     found = list(_advise_on_languages(config.sources))
     path = config.vocabulary.path
     if tokenizer is not None:
@@ -64,8 +65,8 @@ def _advise_on_languages(sources: Sequence[SourceConfig]) -> Iterator[str]:
 
 
 def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[str]:
-    """Yield a warning for each training setting that has no effect, because the vocabulary (of `size` entries)
-    exists."""
+    """Yield a warning for each training setting that has no effect, because the vocabulary already exists and has
+    `size` entries."""
     remedy = "remove it" if not settings.train else "name another file to train one"
     for key in ("size",) if settings.train else ("algorithm", "criterion", "size", "min_pair_count", "hangul"):
         value, default = getattr(settings, key), VocabularyConfig.model_fields[key].default
@@ -77,9 +78,10 @@ def _advise_on_training(settings: VocabularyConfig, *, size: int) -> Iterator[st
 
 
 def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None:
-    """Raise ValueError if all documents are whole books, and there are too few to hold some out for validation.
+    """Raise ValueError if all documents are whole books, and there are too few books to hold some out for validation.
 
-    There are too few if, with 99% chance, the validation or the training data gets fewer books than it needs.
+    Each book is held out by chance. There are too few books if, with a chance of more than 99%, the validation data or
+    the training data would get fewer books than they need, or if there are not enough books for both.
     """
     whole = all(source.kind == "books" and source.unit == "book" for source in config.sources)
     fraction, fewest = config.validation_fraction, fewest_documents(config.next_sentence)
@@ -97,7 +99,8 @@ def refuse_few_books(config: PipelineConfig, *, splits: Sequence[Split]) -> None
 
 
 def _advise_on_unknown(backend: Tokenizer, *, path: str) -> Iterator[str]:
-    """Yield a warning if the tokenizer drops unknown characters, like BPE without unk_token and byte_fallback."""
+    """Yield a warning if the tokenizer drops characters that its vocabulary lacks, which BPE without unk_token and
+    byte_fallback does. `path` is the tokenizer's file."""
     gone = [letter for letter in RARE_LETTERS if not backend.encode(letter, add_special_tokens=False).ids]
     if gone:
         yield (

@@ -46,10 +46,11 @@ DROPPED_NAME = "near-duplicates"
 def build_graph(
     pipeline: beam.Pipeline, *, splits: Sequence[Split], context: BuildContext, workers: int | None = None
 ) -> None:
-    """Add the steps of a whole build to `pipeline`. The last one writes RESULT_NAME into the exchange folder.
+    """Add the steps of a whole build to `pipeline`. The last step writes RESULT_NAME into the exchange folder, which
+    the main process and all workers can reach.
 
     Give `workers` if the engine hands out all elements at once, like FnApiRunner: every worker then gets about the same
-    amount of input. If None, any idle worker takes the next split.
+    amount of input. If `workers` is None, any idle worker takes the next split.
     """
     dealt = [(split,) for split in splits] if workers is None else deal_splits(splits, workers=workers)
     read = (
@@ -76,8 +77,8 @@ def build_graph(
 
 
 def find_near_duplicates(read: beam.PCollection, *, context: BuildContext) -> beam.pvalue.AsSingleton:
-    """Add the search for near duplicates to the graph. Return the path of the list of documents to leave out (see
-    dedup.read_dropped) as a side input."""
+    """Add the search for near duplicates to the graph of `read` (the SplitResults). Return a side input: the path of
+    the list of documents to leave out (see dedup.read_dropped)."""
     dropped = (
         read
         | "Band keys" >> beam.FlatMap(_bands_of)
@@ -102,8 +103,8 @@ class _TokenizerStep(_Step):
 
 
 class CompareSignatures(_Step):
-    """A Beam step. It compares the MinHash signatures of some documents (a partition), and yields the path of a file of
-    the near duplicates among them, if there are any."""
+    """A Beam step. It compares the MinHash signatures of some documents (a partition). If it finds near duplicates
+    among these documents, it writes them to a file and yields a list with the file's path."""
 
     def process(self, element: tuple[int, Iterable[BandExtent]]) -> Iterator[list[str]]:
         settings = self.context.config.cleaning.near_duplicates
@@ -117,8 +118,8 @@ class CompareSignatures(_Step):
 
 
 class ChooseDropped(_Step):
-    """A Beam step. It takes the paths of all files of near duplicates, and yields the path of a list of documents to
-    leave out."""
+    """A Beam step. It takes the paths of all files of near duplicates, decides which of these documents to leave out,
+    and yields the path of the list of them."""
 
     def process(self, paths: list[str]) -> Iterator[str]:
         with report_failure(self.context.exchange):
@@ -128,8 +129,8 @@ class ChooseDropped(_Step):
 
 
 class SpillSplits(_TokenizerStep):
-    """A Beam step. It reads one split of the input into a spill file (an intermediate file), and yields the
-    SplitResult."""
+    """A Beam step. It reads one split of the input, writes its documents to a spill file (an intermediate file), and
+    yields the SplitResult."""
 
     def process(self, split: Split) -> Iterator[SplitResult]:
         with (
@@ -140,7 +141,7 @@ class SpillSplits(_TokenizerStep):
 
 
 class CountBuckets(_Step):
-    """A Beam step. It counts the documents in one bucket (a group of documents), and yields the counts."""
+    """A Beam step. It counts the documents that one bucket (a group of documents) keeps, and yields the BucketCount."""
 
     def process(self, element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> Iterator[BucketCount]:
         with report_failure(self.context.exchange):
@@ -148,8 +149,8 @@ class CountBuckets(_Step):
 
 
 class PlanShards(_Step):
-    """A Beam step. It decides which bucket (group of documents) goes into which shard, from the counts of all buckets.
-    Raises ValueError if a source gave no document."""
+    """A Beam step. From the counts of all buckets, it decides which bucket (group of documents) goes into which shard,
+    and yields the ShardPlan. Raises ValueError if a source gave no document."""
 
     def process(self, tally: ReadTally, counts: list[BucketCount]) -> Iterator[ShardPlan]:
         with report_failure(self.context.exchange):
@@ -167,8 +168,8 @@ class PlanShards(_Step):
 
 
 class WriteShards(_TokenizerStep):
-    """A Beam step. It writes one shard. Its input is the key of the shard (train or validation, index, number of
-    shards) and the places of its documents."""
+    """A Beam step. It writes one shard and yields the BuildResult. An element has the shard's key (train or validation,
+    index, number of shards) and the places of the shard's documents."""
 
     def process(
         self, element: tuple[tuple[str, int, int], Iterable[Sequence[Extent]]], dropped: str | None = None
@@ -200,7 +201,7 @@ class LeaveResult(_Step):
 
 
 def load_result(context: BuildContext) -> tuple[BuildResult, ReadTally]:
-    """Return the result of the build and the counts of the input, which LeaveResult wrote."""
+    """Return (result of the build, counts of the input), which LeaveResult wrote."""
     tree = json.loads(storage.read_bytes(storage.join(context.exchange, RESULT_NAME)))
     folder = context.spills
     return results_from_tree(tree["result"], folder=folder), reads_from_tree(tree["read"], folder=folder)
@@ -216,10 +217,11 @@ def write_shard(
     dropped: str | None,
     report: WorkReport,
 ) -> BuildResult:
-    """Return the result of one shard from its record, if an earlier start of the build wrote it from the same
-    documents.
+    """Return the result of the shard `name`. If an earlier start of the build wrote this shard from the same documents,
+    the result comes from the shard's record.
 
-    Otherwise build the shard and record its result.
+    Otherwise build the shard and record its result. `dropped` is the path of the list of near duplicates to leave out,
+    or None.
     """
     content = sorted((extent.checksum, extent.index_bytes, extent.num_bytes) for extent in extents)
     key = [name, content, None if dropped is None else file_sha256(dropped)]
@@ -247,8 +249,8 @@ def write_shard(
 
 
 def _report_work(context: BuildContext, *, stage: Stage, key: Any) -> WorkReport:
-    """Return a progress report that also adds to Beam's counters (cloze/read_documents ...). Adding to it raises
-    AbandonedError if another piece of the build has failed."""
+    """Return a progress report that also adds to Beam's counters (cloze/read_documents ...). If another piece of the
+    build has failed, adding to the report raises AbandonedError. `key` names the piece of work."""
 
     def count(name: str, value: int) -> None:
         raise_if_abandoned(context.exchange)
@@ -262,8 +264,9 @@ def _leave(tree: Any, *, path: str) -> None:
 
 
 def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = None) -> BucketCount:
-    """Return the counts of distinct documents that a bucket keeps. Reads only the index of each extent (a range of a
-    file). `dropped` is the path of the list of near duplicates to leave out."""
+    """Return the counts of the distinct documents that a bucket keeps. `element` is (number of the bucket, its
+    extents). Only the index of each extent (a range of a file) is read. `dropped` is the path of the list of near
+    duplicates to leave out."""
     bucket, extents = element
     index = read_index(extents)
     kept = index.distinct()
@@ -277,8 +280,8 @@ def count_bucket(element: tuple[int, Iterable[Extent]], dropped: str | None = No
 def assign_shard(
     element: tuple[int, Iterable[Extent]], plan: ShardPlan
 ) -> Iterator[tuple[tuple[str, int, int], tuple[Extent, ...]]]:
-    """Yield a bucket's extents (ranges of files) with the key of its shard: (train or validation, index, number of
-    shards)."""
+    """Yield one pair: the key of the shard that gets a bucket, and the bucket's extents (ranges of files). The key is
+    (train or validation, index, number of shards). `element` is (number of the bucket, its extents)."""
     bucket, extents = element
     split, index = plan.shard_of[bucket]
     yield (split, index, plan.num_shards[split]), tuple(extents)

@@ -1,5 +1,5 @@
-"""Finds what a build reads, once at its start: splits (parts of the input), fingerprints (hashes) of their files, and
-the identity of the build."""
+"""Finds what a build reads, once at the build's start: the splits (parts of the input), fingerprints (hashes) of the
+input files, and the identity of the build."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from pipeline.versions import hash_code, library_versions
 
 @dataclass(frozen=True, slots=True)
 class BuildInputs:
-    """The input at the start of a build. By path: `fingerprints` (hashes of files), `modified` (times of change of
-    large files), and `versions` (which show a change during the build)."""
+    """The input at the start of a build. Three fields map each file's path to a text: `fingerprints` to a hash of the
+    file, `modified` to the time of the last change (only for large files), and `versions` to a text that changes if the
+    file is written during the build."""
 
     splits: Sequence[Split]
     fingerprints: Mapping[str, str]
@@ -36,12 +37,14 @@ class BuildInputs:
 
     @property
     def contents(self) -> dict[str, str]:
-        """What identifies the content of each file, by path: its fingerprint and, if large, its time of change."""
+        """Maps each file's path to a text that identifies the file's content: the fingerprint and, for a large file,
+        the time of the last change."""
         return {path: f"{found} {self.modified.get(path, '')}" for path, found in self.fingerprints.items()}
 
 
 def find_inputs(config: PipelineConfig) -> BuildInputs:
-    """Return the splits of the config's sources and the fingerprints of their files. Raises what list_splits raises."""
+    """Return the splits of the config's sources, with the fingerprints and times of their files. Raises what
+    list_splits raises."""
     splits = list_splits(config.sources)
     versions = list_versions(split.path for split in splits)  # first, because a file may change while it is hashed
     fingerprints = fingerprint_files(split.path for split in splits)
@@ -51,8 +54,9 @@ def find_inputs(config: PipelineConfig) -> BuildInputs:
 def describe_identity(
     config: PipelineConfig, *, inputs: BuildInputs, tokenizer: WordTokenizer | None
 ) -> dict[str, Any]:
-    """Return the identity of a build: builds with equal identities make the same data set. `tokenizer` is the given
-    vocabulary, or None if one will be trained."""
+    """Return the identity of a build. Two builds with equal identities make the same data set. The keys are config,
+    inputs, modified, versions, code and, if `tokenizer` is given, vocabulary_hash. `tokenizer` is the tokenizer of the
+    given vocabulary, or None if a vocabulary will be trained."""
     paths = {
         name: {split.path for split in inputs.splits if config.sources[split.source].called == name}
         for name in config.source_names

@@ -27,17 +27,18 @@ from pipeline.tokenizer import WordTokenizer
 @dataclass(frozen=True, slots=True)
 class SplitResult:
     """The result of reading one split: counts, and where the tokens of each bucket (a group of documents) lie in a
-    file."""
+    file. `extents` has pairs (number of the bucket, place in a file)."""
 
     tally: ReadTally
     extents: tuple[tuple[int, Extent], ...]
     bands: tuple[tuple[int, BandExtent], ...] = ()
-    """Where the band keys (hashes that near duplicates are likely to share) of each partition lie. Empty unless near
-    duplicates are searched for."""
+    """Pairs (number of a partition, place of the partition's band keys in a file). Band keys are hashes that near
+    duplicates are likely to share. Empty unless near duplicates are searched for."""
 
 
 def spill_split(split: Split, *, context: BuildContext, tokenizer: WordTokenizer, report: WorkReport) -> SplitResult:
-    """Return the result of a split from its record, if an earlier start of the build finished it.
+    """Return the result of reading a split. If an earlier start of the build finished the split, the result comes from
+    the split's record.
 
     Otherwise read the split, write its documents to a spill file, and record the result.
     """
@@ -70,7 +71,7 @@ def spill_documents(
     tokenizer: WordTokenizer,
     report: WorkReport,
 ) -> SplitResult:
-    """Clean, tokenize and write documents to a spill file (an intermediate file).
+    """Clean and tokenize the documents in `items`, and write them to a spill file (an intermediate file).
 
     Return the counts, and the places of the documents in the file. Whatever is left out is counted by reason. On an
     error no file remains.
@@ -126,16 +127,17 @@ def spill_documents(
 
 
 def split_key(split: Split, *, context: BuildContext) -> dict[str, Any]:
-    """Return the key of a split's record: the place of the split, and what identifies the content of its file.
+    """Return the key of a split's record: the fields of `split`, and "input", which identifies the content of the
+    split's file.
 
-    How the split is read is not in the key, because the build's own hash covers it.
+    The settings for reading are not in the key, because the hash of the whole build covers them.
     """
     return {**asdict(split), "input": context.inputs[split.path]}
 
 
 def _result_to_tree(result: SplitResult) -> dict[str, Any]:
-    """Return the result as JSON data. Files are named without folders, because the output may be moved before the build
-    continues."""
+    """Return the result as JSON data with the keys tally, extents and bands. Files are named without folders, because
+    the output may be moved before the build continues."""
     extents = [[bucket, [Path(extent.path).name, *astuple(extent)[1:]]] for bucket, extent in result.extents]
     bands = [
         [bucket, [Path(band.keys).name, Path(band.signatures).name, *astuple(band)[2:]]]

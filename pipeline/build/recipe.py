@@ -51,11 +51,13 @@ from pipeline.vocabulary import check_name, given_vocabulary, trained_vocabulary
 
 
 def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say = say_at_once) -> Manifest:
-    """Build the data set that `config` describes in config.output, and return its manifest.
+    """Build the data set that `config` describes in config.output, and return its manifest. `say` shows messages to the
+    user.
 
-    A finished data set of the same config and inputs stays unchanged. An unfinished one is continued, and its finished
-    pieces are kept if they still match their hashes. Raises ValueError for whatever the user can fix; the message names
-    the place, the value and the remedy. If the input or the settings are at fault, nothing stays in config.output.
+    A finished data set of the same config and inputs stays unchanged. An unfinished data set is continued, and its
+    finished pieces are kept if they still match their hashes. Raises ValueError for whatever the user can fix; the
+    message names the place, the value and the remedy. If the input or the settings are at fault, nothing stays in
+    config.output.
     """
     started = time.time()
     check_engine(config, beam_options=beam_options)
@@ -139,7 +141,8 @@ def find_or_train_vocabulary(
     beam_options: Sequence[str],
     cluster: DaskCluster | None,
 ) -> WordTokenizer:
-    """Return the vocabulary that an earlier start of this build trained, or train one. Record its hash in `output`."""
+    """Return the tokenizer of the vocabulary that an earlier start of this build trained, or train a vocabulary. Record
+    the vocabulary's hash in `output`."""
     tokenizer = find_trained_vocabulary(config, output=output, say=say)
     if tokenizer is None:
         scratch = output.folder("vocabulary")
@@ -153,8 +156,8 @@ def find_or_train_vocabulary(
 def find_trained_vocabulary(
     config: PipelineConfig, *, output: OutputFolder | StoredOutput, say: Say
 ) -> WordTokenizer | None:
-    """Return the vocabulary that an earlier start trained for this build alone (vocabulary.path is not set); None if it
-    is missing or has changed."""
+    """Return the tokenizer of the vocabulary that an earlier start trained for this build alone. Return None if
+    vocabulary.path is set, or if the vocabulary's file is missing or has changed."""
     settings = config.vocabulary
     folder = output.folder("vocabulary")
     path = storage.join(folder, vocabulary_name(config))
@@ -179,7 +182,7 @@ def describe_context(
     tokenizer: WordTokenizer,
     output: OutputFolder | StoredOutput,
 ) -> BuildContext:
-    """Return what the workers need to know about the build. They read the tokenizer from the output's staging
+    """Return what the workers need to know about the build. The workers read the tokenizer from the output's staging
     folder."""
     return BuildContext(
         config=config,
@@ -194,7 +197,8 @@ def describe_context(
 
 
 def begin_or_resume(context: BuildContext, *, splits: Sequence[Split], resumes: bool, say: Say) -> None:
-    """Remove what an earlier start of the build left unfinished. If `resumes`, print what it finished."""
+    """Remove the unfinished pieces that an earlier start of the build left. If `resumes`, print how many finished
+    pieces of that start have a record."""
     found = sweep_work(context, splits=splits)
     if resumes:
         of_splits, shards = count_of(len(splits), "split"), count_of(found["shard"], "shard")
@@ -209,7 +213,7 @@ def run_graph(
     beam_options: Sequence[str],
     cluster: DaskCluster | None = None,
 ) -> tuple[BuildResult, ReadTally]:
-    """Build every shard with Beam. Return the result and the counts of the input. Raises the errors of
+    """Build every shard with Beam. Return (result of the build, counts of the input). Raises the errors of
     local.run_on_engine."""
     from pipeline.engines import local  # Beam takes 2 s to import
 
@@ -231,9 +235,9 @@ def run_graph(
 
 
 def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
-    """Raise ChangedInputError if a file was written while the build read it.
+    """Raise ChangedInputError if an input file was written while the build read it.
 
-    Before that, remove what was read from the file, and all shards, because any shard may hold some of it.
+    Before that, remove what was read from that file, and all shards, because any shard may contain some of its text.
     """
     if changed := list_changed(inputs.versions):
         good = [split for split in inputs.splits if split.path not in changed]
@@ -246,9 +250,10 @@ def refuse_changed_input(inputs: BuildInputs, *, context: BuildContext) -> None:
 
 
 def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards: bool = True) -> Counter[Kind]:
-    """Remove all files and records except those of finished `splits` and of finished shards (with `keep_shards`).
+    """Remove all files and records of pieces of the build, except those of finished `splits` and finished shards.
+    Without `keep_shards`, remove all shards too.
 
-    Return the number of records that remain, by kind.
+    Return how many records remain of each kind ("split" and "shard").
     """
     names = {context.ledger.record_name("split", split_key(split, context=context)) for split in splits}
     return context.ledger.sweep(folders=(SPILLS, SHARDS), splits=names, keep_shards=keep_shards)
@@ -257,7 +262,8 @@ def sweep_work(context: BuildContext, *, splits: Collection[Split], keep_shards:
 def say_what_was_done(
     progress: ProgressPrinter, *, context: BuildContext, num_splits: int, resumes: bool, say: Say
 ) -> None:
-    """Print how much was read and written, rebuilt because it was damaged, and kept from an earlier start."""
+    """Print how much was read and written, which damaged pieces were rebuilt, and how much was kept from an earlier
+    start."""
     say(progress.summary())
     for fault in context.ledger.take_damaged():
         say(f"damaged, so rebuilt: {fault}")

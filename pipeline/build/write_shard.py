@@ -42,9 +42,10 @@ _ENCODINGS = {
     schema.NUM_TOKENS: "BYTE_STREAM_SPLIT",
     schema.FIRST_LENGTH: "BYTE_STREAM_SPLIT",
 }
-"""The smallest encodings for novels with rows of 128 tokens and K = 4. The ids of a row take 180 bytes (dictionary 186,
-plain 190). Each mask set takes 12 for positions (17, 20) and 13 for inputs (15, 13). ZSTD level 1 is within 3% of level
-9 in a third of the time."""
+"""The smallest encodings for novels with rows of 128 tokens and K = 4 mask sets. All numbers here are bytes per row.
+The ids take 180 (with a dictionary 186, plain 190). Each mask set takes 12 for the positions (with a dictionary 17,
+plain 20) and 13 for the inputs (with a dictionary 15, plain 13). ZSTD level 1 is within 3% of the size of level 9 in a
+third of the time."""
 _DICTIONARIES = [
     schema.NEXT_SENTENCE_LABEL,
     schema.DOCUMENT_ID,
@@ -55,7 +56,7 @@ _DICTIONARIES = [
 
 
 class ShardError(PassingError):
-    """A shard was just written, but reads back with other content."""
+    """A shard was just written, but its file reads back with other content than was written."""
 
 
 def build_shard(
@@ -70,13 +71,14 @@ def build_shard(
     dropped: str | None = None,
     report: WorkReport | None = None,
 ) -> BuildResult:
-    """Build the shard of one bucket (a group of documents). Return its manifest entry and the counts of its content.
+    """Build the shard of one bucket (a group of documents). Return the shard's manifest entry and the counts of the
+    shard's content.
 
-    The file is `folder`/(last part of `name`); `name` is its path in the manifest. It is written and verified in
-    `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an object store, the file is
-    written in a local temporary folder and uploaded. `dropped` is the path of the list of near duplicates to leave out.
-    `report` counts every row group. Raises SpillError or ShardError if a file reads back with other content. After any
-    error the written file is removed.
+    The file is `folder`/(last part of `name`); `name` is the file's path in the manifest. The file is written and
+    verified in `scratch`, on the same file system, and then renamed into `folder`. If `folder` is on an object store,
+    the file is written in a local temporary folder and uploaded. `dropped` is the path of the list of near duplicates
+    to leave out. `report` counts every row group. Raises SpillError or ShardError if a file reads back with other
+    content than was written. After any error the written file is removed.
     """
     ids = schema.id_type(tokenizer.vocab_size)
     documents, _ = read_documents(extents, id_type=ids)
@@ -111,7 +113,8 @@ def _write_rows(
     tally: RowTally,
     report: WorkReport,
 ) -> Shard:
-    """Write the rows to `path` in the given order, count them in `tally`, and return the manifest's entry."""
+    """Write the rows of `instances` to `path` in the order of the row numbers in `order`, count them in `tally`, and
+    return the shard's manifest entry."""
     columns = schema.sentence_pair_schema(tokenizer.vocab_size, vocabulary_hash=tokenizer.vocabulary_hash)
     group_rows: list[int] = []
     group_tokens: list[int] = []
@@ -152,8 +155,8 @@ def _write_rows(
 
 
 def verify_written(path: Path, *, shard: Shard, rows_by_length: npt.NDArray[np.int64]) -> None:
-    """Read the whole file with page checksums. Raises ShardError if its content differs from the manifest entry
-    `shard`, or from the number of rows of each length."""
+    """Read the whole file with page checksums. Raises ShardError if the file differs from the manifest entry `shard`,
+    or if its number of rows of each length differs from `rows_by_length`."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             metadata = file.metadata
@@ -184,7 +187,8 @@ def _permute(documents: Sequence[TokenizedDocument], instances: Instances, *, se
 
 
 def _cut_groups(lengths: npt.NDArray[np.int64], *, order: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """Return the row numbers of each row group, in writing order. Each has about ROW_GROUP_TOKENS tokens."""
+    """Return the row numbers of each row group, in writing order. Each group has about ROW_GROUP_TOKENS tokens.
+    `lengths` has each row's number of tokens, and `order` the row numbers in writing order."""
     stops = np.cumsum(lengths[order])
     count = max(1, round(int(stops[-1]) / ROW_GROUP_TOKENS))
     cuts = np.searchsorted(stops, stops[-1] * np.arange(1, count) // count)
@@ -192,7 +196,8 @@ def _cut_groups(lengths: npt.NDArray[np.int64], *, order: npt.NDArray[np.int64])
 
 
 def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
-    """Return rows and their mask sets as a table with the columns and types of the schema, but not its metadata."""
+    """Return rows and their mask sets as a table. It has the columns and types of the schema, but not the schema's
+    metadata."""
     offsets = pa.array(rows.offsets.astype(np.int32))
     positions, inputs = _nest(masks, num_rows=len(rows))
     no_label = rows.label < 0
@@ -212,8 +217,8 @@ def rows_to_table(rows: Rows, masks: Sequence[Masks]) -> pa.Table:
 
 
 def _nest(masks: Sequence[Masks], *, num_rows: int) -> tuple[pa.ListArray, pa.ListArray]:
-    """Return the positions and the inputs of K mask sets (`masks`) as two columns of list<list>, in which the sets of a
-    row are adjacent."""
+    """Return (positions, inputs) of the K mask sets in `masks`, as two columns of list<list>. In each column a row has
+    K lists, one for each set."""
     sets = len(masks)
     counts = np.stack([np.diff(mask.offsets) for mask in masks], axis=1)
     inner = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
@@ -285,9 +290,10 @@ def _count_rows(tally: RowTally, rows: Rows, masks: Sequence[Masks], *, mask_id:
 
 
 def _count_text(tally: RowTally, rows: Rows) -> npt.NDArray[np.uint8]:
-    """Count text tokens in `tally` by position, and by the number of pieces of their word.
+    """Count text tokens in `tally` by position, and by the number of pieces of the word that the token is in.
 
-    Return this number of pieces for each token, uint8[tokens]: at most WORD_PIECES, and 0 for [CLS] and closing [SEP]s.
+    Return this number of pieces for each token, uint8[tokens]. It is at most WORD_PIECES, and 0 for [CLS] and closing
+    [SEP]s.
     """
     lengths = np.diff(rows.offsets)
     begin = np.flatnonzero(rows.word_starts)
@@ -323,7 +329,8 @@ def _example(rows: Rows, mask: Masks, row: int) -> Example:
 
 @contextmanager
 def _partial_file(final: str, *, scratch: str | Path) -> Iterator[Path]:
-    """Yield the path of a local file to write. At the end, move the file to `final`; on an error, remove it."""
+    """Yield the path of a local file to write. At the end of the block, move the file to `final`; on an error, remove
+    it."""
     with ExitStack() as stack:
         if storage.is_url(final):
             stack.enter_context(storage.name_full_disk(tempfile.gettempdir()))

@@ -63,7 +63,7 @@ def open_cluster(config: PipelineConfig, *, most: int, say: Say) -> Iterator[Das
 
 @contextmanager
 def watched(progress: ProgressPrinter, *, config: PipelineConfig) -> Iterator[None]:
-    """Report progress to Prometheus while the body runs, if the engine is Ray."""
+    """Report `progress` to Prometheus while the block runs, if the engine is Ray. Do nothing for other engines."""
     if config.engine != "ray":
         yield
         return
@@ -74,7 +74,8 @@ def watched(progress: ProgressPrinter, *, config: PipelineConfig) -> Iterator[No
 
 
 def choose_workers(config: PipelineConfig, *, say: Say) -> int:
-    """Return the number of local worker processes, by default one per core. Warn if the config sets more."""
+    """Return the config's number of workers, or the number of this machine's cores if the config does not set it. Warn
+    if the engine is local and the config sets more workers than cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if config.engine == "local" and config.workers is not None and config.workers > cores:
         say(f"warning: workers={config.workers} exceeds the {count_of(cores, 'core')} of this machine")

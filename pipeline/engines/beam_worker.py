@@ -1,7 +1,7 @@
-"""A worker process of the local engine: Beam's own, but without its logs.
+"""A worker process of the local engine: Beam's own worker, but without Beam's logs.
 
-It exits if the build fails elsewhere or is killed. Otherwise a build of hours would report a bad file only after all
-other workers have finished their share.
+It exits if another worker fails, or if the build's main process is killed. Otherwise a build of hours would report a
+bad file only after all other workers have finished their share.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 ABORT_VARIABLE = "CLOZE_ABORT_FILE"
 """Environment variable with the path of a file; workers exit once the file exists."""
 HELD_VARIABLE = "CLOZE_HELD_FOLDER"
-"""Environment variable with the path of a folder. Each worker holds a shared lock on it while it lives, so that the
-next build can wait for workers of a killed build."""
+"""Environment variable with the path of a folder. Each worker holds a shared lock on that folder as long as the worker
+lives, so that the next build can wait for workers of a killed build."""
 BUILD_VARIABLE = "CLOZE_BUILD_PROCESS"
 """Environment variable with the id of the build's main process; workers exit once that process is gone."""
 _CHECK_EVERY_S = 1.0
@@ -28,7 +28,8 @@ _CHECK_EVERY_S = 1.0
 def silence_beam() -> None:
     """Import Beam without its warnings about missing cloud packages, and turn off its logs.
 
-    Beam logs every error of a worker several times with tracebacks. Nothing is lost, because it raises the error too.
+    Beam logs every error of a worker several times with tracebacks. Nothing is lost, because Beam also raises each
+    error.
     """
     logging.disable(logging.CRITICAL)
     try:
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def hold_folder(folder: str) -> None:
-    """Hold a shared lock on a folder until this process ends. Do nothing if it cannot be locked or is gone."""
+    """Hold a shared lock on a folder until this process ends. Do nothing if the folder cannot be locked or is gone."""
     with suppress(OSError):
         fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -78,6 +79,6 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def python_path() -> str:
-    """Return the PYTHONPATH with which workers import this process's `pipeline`, whether it is installed or not."""
+    """Return a PYTHONPATH for workers, with which they import the same `pipeline` as this process, installed or not."""
     before = os.environ.get("PYTHONPATH")
     return f"{_ROOT}{os.pathsep}{before}" if before else _ROOT

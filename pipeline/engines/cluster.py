@@ -21,5 +21,5 @@ class DaskCluster:
     security: Any = None
     """A distributed.Security object if the cluster uses TLS."""
     attempts: int = 1
-    """The most times that a graph is run if the scheduler is lost. It is above 1 if a lost scheduler restarts by
-    itself."""
+    """How often a graph is run at most. If it is above 1, the graph is run again after the scheduler was lost, which
+    only helps if a lost scheduler restarts by itself."""

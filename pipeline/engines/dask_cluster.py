@@ -1,7 +1,7 @@
 """Runs a Beam graph on a Dask cluster, with a limit for every wait.
 
-If a worker is lost, another worker takes over its tasks. Work that was finished before the loss is not repeated
-(pipeline/runtime/ledger.py).
+If a worker is lost, another worker takes over its tasks. The ledger (pipeline/runtime/ledger.py) records finished work,
+so that work finished before the loss is not repeated.
 """
 
 # ruff: noqa: E402
@@ -49,7 +49,7 @@ _LET_GO_S = 30.0
 
 
 class LostSchedulerError(PassingError):
-    """The scheduler is gone, and the state of the graph with it."""
+    """The Dask scheduler is gone, and with it the state of the running graph."""
 
 
 def run_on_dask(
@@ -62,8 +62,9 @@ def run_on_dask(
 ) -> None:
     """Run the graph that `lay_out` adds to a pipeline. Another worker takes over the tasks of a lost worker.
 
-    On any error, running tasks are told to stop, through a file in the folder `exchange`, and waited for. Tasks lock
-    the folder `held`. Raises the error of a task, or PassingError if the workers or the scheduler are gone for good.
+    On any error, a file in the folder `exchange` tells running tasks to stop, and this function waits until they have
+    stopped. Tasks lock the folder `held`. Raises the error of a task, or PassingError if the workers or the scheduler
+    are gone for good.
     """
     try:
         for attempt in range(1, cluster.attempts + 1):
@@ -128,7 +129,8 @@ def connect(cluster: DaskCluster) -> Iterator[Client]:
 
 
 def _attend(client: Client, futures: Sequence[Any], *, cluster: DaskCluster) -> None:
-    """Wait until the futures (results of tasks) are done. Raise a task's error, or an error if the cluster is lost."""
+    """Wait until `futures`, the results of the graph's tasks, are done. Raises a task's error, PassingError if the
+    cluster has no worker for cluster.wait_s, or LostSchedulerError."""
     look, alone_since = time.monotonic(), None
     while not all(future.done() for future in futures):
         time.sleep(_POLL_S)
@@ -160,7 +162,8 @@ def count_workers(client: Client, *, cluster: DaskCluster) -> int:
 
 
 def _explain(error: BaseException) -> BaseException:
-    """Return the error to show to the user for the error of a task."""
+    """Return the error to show to the user in place of `error`, a task's error. This is `error` itself, unless `error`
+    says that workers were killed, or that this package is missing on the scheduler or the workers."""
     if isinstance(error, KilledWorker):
         return PassingError(
             f"{error.allowed_failures + 1} workers were lost one after another over the same piece of work (out of "
@@ -175,7 +178,7 @@ def _explain(error: BaseException) -> BaseException:
 
 
 def _wait_until_free(folder: str) -> None:
-    """Wait until no task holds a lock on the folder, but at most _LET_GO_S."""
+    """Wait until no task holds a lock on the folder, but at most _LET_GO_S seconds."""
     deadline = time.monotonic() + _LET_GO_S
     while folder and time.monotonic() < deadline:
         try:
@@ -194,9 +197,9 @@ def _wait_until_free(folder: str) -> None:
 
 
 def _wait_until_idle(exchange: str, *, cluster: DaskCluster) -> None:
-    """Wait until no worker that can be reached runs a task of this build, but at most _LET_GO_S.
+    """Wait until no worker that can be reached runs a task of this build, but at most _LET_GO_S seconds.
 
-    This is for folders on object stores, which have no locks.
+    This is for builds whose folder `exchange` is on an object store, which has no locks.
     """
     deadline = time.monotonic() + _LET_GO_S
     with suppress(Exception), connect(cluster) as client:
@@ -208,8 +211,8 @@ def _wait_until_idle(exchange: str, *, cluster: DaskCluster) -> None:
 
 
 def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
-    """Return the cluster of a scheduler once it has a worker. Raises ValueError if it does not answer or gets none in
-    time."""
+    """Return the cluster of the scheduler at `address` once the scheduler has a worker. Raises PassingError if the
+    scheduler does not answer, or if no worker connects within `wait_s` seconds."""
     cluster = DaskCluster(address, name=f"dask.address={address}", workers=1, wait_s=wait_s)
     with connect(cluster) as client:
         await_worker(client, cluster=cluster, waiting_for=lambda: "start workers with `dask worker`", say=say)
@@ -228,7 +231,8 @@ def find_workers(address: str, *, wait_s: float, say: Say) -> DaskCluster:
 def await_worker(client: Client, *, cluster: DaskCluster, waiting_for: Callable[[], str], say: Say) -> None:
     """Wait until the scheduler has a worker. Raises PassingError after cluster.wait_s.
 
-    After 5 s, and then every minute, it tells the user what `waiting_for` returns.
+    After 5 s, and then every minute, `say` tells the user what `waiting_for` returns (what must be done to get a
+    worker).
     """
     began = time.monotonic()
     tell = began + _SAY_AFTER_S

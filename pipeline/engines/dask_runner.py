@@ -1,7 +1,8 @@
 """Adapts Beam's DaskRunner to a build: each side input is computed once, and each step is sent to a worker once.
 
-Beam's own runner computes a side input again for every task that reads it. In a build this means reading the text
-again. It also sends each step with each of its tasks. The scheduler and its workers import this module.
+Beam's own runner computes a side input again for every task that reads it, which in a build means reading the text
+again. Beam's own runner also sends a step anew with each of the step's tasks. The scheduler and its workers import this
+module.
 """
 
 # ruff: noqa: E402
@@ -45,21 +46,21 @@ from distributed import Client
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What every task needs to know about one run of a graph."""
+    """What every task must know about one run of a graph."""
 
     run: str
     """The unique name of this run."""
     code: dict[str, str]
-    """The result of describe_code() (versions) in the build's main process."""
+    """The versions that describe_code() returned in the build's main process."""
     folder: str
     """A folder of this run that every worker must see."""
     held: str
-    """A folder that is locked (shared) while a task runs; "" for none."""
+    """A folder on which each worker holds a shared lock while it runs a task; "" for no folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A ParDo of the graph in the form that is sent to the workers."""
+    """A ParDo of the graph (a step with a DoFn), in the form that is sent to the workers."""
 
     context: RunContext
     label: str
@@ -95,7 +96,7 @@ class _Collector(Receiver):
 
 
 class RunStep(transform_evaluator.DaskBagOp):
-    """Translates a Beam ParDo to Dask: one task per partition of its input."""
+    """Translates a Beam ParDo to Dask: one task per partition of the input."""
 
     def __init__(self, applied: Any, bag_kwargs: Any, *, context: RunContext) -> None:
         super().__init__(applied, bag_kwargs)
@@ -120,7 +121,7 @@ class RunStep(transform_evaluator.DaskBagOp):
 
 
 class Spread(transform_evaluator.DaskBagOp):
-    """Translates a Beam Create to Dask: deals its list to the partitions in turn.
+    """Translates a Beam Create to Dask: deals the Create's list to the partitions in turn.
 
     The splits of a build are sorted by size, so dealing in turn makes partitions of similar size.
     """
@@ -136,7 +137,8 @@ class Spread(transform_evaluator.DaskBagOp):
 
 
 class Group(transform_evaluator.DaskBagOp):
-    """Translates a Beam GroupByKey to Dask with two tasks per partition; Dask's own takes one per pair of partitions.
+    """Translates a Beam GroupByKey to Dask with two tasks per partition. Dask's own translation takes one task per pair
+    of partitions.
 
     The cost: each worker fetches all the data, 100 bytes per bucket and split, 25 MB for 16 GB of text.
     """
@@ -151,8 +153,8 @@ class Group(transform_evaluator.DaskBagOp):
 
 
 def _deal(elements: Iterable[tuple[Any, Any]], number: int) -> list[dict[Any, list[Any]]]:
-    """Divide the elements into `number` parts, each with lists of values by key. Every process puts a key in the same
-    part."""
+    """Divide `elements`, which are pairs (key, value), into `number` parts. Each part is {key: list of values}. A key
+    is in the same part in every process."""
     parts: list[dict[Any, list[Any]]] = [{} for _ in range(number)]
     for key, value in elements:
         part = parts[zlib.crc32(repr(key).encode()) % number]
@@ -169,7 +171,8 @@ def _gather(index: int, dealt: list[list[dict[Any, list[Any]]]]) -> list[tuple[A
 
 
 class BuildRunner(beam_dask.DaskRunner):
-    """Runs one graph on the cluster of `client`. The input has `partitions` pieces unless Beam options set a number."""
+    """Runs one graph on the cluster of `client`. The input is divided into `partitions` pieces, unless Beam options set
+    another number."""
 
     def __init__(self, client: Client, *, context: RunContext, partitions: int) -> None:
         super().__init__()
@@ -189,9 +192,10 @@ class BuildRunner(beam_dask.DaskRunner):
 
 
 def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[Any]:
-    """Return the outputs of a step (`packed`, pickled) for the elements of one partition. Runs in a worker.
+    """Return the outputs of a step for the elements of one partition. `packed` is the pickled Step, and `sides` are the
+    values of its side inputs. Runs in a worker.
 
-    Raises PassingError if the worker has other code, or does not see the folder of the run.
+    Raises PassingError if the worker has other code than the main process, or does not see the folder of the run.
     """
     elements = list(elements)
     if not elements:
@@ -233,7 +237,8 @@ def run_step(elements: Iterable[Any], packed: bytes, *sides: list[Any]) -> list[
 
 
 def _unpack(packed: bytes) -> Step:
-    """Return the unpickled step. If it is the first of a run, check the worker and drop the steps of another run."""
+    """Return the unpickled step. If it is the first step of a run in this thread, check the worker, and drop the steps
+    of the previous run."""
     step: Step = pickler.loads(packed)
     if step.context.run != _kept.run:
         _kept.steps.clear()
@@ -261,8 +266,8 @@ def check_worker(context: RunContext) -> None:
 
 @contextmanager
 def _holding(context: RunContext) -> Iterator[None]:
-    """Hold a shared lock on the run's `held` folder, if it can be locked, and count the step as running, during the
-    body."""
+    """While the block runs, hold a shared lock on the run's `held` folder (if it can be locked) and count the step as
+    running."""
     descriptor = -1
     if context.held:
         with suppress(OSError):
@@ -278,7 +283,7 @@ def _holding(context: RunContext) -> Iterator[None]:
 
 
 def count_working(folder: str) -> int:
-    """Return how many steps of the run with this folder are running in this process."""
+    """Return how many steps are running in this process that belong to the run with the folder `folder`."""
     return _working[folder]
 
 
@@ -295,7 +300,8 @@ def _join(partitions: list[list[Any]]) -> list[Any]:
 
 @contextmanager
 def _translating(operations: dict[type, Any]) -> Iterator[None]:
-    """Put `operations` into Beam's table of Dask translations during the body."""
+    """Put `operations` into Beam's table of Dask translations while the block runs. `operations` maps a Beam transform
+    to the class that translates it."""
     table = beam_dask.TRANSLATIONS
     before = dict(table)
     table.update(operations)

@@ -1,6 +1,7 @@
 """Runs a Beam graph on an engine: Beam's FnApiRunner with one process per worker, a Dask cluster, or any Beam runner.
 
-Beam turns an error in a worker into a RuntimeError with a traceback as text. This module raises the original message.
+Beam turns an error in a worker into a RuntimeError with a traceback as text. This module raises an error with the
+original message instead.
 """
 
 # ruff: noqa: E402
@@ -50,7 +51,8 @@ workers instead."""
 
 
 class WorkerError(ValueError):
-    """An error in a worker that the user can fix. It has the original message, and `details` is the traceback."""
+    """An error in a worker that the user can fix. The message is that of the original error, and `details` is the
+    original traceback."""
 
     def __init__(self, message: str, *, details: str, keeps: Keeps) -> None:
         super().__init__(message)
@@ -69,9 +71,10 @@ def run_on_engine(
 ) -> None:
     """Run the graph that `lay_out` adds to a pipeline. A failed worker writes the reason to the folder `exchange`.
 
-    If `cluster` is given, Dask runs the graph. Otherwise FnApiRunner does, with `workers` processes (if 1, this
-    process), unless a --runner option names another runner. Workers lock the folder `held`, if given, while they live.
-    Local processes put temporary files into the folder `temporary`, if given; the caller removes them.
+    If `cluster` is given, Dask runs the graph. Otherwise, if an option in `beam_options` names a runner (--runner),
+    that runner runs it. Otherwise FnApiRunner runs it, with `workers` processes (if 1, in this process). Each worker
+    locks the folder `held`, if given, as long as the worker lives. Local processes put temporary files into the folder
+    `temporary`, if given; the caller removes these files.
 
     Raises WorkerError for a ValueError or OSError in a worker, RuntimeError for a bug.
     """
@@ -107,7 +110,8 @@ def run_on_engine(
 
 @contextmanager
 def _failures_explained(exchange: str) -> Iterator[None]:
-    """If the body fails, raise what a worker wrote to the folder `exchange` instead of the engine's error."""
+    """If the block fails, raise the error that a worker wrote to the folder `exchange` instead of the engine's
+    error."""
     try:
         yield
     except Exception as error:
@@ -121,10 +125,10 @@ def _failures_explained(exchange: str) -> Iterator[None]:
 
 
 def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
-    """Run the pipeline in a thread, and raise its error, or an error if a worker process is lost.
+    """Run the pipeline in a thread. Raises the pipeline's error, or an error if a worker process is lost.
 
-    The thread is needed because FnApiRunner would wait forever for a lost worker. The worker processes are gone on
-    return.
+    The thread is needed because FnApiRunner would wait forever for a lost worker. When this function returns, the
+    worker processes are gone.
     """
     outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -163,9 +167,11 @@ def _run_watching_workers(pipeline: beam.Pipeline, *, exchange: str) -> None:
 
 
 def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException | None:
-    """Return the error of the runner's thread, or None if it succeeded.
+    """Return the error of the runner's thread, or None if the runner succeeded. That thread puts the error, or None,
+    into the queue `outcome`.
 
-    It polls, because a signal that arrives just before the wait, or at another thread, would not wake this thread.
+    This function polls, because a signal that arrives just before the wait, or at another thread, would not wake this
+    thread.
     """
     while True:
         try:
@@ -175,8 +181,8 @@ def _wait_for(outcome: queue.SimpleQueue[BaseException | None]) -> BaseException
 
 
 def note_unknown(beam_options: Sequence[str]) -> None:
-    """Warn of options that Beam does not know and would silently drop. It is no error, since the runner may know
-    them."""
+    """Warn of options that Beam does not know and would silently drop. This is only a warning, because the chosen
+    runner may know these options."""
     known = set(PipelineOptions([]).get_all_options())
     given = set(PipelineOptions(list(beam_options)).get_all_options(retain_unknown_options=True))
     for name in sorted(given - known):

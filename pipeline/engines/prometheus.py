@@ -21,23 +21,24 @@ COUNTERS: dict[str, tuple[Stage, str, str]] = {
     "rows": ("shard", "rows", "Rows written"),
     "shards": ("shard", "done", "Shards written"),
 }
-"""Maps the name of a metric to its stage, the name of the count in a report, and a description."""
+"""Maps the name of a metric to (stage of the build, name of the count in a progress report, description of the
+metric)."""
 PREFIX = "cloze_build_"
 TAG = "build"
-"""Tag whose value is the path or URL of the output."""
+"""A tag of every metric. Its value is the path or URL of the output."""
 _STAGES: tuple[Stage, ...] = ("read", "shard")
 _EVERY_S = 5.0
 
 
 def list_names() -> list[str]:
-    """Return the name of every metric in Prometheus, with Ray's prefix."""
+    """Return the names of this build's metrics as Prometheus shows them, with Ray's prefix."""
     return [f"ray_{PREFIX}{name}_total" for name in COUNTERS]
 
 
 @contextmanager
 def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _EVERY_S) -> Iterator[None]:
-    """Serve the build's progress to Prometheus, by this node's Ray agent, during the body. Needs a Ray driver
-    process."""
+    """Serve the build's progress to Prometheus, through this node's Ray agent, while the block runs. The counters are
+    renewed every `every_s` seconds. The process must be a Ray driver."""
     counters = {
         name: metrics.Counter(f"{PREFIX}{name}", description=text, tag_keys=(TAG,))
         for name, (_, _, text) in COUNTERS.items()
@@ -47,8 +48,8 @@ def serve_progress(progress: ProgressPrinter, *, output: str, every_s: float = _
     ended = threading.Event()
 
     def tell() -> None:
-        """Raise each counter to its sum. If failed work makes a sum smaller, the counter stays until the sum has caught
-        up."""
+        """Increase each counter up to the sum of the workers' reports. If failed work makes a sum smaller, the counter
+        stays until the sum has caught up."""
         try:
             found = {stage: progress.count(stage) for stage in _STAGES}
         except StorageError:  # metrics must not stop the build; the progress lines report the error

@@ -43,11 +43,11 @@ _AGAIN_S = 1.0
 
 @contextmanager
 def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say) -> Iterator[DaskCluster]:
-    """Yield a Dask cluster of `workers` Ray actors, but at most `most`. The actors end with the body.
+    """Yield a Dask cluster of `workers` Ray actors, but at most `most`. The actors end with the block.
 
-    If `workers` is None, as many are started as fit. The body begins once the first worker is connected; Ray starts the
-    others as nodes become available. Raises ConfigError if Ray does not answer or no worker fits, PassingError if no
-    worker starts in time.
+    If `workers` is None, as many workers are started as fit on the present nodes. The block begins once the first
+    worker is connected; Ray starts the other workers as nodes become available. Raises ConfigError if Ray does not
+    answer or no worker fits, PassingError if no worker starts in time.
     """
     each = resources_of(config)
     with _ray_session(each, workers=workers):
@@ -86,13 +86,14 @@ def start_workers(config: RayConfig, *, workers: int | None, most: int, say: Say
 
 
 def resources_of(config: RayConfig) -> dict[str, float]:
-    """Return the amount of each resource that a worker requests from Ray, by name."""
+    """Return {name of a resource: amount of it that each worker requests from Ray}."""
     custom = {} if config.resource is None else {config.resource: config.cpus_per_worker}
     return {"CPU": config.cpus_per_worker, **custom}
 
 
 def count_room(each: Mapping[str, float]) -> int:
-    """Return how many workers, with the resources `each`, fit on the present nodes. Raises ConfigError if none fits."""
+    """Return how many workers fit on the present nodes. `each` has the resources that one worker requests (see
+    resources_of). Raises ConfigError if no worker fits."""
     total = ray.cluster_resources()
     room: int = min(math.floor(total.get(name, 0.0) / amount) for name, amount in each.items())
     if room < 1:
@@ -104,7 +105,8 @@ def count_room(each: Mapping[str, float]) -> int:
 
 
 def describe_waiting(each: Mapping[str, float], *, number: int) -> str:
-    """Return a text that says what is requested, what the cluster has, and how much of it is free."""
+    """Return a text for the user who waits for `number` workers. It says what the workers request, what the cluster
+    has, and how much of that is free."""
     free = ray.available_resources()
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     shown = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in each)
@@ -126,7 +128,9 @@ def _describe_all() -> str:
 
 @contextmanager
 def _ray_session(each: Mapping[str, float], *, workers: int | None) -> Iterator[None]:
-    """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine. Disconnect or stop it after the body."""
+    """Connect to the cluster at RAY_ADDRESS, or start Ray on this machine if RAY_ADDRESS is not set. A local Ray has
+    room for `workers` workers with the resources `each`. After the block, disconnect from the cluster, or stop the
+    local Ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     where = os.environ.get("RAY_ADDRESS")
@@ -223,7 +227,8 @@ class DaskWorker:
 
 
 def _serve(make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run the coroutine from `make` in a thread. When it ends, the process exits and Ray restarts the actor."""
+    """Run the coroutine that `make` returns in a thread. When the coroutine ends, the process exits and Ray restarts
+    the actor."""
 
     def run() -> None:
         try:

@@ -1,8 +1,8 @@
 """Reads the members of .zip and .tar archives, compressed or not, in place: nothing is unpacked to disk.
 
 Several workers share one archive. A zip or plain tar is split into ranges of members. A compressed tar is one stream:
-each of its n splits decompresses all of it and takes every n-th member (xz: 60 MB/s, 30 times faster than the text is
-prepared).
+each of its n splits decompresses all of it and takes every n-th member (reading xz takes 60 MB/s, 30 times as fast as
+the text is prepared afterwards).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 
 
 class Member(NamedTuple):
-    """A file of an archive. `data` is its content, or None if the file is not read; then `reason` (the name of a drop
-    counter) and `detail` say why."""
+    """A file of an archive. `name` is ARCHIVE!MEMBER. `data` is the file's content, or None if the file is not read.
+    Then `reason` (the name of a drop counter) and `detail` say why."""
 
     name: str
     data: bytes | None
@@ -55,7 +55,8 @@ class Member(NamedTuple):
 
 
 def split_archive(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Return the splits of an archive (its parts, each for one worker).
+    """Return the splits of an archive (its parts, each for one worker), in order. `source` is the source's index in the
+    config.
 
     `split_bytes` is the approximate text in a split of a zip or plain tar (default: SPLIT_TEXT_BYTES). Raises
     ValueError if the archive is damaged or empty, or if a zip expands too much.
@@ -73,9 +74,10 @@ def split_archive(path: str | Path, *, source: int, split_bytes: int | None = No
 def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]:
     """Yield every file of a split in order, except hidden files (which packing on a Mac adds).
 
-    Some files come without data, and with a reason: book_over_budget (more than MOST_MEMBER_BYTES), not_a_text_file (a
-    link, a device, a sparse file, or none of `suffixes`) or unsafe_name (it leads out of the archive). Raises
-    ValueError naming archive, member and byte if the archive is damaged.
+    A file comes without data, but with a reason, in three cases: book_over_budget (it has more than MOST_MEMBER_BYTES),
+    not_a_text_file (it is a link, a device or a sparse file, or its name ends in none of `suffixes`) and unsafe_name
+    (its path leads out of the archive or contains control characters). Raises ValueError naming archive, member and
+    byte if the archive is damaged.
     """
     path = split.path
     found = _read_zip(path, split) if _is_zip(path) else _read_tar(path, split)
@@ -86,7 +88,8 @@ def read_members(split: Split, *, suffixes: tuple[str, ...]) -> Iterator[Member]
 
 
 class _Entry(NamedTuple):
-    """A member before its content is read. `place` is the byte where the member's header begins."""
+    """A member of a zip or tar before its content is read. `is_plain` is False for a link, a device or a sparse file.
+    `place` is the byte where the member's header begins."""
 
     name: str
     size: int
@@ -187,8 +190,9 @@ def _read_zip(path: str, split: Split) -> Iterator[_Entry]:
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """A tar header that raises ReadError if it is damaged, or has a name or records of more than a megabyte. Without
-    this check, tarfile takes a damaged header for the end of the archive, and reads long records into memory."""
+    """A tar header that raises ReadError if it is damaged, or if its long name or extra records take more than a
+    megabyte. Without this check, tarfile takes a damaged header for the end of the archive, and reads long records into
+    memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _CheckedHeader:
@@ -202,7 +206,7 @@ class _CheckedHeader(tarfile.TarInfo):
 
 
 def _split_tar(path: str | Path, *, source: int, split_bytes: int | None) -> list[Split]:
-    """Return the splits of a plain tar, as ranges of bytes. Only headers are read."""
+    """Return the splits of a plain tar, as ranges of bytes. Only the headers are read, not the members' content."""
     places: list[int] = []
     sizes: list[tuple[int, int]] = []
     with storage.open_input(path, read_ahead=_LOOK_BYTES) as file, _open_tar(path, file=file, mode="r:") as archive:
@@ -228,7 +232,8 @@ def _read_tar(path: str, split: Split) -> Iterator[_Entry]:
 
 
 def _check_end(archive: tarfile.TarFile, *, path: str | Path) -> None:
-    """Raise ValueError if a tar that was read to its end has no end mark, or if another tar follows it."""
+    """Raise ValueError if the tar `archive`, whose last member was read, has no end mark, or if another tar follows the
+    end mark in the same file."""
     file, end = archive.fileobj, archive.offset
     assert file is not None
     if file.tell() == end:
@@ -279,7 +284,7 @@ def _walk(archive: tarfile.TarFile, *, path: str | Path) -> Iterator[tarfile.Tar
 
 
 class _PieceFile(io.RawIOBase):
-    """A file that reads from an iterator of bytes. It can only be read forwards."""
+    """A file whose content is the bytes that the iterator `pieces` gives. It can only be read forwards."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         super().__init__()
@@ -289,7 +294,7 @@ class _PieceFile(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return `size` bytes, or fewer at the end of the file."""
+        """Return `size` bytes, or fewer at the end of the file (none if `size` is negative)."""
         parts, missing = [], size
         while missing > 0:
             if not self._rest:
@@ -313,8 +318,8 @@ def _cut(
     path: str | Path, *, source: int, sizes: list[tuple[int, int]], places: list[int], split_bytes: int | None
 ) -> list[Split]:
     """Return splits of neighbouring members with about `split_bytes` of text each. `sizes` has, for each member, the
-    bytes in the archive and the bytes of text. `places` has each member's start and then the last member's end, in the
-    unit of Split.start."""
+    pair (bytes in the archive, bytes of text). `places` has each member's start and then the last member's end, as
+    member numbers for a zip and as bytes for a tar."""
     if not sizes:
         raise ValueError(f"{path}: the archive has no members; give one with books, or remove it")
     splits = []
@@ -339,7 +344,7 @@ def _is_unsafe(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    """Return a name for messages. Unprintable characters are escaped, and the name is cut after _SHOWN_NAME
-    characters."""
+    """Return `name` as messages show it: unprintable characters are escaped, and "..." replaces what follows the first
+    _SHOWN_NAME characters."""
     text = name if name.isprintable() else ascii(name)[1:-1]
     return text if len(text) <= _SHOWN_NAME else f"{text[:_SHOWN_NAME]}..."

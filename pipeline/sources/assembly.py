@@ -9,8 +9,8 @@ from pipeline.documents import Document, Drop
 
 
 def assemble(name: str, sentences: Iterable[str]) -> Iterator[Document | Drop]:
-    """Yield a Drop (a counted omission) for each sentence without a letter or digit, then a Document of the other
-    sentences, or a last Drop if there are none."""
+    """Yield a Drop (a counted omission) for each sentence without a letter or digit, and then a Document named `name`
+    with the other sentences. If every sentence was dropped, yield a last Drop instead."""
     kept: list[str] = []
     for sentence in sentences:
         if has_words(sentence):

@@ -26,7 +26,8 @@ BOOK_SUFFIXES = (".txt", ".text")
 
 
 def split_books(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Return one split for a plain file, or several for an archive, so that several workers can read it."""
+    """Return one split for a plain file, or several for an archive, so that several workers can read the archive.
+    `source` is the source's index in the config."""
     if is_archive(path):
         return split_archive(path, source=source, split_bytes=split_bytes)
     size = storage.size_of(path)
@@ -34,8 +35,8 @@ def split_books(path: str | Path, *, source: int, split_bytes: int | None = None
 
 
 def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents of a split in order, and a Drop for each omission. A book of an archive is named
-    ARCHIVE!MEMBER."""
+    """Yield the documents of a split in order, with a Drop for each book or sentence that is left out, and Notes (see
+    read_book). A book from an archive is named ARCHIVE!MEMBER."""
     for book in read_members(split, suffixes=BOOK_SUFFIXES) if is_archive(split.path) else _read_file(split):
         if book.data is None:
             yield Drop(book.reason, book.name, book.detail)
@@ -44,10 +45,10 @@ def read_books(split: Split, *, source: SourceConfig) -> Iterator[Document | Dro
 
 
 def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> Iterator[Document | Drop]:
-    """Yield the documents of one book, whose file has the bytes `data`, with Drops (omissions) and Notes (counted, but
-    kept).
+    """Yield the documents of the book `name`, whose file has the bytes `data`. Yield also a Drop for each omission, and
+    a Note for each event that is counted although nothing is left out.
 
-    Raises ValueError naming `folder` and `name` if the bytes cannot be decoded.
+    Raises ValueError naming `folder` (where the file is) and `name` if the bytes cannot be decoded.
     """
     if b"\0" in data[:4096] and not data.startswith((b"\xff\xfe", b"\xfe\xff")) and source.encoding == "auto":
         yield Drop("not_a_text_file", name, "holds NUL bytes")
@@ -68,8 +69,8 @@ def read_book(name: str, data: bytes, *, source: SourceConfig, folder: str) -> I
 
 
 def _split_paragraphs(paragraphs: list[str], *, language: str) -> Iterator[str]:
-    """Yield the sentences of all paragraphs. Splitting only about _RUN_CHARACTERS at a time saves 200 MB for a book of
-    50 MB."""
+    """Yield the sentences of all paragraphs, in order. Only about _RUN_CHARACTERS of text are divided into sentences at
+    a time, which saves 200 MB for a book of 50 MB."""
     start = held = 0
     for stop, paragraph in enumerate(paragraphs, start=1):
         held += len(paragraph)

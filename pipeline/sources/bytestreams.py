@@ -1,7 +1,8 @@
 """Reads plain, .bz2 (any number of streams), .gz, .xz and .zst files in pieces; every error names file and offset.
 
 Memory is flat: a piece has at most PIECE_BYTES, however much the input expands. A file that ends inside a compressed
-stream is an error here. If it ends between two streams, only its content can show that something is missing.
+stream is an error here. A file that ends between two streams is not, because only the file's content can show that
+something is missing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class _Decompressor(Protocol):
 
 
 class _Gzip:
-    """Wraps zlib's gzip decompressor in the interface of the decompressors of bz2 and lzma."""
+    """Wraps zlib's gzip decompressor, so that it has the methods and attributes of BZ2Decompressor and
+    LZMADecompressor."""
 
     def __init__(self) -> None:
         self._inner = zlib.decompressobj(wbits=31)
@@ -88,8 +90,9 @@ def compression_of(path: str | Path) -> str:
 def read_pieces(path: str | Path, *, start: int = 0, end: int = -1) -> Iterator[bytes]:
     """Yield the decompressed content of a file in pieces, from byte `start` to byte `end` (-1: the end of the file).
 
-    In a compressed file, `start` must be the start of a compressed stream, and `end` the end of one. Raises ValueError
-    naming the file and the byte offset if the data are truncated, corrupt or expand too much.
+    In a compressed file, `start` must be the start of a compressed stream, and `end` the end of one. A zstd file is
+    always read whole. Raises ValueError naming the file and the byte offset if the data are truncated, corrupt or
+    expand too much.
     """
     compression = compression_of(path)
     with storage.open_input(path, read_ahead=_READ_AHEAD_BYTES) as file:
@@ -115,8 +118,9 @@ def _read_raw(file: IO[bytes], length: int) -> Iterator[bytes]:
 
 
 def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offset: int = 0) -> Iterator[bytes]:
-    """Yield the decompressed content of `raw`, the bytes of one or more compressed streams, in pieces. `offset` is
-    where `raw` begins in the file `name`, for messages. Raises ValueError for corrupt or truncated data."""
+    """Yield the decompressed content of `raw`, the bytes of one or more compressed streams, in pieces. For messages,
+    `name` is the file and `offset` is the byte of the file where `raw` begins. Raises ValueError for data that are
+    corrupt, truncated or expand too much."""
     make = _DECOMPRESSORS[compression]
     decompressor: _Decompressor | None = None
     stream_start = offset
@@ -157,8 +161,9 @@ def decompress_pieces(raw: Iterator[bytes], *, compression: str, name: str, offs
 
 
 def refuse_expansion(given: int, *, taken: int, name: str, offset: int) -> None:
-    """Raise ValueError if `taken` compressed bytes, which end at byte `offset` of the file `name`, have expanded to
-    `given` bytes, far more than text can (a decompression bomb)."""
+    """Raise ValueError if `taken` compressed bytes have expanded to `given` bytes, and `given` is more than text can
+    reach: more than 64 MiB and more than MOST_EXPANSION times `taken` (a decompression bomb). For messages, `name` is
+    the file and `offset` is where the compressed bytes end in it."""
     if given > _EXPANSION_FREE_BYTES and given > MOST_EXPANSION * taken:
         raise ValueError(
             f"{name}: {taken} bytes up to byte {offset} expand to {given}, more than {MOST_EXPANSION} "

@@ -1,8 +1,9 @@
 """Reads the blocks of bzip2 files. Each block can be decoded alone, so many workers can share one large stream.
 
-A block starts with a 48-bit mark at any bit, has at most 900 kB before its run lengths are expanded, and contains its
-own checksum, which is verified. A mark may occur in other data by chance (once in 2**48 bits). A block that seems to
-end at such a false mark cannot be decoded, so it is tried up to each following mark.
+A block starts with a 48-bit mark at any bit, and contains its own checksum, which is verified. A block holds at most
+900 kB, not counting long runs of one byte, which bzip2 shortens first. The mark's bits may occur in other data by
+chance (once in 2**48 bits). A block that seems to end at such a false mark cannot be decoded. It is therefore decoded
+again up to the next mark, until an attempt succeeds.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ _EMPTY_STREAM_BYTES = 14
 
 
 class Mark(NamedTuple):
-    """A possible start of a block, or (with `is_end`) of a stream's end. `bit` counts from the start of the searched
-    bytes."""
+    """A place where the 48-bit mark was found that begins a block, or (if `is_end`) the mark that ends a stream. The
+    same bits may also occur by chance. `bit` counts from the start of the searched bytes, or from the start of the file
+    in a _Window."""
 
     bit: int
     is_end: bool
 
 
 class Block(NamedTuple):
-    """A block. `start` is the byte of the file in which the block starts, and `content` is decompressed."""
+    """A decoded block. `start` is the byte of the file in which the block starts, and `content` is decompressed."""
 
     start: int
     content: bytes
 
 
 def find_marks(data: bytes) -> list[Mark]:
-    """Return all complete marks in `data`, in order. A mark starts a block or the end of a stream."""
+    """Return all complete marks in `data`, in order, both those that begin a block and those that end a stream."""
     marks: list[Mark] = []
     size = len(data)
     for mark in (_BLOCK, _END):
@@ -110,7 +112,8 @@ def read_blocks(path: str | Path, *, start: int = 0) -> Iterator[Block]:
 
 
 class _Window:
-    """The part of a file that is now in memory, and the marks in it. It reads on if a later mark or byte is wanted."""
+    """The part of a file that is now in memory, and the marks in that part. The methods read more of the file if they
+    need a later mark or byte."""
 
     def __init__(self, file: IO[bytes], *, start: int) -> None:
         self._file = file
@@ -120,8 +123,8 @@ class _Window:
         self._marks: list[Mark] = []
 
     def next_mark(self, bit: int, *, is_end: bool | None = None, before: int | None = None) -> Mark | None:
-        """Return the first mark at or after bit `bit` of the file (but before bit `before`, if given), or None.
-        `is_end` asks for the end of a stream (True), a block (False) or either (None)."""
+        """Return the first mark at or after bit `bit` of the file (but before bit `before`, if given), or None if there
+        is none. `is_end` asks for the end of a stream (True), the start of a block (False) or either (None)."""
         while True:
             for mark in self._marks:
                 if mark.bit >= bit and is_end in (None, mark.is_end):
@@ -174,8 +177,8 @@ def _decode_at(window: _Window, block: Mark) -> tuple[Mark | None, bytes | None]
 
 
 def _check_stream_end(path: str | Path, *, size: int, window: _Window, end: Mark) -> int:
-    """Return the byte after the stream that ends at mark `end`. Raises ValueError if the stream is truncated or other
-    data follow it."""
+    """Return the offset of the first byte after the stream that ends at mark `end`. `size` is the file's size. Raises
+    ValueError if the stream is truncated, or if data other than another stream follow."""
     after = (end.bit + _MARK_BITS + _CHECKSUM_BITS + 7) // 8
     if after > size:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Splits a book at its chapter headings in English, French, German and Korean. Pure.
 
-A heading is a short paragraph of a known form (CHAPTER IV), not prose that merely begins with such a word. Headings
-with hardly any text between them (a table of contents, BOOK I before CHAPTER I) begin one chapter together.
+A heading is a short paragraph of a known form (CHAPTER IV), not prose that merely begins with such a word. If headings
+have hardly any text between them (a table of contents, or BOOK I before CHAPTER I), they all begin the same chapter.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _WORDS = rf"""
   | \uc81c\s?{_KOREAN_NUMBER}\s?(?:\uc7a5|\ubd80|\uad8c|\ud3b8|\ud68c|\uc808|\ub9c9)
   | \d{{1,4}}\s?(?:\uc7a5|\ubd80|\uad8c|\ud654)
 """
-# After the number come nothing, punctuation and a title, or a title that begins like one (see is_heading).
+# After the number come nothing, punctuation and a title, or a title that begins like a title (see is_heading).
 _HEADING = re.compile(rf"(?P<words>{_WORDS})(?![^\W_])(?P<rest>.*)", re.I | re.X | re.S)
 _ALONE = re.compile(
     r"(?:prologue|epilogue|preface|introduction|conclusion|afterword|foreword|l'envoi|appendix"
@@ -71,10 +71,11 @@ _FEWEST_NUMERALS = 3
 
 
 def split_chapters(paragraphs: Sequence[str]) -> list[list[str]]:
-    """Return the chapters, each as a list of its paragraphs with headings. A book without chapters is one list.
+    """Return the chapters, each as a list of its paragraphs with headings. A book without chapters gives one list.
 
-    Text before the first heading comes first. Numerals (I, II, III alone on a line or before a title; 1, 2, 3 alone)
-    are headings if there are fewer than two other headings and at least three numerals that count up from one.
+    Text before the first heading begins the first chapter. Numerals (I, II, III alone on a line or before a title; 1,
+    2, 3 alone) are headings if there are fewer than two other headings and at least three numerals that count up from
+    one.
     """
     starts = [index for index, text in enumerate(paragraphs) if is_heading(text)]
     if len(starts) < 2:
@@ -96,7 +97,7 @@ def split_chapters(paragraphs: Sequence[str]) -> list[list[str]]:
 
 def is_heading(text: str) -> bool:
     """Return whether a paragraph is a heading with a word, such as CHAPTER IV, 2. Kapitel, Livre premier or Epilogue. A
-    numeral alone is none."""
+    paragraph with only a numeral does not count."""
     if len(text) > LONGEST_HEADING:
         return False
     if _ALONE.fullmatch(text):
@@ -117,7 +118,7 @@ def is_heading(text: str) -> bool:
 
 def _numerals(paragraphs: Sequence[str]) -> list[int]:
     """Return the indices of the paragraphs that are a heading with a numeral, alone or before a title. The numerals
-    must count up from one, and may start again in each part of the book."""
+    must count up from one, and may start again in each part of the book. Return [] if there are fewer than three."""
     found = [
         (index, _value(match[1]))
         for index, text in enumerate(paragraphs)

@@ -24,8 +24,8 @@ _NOT_SPACE = re.compile(rb"\S")
 class Decoded(NamedTuple):
     """A text and its encoding: utf-8, utf-16, REPAIRED, WINDOWS, or the requested encoding.
 
-    `bad_bytes` is the number of bytes left out. `first_bad` is the position of the first of them (-1: none, or not
-    recorded).
+    `bad_bytes` is the number of bytes left out. `first_bad` is the position of the first byte left out (-1 if no byte
+    was, or if the encoding is WINDOWS).
     """
 
     text: str
@@ -39,8 +39,8 @@ def decode_text(data: bytes, *, name: str, encoding: str = AUTO) -> Decoded:
 
     If `encoding` is auto, the first rule that fits decides. A UTF-16 byte order mark means UTF-16. Valid UTF-8 is
     UTF-8. A file with more well-formed multi-byte characters than bad bytes is UTF-8 without the bad bytes. Any other
-    file is windows-1252, which includes Latin-1, unless more than MOST_ACCENTED of its bytes are outside ASCII. Raises
-    ValueError naming `name`, the byte and the remedy if no rule fits, or if the data do not have the requested
+    file is windows-1252, which includes Latin-1, unless the share of its bytes outside ASCII exceeds MOST_ACCENTED.
+    Raises ValueError naming `name`, the byte and the remedy if no rule fits, or if the data do not have the requested
     encoding.
     """
     if encoding != AUTO:

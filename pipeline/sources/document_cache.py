@@ -1,10 +1,10 @@
 """Stores cleaned documents as Parquet, so that later builds and vocabulary training need not parse the input again.
 
-Each split (a part of an input file) has one stored file, complete or absent. The file's name contains a key over
-everything that shapes the content: the input file's fingerprint, the split's place, the source's settings, a hash of
-the code, the libraries' versions. If one of these changes, the file is no longer used, so stale content is never read.
-The file's footer has a hash of all rows, which every reader checks; page checksums detect flipped bits. With Zstandard
-a dump's articles take about as much space as the .bz2.
+Each split (a part of an input file) has one stored file, complete or absent. The stored file's name contains a key,
+which is a hash of everything that shapes the content: the input file's fingerprint, the split's place, the source's
+settings, a hash of the code, the libraries' versions. If one of these changes, the key changes, so stale content is
+never read. The stored file's footer has a hash of all rows, which every reader checks; page checksums detect flipped
+bits. With Zstandard a dump's articles take about as much space as the .bz2.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from pipeline.versions import hash_code
 FORMAT = 2
 _GROUP_CHARACTERS = 8 << 20
 _NAME_BYTES = 160
-"""Most bytes of the input file's name that go into the stored file's name, which may have 255 bytes."""
+"""A stored file's name repeats at most this many bytes of the input file's name, because file systems allow 255 bytes
+for a whole name."""
 _KEY, _HASH, _MADE_FROM = b"cloze.key", b"cloze.rows", b"cloze.made_from"
 
 SCHEMA = pa.schema(
@@ -43,17 +44,17 @@ SCHEMA = pa.schema(
         pa.field("noted", pa.bool_()),
     ]
 )
-"""Each row is an item, in input order: a document (id, sentences), a Drop (an omission: reason, detail) or a Note (like
-a Drop, but `noted` is true)."""
+"""Each row is an item, in input order: a document (document_id, sentences), a Drop (an omission, with reason and
+detail) or a Note (which has the same columns as a Drop, but `noted` is true)."""
 
 
 def read_through(
     items: Iterable[Document | Drop], *, split: Split, source: SourceConfig, folder: str
 ) -> Iterator[Document | Drop]:
-    """Yield a split's items (documents and drops) from the split's file in `folder`. If there is no file, yield
-    `items`, and write the file once all were read.
+    """Yield a split's items (documents and drops) from the file that stores this split in `folder`. If that file does
+    not exist, yield `items` instead, and write them to the file, which appears once the caller has taken all items.
 
-    `items` must be lazy: they are not read if the file exists. Raises ValueError naming a damaged file, OSError if a
+    `items` must be lazy: they are not read if the file exists. Raises ValueError naming a damaged file, OSError if the
     file cannot be written.
     """
     made_from = _describe(split, source=source)

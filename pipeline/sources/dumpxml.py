@@ -1,4 +1,4 @@
-"""Parses MediaWiki's XML export, schemas 0.5 to 0.11, into pages in one pass of the parser expat with flat memory.
+"""Parses MediaWiki's XML export, schemas 0.5 to 0.11, into pages. The parser (expat) reads the file once.
 
 Only the open page is in memory, with no more text than the caller allows. A file of bare <page> elements is accepted
 too. A document type declaration is refused, so that no entity can expand.
@@ -15,8 +15,9 @@ from xml.parsers import expat
 
 @dataclass
 class Page:
-    """One page with the text of its newest revision (no text if `over_budget`). `namespace` is None and `model` is ""
-    if the dump does not give them."""
+    """One page with the text of its newest revision. `num_characters` is the length of that text. If it was too long,
+    `over_budget` is True and `text` is empty. `namespace` is None and `model` (the content model) is "" if the dump
+    does not give them."""
 
     title: str = ""
     namespace: int | None = None
@@ -38,7 +39,8 @@ class _Revision:
 
 @dataclass
 class SiteInfo:
-    """The head of a dump: the wiki's language and database name, and the number of each namespace by its name."""
+    """The head of a dump: the wiki's language and database name, and `namespaces`, which maps each namespace's name to
+    its number. `complete` is True once the first page began, because the head has then been read."""
 
     language: str = ""
     database: str = ""
@@ -55,10 +57,11 @@ _CAPTURED = frozenset(("title", "ns", "timestamp", "model", "text", "namespace",
 
 
 class DumpReader:
-    """Parses the bytes of a dump with expat and yields pages. A page loses its text if that exceeds `most_characters`.
+    """Parses the bytes of a dump with expat and yields pages. A page whose text exceeds `most_characters` comes without
+    text.
 
     `name` is the file's name for messages. `starts_inside` says that the bytes begin after the dump's head, and
-    `ends_inside` that they end before its </mediawiki>.
+    `ends_inside` that the bytes may end before the dump's </mediawiki>.
     """
 
     def __init__(
@@ -90,8 +93,8 @@ class DumpReader:
         self._parser.XmlDeclHandler = self._declaration
 
     def read(self, pieces: Iterable[bytes]) -> Iterator[Page]:
-        """Yield the pages of a dump that comes in pieces, in order. Raises ValueError if the XML is not well-formed,
-        truncated, or no MediaWiki export."""
+        """Yield the pages of a dump in order. `pieces` are the dump's bytes, cut anywhere. Raises ValueError if the XML
+        is not well-formed, is truncated, or is no MediaWiki export."""
         for piece in self._after_head(pieces):
             self._parse(piece)
             if self._pages:
@@ -155,8 +158,8 @@ class DumpReader:
             ) from error
 
     def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
-        """Raise ValueError for an encoding that expat cannot read. Expat reads its own encodings, and Python's
-        encodings with one byte per character."""
+        """Raise ValueError for an encoding that expat cannot read. Expat can read its built-in encodings (_OF_EXPAT),
+        and those of Python's encodings that have one byte per character."""
         with suppress(LookupError):
             if (
                 encoding is None
@@ -220,7 +223,8 @@ class DumpReader:
         if tag == "page" and depth == 1:
             self._finish_page()
         elif tag == "revision" and depth == 2:
-            # The newest revision has the latest time stamp (ISO 8601 sorts as text). Of equal ones the last counts.
+            # The newest revision has the latest time stamp (ISO 8601 sorts as text). If two are equal, the later one in
+            # the file counts.
             if self._newest is None or self._revision.timestamp >= self._newest.timestamp:
                 self._newest = self._revision
         elif tag == "content" and depth == 3:

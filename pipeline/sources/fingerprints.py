@@ -1,9 +1,9 @@
-"""Fingerprints of the input files, by which a rerun recognizes whether a finished data set was built from the same
-files.
+"""Makes fingerprints of the input files. A rerun compares them to recognize whether a finished data set was built from
+the same files.
 
-Small files are hashed whole, large files at 64 evenly spaced places: 20 ms for any file. A change between those places
-that keeps the length shows only in the file's modification time (list_modified), which is compared too. A file on an
-object store is not read: its size and entity tag are hashed.
+Small files are hashed whole, large files at 64 evenly spaced places: 20 ms for any file. If a large file changes
+between those places and keeps its length, only its modification time (list_modified) shows the change, so that time is
+compared too. A file on an object store is not read: its size and entity tag are hashed.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ _PLACE_BYTES = 1 << 16
 
 
 def fingerprint_inputs(paths: Iterable[str]) -> str:
-    """Return one hash (hex) of the contents of all files. Names, folders and order do not matter."""
+    """Return one hash (hex) of the contents of all files. The files' names, folders and order do not matter."""
     return join_fingerprints(fingerprint_files(paths).values())
 
 
 def fingerprint_files(paths: Iterable[str]) -> dict[str, str]:
-    """Return the fingerprint (see fingerprint_file) of each path, sorted by path."""
+    """Return {path: fingerprint (see fingerprint_file)}, sorted by path."""
     ordered = sorted(set(paths))
     return dict(zip(ordered, storage.map_paths(fingerprint_file, ordered), strict=True))
 
 
 def join_fingerprints(parts: Iterable[str]) -> str:
-    """Return one hash of the given fingerprints of files: what fingerprint_inputs returns for these files."""
+    """Return one hash (hex) of several files' fingerprints, in any order. fingerprint_inputs returns the same hash for
+    the files themselves."""
     return hashlib.sha256(b"".join(sorted(map(bytes.fromhex, parts)))).hexdigest()
 
 
 def list_modified(paths: Iterable[str]) -> dict[str, str]:
-    """Return when each large local file was last modified, in a form that `touch -d` accepts. A file is large if its
-    hash does not cover every byte. Files on a store are left out, because their fingerprint covers every change."""
+    """Return {path: time of the last change} for each large local file, with the time in a form that `touch -d`
+    accepts. A file is large if its fingerprint does not cover every byte. Files on a store are left out, because their
+    fingerprint covers every change."""
     found = {path: Path(path).stat() for path in sorted(set(paths)) if not storage.is_url(path)}
     return {
         path: f"{datetime.fromtimestamp(status.st_mtime, UTC):%Y-%m-%d %H:%M:%S.%f} UTC"
@@ -49,26 +51,29 @@ def list_modified(paths: Iterable[str]) -> dict[str, str]:
 
 
 def list_versions(paths: Iterable[str]) -> dict[str, str]:
-    """Return a text with size and modification time for each local file, for list_changed to compare later."""
+    """Return {path: text with size and modification time} for each local file. list_changed compares these texts
+    later."""
     return {path: storage.file_version(path) for path in sorted(set(paths)) if not storage.is_url(path)}
 
 
 class ChangedInputError(ValueError):
-    """An input file was written while the build read it. What the build read from other files is good."""
+    """An input file was written while the build read that file. What the build made from its other input files can be
+    kept."""
 
     keeps: Keeps = "unchanged_input"
 
 
 def list_changed(versions: Mapping[str, str]) -> dict[str, str]:
-    """Return the new versions of files that changed since list_versions returned `versions`. Such a file may have been
-    read half old, half new. Removed files are left out, because they had been read before."""
+    """Return {path: new version} for the files that changed since list_versions returned `versions`. Such a file may
+    have been read half old, half new. A file that is gone is left out, because the build had read it before it was
+    removed."""
     present = {path: storage.file_version(path) for path in versions if storage.find_file(path) is not None}
     return {path: now for path, now in present.items() if now != versions[path]}
 
 
 def fingerprint_file(path: str) -> str:
-    """Return a hash (hex) of a file. It covers a small file's content, a large file's size and 64 places, or the size
-    and entity tag of a file on a store."""
+    """Return a hash (hex) of a file. It covers the whole content of a small local file, the size and 64 places of a
+    large local file, and the size and entity tag of a file on a store."""
     if storage.is_url(path):
         return hashlib.sha256(storage.file_version(path).encode()).hexdigest()
     with open(path, "rb") as stream:

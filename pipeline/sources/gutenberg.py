@@ -1,7 +1,8 @@
 """Cuts Project Gutenberg's header and licence from a book and rejoins hard-wrapped lines into paragraphs. Pure.
 
 Whether lines are wrapped is first decided for the whole file, so that files with one paragraph per line stay unchanged.
-It is decided again for each block between blank lines, so that verse, tables, lists and title pages keep their lines.
+In a wrapped file this is decided again for each block between blank lines, so that verse, tables, lists and title pages
+keep their lines.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _COLUMNS = re.compile(r"\S(?: {3,}|\t+| *\| *|(?: ?\.){4,} ?)\S")
 _COLUMN_MARKS = ("   ", "\t", "|", "..", ". .")  # every match of _COLUMNS contains one
 _LONGEST_WRAPPED = 120
 _ROOM = 0.85
-"""Share of the wrap width. A line that stays below it even with the next word added was ended on purpose."""
+"""A share of the wrap width. If a line, even with the next word added, has at most this share, the line was ended on
+purpose."""
 
 
 def book_paragraphs(text: str) -> list[str]:
@@ -53,7 +55,8 @@ def book_paragraphs(text: str) -> list[str]:
 
 
 def _cut_boilerplate(lines: list[str]) -> list[str]:
-    """Return the lines between Project Gutenberg's marks (see _START and _END), or all lines if there are none.
+    """Return the lines between Project Gutenberg's start mark and end mark (see _START and _END), without credits.
+    Without a start mark the returned lines begin at the first line, and without an end mark they end at the last line.
 
     Without a start mark, an end mark counts only in the last fifth of the lines, and the first paragraph is cut if it
     names the e-text.
@@ -86,8 +89,9 @@ def _after_paragraph(lines: list[str], first: int) -> list[str]:
 
 
 def _wrap_width(lines: list[str]) -> int:
-    """Return the width at which lines are wrapped, or 0 if they are not wrapped. They are not if more than 5% are
-    longer than _LONGEST_WRAPPED, or if most lines directly before another line are much shorter than the width."""
+    """Return the width at which the lines of a file are wrapped (a length that about 5% of them exceed at most), or 0
+    if they are not wrapped. Lines are not wrapped if that width is above _LONGEST_WRAPPED. They are not wrapped either
+    if at least half of the lines that have another line directly after them are shorter than 70% of the width."""
     lengths = sorted(len(line) for line in lines if line)
     if not lengths:
         return 0
@@ -101,7 +105,7 @@ def _wrap_width(lines: list[str]) -> int:
 
 def _join_wrapped(lines: list[str], *, width: int) -> list[str]:
     """Divide the lines into blocks, and return the paragraphs that _join_block makes of each block. A block ends before
-    a blank line, or before an indented line that follows a line without indent."""
+    a blank line, or before an indented line that follows a line without indent. `width` is the wrap width."""
     paragraphs: list[str] = []
     block: list[str] = []
     was_indented = False
@@ -120,8 +124,9 @@ def _join_block(block: list[str], *, width: int) -> list[str]:
     """Return the lines of a block, joined where a line was broken only because the next word had no room.
 
     Rows with columns stay separate. A line was ended on purpose if it ends well before the width although the next word
-    would fit. A few such lines are only ragged prose. If they are more than a third, the block is verse or a list. It
-    then keeps its lines, except that a line starting with a small letter continues the line before.
+    would fit. If at most a third of the lines were ended on purpose, the block is prose and becomes one line. Otherwise
+    the block is verse or a list. It then keeps its lines, except that a line starting with a small letter continues the
+    line before.
     """
     lines = [line.strip() for line in block]
     text = "\n".join(lines)
@@ -138,8 +143,8 @@ def _join_block(block: list[str], *, width: int) -> list[str]:
 
 
 def _join(lines: list[str]) -> str:
-    """Return the lines joined into one by spaces. No space follows a word's hyphen ("well-/known") or a dash at the end
-    of a line."""
+    """Return the lines joined into one line by spaces. No space is put after a line that ends in a dash, or in the
+    hyphen of a compound word ("well-" before "known")."""
     joined = " ".join(lines)
     if "- " not in joined and "\u2014 " not in joined:
         return joined

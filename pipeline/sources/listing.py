@@ -33,8 +33,9 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
     """Return every file of a source once, sorted by path.
 
     A folder gives the files below it (links are followed) whose suffix fits the source's kind; one warning names the
-    other files. Raises ValueError naming `label` (the source in the config), path and remedy if something is missing,
-    empty or matches nothing; OSError if a folder cannot be listed.
+    files that do not fit. Raises ValueError naming `label` (the source in the config), path and remedy if a file or
+    folder is missing, a file is empty or has a format that is not supported, or a glob or folder gives no file. Raises
+    OSError if a folder cannot be listed.
     """
     files: dict[str, int] = {}
     for given in source.paths:
@@ -71,8 +72,9 @@ def list_files(source: SourceConfig, *, label: str) -> list[str]:
 
 
 def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
-    """Raise ValueError if the files of a source that is named in download.bring are missing. The message ends with the
-    hint given there. Sources in the folders `but` are not checked."""
+    """Raise ValueError if files are missing that the user must fetch, which are those of the sources named in
+    download.bring. The message ends with the hint that download.bring gives for the source. Sources in the folders
+    `but` are not checked."""
     for index, source in enumerate(config.sources):
         hint = config.download.bring.get(source.called)
         if hint is None or any(Path(path).absolute().is_relative_to(folder) for path in source.paths for folder in but):
@@ -84,8 +86,8 @@ def check_brought(config: PipelineConfig, *, but: Sequence[Path] = ()) -> None:
 
 
 def refuse_own_files(config: PipelineConfig) -> None:
-    """Raise ValueError if a source's path includes the vocabulary or a file that a build writes. A later or resumed
-    build would read such a file as text."""
+    """Raise ValueError if a source's path includes the vocabulary or a file that a build writes, because a later or
+    resumed build would read such a file as text."""
     names = (f"{TOKENIZER_FOLDER}/vocab.txt", f"{TOKENIZER_FOLDER}/tokenizer.json", MANIFEST_NAME, "data/a.parquet")
     own: list[tuple[str, str | None, str]] = [("output", config.output, name) for name in names]
     own.append(("vocabulary.path", config.vocabulary.path, ""))
@@ -102,7 +104,8 @@ def refuse_own_files(config: PipelineConfig) -> None:
 
 
 def _takes(given: str, file: str, *, kind: str) -> bool:
-    """Return whether a source with the path `given` would include `file`, even if that does not exist yet."""
+    """Return whether a source of kind `kind` with the path `given` would include `file`, even if `file` does not exist
+    yet."""
     if storage.is_url(given) != storage.is_url(file):
         return False
     if not storage.is_url(given):
@@ -114,17 +117,19 @@ def _takes(given: str, file: str, *, kind: str) -> bool:
 
 
 def is_archive(path: str | Path) -> bool:
-    """Return whether a file's suffix is that of an archive: zip, or tar, compressed or not."""
+    """Return whether a file's suffix is one of ARCHIVES, which are the suffixes of zip and tar, compressed or not."""
     return Path(path).name.lower().endswith(ARCHIVES)
 
 
 def is_multistream_index(path: Path) -> bool:
-    """Return whether a file is the index that comes with a multistream dump (a .bz2 of many streams)."""
+    """Return whether a file is, by its name, the index that comes with a multistream dump (a .bz2 of many streams)."""
     return "multistream-index" in path.name and ".txt" in path.name
 
 
 def _list_stored(given: str, *, kind: str, label: str) -> dict[str, int]:
-    """Return {URL: size} for a URL on a store: one file, the fitting files below a folder, or the matches of a glob."""
+    """Return {URL: size in bytes} for `given`, a URL on a store. The URL may name a file, a folder (which gives the
+    files below it whose suffix fits `kind`) or a glob (which gives its matches). Raises ValueError naming `label` if
+    there is no file."""
     if glob.has_magic(given) and storage.find_file(given) is None:
         found = {
             url: size
@@ -148,8 +153,8 @@ def _list_stored(given: str, *, kind: str, label: str) -> dict[str, int]:
 
 
 def _match_stored(pattern: str) -> Iterator[tuple[str, int]]:
-    """Yield (URL, size) of each match of a glob on a store. ** matches any number of folders, and * and ? match within
-    one name."""
+    """Yield (URL, size in bytes) for each file on a store that matches the glob `pattern`. In the glob, ** matches any
+    number of folders, and * and ? match within one name."""
     fixed = pattern[: min(pattern.index(sign) for sign in "*?[" if sign in pattern)].rpartition("/")[0]
     storage.check_url(pattern)
     wanted = pattern[len(fixed) + 1 :].split("/")
@@ -159,8 +164,8 @@ def _match_stored(pattern: str) -> Iterator[tuple[str, int]]:
 
 
 def _matches(names: list[str], *, patterns: list[str]) -> bool:
-    """Return whether the parts of a path match the parts of a glob, by Python's rules for globs. A hidden name matches
-    only a pattern with a leading dot."""
+    """Return whether the parts of a path (`names`) match the parts of a glob (`patterns`), by Python's rules for globs.
+    A hidden name matches only a pattern with a leading dot."""
     if not patterns:
         return not names
     if patterns[0] == "**":
@@ -176,8 +181,9 @@ def _is_hidden(name: str) -> bool:
 
 
 def _walk(folder: Path, *, above: tuple[str, ...]) -> Iterator[Path]:
-    """Yield every file below a folder that is not hidden, following links except back to a folder in `above` (the
-    parents). Path.rglob would not do: it follows no links and silently skips unreadable folders."""
+    """Yield every file below `folder`, except hidden files and files in hidden folders. Links are followed, except back
+    to a folder in `above` (the real paths of the folders that contain `folder`). Path.rglob would not do: it follows no
+    links and silently skips unreadable folders."""
     real = os.path.realpath(folder)
     if real in above:
         return
@@ -187,12 +193,13 @@ def _walk(folder: Path, *, above: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether a path is a file or a broken link, because list_files reports broken links."""
+    """Return whether a path is a file or a broken link. Broken links count, so that list_files can report them."""
     return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _choose_fitting(paths: Iterable[Path], *, folder: str | Path, kind: str) -> list[Path]:
-    """Return the paths whose suffix fits the source's kind. If only some fit, warn about the other paths."""
+    """Return the paths whose suffix fits the source's kind. If some paths fit and some do not, warn about those that do
+    not."""
     taken: list[Path] = []
     other: list[Path] = []
     for path in paths:

@@ -1,5 +1,6 @@
-"""Reads records with a text column from JSON lines and Parquet files. A row is a document, or one sentence of a
-document that ends at a configured boundary."""
+"""Reads records with a text column from JSON lines and Parquet files. Each row is a document, or each row is one
+sentence and a document ends where the source's settings say (a new value in document_column, a blank row or a number of
+rows)."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ _MOST_PARTS = 8
 
 
 class _Row(NamedTuple):
-    """One row. `place` says where it is, for messages. `text` is None if the column is null. `key` tells documents
-    apart, and is None if the source has no document_column."""
+    """One row. `place` says where the row is, for messages. `text` is None if the column is null. `key` is the row's
+    value in document_column, which is the same for all rows of a document, or None if the source has no
+    document_column."""
 
     place: str
     text: str | None
@@ -35,9 +37,11 @@ class _Row(NamedTuple):
 def split_records(
     path: str | Path, *, source: int, config: SourceConfig, split_bytes: int | None = None
 ) -> list[Split]:
-    """Return the splits of a file (its parts, each for one worker). If a row is a document, a split is a range of lines
-    or row groups. If documents span rows, or a row group is large, the file or range is shared: several splits each
-    read all of it and take some of the documents."""
+    """Return the splits of a file (its parts, each for one worker). `source` is the source's index in the config.
+
+    If a row is a document, a split is a range of lines or row groups. If documents span rows, or if a row group is
+    large, several splits share the file or range: each of them reads all of it and takes some of the documents.
+    """
     if config.kind == "jsonl":
         boundary = next_line if config.row == "document" else None
         return split_lines(path, source=source, boundary=boundary, split_bytes=split_bytes)
@@ -62,8 +66,8 @@ def split_records(
 
 
 def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents of a split, and a Drop for each omission. A document is one row, or a run of rows up to the
-    configured boundary."""
+    """Yield the documents of a split, and a Drop for each omission. A document is one row, or a run of sentence rows
+    that ends where the source's settings say."""
     rows = _jsonl_rows(split, config=source) if source.kind == "jsonl" else _parquet_rows(split, config=source)
     if source.row == "sentence":
         yield from _join_rows(rows, split=split, config=source)
@@ -76,8 +80,8 @@ def read_records(split: Split, *, source: SourceConfig) -> Iterator[Document | D
 
 
 def _join_rows(rows: Iterable[_Row], *, split: Split, config: SourceConfig) -> Iterator[Document | Drop]:
-    """Join runs of sentence rows into documents. Yield the documents that the split takes, and a Drop for each
-    omission."""
+    """Join runs of sentence rows into documents. Yield those documents that belong to the split, and a Drop for each
+    omission in them."""
     sentences: list[str] = []
     place, num_rows, key = "", 0, object()
     number = 0
@@ -196,8 +200,8 @@ def _parquet_rows(split: Split, *, config: SourceConfig) -> Iterator[_Row]:
 
 
 class _KeyError(Exception):
-    """A value of document_column that Arrow can represent and Python cannot, such as an unknown time zone or a year
-    above 9999."""
+    """Raised for a value of document_column that Arrow can represent and Python cannot, such as an unknown time zone or
+    a year above 9999."""
 
 
 def _list_keys(column: pa.Array) -> list[object]:

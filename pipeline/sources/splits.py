@@ -53,8 +53,9 @@ def list_splits(sources: Sequence[SourceConfig]) -> list[Split]:
 
 
 def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, ...]]:
-    """Return the splits for each of at most `workers` workers. Each split, from the largest to the smallest, goes to
-    the worker with the least text so far. So no worker gets more than a fair share plus one split."""
+    """Return the splits of each worker, for at most `workers` workers (a worker without splits is left out). Each
+    split, from the largest to the smallest, goes to the worker with the least text so far. So no worker gets more than
+    a fair share plus one split."""
     dealt: list[list[Split]] = [[] for _ in range(max(1, workers))]
     least = [(0, number) for number in range(len(dealt))]
     for split in sorted(splits, key=lambda split: -split.text_bytes):
@@ -65,7 +66,7 @@ def deal_splits(splits: Sequence[Split], *, workers: int) -> list[tuple[Split, .
 
 
 def split_file(path: str | Path, *, source: SourceConfig, index: int, split_bytes: int | None = None) -> list[Split]:
-    """Return the splits of one file, in order. `index` is the source's place in the config. `split_bytes` is the
+    """Return the splits of one file, in order. `index` is the source's index in the config. `split_bytes` is the
     approximate size of a split, if the format allows it."""
     if source.kind == "wikipedia":
         return split_dump(path, source=index, split_bytes=split_bytes)
@@ -79,8 +80,8 @@ def split_file(path: str | Path, *, source: SourceConfig, index: int, split_byte
 def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Drop]:
     """Yield the documents of one split in their order in the file, and a Drop for everything left out.
 
-    If the source sets clean_documents, the documents are read from that folder, or stored there after the first
-    reading. Raises ValueError naming file, place and remedy for damaged input.
+    If the source sets clean_documents (a folder), the first reading stores the documents there, and later readings take
+    them from there. Raises ValueError naming file, place and remedy for damaged input.
     """
     items = _READERS[source.kind](split, source=source)
     if source.clean_documents is None:
@@ -89,7 +90,8 @@ def read_documents(split: Split, source: SourceConfig) -> Iterator[Document | Dr
 
 
 def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapping[str, int], others: int = 0) -> None:
-    """Raise ValueError if a source gave no document. The message names the source's path and the drops by reason.
+    """Raise ValueError if a source gave no document. The message names the source's path, and how many items were
+    dropped for which reason (`drops`).
 
     A dump without any wikitext (Wikidata) is accepted if other sources gave documents; `others` counts those documents.
     """
@@ -106,13 +108,13 @@ def refuse_empty_source(source: SourceConfig, *, num_documents: int, drops: Mapp
 
 
 def _has_other_models_only(drops: Mapping[str, int]) -> bool:
-    """Return whether every page of the main namespace that is not a redirect was dropped because its content is not
-    wikitext."""
+    """Return whether pages were dropped because their content is not wikitext, and every other drop was a redirect or a
+    page outside the main namespace. `drops` counts the dropped pages by reason."""
     return drops.get("not_wikitext", 0) > 0 and not set(drops) - {"not_wikitext", "not_main_namespace", "redirect"}
 
 
 def list_read_warnings(sources: Sequence[SourceConfig], *, read: ReadTally) -> list[str]:
-    """Return a warning for each source from which no document was read."""
+    """Return a warning for each source from which no document was read (a dump without any wikitext)."""
     return [
         f"{', '.join(source.paths)}: none of its articles is wikitext; the data set contains nothing from this source"
         for index, source in enumerate(sources)

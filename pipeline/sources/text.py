@@ -21,8 +21,8 @@ MOST_CHARACTERS = 256 << 20
 
 
 def split_text(path: str | Path, *, source: int, config: SourceConfig, split_bytes: int | None = None) -> list[Split]:
-    """Return the splits of a file: ranges of bytes that end after blank lines, or after any line if rows_per_document
-    is set."""
+    """Return the splits of a file, which are ranges of bytes that end after blank lines, or after any line if
+    rows_per_document is set. `source` is the source's index in the config."""
     boundary = after_blank_line if config.rows_per_document is None else next_line
     return split_lines(path, source=source, boundary=boundary, split_bytes=split_bytes)
 

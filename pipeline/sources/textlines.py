@@ -30,11 +30,12 @@ TEXT_SHARE = {"bz2": 4.0, "gzip": 3.0, "xz": 4.5, "zstd": 3.5, "": 1.0}
 def split_lines(
     path: str | Path, *, source: int, boundary: Callable[[IO[bytes], int], int] | None, split_bytes: int | None = None
 ) -> list[Split]:
-    """Return the splits of a file, as ranges of about `split_bytes` (default: SPLIT_BYTES).
+    """Return the splits of a file, as ranges of about `split_bytes` (default: SPLIT_BYTES). `source` is the source's
+    index in the config.
 
     `boundary(file, position)` returns the first offset from `position` on where the file may be cut. If `boundary` is
     None or the file is compressed, the file is divided into shares (each reads the whole file and takes some of the
-    documents), or stays one split if `split_bytes` is given.
+    documents). If `split_bytes` is given too, such a file stays one split.
     """
     compression = compression_of(path)
     size = storage.size_of(path)
@@ -81,10 +82,11 @@ def _lines_from(file: IO[bytes], position: int) -> Iterator[bytes]:
 
 
 def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """Yield the lines of a split, each as (number within the split, counted from 1; text without the line break).
+    """Yield each line of a split as (number, text). The number counts from 1 within the split, and the text has no line
+    break.
 
-    Raises ValueError naming file, line and byte if a line does not have the encoding; ValueError naming the file for a
-    line above LONGEST_LINE bytes.
+    Raises ValueError naming file, line and byte if a line cannot be decoded from `encoding`, and ValueError naming the
+    file for a line above LONGEST_LINE bytes.
     """
     pieces = read_pieces(split.path, start=split.start, end=split.end)
     offset = split.start
@@ -106,8 +108,8 @@ def read_lines(split: Split, *, encoding: str = "utf-8") -> Iterator[tuple[int, 
 
 
 def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
-    """Yield the lines of a text that comes in pieces, each with its line break. At most a piece and a line are in
-    memory.
+    """Yield the lines of a text, each with its line break. `pieces` are the bytes of the text, cut anywhere. At most
+    one piece and one line are in memory.
 
     Raises ValueError naming `name` for a line above LONGEST_LINE bytes.
     """
@@ -134,6 +136,6 @@ def break_lines(pieces: Iterator[bytes], *, name: str) -> Iterator[bytes]:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """Return the lines of `data` with their line breaks. splitlines is eight times as fast as _LINE, but splits
-    \\r\\r\\n into two line breaks."""
+    """Return the lines of `data` with their line breaks. splitlines is used where possible, because it is eight times
+    as fast as _LINE. But it splits \\r\\r\\n into two line breaks, so data with \\r\\r\\n are split by _LINE."""
     return _LINE.findall(data) if b"\r\r\n" in data else data.splitlines(keepends=True)

@@ -1,9 +1,10 @@
 """Divides Wikipedia dumps into splits, and turns their articles into documents.
 
 A multistream .bz2 (many streams in one file) is split where a stream starts. Streams are found by their ten-byte
-signature and checked by decompressing. The index beside the dump says the same, but the English index is over 1 GB. Any
-other .bz2 is split at blocks, and plain XML at <page>; a page belongs to the split in which its <page> starts. A file
-with another compression is divided into shares: each share parses all of the XML and converts its own pages.
+signature and checked by decompressing. The index file that comes with a dump lists the streams too, but is not used:
+for English it has over 1 GB. Any other .bz2 is split at blocks, and plain XML at <page>; a page belongs to the split in
+which its <page> starts. A file with another compression is divided into shares: each share parses all of the XML and
+converts its own pages.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ _STREAM = b"1AY&SY"  # follows "BZh" and a digit where a bz2 stream starts
 
 
 def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None) -> list[Split]:
-    """Return splits of about `split_bytes` (default: SPLIT_BYTES).
+    """Return splits of about `split_bytes` of the file (default: SPLIT_BYTES, by compression), in order. `source` is
+    the source's index in the config.
 
-    A .bz2 is cut where a stream starts with a page, or at any byte if no stream does. Plain XML is cut at pages. Other
-    files are divided into shares (each reads the whole file and takes some of the pages), or stay one split if
-    `split_bytes` is given.
+    A .bz2 is cut where a stream starts with a page, or at any byte if no stream does. Plain XML is cut at pages. A file
+    with another compression is divided into shares (each reads the whole file and takes some of the pages), or stays
+    one split if `split_bytes` is given.
     """
     compression = compression_of(path)
     size = storage.size_of(path)
@@ -66,7 +68,7 @@ def split_dump(path: str | Path, *, source: int, split_bytes: int | None = None)
 
 def _next_stream(path: str | Path, position: int) -> int | None:
     """Return the offset of the first compressed stream at or after `position` whose content begins with a page. Return
-    None if none of the next _MOST_TRIED_STREAMS does."""
+    None if none of the next _MOST_TRIED_STREAMS streams begins with a page."""
     for _ in range(_MOST_TRIED_STREAMS):
         found = _search(path, position, _STREAM)
         if found is None:
@@ -113,7 +115,8 @@ def _begins_with_page(path: str | Path, start: int) -> bool:
 
 
 def read_site(path: str) -> SiteInfo:
-    """Return the siteinfo in the head of a dump (language, namespaces), which is empty if the dump has none."""
+    """Return the siteinfo in the head of a dump (language, namespaces). If the dump has no head, the fields of the
+    SiteInfo are empty, and `is_fragment` says whether the file has only bare <page> elements."""
     head, found = b"", -1
     for piece in read_pieces(path):
         head += piece
@@ -129,8 +132,8 @@ def read_site(path: str) -> SiteInfo:
 
 
 def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield a document for each article of a split, in order, and a Drop for every other page and every sentence left
-    out.
+    """Yield a document for each article of a split, in order, and a Drop for every page that is not an article and
+    every sentence left out.
 
     Raises RuntimeError naming file and page if the conversion has a bug.
     """
@@ -159,7 +162,8 @@ def read_dump(split: Split, *, source: SourceConfig) -> Iterator[Document | Drop
 
 
 def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
-    """Yield the XML of the pages that start in a split, in pieces."""
+    """Yield the XML of the pages that start in a split, in pieces. `size` is the file's size. `is_fragment` says that
+    the file has only bare <page> elements."""
     path = split.path
     cuts = [cut for cut in (split.start, split.end) if cut not in (-1, 0, size)]
     if compression_of(path) == "bz2" and not all(_begins_with_page(path, cut) for cut in cuts):
@@ -168,8 +172,9 @@ def _read_split(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes
 
 
 def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[bytes]:
-    """Yield the XML of the pages that start in the blocks of a split. The XML ends at the first <page> in the blocks
-    after the split."""
+    """Yield the XML of the pages that start in the bz2 blocks of a split, in pieces. Because the last page may continue
+    in the blocks after the split, the XML ends at the first <page> there. `size` is the file's size. `is_fragment` says
+    that the file has only bare <page> elements. Raises ValueError if the dump is truncated."""
     begun, past_end = split.start == 0, False
     held = b""  # may contain the first half of a <page>, or the end of the dump
     for block in read_blocks(split.path, start=split.start):
@@ -201,8 +206,8 @@ def _pages_of_blocks(split: Split, *, size: int, is_fragment: bool) -> Iterator[
 
 
 def names_of_site(site: SiteInfo, *, language: str) -> WikiNames:
-    """Return the names of namespaces and redirects in a wiki: those in the dump's siteinfo, and those known for the
-    dump's language and for `language`."""
+    """Return the names of namespaces and redirects in a wiki. They are the names in the dump's siteinfo, and the names
+    known for the dump's language and for `language`."""
     languages = {language, site.language, site.database.removesuffix("wiki").replace("_", "-")}
     # All are united, because a siteinfo in another language must not hide the configured language's known names.
     return wiki_names(sorted(languages), siteinfo=site.namespaces)

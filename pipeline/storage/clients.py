@@ -1,6 +1,6 @@
 """Clients for object stores (s3://, gs://) by URL, and the meaning of the stores' errors.
 
-Each process creates its own clients, because a client would share its connections with a forked process. Credentials
+Each process creates its own clients, because a forked process would otherwise use its parent's connections. Credentials
 come only from the environment, a profile or the machine's role, and no message shows them.
 """
 
@@ -71,7 +71,7 @@ class DeniedError(StorageError, PermissionError):
 
 
 def is_url(path: StrPath) -> bool:
-    """Return whether a path names an object store; file:// is a local path."""
+    """Return whether a path is the URL of an object store. A file:// URL is a local path."""
     found = _URL.match(os.fspath(path))
     return found is not None and found[1].lower() != "file"
 
@@ -87,8 +87,8 @@ def local_path(path: StrPath) -> Path:
 
 
 def check_url(url: StrPath) -> tuple[str, str, str]:
-    """Return (scheme, bucket, key) of a store's URL, without any request. Raises ValueError if the URL does not address
-    a supported store."""
+    """Return (scheme, bucket, key) of a store's URL, without any request. The key has no slash at its end. Raises
+    ValueError if the URL has no valid bucket name, or if its scheme is not supported."""
     text = os.fspath(url)
     scheme, _, rest = text.partition("://")
     scheme = scheme.lower()
@@ -104,7 +104,8 @@ def check_url(url: StrPath) -> tuple[str, str, str]:
 
 
 def open_filesystem(url: StrPath) -> tuple[Any, str]:
-    """Return (pyarrow FileSystem, path in it) for a URL or local path. Each process creates its clients on first use.
+    """Return (pyarrow FileSystem, path in that file system) for a URL or local path. Each process creates its clients
+    on first use.
 
     Raises ValueError for an invalid URL or an unsupported scheme.
     """
@@ -137,7 +138,8 @@ def name_errors(url: StrPath, *, of_content: bool = False) -> Iterator[None]:
 
 @contextmanager
 def name_full_disk(folder: StrPath) -> Iterator[None]:
-    """Add `folder` (of local temporary files) to a "disk full" error raised in the block, if it names no file."""
+    """Add `folder` (of local temporary files) to a "disk full" error raised in the block, if the error names no
+    file."""
     try:
         yield
     except OSError as error:
@@ -148,8 +150,8 @@ def name_full_disk(folder: StrPath) -> Iterator[None]:
 
 
 def raise_outage(error: Exception, *, url: StrPath) -> None:
-    """Raise StorageError if `error` is a failure of the store. Do nothing if it means that the stored data are gone,
-    damaged or changed, or if `url` is a local path."""
+    """Raise StorageError if `error` is a failure of the store. Do nothing if `error` means that the stored data are
+    gone, damaged or changed, or if `url` is a local path."""
     if not isinstance(error, OSError):
         return
     try:
@@ -165,9 +167,9 @@ def raise_outage(error: Exception, *, url: StrPath) -> None:
 
 @cache
 def _open_s3(pid: int, settings: tuple[str, ...], connect_s: float, stall_s: float, attempts: int) -> Any:
-    """Return the client of process `pid`, created on the first call. A client made before a fork would share the
-    parent's connections. Since `pid` is in the cache key, each process gets its own client, and the parents' clients
-    stay untouched until the process ends."""
+    """Return the client of process `pid`, created on the first call. `settings` is what _settings returns. A client
+    made before a fork would share the parent's connections. Since `pid` is in the cache key, each process gets its own
+    client, and the parents' clients stay untouched until the process ends."""
     scheme, endpoint, region = settings
     return fs.S3FileSystem(
         region=region or None,
@@ -193,7 +195,8 @@ def _open_gs(pid: int, settings: tuple[str, ...], retry_s: int) -> Any:
 
 
 def _settings(scheme: str) -> tuple[str, str, str]:
-    """Return a store's protocol (http or https), endpoint (host:port or "") and region (or "") from the environment."""
+    """Return (protocol, endpoint, region) of a store, as the environment sets them. The protocol is http or https, the
+    endpoint is host:port or "", and the region may be "". Raises ValueError if the endpoint's address is invalid."""
     variables, regions = (_S3_ENDPOINTS, _S3_REGIONS) if scheme == "s3" else (_GS_ENDPOINTS, ())
     name = next((name for name in variables if os.environ.get(name)), None)
     region = next((os.environ[name] for name in regions if os.environ.get(name)), "")

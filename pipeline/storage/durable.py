@@ -54,15 +54,15 @@ def rename_file(source: Path, *, final: Path) -> None:
 
 
 def replaced_by(name: str) -> str:
-    """Return the final name of the temporary file `name`, which a killed replace_file left behind, or "" for any other
-    name."""
+    """Return the final name of a temporary file that a killed replace_file left behind. `name` is the temporary file's
+    name. Return "" for any other name."""
     found = _PARTIAL.fullmatch(name)
     return found[1] if found else ""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError raised in the block that names no file, such as "disk full"."""
+    """Add `path` to an OSError that is raised in the block and names no file, such as "disk full"."""
     try:
         yield
     except OSError as error:
@@ -80,8 +80,8 @@ def make_durable_folder(folder: Path) -> None:
 
 
 def put_in_place(temporary: Path, *, final: Path) -> Path | None:
-    """Rename the folder `temporary`, whose content is durable, to `final`. Return where the replaced folder is now, for
-    the caller to remove, or None if there was none.
+    """Rename the folder `temporary`, whose content is durable, to `final`. If a folder was at `final` before, return
+    the path where that replaced folder is now, so that the caller can remove it. Otherwise return None.
 
     `final` is whole at every moment, unless the system cannot exchange two folders. Then a kill between two renames
     leaves no folder at `final`, and the replaced folder under ASIDE + its name.

@@ -48,8 +48,8 @@ Location: TypeAlias = Path | str
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file below a folder. `name` is relative to the folder, with forward slashes; `size` is in bytes, and `modified`
-    in seconds since 1970."""
+    """The name, size and time of a file. `name` is relative to the folder that was listed, with forward slashes; `size`
+    is in bytes, and `modified` in seconds since 1970."""
 
     name: str
     size: int
@@ -98,8 +98,8 @@ def open_input(path: StrPath, *, read_ahead: int = READ_AHEAD_BYTES) -> IO[bytes
 
 
 def open_native(path: StrPath) -> Any:
-    """Open a file as a pa.NativeFile, from which pyarrow's readers request only the ranges that they need. Wrap the
-    reading in name_errors."""
+    """Open a file as a pa.NativeFile, from which pyarrow's readers request only the ranges that they need. The caller
+    must read inside name_errors, so that errors name the URL."""
     system, place = open_filesystem(path)
     with name_errors(path):
         return system.open_input_file(place)
@@ -127,7 +127,7 @@ def make_folder(path: StrPath) -> None:
 
 
 def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, make_folders: bool = True) -> None:
-    """Write a whole file, which appears at once. `data` is bytes, or anything with the buffer protocol.
+    """Write a whole file, which appears complete or not at all. `data` is bytes, or anything with the buffer protocol.
 
     Without `make_folders`, a missing local folder raises OSError, for callers whose folder may be removed on purpose.
     """
@@ -142,7 +142,8 @@ def write_bytes(path: StrPath, data: bytes | bytearray | memoryview | Any, *, ma
 
 
 def store_file(source: StrPath, path: StrPath) -> None:
-    """Copy the local file `source` to `path` (local or on a store), where it appears at once. Memory is flat."""
+    """Copy the local file `source` to `path` (local or on a store), where it appears complete or not at all. Memory is
+    flat."""
     if not is_url(path):
         with open(source, "rb") as file, replace_file(local_path(path)) as stream:
             shutil.copyfileobj(file, stream, READ_AHEAD_BYTES)
@@ -155,7 +156,7 @@ def store_file(source: StrPath, path: StrPath) -> None:
 
 
 def fetch_file(path: StrPath, target: StrPath) -> None:
-    """Copy a file to the local path `target`, where it appears at once. Missing folders are created."""
+    """Copy a file to the local path `target`, where it appears complete or not at all. Missing folders are created."""
     with open_input(path, read_ahead=8 * READ_AHEAD_BYTES) as stream, replace_file(Path(target)) as file:
         shutil.copyfileobj(stream, file, 8 * READ_AHEAD_BYTES)
 
@@ -165,7 +166,8 @@ def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]
     """Yield a seekable file to write, which appears under its name if the block ends without an error.
 
     For a store the content goes to a temporary file (in TMPDIR), which is then uploaded. With `in_place` a local file
-    is written directly under its name and removed on an error, which is enough if nobody reads the file earlier.
+    is written directly under its name and removed on an error, which is enough if nobody reads the file before it is
+    complete.
     """
     if not is_url(path):
         with (_write_in_place if in_place else replace_file)(local_path(path)) as stream:
@@ -181,7 +183,8 @@ def open_output(path: StrPath, *, in_place: bool = False) -> Iterator[IO[bytes]]
 def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
     """Yield a file to write sequentially, without a local copy. On a store only the data in transfer are in memory.
 
-    If the block fails, part of the file may remain. So use this for files that count only when a later file names them.
+    If the block fails, part of the file may remain. So use this only for files that readers ignore until another file,
+    which is written later, names them.
     """
     if not is_url(path):
         local_path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -196,7 +199,7 @@ def open_stream(path: StrPath) -> Iterator[IO[bytes]]:
 def list_files(folder: StrPath, *, below: bool = True) -> list[StoredFile]:
     """Return the files in a folder (with `below` also in its subfolders), sorted by name; [] if the folder is missing.
 
-    A request to a store returns 1,000 names. Raises StorageError if the bucket is missing or access is denied.
+    On a store, one request returns up to 1,000 names. Raises StorageError if the bucket is missing or access is denied.
     """
     if not is_url(folder):
         return _list_local(local_path(folder), below=below)
@@ -235,7 +238,8 @@ def read_range(path: StrPath, *, offset: int, length: int) -> bytes:
 
 
 def find_file(path: StrPath) -> StoredFile | None:
-    """Return a file's base name, size and modification time, or None if it is missing or a folder."""
+    """Return a file's base name, size and modification time as a StoredFile, or None if the path is missing or a
+    folder."""
     if not is_url(path):
         try:
             status = local_path(path).stat()
@@ -303,8 +307,8 @@ def delete(path: StrPath) -> None:
 
 
 def delete_tree(folder: StrPath) -> None:
-    """Delete a folder with everything below it, or do nothing if it is missing. A request to a store deletes 1,000
-    names. Raises ValueError for a whole bucket."""
+    """Delete a folder with everything below it, or do nothing if the folder is missing. On a store, one request deletes
+    up to 1,000 files. Raises ValueError for a whole bucket."""
     if not is_url(folder):
         with suppress(FileNotFoundError):
             shutil.rmtree(local_path(folder))
@@ -317,7 +321,8 @@ def delete_tree(folder: StrPath) -> None:
 
 
 class _StoreReader(io.RawIOBase):
-    """An object on a store as a raw file. Each read is one range request, and errors name the URL."""
+    """An object on a store as an unbuffered file. Each read is one request for a range of bytes, and errors name the
+    URL."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

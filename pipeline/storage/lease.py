@@ -8,16 +8,16 @@ holder's claim fences (makes invalid) all claims with smaller numbers.
 
 Invariant: at most one command has the lease and may commit. If the holder's process is gone from this machine, the next
 command takes over at once. If the holder runs elsewhere (or in another container), the next command takes over after
-the holder was silent for its time-out. The waiting command measures this on its own clock: clocks of other machines and
-times of a store are never trusted. A command that lost the lease notices at its next heartbeat, and `held` refuses it.
-The protocol needs no locks, renames or conditional writes. In a folder a lock file (flock) still guards each step, so
-nobody can take over inside `held`. On a store, or a file system without locks, `held` checks only right before its
-block: a command that freezes in between can write once more.
+the holder sent no heartbeat for its time-out. The waiting command measures this on its own clock: clocks of other
+machines and times of a store are never trusted. A command that lost the lease notices at its next heartbeat, and `held`
+refuses it. The protocol needs no locks, renames or conditional writes. In a folder a lock file (flock) still guards
+each step, so nobody can take over inside `held`. On a store, or a file system without locks, `held` checks only right
+before its block: a command that freezes in between can write once more.
 
-Cost: in a folder a heartbeat changes a file's time (no space needed). On a store it is three small requests, 43,000 a
-day at a time-out of 60 s. Earlier releases used RUN/lease.json, a lock on a build's folder, or OUT/_tmp/holders on a
-store. This release ignores these, so end such a command before this release works on the same output. Files in OUT/_tmp
-are removed with it; RUN/lease.json stays and does no harm.
+Cost: in a folder a heartbeat changes a file's time (no space needed). On a store a heartbeat is three small requests,
+which makes 43,000 a day at a time-out of 60 s. Earlier releases used RUN/lease.json, a lock on a build's folder, or
+OUT/_tmp/holders on a store. This release ignores these, so end every command of an earlier release before this release
+works on the same output. Files in OUT/_tmp are removed with that folder; RUN/lease.json stays and does no harm.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LeaseError(PassingError):
 
 @dataclass(frozen=True, slots=True)
 class Holder(Process):
-    """A process that has the lease, or wants it. `token` is random and tells its claim from others."""
+    """A process that has the lease, or wants it. `token` is random and tells the process's claim from other claims."""
 
     token: str
     since: str
@@ -79,7 +79,7 @@ class Claim:
     number: int
     """One more than the greatest number that the command saw in other claims."""
     beat: int
-    """Number of heartbeats so far (in a folder: the time of the last one). A change is a sign of life."""
+    """Number of heartbeats so far (in a folder: the time of the last heartbeat). A change is a sign of life."""
     holds: bool
     """True if the command has or had the lease, False if it is a candidate."""
     holder: Holder
@@ -101,11 +101,12 @@ def hold(
     name: str = "",
 ) -> Iterator[str]:
     """Take the lease on `folder` (the right to write there alone), keep it alive inside the block and give it back.
-    Yields its token. Creates the folder.
+    Yield the lease's token, a text that `held` checks. The folder is created if it is missing.
 
-    Waits, with a message, for a sign of life from a holder elsewhere. Raises LeaseError if another command is alive.
-    `name` is the output in messages (default: output=FOLDER). If the lease is lost inside the block, a separate thread
-    reports it, sets `stop` and calls `note_loss`.
+    If a command on another machine, or in another container, has the lease, call `say` with a message and wait for a
+    sign of life from that command. Raises LeaseError if a command that has the lease is alive. `name` is the output in
+    messages (default: output=FOLDER). If the lease is lost inside the block, a separate thread reports the loss with
+    `say`, sets `stop` and calls `note_loss`.
     """
     folder, name = locate(folder), _name(folder, name)
     holder = take(folder, timeout_s=timeout_s, say=say, stop=stop, name=name)
@@ -137,9 +138,9 @@ def hold(
 @contextmanager
 def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None]:
     """Run the block only if `token` has the lease on `folder`, and let nobody take over the lease inside the block (on
-    a store: only check right before it). Raises LeaseError if `token` does not have the lease.
+    a store: only check the token right before the block). Raises LeaseError if `token` does not have the lease.
 
-    If `token` is None nothing is checked, for callers whose folder nobody else uses.
+    If `token` is None nothing is checked, for callers whose folder nobody else uses. `name` is the output in messages.
     """
     if token is None:
         yield
@@ -158,7 +159,8 @@ def held(folder: StrPath, *, token: str | None, name: str = "") -> Iterator[None
 
 
 def refuse_if_alive(folder: StrPath) -> None:
-    """Raise LeaseError if a live process of this machine has the lease on `folder`. Neither write nor wait."""
+    """Raise LeaseError if a live process of this machine has the lease on `folder`. This writes nothing and does not
+    wait."""
     folder = locate(folder)
     for claim in _reigning(_look(folder)):
         if claim.holds and claim.holder.is_gone() is False:
@@ -175,8 +177,9 @@ def take(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Holder:
-    """Take the lease on `folder`, as the first step of `hold`, and return this process as its holder. Raises LeaseError
-    if another command is alive, and KeyboardInterrupt if a signal comes while it waits."""
+    """Take the lease on `folder`, which is the first step of `hold`, and return this process as the lease's holder.
+    Raises LeaseError if another command has the lease and is alive, and KeyboardInterrupt if `stop` receives a signal
+    during the wait for that command."""
     folder, name = locate(folder), _name(folder, name)
     mine = identify(timeout_s=timeout_s)
     silent: set[Claim] = set()
@@ -197,7 +200,8 @@ def take(
 
 
 def beat_once(folder: StrPath, *, token: str) -> bool:
-    """Renew the claim of `token` to the lease. Return True, or False if another command has taken over."""
+    """Renew the lease by a heartbeat in the claim of `token`. Return True, or False if another command has taken
+    over."""
     folder = locate(folder)
     with _locked(folder):
         mine = next((claim for claim in _reigning(_look(folder)) if claim.holder.token == token), None)
@@ -211,7 +215,7 @@ def beat_once(folder: StrPath, *, token: str) -> bool:
 
 
 def release(folder: StrPath, *, token: str) -> None:
-    """Delete the claim of `token`. In a local folder, also remove the lease's folder if there are no other claims."""
+    """Delete the claim of `token`. In a local folder, also remove FOLDER/lease if it has no other claims."""
     folder = locate(folder)
     with suppress(OSError), _locked(folder):
         claims = _look(folder)
@@ -224,7 +228,7 @@ def release(folder: StrPath, *, token: str) -> None:
 
 
 def identify(*, timeout_s: int) -> Holder:
-    """Return this process as a Holder with a new token."""
+    """Return this process as a Holder with a new token. Others may take over after `timeout_s` without a heartbeat."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     return Holder(**asdict(identify_process()), token=secrets.token_hex(16), since=since, timeout_s=timeout_s)
 
@@ -250,8 +254,9 @@ def _watch(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> set[Claim]:
-    """Wait until the claims change, and return an empty set. If the time-out of the claims `living` passes before,
-    return these as silent. Raises LeaseError if the holder proves to be alive."""
+    """Wait until the claims in `folder` change, and return an empty set. If the longest time-out of the claims `living`
+    passes without a change, return `living` as a set, because their commands are silent. `silent` holds the claims that
+    were already found silent, which are ignored. Raises LeaseError if the lease's holder proves to be alive."""
     holding = next((claim for claim in living if claim.holds), None)
     if holding is not None and holding.holder.is_gone() is False:
         raise _refusal(name, holding.holder)
@@ -276,7 +281,8 @@ def _contend(
     folder: Location, claim: Claim, *, silent: set[Claim], clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> bool:
     """Write `claim`, try to take the lease, and return whether it was taken. If there is a holder, or a candidate with
-    a smaller token, withdraw the claim and return False."""
+    a smaller token, or if the other candidates stay for the time-out, withdraw `claim` and return False. The claims in
+    `silent` are ignored."""
     taken = False
     try:
         _write(folder, claim)
@@ -299,7 +305,8 @@ def _contend(
 
 
 def _living(claims: Iterable[Claim], *, silent: set[Claim]) -> list[Claim]:
-    """Return the claims whose commands may be alive: those that are valid and neither silent nor known to be gone."""
+    """Return the claims whose commands may be alive. They are valid, are not in `silent`, and their processes are not
+    known to be gone."""
     return [claim for claim in _reigning(claims) if claim not in silent and not claim.holder.is_gone()]
 
 
@@ -340,11 +347,11 @@ def _path(folder: Location, claim: Claim) -> Location:
 
 @contextmanager
 def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
-    """Let one process at a time run the block, which takes, renews or gives back the lease. No effect on a store or a
-    file system without locks.
+    """Let one process at a time run the block, which takes, renews or gives back the lease. On a store, or a file
+    system without locks, the block runs without a lock.
 
-    `make` creates the lock file if it is missing. Without `make`, a missing file means that nobody has a lease, so the
-    block runs without a lock.
+    `make` creates the lock file if it is missing. Without `make`, a missing lock file means that nobody has a lease, so
+    the block runs without a lock too.
     """
     if not isinstance(folder, Path):
         yield
@@ -369,8 +376,8 @@ def _locked(folder: Location, *, make: bool = False) -> Iterator[None]:
 
 
 def _stands(path: Path, *, as_descriptor: int) -> bool:
-    """Return whether `path` still names the open file `as_descriptor`. A holder removes the file when it gives the
-    lease back."""
+    """Return whether `path` still names the open file with the descriptor `as_descriptor`. It does not after a holder
+    gave the lease back, because the holder then removes the file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(as_descriptor))
     except FileNotFoundError:

@@ -10,8 +10,8 @@ from pipeline.storage.clients import check_url, is_url, local_path
 
 
 def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
-    """Return a path setting with ~ expanded and file:// turned into a path; s3:// and gs:// URLs lose only trailing
-    slashes.
+    """Return a path setting with ~ expanded. A file:// URL becomes a path, and s3:// and gs:// URLs lose only the
+    slashes at their end.
 
     Raises ConfigError naming `key` if the value is empty, contains a NUL or is an invalid URL, and with `local_only`
     for any URL of a store.
@@ -32,8 +32,8 @@ def expand_path(value: str, *, key: str, local_only: bool = False) -> str:
 
 
 def refuse_lost_path(value: str, *, key: str) -> None:
-    """Raise ConfigError for a relative path if this is a submitted Ray job that runs in an uploaded copy of its folder
-    (`--working-dir`)."""
+    """Raise ConfigError naming the setting `key` if its `value` is a relative path and this process is a submitted Ray
+    job that runs in an uploaded copy of its folder (`--working-dir`)."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
     uploaded = (job.get("runtime_env") or {}).get("working_dir")
     if uploaded is not None and not os.path.isabs(value):

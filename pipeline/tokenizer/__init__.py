@@ -1,4 +1,5 @@
-"""Turns text into token ids by WordPiece or BPE, exactly like the `tokenizers` library; reads and writes its files."""
+"""Turns text into token ids by WordPiece or BPE, exactly like the `tokenizers` library; reads and writes tokenizer
+files."""
 
 from pipeline.tokenizer.files import (
     BERT_SPECIAL,

@@ -53,8 +53,9 @@ def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bo
     """Return BERT's WordPiece tokenizer for a list of tokens.
 
     Stripping accents decomposes all characters (NFD), also Hangul syllables into jamo (letters). The text is composed
-    again (NFC) if the vocabulary has composed characters; those without, such as Google's uncased ones, were trained
-    on jamo. Raises ValueError, which names `origin`, if a special token is missing.
+    again (NFC) if the vocabulary has composed characters. Vocabularies without composed characters, such as Google's
+    uncased ones, were trained on jamo. Raises ValueError if a special token is missing; the message names `origin`, the
+    vocabulary's file.
     """
     missing = [token for token in BERT_SPECIAL if token not in set(tokens)]
     if missing:
@@ -71,9 +72,10 @@ def build_wordpiece(tokens: Sequence[str], *, lowercase: bool, strip_accents: bo
 
 
 def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: bool) -> Any:
-    """Return BERT's normalizer, which removes control characters and puts spaces around Chinese ones.
+    """Return BERT's normalizer, which removes control characters and puts spaces around Chinese characters. If
+    `strip_accents` is None, accents are stripped if `lowercase` is true.
 
-    If it strips accents and `recompose` is true, NFC (composition of characters) follows.
+    If accents are stripped and `recompose` is true, NFC (composition of characters) follows.
     """
     bert = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=strip_accents, lowercase=lowercase
@@ -83,7 +85,7 @@ def bert_normalizer(*, lowercase: bool, strip_accents: bool | None, recompose: b
 
 
 def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
-    """Return the normalizer (or None) and the pre-tokenizer for training a vocabulary.
+    """Return (normalizer, pre-tokenizer), the library's objects for training a vocabulary.
 
     Stripping accents decomposes characters, also Hangul syllables into jamo (letters). Afterwards the text is composed
     again, unless the settings ask for jamo.
@@ -104,7 +106,7 @@ def word_rules(settings: VocabularyConfig) -> tuple[Any | None, Any]:
 def describe_text(backend: Tokenizer) -> dict[str, str]:
     """Return how the tokenizer treats text, found by trying single characters.
 
-    The keys are case (lowered or kept), accents (removed or kept) and hangul (syllables or jamo).
+    The dict has the keys case ("lowered" or "kept"), accents ("removed" or "kept") and hangul ("syllables" or "jamo").
     """
 
     def normalize(text: str) -> str:
@@ -124,7 +126,8 @@ def is_composed(text: str) -> bool:
 
 
 def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
-    """Add the special tokens (keys pad, unk, cls, sep, mask) and the template [CLS] A [SEP] B [SEP] to `backend`."""
+    """Add the special tokens and the template [CLS] A [SEP] B [SEP] to `backend`. `special` maps pad, unk, cls, sep and
+    mask to their tokens."""
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.values()])
     cls, sep = special["cls"], special["sep"]
     backend.post_processor = processors.TemplateProcessing(
@@ -135,7 +138,8 @@ def finish(backend: Tokenizer, *, special: Mapping[str, str]) -> None:
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a tokenizer.json without its truncation and padding. Raises ValueError if it is missing or invalid."""
+    """Return the tokenizer of a tokenizer.json, with the file's truncation and padding switched off. Raises ValueError
+    if the file is missing or invalid."""
     if storage.find_file(path) is None:
         raise ValueError(f"{path}: no such tokenizer file; give a vocab.txt or tokenizer.json, or train one")
     data = storage.read_bytes(path)
@@ -149,7 +153,8 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def vocabulary_hash(backend: Tokenizer, *, tokens: Sequence[str]) -> str:
-    """Return a sha256 (hex) of the tokens in the order of their ids, the merges, normalizer and pre-tokenizer."""
+    """Return a sha256 (hex) of everything in a tokenizer that decides token ids: `tokens` (in the order of their ids),
+    the merges and other settings of the model, the normalizer and the pre-tokenizer."""
     layout = json.loads(backend.to_str())
     model = layout["model"]
     facts = {
@@ -166,7 +171,8 @@ def save_tokenizer(
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt; create `folder` if it is missing.
 
-    `longest` is written as model_max_length. Without it transformers accepts text of any length.
+    `special` maps pad, unk, cls, sep and mask to their tokens. `longest` is written as model_max_length. If it is None,
+    transformers accepts text of any length.
     """
     folder.mkdir(parents=True, exist_ok=True)
     layout = json.loads(backend.to_str())

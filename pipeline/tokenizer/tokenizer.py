@@ -1,7 +1,7 @@
 """Turns text into token ids and word starts, exactly like the `tokenizers` library but several times as fast.
 
 Two caches save calls of the library: one for pieces of text between spaces, one for single words. The library's own
-steps fill these caches, so they change only the speed.
+steps fill these caches, so the caches change only the speed.
 """
 
 from __future__ import annotations
@@ -72,10 +72,13 @@ class TokenizedDocument:
 
 
 class WordTokenizer:
-    """A tokenizer that also finds where words start. A "[MASK]" in a document is text to it, not a special token."""
+    """A tokenizer that also finds where words start. It treats "[MASK]" in a document as text, not as the special
+    token."""
 
     def __init__(self, backend: Tokenizer, *, origin: str) -> None:
-        """Wrap a Tokenizer of the library. Raises ValueError, which names `origin`, if it lacks something."""
+        """Wrap a Tokenizer of the library. Raises ValueError if the ids have gaps, if a special token or all ordinary
+        tokens are missing, or if text outside the vocabulary cannot be tokenized. The message names `origin`, the
+        tokenizer's file."""
         self.backend = backend
         """The library's tokenizer, which is saved beside the data."""
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
@@ -109,7 +112,7 @@ class WordTokenizer:
         """Return the tokenizer of a BERT vocab.txt (one token per line) or of a tokenizer.json.
 
         `lowercase` and `strip_accents` tell how a vocab.txt was trained. They are ignored for a tokenizer.json, which
-        has these settings itself. Raises ValueError, which names the file and what is wrong with it.
+        has these settings itself. Raises ValueError, which names the file and what is wrong with the file.
         """
         origin = str(path)
         if origin.endswith(".json"):
@@ -119,22 +122,24 @@ class WordTokenizer:
         return cls(backend, origin=origin)
 
     def tokenize(self, document: Document) -> TokenizedDocument:
-        """Return the document as ids, equal to the library's for each sentence with encode_special_tokens set."""
+        """Return the document as ids. Each sentence has the ids that the library gives it without added special tokens
+        and with encode_special_tokens set (special tokens in the text are then ordinary text)."""
         ids, word_starts, lengths = self._chunks.tokenize(document.sentences)
         return TokenizedDocument(document.id, ids, word_starts, lengths)
 
     def save(self, folder: str | Path, *, longest: int | None = None) -> None:
         """Write the files that AutoTokenizer reads: tokenizer.json, tokenizer_config.json and (WordPiece) vocab.txt.
 
-        `longest` is the number of tokens in the longest row. The bytes depend only on it, the vocabulary and its
-        normalization.
+        `longest` is the number of tokens in the longest row. The files' bytes depend only on `longest`, the vocabulary
+        and the vocabulary's normalization.
         """
         names = {name: self.tokens[getattr(self.special, name)] for name in _NAMES}
         save_tokenizer(self.backend, Path(folder), tokens=self.tokens, special=names, longest=longest)
 
 
 class _Numbers(dict[str, int]):
-    """A dict that gives each text a number, in the order of first look-up; `fresh` lists the texts that are new."""
+    """A dict that gives each text a number, in the order of first look-up. `fresh` lists the texts that were added
+    since the list was last cleared."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +192,9 @@ class _ChunkTable:
         self._forget()
 
     def tokenize(self, sentences: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
-        """Return the ids of all sentences in one array, their word starts, and each sentence's token count if not 0."""
+        """Return (ids, word starts, sentence lengths). The ids of all sentences are in one array, a word start is true
+        for the first token of a word, and a length is the number of tokens of a sentence (sentences without tokens are
+        left out)."""
         blocks = [self._tokenize(block) for block in _cut_blocks(sentences)]
         if len(blocks) == 1:
             return blocks[0]
@@ -243,7 +250,9 @@ class _ChunkTable:
         self._word_starts.append(np.frombuffer(bytes(starts), np.bool_))
 
     def _split_chunk(self, chunk: str, ids: list[int], starts: bytearray) -> None:
-        """Append the tokens of text without spaces to `ids` and `starts`; a pattern finds the words of plain ASCII."""
+        """Append the token ids of `chunk`, a text without spaces, to `ids`. Append to `starts` a 1 for each token that
+        starts a word, and a 0 for each other token. In printable ASCII a pattern finds the words, which is quicker than
+        the library."""
         if _PRINTABLE.fullmatch(chunk):
             words: list[str] = _ASCII_WORDS.findall(chunk.lower() if self._lowercase else chunk)
         else:
@@ -279,7 +288,8 @@ def _cut_blocks(sentences: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _check_unknown(backend: Tokenizer, *, origin: str) -> None:
-    """Raise ValueError if the tokenizer fails on unknown text, like WordLevel and Unigram models without [UNK]."""
+    """Raise ValueError naming `origin` if the tokenizer fails on text outside its vocabulary, which WordLevel and
+    Unigram models without [UNK] do."""
     try:
         backend.encode(RARE_LETTERS, add_special_tokens=False)
     except Exception as error:  # the library raises plain Exception

@@ -1,10 +1,11 @@
 """The Beam graph that counts words and keeps the most frequent ones.
 
-A worker counts a group of splits (ranges of input files), because a thousand small files one by one take twice as long.
-It writes sorted counts (runs), one for each part (words are divided into parts by hash). Then each part is merged.
+A worker counts the words of a group of splits (ranges of input files), because a thousand small files one by one take
+twice as long. Words are divided into parts by hash. For each part, the worker writes a run (sorted counts). Then the
+runs of each part are merged.
 
-Only names and places of files cross the shuffle. A worker needs the memory of a WordCounter plus the words kept. Counts
-are exact, so the result is the same for any engine, number of workers and attempt.
+Only names and places of files cross the shuffle. A worker needs memory for a WordCounter and for the words that are
+kept. Counts are exact, so the result is the same for any engine, number of workers and attempt.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class WordContext:
 
 
 def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
-    """Return groups of neighbouring splits. Each has at least GROUP_BYTES of text, except perhaps the last."""
+    """Return groups of neighbouring splits. Each group has at least GROUP_BYTES of text, except perhaps the last
+    group."""
     groups: list[tuple[Split, ...]] = []
     held: list[Split] = []
     for split in splits:
@@ -60,7 +62,8 @@ def group_splits(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
 
 
 def build_word_graph(pipeline: beam.Pipeline, *, groups: Sequence[tuple[Split, ...]], context: WordContext) -> None:
-    """Add the steps that count words to `pipeline`. They write the result to WORDS_NAME in the context's folder."""
+    """Add the steps that count words to `pipeline`. The last step writes the result to WORDS_NAME in the context's
+    folder."""
     _ = (
         pipeline
         | "List groups" >> beam.Create(groups, reshuffle=False)
@@ -79,7 +82,8 @@ class _Step(beam.DoFn):
 
 
 class CountSplits(_Step):
-    """Beam step: counts the words of a group of splits; yields (part, run), one run of sorted counts for each part.
+    """Beam step: counts the words of a group of splits; yields (part, run) for each part that has words. A run has
+    sorted counts.
 
     Words are divided into parts by hash.
     """
@@ -92,7 +96,8 @@ class CountSplits(_Step):
 
 
 class MergeRuns(_Step):
-    """Beam step: merges the runs of a part; yields a list with the path of a file of the part's most frequent words."""
+    """Beam step: merges the runs of a part; yields a list with one path, of a new file that has the part's most
+    frequent words."""
 
     def process(self, element: tuple[int, Iterable[Run]]) -> Iterator[list[str]]:
         with report_failure(self.context.exchange):
@@ -100,7 +105,8 @@ class MergeRuns(_Step):
 
 
 class LeaveWords(_Step):
-    """Beam step: joins the files of all parts into the file WORDS_NAME, because an engine cannot return values."""
+    """Beam step: joins the files of all parts into the file WORDS_NAME. The main process reads that file, because an
+    engine cannot return values."""
 
     def process(self, paths: list[str]) -> None:
         with report_failure(self.context.exchange):
@@ -109,7 +115,8 @@ class LeaveWords(_Step):
 
 
 def count_splits(splits: Sequence[Split], *, context: WordContext) -> list[Run]:
-    """Count the words of the documents that a build with the same settings would keep, and of their duplicates.
+    """Count the words of the documents that pass the filters of a build with the same settings. A build also removes
+    duplicate documents, but their words are counted here.
 
     Return the runs (ranges of files) that hold the counts.
     """

@@ -1,8 +1,8 @@
 """Merges adjacent symbols in counted words, one pair at a time: the inner loop of WordPiece and BPE training.
 
-Flat arrays hold all words as linked lists of symbols. A merge updates only the pairs that it changes, so it costs about
-0.3 ms instead of a pass over all words. The result is deterministic: ties go to the more frequent pair, then to the
-first in code point order.
+Flat arrays hold all words as linked lists of symbols. A merge updates only the pairs that it changes, so a merge costs
+about 0.3 ms instead of a pass over all words. The result is deterministic: of several pairs with the best score, the
+more frequent pair is merged, then the first in code point order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class MergeTable:
 
     `symbols` has a string for each symbol id. `words` has the symbol ids of all words, one word after the other. Word i
     has `lengths[i]` symbols (at least 1) and occurs `counts[i]` times. A merge drops `prefix` ("##" for WordPiece) from
-    its second symbol.
+    the second symbol before it joins the two.
+
+    The methods name a pair by its number in this table.
     """
 
     def __init__(self, symbols: Sequence[str], *, words: Int32s, lengths: Int64s, counts: Int64s, prefix: str) -> None:
@@ -60,7 +62,8 @@ class MergeTable:
         return int(self._count[: len(self._pairs)].max(initial=0))
 
     def best(self, *, criterion: Criterion, min_count: int) -> int | None:
-        """Return the number of the next pair to merge, or None if no pair occurs at least `min_count` times."""
+        """Return the number of the next pair to merge, or None if no pair occurs at least `min_count` times.
+        `criterion` decides which pair is best (see subwords.train_wordpiece)."""
         candidates = self._candidates(min_count)
         if not candidates.size:
             return None
@@ -123,7 +126,8 @@ class MergeTable:
         return number
 
     def _without_overlap(self, place: Int64s) -> Int64s:
-        """Return the places where equal symbols merge without overlap: the first, third, ... of a row like a a a."""
+        """Return those of the sorted places where the merges of two equal symbols do not overlap: the first, third, ...
+        place of a row like a a a."""
         if not place.size:
             return place
         heads = np.flatnonzero(np.concatenate([[True], self._next[place[:-1]] != place[1:]]))
@@ -161,10 +165,11 @@ class MergeTable:
             self._places[number].append(where)
 
     def _candidates(self, min_count: int) -> Int64s:
-        """Return the pairs that occur at least `min_count` times.
+        """Return the numbers of the pairs that occur at least `min_count` times.
 
-        Only newer pairs and a list, renewed every _REFRESH_EVERY merges, are looked at. No pair is missed,
-        because a pair's count only falls after the merge that created it.
+        Not every pair is looked at. A list of the frequent pairs is made every _REFRESH_EVERY merges. Between two
+        lists, only the pairs in the last list and the pairs created after it are looked at. No pair is missed, because
+        a pair's count only falls after the merge that created the pair.
         """
         size = len(self._pairs)
         if min_count != self._threshold or self._steps % _REFRESH_EVERY == 0:

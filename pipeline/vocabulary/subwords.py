@@ -37,9 +37,10 @@ def train_wordpiece(
     word_counts: Mapping[str, int], *, size: int, criterion: Criterion = "likelihood", min_pair_count: int | None = None
 ) -> list[str]:
     """Train a WordPiece vocabulary, and return its tokens: LAYOUT, characters, then pieces in the order of the merges.
+    `size` is the number of tokens.
 
     With criterion "frequency", each step merges the most frequent pair. With "likelihood" (Schuster and Nakajima 2012),
-    it merges the pair (s, t) that raises the likelihood of the text most per occurrence, which has the greatest
+    each step merges the pair (s, t) that raises the likelihood of the text most per occurrence, which has the greatest
     count(st) / (count(s) count(t)). Because rare pairs score highest, pairs that occur less than min_pair_count times
     are not considered. If min_pair_count is None, this bound starts at the count of the most frequent pair, and falls
     by a fifth whenever no pair reaches it, down to 2. So frequent words come first, and the criterion chooses among
@@ -53,11 +54,12 @@ def train_wordpiece(
 def train_bpe(
     word_counts: Mapping[str, int], *, size: int, byte_level: bool = False, min_pair_count: int | None = None
 ) -> Subwords:
-    """Train byte-pair encoding (Sennrich et al. 2016), and return its tokens and merges.
+    """Train byte-pair encoding (Sennrich et al. 2016), and return its tokens and merges. `size` is the number of
+    tokens.
 
-    Each step merges the most frequent pair, while it occurs at least min_pair_count times (None means 2). Tokens that
-    end a word end in END_OF_WORD. With `byte_level` there is no such mark: words come from the ByteLevel pre-tokenizer,
-    and the alphabet is all 256 bytes, so no text is unknown. Raises and warns like train_wordpiece.
+    Each step merges the most frequent pair, as long as that pair occurs at least min_pair_count times (None means 2).
+    Tokens that end a word end in END_OF_WORD. With `byte_level` there is no such mark: words come from the ByteLevel
+    pre-tokenizer, and the alphabet is all 256 bytes, so no text is unknown. Raises and warns like train_wordpiece.
     """
     kind = "byte_level_bpe" if byte_level else "bpe"
     return _train(word_counts, size=size, criterion="frequency", min_pair_count=min_pair_count or 2, kind=kind)
@@ -94,10 +96,12 @@ def _train(
 
 
 def _spell(word_counts: Mapping[str, int], *, kind: str, most: int) -> tuple[list[str], MergeTable]:
-    """Return the alphabet, and a table of the words spelled in it.
+    """Return (alphabet, table): the symbols of single characters, and a MergeTable of the words spelled in these
+    symbols. `kind` is wordpiece, bpe or byte_level_bpe.
 
-    The rarest characters and the words with them are left out. These characters are up to 1 in 100,000 of the text, or
-    up to 1 in 10,000 if the alphabet would otherwise exceed `most` entries. The byte-level alphabet has every byte.
+    The rarest characters, and the words that contain one of them, are left out. These characters make up at most 1 in
+    100,000 of the text, or 1 in 10,000 if the alphabet would otherwise exceed `most` entries. The byte-level alphabet
+    always has every byte.
     """
     words = sorted(word for word, count in word_counts.items() if word and count > 0)
     counts = np.array([word_counts[word] for word in words], np.int64)
@@ -146,9 +150,12 @@ def _symbol(character: str, *, marked: bool, kind: str) -> str:
 def _keep_frequent(
     codes: npt.NDArray[np.int64], counts: npt.NDArray[np.float64], *, most: int
 ) -> npt.NDArray[np.bool_]:
-    """Return for each of `codes` whether its character is frequent enough to stay; ties go by code point.
+    """Return an array that is True for each of `codes` whose character is frequent enough to stay. The rarest
+    characters are dropped: up to 1 in 100,000 of the text, or up to 1 in 10,000 if more than `most` codes would stay
+    otherwise. Of equally frequent characters, the first in code point order stays.
 
-    A code is a character times 2, plus 1 with a mark such as ##. Both forms count together.
+    A code is a character times 2, plus 1 with a mark such as ##. `counts` has the count of each code, and the two codes
+    of a character are counted together.
     """
     characters, of = np.unique(codes >> 1, return_inverse=True)
     totals = np.bincount(of, weights=counts)

@@ -28,15 +28,17 @@ from pipeline.vocabulary.subwords import train_bpe, train_wordpiece
 from pipeline.vocabulary.word_counts import WordCounter, most_common, read_words
 
 MAX_WORDS = 500_000
-"""How many different words a vocabulary is trained on, the most frequent ones."""
+"""Most different words that a vocabulary is trained on. If the text has more, the most frequent words are used."""
 _BYTES_WORTH_A_WORKER = 4 << 20
-"""Bytes of text for each worker process. For less, another process would not pay, because it takes seconds to start."""
+"""Fewest bytes of text for each worker process. With less text another process would not pay, because it takes seconds
+to start."""
 
 _logger = logging.getLogger(__name__)
 
 
 def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict[str, int]:
-    """Return the counts of the words in `sentences`, most frequent first, split as the vocabulary's tokenizer will."""
+    """Return {word: count} for `sentences`, most frequent words first. Words are found like the vocabulary's tokenizer
+    will find them. Only the MAX_WORDS most frequent words are returned."""
     normalizer, splitter = word_rules(settings)
     with tempfile.TemporaryDirectory() as folder:
         counter = WordCounter(normalizer=normalizer, splitter=splitter, folder=Path(folder), name="words")
@@ -47,7 +49,8 @@ def count_words(sentences: Iterable[str], *, settings: VocabularyConfig) -> dict
 def train_tokenizer(word_counts: Mapping[str, int], *, settings: VocabularyConfig) -> Tokenizer:
     """Train a subword vocabulary with the configured algorithm, and return a tokenizer that uses it.
 
-    Raises ValueError if settings.size is too small for the alphabet. Logs a warning if the text yields fewer.
+    Raises ValueError if settings.size is too small for the alphabet. Logs a warning if the text yields fewer tokens
+    than settings.size.
     """
     if settings.algorithm == "wordpiece":
         tokens = train_wordpiece(
@@ -83,9 +86,9 @@ def train_vocabulary(
 ) -> None:
     """Train the config's vocabulary on the text of `splits`, and write it to `path` (.txt or .json) in one step.
 
-    The words are counted on the Dask `cluster` if given. All workers must be able to reach the folder of `path`, which
-    may be on an object store. Raises ConfigError if the file name does not fit the algorithm, and ValueError if the
-    sources contain no words.
+    The words are counted on the Dask `cluster` if given. All workers must be able to reach the folder that contains
+    `path`. The folder may be on an object store. Raises ConfigError if the file name does not fit the algorithm, and
+    ValueError if the sources contain no words.
     """
     settings = config.vocabulary
     check_name(Path(path), settings=settings)
@@ -127,7 +130,7 @@ def count_sources(
     beam_options: Sequence[str] = (),
     cluster: DaskCluster | None = None,
 ) -> dict[str, int]:
-    """Count the words of `splits` with Beam, and return the most frequent ones (MAX_WORDS) with their counts.
+    """Count the words of `splits` with Beam, and return {word: count} for the MAX_WORDS most frequent words.
 
     Beam's files stay in `folder`. Raises the errors of engines.run_on_engine.
     """
@@ -153,7 +156,8 @@ def count_sources(
 
 
 def measure(backend: Tokenizer, word_counts: Mapping[str, int]) -> tuple[float, float]:
-    """Return the mean number of tokens per word, and the share of words that contain [UNK], for normalized words."""
+    """Return (mean number of tokens per word, share of words that contain [UNK]). `word_counts` has normalized words
+    and how often each occurs."""
     total = pieces = unknown = 0
     unk = backend.token_to_id("[UNK]")
     for word, count in word_counts.items():
@@ -192,9 +196,10 @@ def trained_vocabulary(
     beam_options: Sequence[str] = (),
     cluster: DaskCluster | None = None,
 ) -> WordTokenizer:
-    """Train a vocabulary and return its tokenizer.
+    """Train a vocabulary and return its tokenizer. `say` shows a message to the user.
 
-    The file is vocabulary.path, for later builds too. If that is not set, it is in `scratch`, for this build only.
+    If vocabulary.path is set, the vocabulary is written there, and later builds use it too. Otherwise it is written in
+    the folder `scratch`, for this build only.
     """
     settings = config.vocabulary
     path = settings.path if settings.path is not None else storage.join(scratch, vocabulary_name(config))

@@ -31,7 +31,8 @@ Entry = tuple[bytes, int]
 
 
 class Run(NamedTuple):
-    """Sorted counts of one part of the words (divided by hash): the lines (word, tab, count) at start:stop of a file.
+    """Sorted counts of the words in one part (words are divided into parts by hash), which are the lines from `start`
+    to `stop` of a file. A line has the word, a tab and the count.
 
     `start` and `stop` are in bytes.
     """
@@ -45,8 +46,8 @@ class Run(NamedTuple):
 class WordCounter:
     """Counts the words of sentences, found by a tokenizer's normalizer and pre-tokenizer (`splitter`).
 
-    It writes runs (sorted counts) to new files in `folder`; an error in its with block removes them. File names are
-    `name` plus a random part, which separates attempts.
+    It writes runs (sorted counts) to new files in `folder`. If its with block raises an error, these files are removed.
+    File names are `name` plus a random part, so that two attempts never write the same file.
     """
 
     def __init__(
@@ -107,7 +108,8 @@ class WordCounter:
 
 
 def most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> dict[str, int]:
-    """Return the `limit` most frequent words of all runs with their counts, ties in code point order.
+    """Return {word: count} for the `limit` most frequent words of all runs, most frequent first. Equally frequent words
+    are in code point order.
 
     At most 64 runs are merged at a time; intermediate files go to `folder`. Memory holds only the words returned.
     """
@@ -115,21 +117,22 @@ def most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> dict[
 
 
 def write_most_common(runs: Sequence[Run], *, folder: str | Path, limit: int) -> str:
-    """Write the result of most_common to a new file in `folder`, and return its path. An error removes the file."""
+    """Write the words and counts that most_common returns to a new file in `folder`, and return the file's path. If an
+    error occurs, the file is removed."""
     return _write_new(folder, _most_common(runs, folder=folder, limit=limit), name="common")
 
 
 def join_most_common(paths: Iterable[str], *, folder: str | Path, limit: int) -> str:
-    """Join files of write_most_common, which share no words, into a new file, and return its path.
+    """Write the `limit` most frequent words of several files to a new file in `folder`, and return the new file's path.
 
-    The new file has the `limit` most frequent words.
+    `paths` are files of write_most_common that share no words.
     """
     ranked = heapq.merge(*(_read(_whole(path)) for path in paths), key=_rank)
     return _write_new(folder, islice(ranked, limit), name="words")
 
 
 def read_words(path: str | Path) -> dict[str, int]:
-    """Return the words and counts of a file that write_most_common or join_most_common wrote, in the file's order."""
+    """Return {word: count} from a file that write_most_common or join_most_common wrote, in the file's order."""
     return {word.decode("utf-8"): count for word, count in _read(_whole(path))}
 
 

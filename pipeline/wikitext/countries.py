@@ -1,7 +1,7 @@
 """Renders country templates, which are named by a code. {{ROU}} shows a flag and a name; only the name is text. Pure.
 
-countries.tsv has each country's code and name in the wiki's language. Templates named by another code are not handled
-here.
+countries.tsv has each country's code and name in the wiki's language. A template whose code is not in that file is not
+handled here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ def country_name(code: str, *, language: str) -> str | None:
 
 
 def render_country(name: str, arguments: Arguments) -> str | None:
-    """Return the text of {{CODE}}: `name`, or the argument called name. Numbers, as in {{USA|1912}}, only choose the
-    flag of another time. Return None for other arguments."""
+    """Return the text of the template {{CODE}} with `arguments`. The text is the argument "name" if there is one, or
+    else `name`, the country's name. Numbers, as in {{USA|1912}}, only choose the flag of another time. Return None if
+    there are arguments other than numbers, name, size and variant."""
     if not all(value.isdecimal() for value in arguments.filled()) or set(arguments.named) - {"size", "name", "variant"}:
         return None
     return arguments.named.get("name") or name

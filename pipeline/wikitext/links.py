@@ -15,8 +15,8 @@ _EXTERNAL = re.compile(
 
 
 def resolve_link(content: str, *, names: WikiNames) -> str:
-    """Return the visible text of `[[content]]`: the label, or else the target. Return "" for files, categories and
-    links to other languages."""
+    """Return the visible text of `[[content]]`: the label, or else the target. Return "" for links to files, categories
+    and other languages."""
     target, bar, label = content.partition("|")
     visible_prefix = target.lstrip().startswith(":")
     name = target.strip().lstrip(":").strip()

@@ -1,8 +1,8 @@
 """Names in a Wikipedia's markup: namespaces and redirect words of every language, and interwiki prefixes.
 
 names.tsv has the known names, from MediaWiki's siteinfo of all Wikipedias, as tabulated by DBpedia in March 2026. A
-line has a language, a namespace number or `redirect`, and case-folded names joined by `|`. The names are united with
-those in a dump's own siteinfo, since some dumps carry the siteinfo of another wiki.
+line has a language, a namespace number or `redirect`, and case-folded names joined by `|`. These names are used
+together with the names in a dump's own siteinfo, since some dumps carry the siteinfo of another wiki.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ PROJECT_PREFIXES = words(
 
 @dataclass(frozen=True)
 class WikiNames:
-    """The names of one wiki, in the form of `fold_name`: namespaces other than 0 (with their numbers), redirect words,
-    and the codes of other languages.
+    """The names of one wiki, all as fold_name returns them: the namespaces other than 0 with their numbers, the
+    redirect words, and the codes of other languages.
 
-    `invisible` has the prefixes of links that show no text, such as "file". It includes longer prefixes of all other
-    languages, because translated pages keep links to the files of the original page.
+    `invisible` has the prefixes of links that show no text, such as "file". It includes the prefixes of all languages,
+    because translated pages keep links to the files of the original page. Only ASCII prefixes of one or two letters are
+    left out for other languages.
     """
 
     namespaces: Mapping[str, int]
@@ -74,14 +75,14 @@ class WikiNames:
 
 
 def fold_name(name: str) -> str:
-    """Return the name of a namespace or template in the form used for comparison: with spaces for underscores, and
-    case-folded."""
+    """Return the name of a namespace or template in the form used for comparison: case-folded, with spaces for
+    underscores and with single spaces."""
     return " ".join(name.replace("_", " ").split()).casefold()
 
 
 def wiki_names(languages: Iterable[str], *, siteinfo: Mapping[str, int] | None = None) -> WikiNames:
-    """Return the namespaces and redirect words of the given languages (unknown ones add nothing), united with the
-    namespaces of a dump's siteinfo ({name: number}).
+    """Return the namespaces and redirect words of the given languages (an unknown language adds nothing), together with
+    the namespaces of a dump's siteinfo ({name: number}).
 
     If a language and the siteinfo disagree on a namespace's number, the siteinfo counts.
     """

@@ -97,8 +97,8 @@ _UNIT_SIGNS = {
 
 
 def convert(arguments: Arguments) -> str | None:
-    """Render a measure as given, with the symbol of its unit: 1,300 mi; 5 to 7 km; 6 ft 2 in. Return None without a
-    unit."""
+    """Render a measure as given, with the symbol of its unit: 1,300 mi; 5 to 7 km; 6 ft 2 in. Return None if there is
+    no unit."""
     values = arguments.positional
     text, position = "", 0
     while position + 1 < len(values):
@@ -116,7 +116,7 @@ def convert(arguments: Arguments) -> str | None:
 
 
 def value(arguments: Arguments) -> str | None:
-    """Render a number with its uncertainty, power of ten and unit, or return None without a number."""
+    """Render a number with its uncertainty, power of ten and unit. Return None if there is no number."""
     number = arguments.at(1)
     if not number:
         return None
@@ -131,7 +131,7 @@ def value(arguments: Arguments) -> str | None:
 
 def unit_fr(arguments: Arguments) -> str | None:
     """Render a number and its unit, for French templates that give the unit's exponents as separate arguments. Return
-    None without a number."""
+    None if there is no number."""
     filled = arguments.filled()
     if not filled:
         return None
@@ -140,7 +140,8 @@ def unit_fr(arguments: Arguments) -> str | None:
 
 
 def fraction(arguments: Arguments) -> str | None:
-    """Render a fraction: 1/2 from its two numbers (or only the 2), 3 1/2 from three. Otherwise return None."""
+    """Render a fraction from one to three numbers: {{frac|2}} becomes 1/2, {{frac|1|2}} becomes 1/2, and {{frac|3|1|2}}
+    becomes 3 1/2. Return None for other arguments."""
     filled = arguments.filled()
     if len(filled) == 1:
         return f"1/{filled[0]}"
@@ -203,7 +204,7 @@ def _date_text(year: str, month: str, day: str, *, day_first: bool) -> str | Non
 
 
 def english_date(arguments: Arguments) -> str | None:
-    """Render a date from year, month and day. Return None on wikis that are not in English, or without a year."""
+    """Render a date from year, month and day. Return None if the wiki is not in English, or if there is no year."""
     if arguments.language not in ("en", "simple"):
         return None
     day_first = arguments.named.get("df", "").casefold() in ("y", "yes", "true", "1")
@@ -211,7 +212,8 @@ def english_date(arguments: Arguments) -> str | None:
 
 
 def as_of(arguments: Arguments) -> str | None:
-    """Render "As of" (or "Since") and a date, or return None without a date."""
+    """Render "As of" (or "Since") and a date, or the argument "alt" in place of both. Return None if there is no
+    date."""
     day_first = arguments.named.get("df", "").casefold() != "us"
     date = _date_text(arguments.at(1), arguments.at(2), arguments.at(3), day_first=day_first)
     if date is None:
@@ -222,8 +224,8 @@ def as_of(arguments: Arguments) -> str | None:
 
 
 def words_of_date(arguments: Arguments) -> str | None:
-    """Render day, month in words and year, as in the French {{date|1|janvier|1900|...}}. Return None for other
-    forms."""
+    """Render a date of day, month in words and year, as in the French {{date|1|janvier|1900|...}}. Return None for
+    other forms."""
     filled = arguments.filled()
     if len(filled) == 1:
         return filled[0]
@@ -233,8 +235,8 @@ def words_of_date(arguments: Arguments) -> str | None:
 
 
 def age(arguments: Arguments) -> str | None:
-    """Return the years between two dates as text. Return None for an age today, because the dump does not have that
-    date."""
+    """Return the years between two dates as text. Return None for a person's age today, because the dump does not say
+    what date today is."""
     values = arguments.positional[:6]
     if len(values) < 6 or not all(value.isdecimal() for value in values):
         return None

@@ -41,7 +41,7 @@ class PageOverBudgetError(ValueError):
 
 def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
     """Raise PageOverBudgetError if a page has too many bytes, or too many starts of templates, links, tables and tags.
-    (The scan checks the depth.)"""
+    The depth is not checked here but during the scan."""
     size = len(markup) if markup.isascii() else len(markup.encode("utf-8", "surrogatepass"))
     if size > budget.num_bytes:
         raise PageOverBudgetError(f"{size} bytes of markup, more than {budget.num_bytes}")
@@ -53,7 +53,8 @@ def check_budget(markup: str, *, budget: PageBudget = DEFAULT_BUDGET) -> None:
 def wikitext_to_text(
     markup: str, *, names: WikiNames, language: str = "en", title: str = "", budget: PageBudget = DEFAULT_BUDGET
 ) -> PlainText:
-    """Return the page's prose, one paragraph or list item per line, without headings, tables, references or files.
+    """Return the prose of the page whose wikitext is `markup`, one paragraph or list item per line, without headings,
+    tables, references or files. `names` and `language` are those of the wiki, and `title` is the page's title.
 
     Raises PageOverBudgetError if the page exceeds `budget`.
     """
@@ -99,8 +100,8 @@ _TEMPLATE, _LINK, _TABLE = "{{", "[[", "{|"
 
 
 class _Frame:
-    """An open bracket, or the page itself (`kind` is ""). `start` is where its content starts in the page, and `parts`
-    is its content so far, resolved."""
+    """An open bracket, or the page itself (`kind` is ""). `start` is the offset in the page where the bracket's content
+    starts, and `parts` is the content that was read so far, with inner brackets resolved."""
 
     __slots__ = ("kind", "parts", "start")
 
@@ -158,7 +159,8 @@ def _resolve_brackets(text: str, *, names: WikiNames, page: TemplatePage, most_o
 
 
 def _give_up(frames: list[_Frame], open_of: dict[str, int]) -> None:
-    """Treat the innermost open bracket as unclosed: add its content to the text of the bracket around it."""
+    """Treat the innermost open bracket, the last of `frames`, as unclosed: add its content to the text of the bracket
+    around it. `open_of` counts the open brackets of each kind."""
     frame = frames.pop()
     open_of[frame.kind] -= 1
     if frame.kind == _TABLE or (frame.kind == _TEMPLATE and frame.parts and "\n" in frame.parts[0]):
@@ -200,7 +202,7 @@ _VARIANT_RULE = re.compile(r"\s*([a-z-]+)\s*:\s*([^;]*)")
 
 def _resolve_variants(text: str, *, language: str) -> str:
     """Return `text` with language variants resolved. -{zh-hans:x;zh-hant:y}- becomes the variant for `language` or a
-    default, -{x}- becomes x, and -{T|...}- (also H, D, N, -; not with A) becomes nothing."""
+    default, and -{x}- becomes x. -{FLAGS|...}- becomes nothing if FLAGS contain T, H, D, N or - but not A."""
     if "-{" not in text:
         return text
 
@@ -322,8 +324,8 @@ def _decode_entity(found: re.Match[str]) -> str:
 
 
 def _remove_quotes(line: str) -> str:
-    """Return a line without its bold (''') and italic ('') marks. If the line has an odd number of both, one bold mark
-    is read as an apostrophe and an italic mark, like in MediaWiki."""
+    """Return a line without its bold (''') and italic ('') marks. If a line has an odd number of bold marks and an odd
+    number of italic marks, one bold mark is read as an apostrophe and an italic mark, like in MediaWiki."""
     runs = [len(run) for run in _QUOTES.findall(line)]
     bold = sum(1 for run in runs if run in (3, 4) or run >= 5)
     italic = sum(1 for run in runs if run == 2 or run >= 5)
@@ -340,8 +342,8 @@ def _remove_quotes(line: str) -> str:
 
 
 def _odd_mark(line: str) -> int:
-    """Return the start of the ''' that is read as ' and '', or -1 if there is none. A ''' after a one-letter word is
-    preferred, then one after a longer word."""
+    """Return the start of the ''' that is read as ' and '', or -1 if there is no '''. A ''' right after a one-letter
+    word is chosen first, then a ''' right after a longer word, then any other."""
     best, best_rank = -1, 9
     for found in _QUOTES.finditer(line):
         if len(found.group()) != 3:

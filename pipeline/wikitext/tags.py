@@ -1,6 +1,6 @@
 """Resolves the tags of wikitext (<ref>, <math>, <br> ...) in one pass from left to right.
 
-The time is linear in the page's length, because a missing closing tag is searched only once per tag name.
+The time is linear in the page's length, because a search for a missing closing tag is made only once per tag name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 
 from pipeline.wikitext.names import words
 
-# Unicode noncharacters that serve as marks while a page is processed; the input's own are removed first.
+# Unicode noncharacters that serve as marks while a page is processed. Those in the input are removed first.
 HOLE = "\ufdd0"
 PIPE = "\ufdd1"
 EQUALS = "\ufdd2"
@@ -60,7 +60,7 @@ def lower_digits(text: str) -> str:
 
 def remove_comments(markup: str) -> str:
     """Return the markup without HTML comments. A comment alone on its line is removed with the line; an unclosed
-    comment extends to the end."""
+    comment extends to the end of the page."""
     if "<!--" not in markup:
         return markup
     kept: list[str] = []
@@ -77,8 +77,9 @@ def remove_comments(markup: str) -> str:
 
 
 def resolve_tags(markup: str, *, hole: Callable[[str], str]) -> str:
-    """Return the markup without tags. A tag's content is removed or kept, or kept without its markup having any effect
-    (nowiki). Some tags are replaced by a BREAK (a new line) or a hole (a mark for missing text).
+    """Return the markup without tags. Most tags vanish and their content stays. Some tags are removed with their
+    content (ref), or replaced by a hole, which is a mark for missing text (math), or by a BREAK, which is a mark for a
+    new line (br). The content of nowiki stays as text, without effect as markup.
 
     `hole(name)` returns the mark for the missing content of the tag `name`.
     """
@@ -120,8 +121,8 @@ def resolve_tags(markup: str, *, hole: Callable[[str], str]) -> str:
 
 
 def _end_of(markup: str, name: str, position: int) -> tuple[int, int] | None:
-    """Return where the content ends and where the closing tag ends, for the tag `name` that was opened before
-    `position`, or None if it is never closed."""
+    """Return (offset where the content ends, offset where the closing tag ends) for the tag `name` that was opened
+    before `position`. Return None if the tag is never closed."""
     if name == "ref":
         found = _REF.search(markup, position)
         if found is None:

@@ -28,7 +28,8 @@ _CENTURY = re.compile(r"[IVXL]+(?:e si\u00e8cle|er si\u00e8cle|vet)")
 
 @dataclass
 class TemplatePage:
-    """The page that is being rendered. `holes` collects the names of templates that could not be rendered."""
+    """The page that is being rendered. `language` is the wiki's language. `holes` collects the names of templates that
+    could not be rendered."""
 
     title: str
     language: str
@@ -41,7 +42,8 @@ class TemplatePage:
 
 
 def render_template(content: str, *, page: TemplatePage) -> str | None:
-    """Return the text of `{{content}}`, "" if the template shows nothing, or None if it is unknown."""
+    """Return the text of `{{content}}`, "" if the template shows nothing, or None if the template is unknown or its
+    arguments are not understood."""
     head, bar, rest = content.partition("|")
     name = fold_name(head)
     if name.startswith(("subst:", "safesubst:", "template:", "msgnw:")):
@@ -69,8 +71,8 @@ def render_template(content: str, *, page: TemplatePage) -> str | None:
 
 
 def _arguments(rest: str | None, *, language: str) -> Arguments:
-    """Return the parsed arguments, all trimmed, from the text after a template's name (None: no arguments). Those named
-    by a number (`1=`) count as positional."""
+    """Return the parsed arguments, all trimmed. `rest` is the text after the template's name, or None if there are no
+    arguments. Arguments named by a number (`1=`) count as positional."""
     positional: list[str] = []
     named: dict[str, str] = {}
     for argument in rest.split("|") if rest is not None else ():
@@ -90,7 +92,8 @@ def _arguments(rest: str | None, *, language: str) -> Arguments:
 
 def _render_function(name: str, head: str, rest: str, *, page: TemplatePage) -> str | None:
     """Return the text of a parser function, or of a variable with an argument: {{formatnum:1234}}, {{lc:X}},
-    {{DEFAULTSORT:x}}. Return "" if it shows nothing, None if it is unknown."""
+    {{DEFAULTSORT:x}}. `head` is the text before the first |, `name` is the folded form of `head`, and `rest` is the
+    text after the |. Return "" if the function shows nothing, and None if it is unknown."""
     function = name.partition(":")[0]
     value = head.partition(":")[2].strip()
     if function in _CASES:

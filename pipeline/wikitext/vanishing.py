@@ -21,7 +21,8 @@ _FAMILIES = re.compile(rf"(?:{_BEGINNINGS}).*|.*(?:{_ENDINGS})", re.DOTALL)
 
 
 def vanishes(name: str) -> bool:
-    """Return whether a sentence is complete without the template `name` (in the form of fold_name)."""
+    """Return whether the template `name` shows no text, so that a sentence is complete without it. The name has the
+    form that fold_name returns."""
     return name in _names() or _FAMILIES.fullmatch(name) is not None
 
 
