@@ -89,7 +89,7 @@ def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcu
     known = {**counts}
     if "source" in counts:
         known["language"] = _by_language(counts["source"], languages=languages)
-    return [Shortcut(rule, *_judge(known[rule])) for rule in RULES if rule in known and known[rule]]
+    return [Shortcut(rule, *_judge(known[rule])) for rule in RULES if known.get(rule)]
 
 
 def find_rare(token_counts: Numbers) -> npt.NDArray[np.bool_]:
