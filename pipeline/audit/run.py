@@ -22,6 +22,7 @@ from pipeline.audit.blocks import Facts
 from pipeline.audit.findings import Findings, Place
 from pipeline.audit.rows import Counts
 from pipeline.audit.shard_job import Result, ShardJob, audit_shard
+from pipeline.audit.shortcuts import check_shortcuts
 from pipeline.dataset import Manifest, read_manifest
 from pipeline.shuffle import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
 
@@ -79,6 +80,7 @@ def audit(root: str | Path, *, workers: int | None = None) -> Audit:
     for of_part, numbers in judged:
         findings.merge(of_part)
         by_shard += numbers
+    check_shortcuts(totals, manifest, facts=facts, findings=findings)
     _check_shares(totals, facts=facts, replaceable=replaceable, findings=findings)
     _check_repeated(by_shard[0], results, names, findings=findings)
     _check_even(by_shard[1], results, manifest, findings=findings)

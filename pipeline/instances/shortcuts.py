@@ -27,6 +27,10 @@ RULES: Mapping[str, str] = {
 """Every rule and what it looks at; language is counted as source, place is known to the build alone."""
 OF_THE_TEXT = ("words",)
 """Rules that read: a true next does speak of the same things, so they are shown and never judged."""
+WARN_ABOVE, FAIL_ABOVE = 0.55, 0.65
+"""Accuracy of the best rule above which a build warns, and above which it fails."""
+ENOUGH_TO_WARN, ENOUGH_TO_FAIL = 1_600, 400
+"""Rows below which chance alone may give that accuracy (four standard deviations or more)."""
 RARE = 10_000
 """A token is rare if less than one in so many tokens is it."""
 _BINS, _COARSE_BINS = 32, 16
@@ -54,25 +58,26 @@ def count_shortcuts(
     sources: tuple[Numbers, Numbers],
     num_sources: int,
     max_seq_length: int,
-    rare: npt.NDArray[np.bool_],
     places: tuple[Numbers, Numbers] | None = None,
 ) -> Counts:
     """Counts of each rule over n rows; those without a label are left out.
 
     Row r is ids[offsets[r]:offsets[r + 1]], [CLS] A [SEP] B [SEP]; first_length [CLS] and [SEP] included. sources: of
-    A and of B, [n] each. rare: by token id. places: tokens before B in its document and after it, [n] each.
+    A and of B, [n] each. places: tokens before B in its document and after it, [n] each. A token is rare by what stands
+    in these rows.
     """
     labelled = label >= 0
+    first_length = first_length.astype(np.int64)
     lengths = np.diff(offsets)
     half = _halves(ids, offsets)
-    step, coarse = max_seq_length + 1, max_seq_length + 1
+    step = max_seq_length + 1
     second = lengths - first_length - 1
     cells: dict[str, Any] = {
         "source": sources[0].astype(np.int64) * num_sources + sources[1],
         "total": sources[0].astype(np.int64) * _BINS + lengths * _BINS // step,
         "second": sources[0].astype(np.int64) * _BINS + second * _BINS // step,
-        "both": (first_length * _COARSE_BINS // coarse) * np.int64(_COARSE_BINS) + second * _COARSE_BINS // coarse,
-        "words": np.minimum(_count_shared(ids, offsets, first_length, rare=rare), _MOST_SHARED)
+        "both": first_length * _COARSE_BINS // step * _COARSE_BINS + second * _COARSE_BINS // step,
+        "words": np.minimum(_count_shared(ids, offsets, first_length), _MOST_SHARED)
         + (_MOST_SHARED + 1) * (lengths * _LENGTHS_OF_WORDS // step),
     }
     if places is not None:
@@ -92,9 +97,17 @@ def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcu
     return [Shortcut(rule, *_judge(known[rule])) for rule in RULES if known.get(rule)]
 
 
-def find_rare(token_counts: Numbers) -> npt.NDArray[np.bool_]:
-    """Which ids are rare, by how often each stands in the text."""
-    return token_counts * RARE < token_counts.sum()
+def find_telling(shortcuts: Sequence[Shortcut]) -> tuple[list[Shortcut], list[Shortcut]]:
+    """Those that a build warns of, and those that it fails for; rules of the text are neither."""
+    judged = [each for each in shortcuts if each.rule not in OF_THE_TEXT]
+    failing = [each for each in judged if each.accuracy > FAIL_ABOVE and each.rows >= ENOUGH_TO_FAIL]
+    telling = [each for each in judged if each.accuracy > WARN_ABOVE and each.rows >= ENOUGH_TO_WARN]
+    return [each for each in telling if each not in failing], failing
+
+
+def describe_shortcuts(shortcuts: Sequence[Shortcut]) -> str:
+    """In words: each rule and its accuracy."""
+    return ", ".join(f"{RULES[each.rule]} {100 * each.accuracy:.1f}%" for each in shortcuts)
 
 
 def _judge(counts: Counter[int]) -> tuple[float, int]:
@@ -133,10 +146,9 @@ def _digits(numbers: Numbers) -> npt.NDArray[np.int64]:
     return np.minimum(np.frexp(numbers.astype(np.float64))[1], _DIGITS - 1).astype(np.int64)
 
 
-def _count_shared(
-    ids: Numbers, offsets: Numbers, first_length: Numbers, *, rare: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int64]:
+def _count_shared(ids: Numbers, offsets: Numbers, first_length: Numbers) -> npt.NDArray[np.int64]:
     """How many different rare tokens stand in both segments of each row."""
+    rare = np.bincount(ids) * RARE < ids.size
     places = np.flatnonzero(rare[ids])
     row = np.searchsorted(offsets, places, side="right") - 1
     in_second = places - offsets[row] >= first_length[row]

@@ -1,4 +1,4 @@
-"""Wrong next sentences that no rule tells from right ones but by reading: planted corpora, and what stays unlabelled."""
+"""Wrong next sentences that are told from right ones by reading alone: planted corpora, and what has no label."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def judge(documents: Sequence[TokenizedDocument], table: PairTable, *, length: i
         sources=(sources[table.first_document], sources[table.second_document]),
         num_sources=4,
         max_seq_length=length,
-        rare=np.zeros(20_000, np.bool_),
         places=(table.second_start, sizes[table.second_document] - table.second_stop),
     )
     return {each.rule: each for each in judge_shortcuts(counts, languages=["en", "en", "ko", "ko"])}

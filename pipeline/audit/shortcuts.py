@@ -1,0 +1,80 @@
+"""Rules that tell next sentences without reading, over the rows of a set: the source of B is that of its document.
+
+A document stands in one shard, so that a shard knows the sources of all its second segments: 10 bytes a document.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.audit.blocks import Block, Facts
+from pipeline.audit.findings import Findings, Place
+from pipeline.audit.following import UInt64s, document_keys
+from pipeline.audit.rows import Counts
+from pipeline.dataset import Manifest
+from pipeline.instances import (
+    FAIL_ABOVE,
+    WARN_ABOVE,
+    count_shortcuts,
+    describe_shortcuts,
+    find_telling,
+    judge_shortcuts,
+)
+
+_UNKNOWN = "?"
+
+
+@dataclass(slots=True)
+class Sources:
+    """The source of each document of a shard, from its rows."""
+
+    keys: list[UInt64s] = field(default_factory=list)
+    numbers: list[np.ndarray[tuple[int], np.dtype[np.uint16]]] = field(default_factory=list)
+
+    def add(self, block: Block) -> None:
+        """Remember the documents of first segments."""
+        keys, first = np.unique(document_keys(block.document), return_index=True)
+        self.keys.append(keys)
+        self.numbers.append(block.source[first].astype(np.uint16))
+
+    def count(self, block: Block, *, facts: Facts, num_sources: int, counts: Counts) -> None:
+        """Count the rules over a block; call it when all blocks were added."""
+        if len(self.keys) > 1:
+            keys, first = np.unique(np.concatenate(self.keys), return_index=True)
+            self.keys, self.numbers = [keys], [np.concatenate(self.numbers)[first]]
+        second = document_keys(block.second)
+        place = np.minimum(np.searchsorted(self.keys[0], second), self.keys[0].size - 1)
+        found = np.where(self.keys[0][place] == second, self.numbers[0][place], num_sources)
+        rules = count_shortcuts(
+            ids=block.ids,
+            offsets=block.offsets,
+            first_length=block.first_length,
+            label=block.label,
+            sources=(block.source, found),
+            num_sources=num_sources + 1,
+            max_seq_length=facts.max_seq_length,
+        )
+        for rule, cells in rules.items():
+            counts.shortcuts.setdefault(rule, Counter()).update(cells)
+
+
+def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, findings: Findings) -> None:
+    """A rule that is right too often is a fault, or a note where it is less so, or the pairs are published ones."""
+    languages = [str(source.get("language", _UNKNOWN)) for source in manifest.statistics.get("sources", [])]
+    languages += [_UNKNOWN] * (len(manifest.sources) - len(languages))
+    shortcuts = judge_shortcuts(totals.shortcuts, languages=[*languages, _UNKNOWN])
+    if not shortcuts:
+        return
+    findings.looked("shortcuts", max(each.rows for each in shortcuts))
+    findings.remark("shortcuts", describe_shortcuts(shortcuts))
+    if facts.next_sentence != "random_document":
+        return
+    whole = Place("(all shards)")
+    telling, failing = find_telling(shortcuts)
+    for found, limit, note in ((telling, WARN_ABOVE, True), (failing, FAIL_ABOVE, facts.published)):
+        if found:
+            text = f"told without reading by {describe_shortcuts(found)}, above {100 * limit:.0f}%"
+            findings.add("shortcuts", whole, text, count=len(found), note=note)

@@ -1,0 +1,98 @@
+"""What a build says of rules that tell next sentences without reading: numbers, warnings, and when it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.config import PipelineConfig
+from pipeline.instances import (
+    ALONE,
+    FAIL_ABOVE,
+    OF_THE_TEXT,
+    RULES,
+    SHORT,
+    WARN_ABOVE,
+    Shortcut,
+    describe_shortcuts,
+    find_telling,
+    judge_shortcuts,
+)
+from pipeline.tally import BuildResult, RowTally
+
+MOST_UNLABELLED = 0.01
+"""Share of rows without a label, for want of a wrong next sentence, beyond which a build warns."""
+
+
+def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Shortcut]:
+    """The accuracy of the best rule of each kind, over training and validation; empty where rows have no labels."""
+    total = RowTally(*(getattr(next(iter(result.tallies.values())), name) for name in ("lengths", "token_counts")))
+    for tally in result.tallies.values():
+        total.add_shortcuts(tally.shortcuts)
+    return judge_shortcuts(total.shortcuts, languages=list_languages(config))
+
+
+def list_languages(config: PipelineConfig) -> list[str]:
+    """The language of each of config.source_names."""
+    return [next(source.language for source in config.sources if source.called == name) for name in config.source_names]
+
+
+def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
+    """ValueError where a rule tells labels so often that a model need not read."""
+    if not _is_judged(config):
+        return
+    _, failing = find_telling(measure_shortcuts(result, config=config))
+    if failing:
+        raise ValueError(
+            f"next sentences can be told without reading, by {describe_shortcuts(failing)} (at most "
+            f"{100 * FAIL_ABOVE:.0f}% may be): a model would learn that and nothing else; check what the documents of "
+            "each source have in common, or set next_sentence=none"
+        )
+
+
+def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
+    """Rules that tell more labels than they should, and rows without a label."""
+    if not _is_judged(config):
+        return []
+    found = []
+    telling, failing = find_telling(measure_shortcuts(result, config=config))
+    if telling or failing:
+        found.append(
+            f"next sentences can be told without reading, by {describe_shortcuts([*failing, *telling])} "
+            f"({100 * WARN_ABOVE:.0f}% or less is usual): check what the documents of each source have in common, or "
+            "set next_sentence=none"
+        )
+    notes, rows = result.left_out.notes, sum(tally.rows for tally in result.tallies.values())
+    unlabelled = notes[ALONE] + notes[SHORT]
+    if unlabelled > MOST_UNLABELLED * rows:
+        names = sorted({name for reason in (ALONE, SHORT) for name, _ in result.left_out.examples.get(reason, ())})
+        found.append(
+            f"{unlabelled:,} of {rows:,} rows have one segment and no next-sentence label: {notes[ALONE]:,} are of a "
+            f"document that is alone of its source in its shard, and to {notes[SHORT]:,} no other document of the "
+            f"source has a second segment of about that length (such as {', '.join(names)}); give fewer shards or more "
+            "documents, set unit: chapter for books, or next_sentence=none"
+        )
+    return found
+
+
+def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[str, Any]:
+    """For report.json: each rule with its accuracy, and whether a build is judged by it."""
+    return {
+        "rules": [
+            {
+                "rule": each.rule,
+                "of": RULES[each.rule],
+                "accuracy": each.accuracy,
+                "rows": each.rows,
+                "judged": _is_judged(config) and each.rule not in OF_THE_TEXT,
+            }
+            for each in measure_shortcuts(result, config=config)
+        ],
+        "warned_above": WARN_ABOVE,
+        "failed_above": FAIL_ABOVE,
+        "without_label": {reason: result.left_out.notes[reason] for reason in (ALONE, SHORT)},
+    }
+
+
+def _is_judged(config: PipelineConfig) -> bool:
+    """Published pairs keep their shortcuts, and the order of two sentences is told by their place."""
+    return config.mode == "strict" and config.next_sentence == "random_document"
