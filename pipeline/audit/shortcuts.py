@@ -45,15 +45,16 @@ class Sources:
         if len(self.keys) > 1:
             keys, first = np.unique(np.concatenate(self.keys), return_index=True)
             self.keys, self.numbers = [keys], [np.concatenate(self.numbers)[first]]
+        of_first = np.where((block.source >= 0) & (block.source < num_sources), block.source, num_sources)
         second = document_keys(block.second)
         place = np.minimum(np.searchsorted(self.keys[0], second), self.keys[0].size - 1)
-        found = np.where(self.keys[0][place] == second, self.numbers[0][place], num_sources)
+        found = np.where(self.keys[0][place] == second, self.numbers[0][place], num_sources).clip(max=num_sources)
         rules = count_shortcuts(
             ids=block.ids,
             offsets=block.offsets,
             first_length=block.first_length,
             label=block.label,
-            sources=(block.source, found),
+            sources=(of_first, found),
             num_sources=num_sources + 1,
             max_seq_length=facts.max_seq_length,
         )

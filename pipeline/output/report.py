@@ -265,10 +265,10 @@ def _shortcuts(facts: Mapping[str, Any]) -> str:
     return (
         "<h3>Told without reading</h3>"
         + _table(["best rule by", "right", "of rows", "judged"], rows)
-        + '<p class="note">How often the best rule of a kind tells whether the second segment follows, fitted on one half '
-        "of the rows and measured on the other; 50% is chance. A build warns above "
-        f"{warn} and fails above {fail} for the rules that are judged. Rare words that both segments hold are what a model "
-        "should learn from.</p>"
+        + '<p class="note">How often the best rule of a kind tells whether the second segment follows, fitted on one '
+        "half of the rows and measured on the other; 50% is chance. A build warns above "
+        f"{warn} and fails above {fail} for the rules that are judged. Rare words that both segments hold are what a "
+        "model should learn from.</p>"
     )
 
 
