@@ -18,6 +18,7 @@ from pipeline.dataset import Manifest
 from pipeline.instances import (
     FAIL_ABOVE,
     WARN_ABOVE,
+    Shortcut,
     count_shortcuts,
     describe_shortcuts,
     find_telling,
@@ -62,20 +63,21 @@ class Sources:
             counts.shortcuts.setdefault(rule, Counter()).update(cells)
 
 
-def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, findings: Findings) -> None:
-    """A rule that is right too often is a fault, or a note where it is less so, or the pairs are published ones."""
+def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, findings: Findings) -> list[Shortcut]:
+    """The accuracy of each rule. One that is right too often is a fault, or a note where it is less so, or the pairs are published ones."""
     languages = [str(source.get("language", _UNKNOWN)) for source in manifest.statistics.get("sources", [])]
     languages += [_UNKNOWN] * (len(manifest.sources) - len(languages))
     shortcuts = judge_shortcuts(totals.shortcuts, languages=[*languages, _UNKNOWN])
     if not shortcuts:
-        return
+        return []
     findings.looked("shortcuts", max(each.rows for each in shortcuts))
     findings.remark("shortcuts", describe_shortcuts(shortcuts))
     if facts.next_sentence != "random_document":
-        return
+        return shortcuts
     whole = Place("(all shards)")
     telling, failing = find_telling(shortcuts)
     for found, limit, note in ((telling, WARN_ABOVE, True), (failing, FAIL_ABOVE, facts.published)):
         if found:
             text = f"told without reading by {describe_shortcuts(found)}, above {100 * limit:.0f}%"
             findings.add("shortcuts", whole, text, count=len(found), note=note)
+    return shortcuts

@@ -39,7 +39,7 @@ class SourceConfig(Settings):
     later ones read them instead of parsing again. Sources may share a folder. Never changes the data."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     """Name of the source in counts, report and held-out losses; null: kind and language, such as books-en. Sources with
-    the same name count as one and must have the same weight."""
+    the same name count as one and must have the same weight and the same language."""
     weight: Annotated[float, Field(gt=0.0, le=1_000.0)] = 1.0
     """Share of the source in a mixture: weight x passes is the mean number of passes over its training documents.
     If it is not whole, hashes of the documents decide: 2.5 gives half of the documents a third pass; 0.3 keeps 30% of

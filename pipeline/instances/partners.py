@@ -175,6 +175,8 @@ def _choose_in_source(
     """
     owner, reach, wanted = document[order], left[order], partners.length[order]
     size = order.size
+    places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]
+    tokens = np.array([ids[corpus.bounds[chunk.document][chunk.split]] for ids, chunk in places], np.int64)
     plenty = int(np.searchsorted(reach, room))
     own_start = plenty + np.searchsorted(owner[plenty:], owner, side="left")
     own_count = plenty + np.searchsorted(owner[plenty:], owner, side="right") - own_start
@@ -194,7 +196,7 @@ def _choose_in_source(
         at += np.where(ample & (at >= own_start[open_places]), own_count[open_places], 0)
         shared = np.minimum(reach[at], wanted[open_places])
         good = (owner[at] != owner[open_places]) & (2 * shared >= wanted[open_places])
-        for spot in np.flatnonzero(good).tolist():
+        for spot in np.flatnonzero(good & (tokens[at] == tokens[open_places])).tolist():
             place, other = int(open_places[spot]), int(at[spot])
             mine, theirs = chunks[order[place]], chunks[order[other]]
             if _same_text(corpus, mine, theirs, length=int(shared[spot])):
@@ -222,8 +224,6 @@ def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bo
     """Whether the text at another place is that of the true next, as far as `length` tokens of units go."""
     own, foreign = corpus.documents[mine.document].ids, corpus.documents[theirs.document].ids
     start, begin = corpus.bounds[mine.document][mine.split], corpus.bounds[theirs.document][theirs.split]
-    if own[start] != foreign[begin]:
-        return False
     other = _take_units(corpus, theirs, length=length)
     size = min(other.stop - other.start, own.size - start)
     return bool(np.array_equal(own[start : start + size], foreign[begin : begin + size]))
