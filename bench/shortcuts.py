@@ -33,6 +33,6 @@ def tabulate_sets(section: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        "The best rule of each kind, fitted on one half of the rows and measured on the other; 50% is chance. Shared rare",
-        "words are what the task is to teach.",
+        "The best rule of each kind, fitted on one half of the rows and measured on the other; 50% is chance.",
+        "Shared rare words are what the task is to teach.",
     ]

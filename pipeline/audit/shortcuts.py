@@ -64,7 +64,8 @@ class Sources:
 
 
 def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, findings: Findings) -> list[Shortcut]:
-    """The accuracy of each rule. One that is right too often is a fault, or a note where it is less so, or the pairs are published ones."""
+    """The accuracy of each rule. One that is right too often is a fault; if it is less so, or the pairs are published
+    ones, a note."""
     languages = [str(source.get("language", _UNKNOWN)) for source in manifest.statistics.get("sources", [])]
     languages += [_UNKNOWN] * (len(manifest.sources) - len(languages))
     shortcuts = judge_shortcuts(totals.shortcuts, languages=[*languages, _UNKNOWN])

@@ -122,7 +122,7 @@ def test_negatives_come_evenly_from_all_other_documents_and_begin_where_true_nex
         negative = table.label == 1
         np.add.at(counts, (table.first_document[negative], table.second_document[negative]), 1)
         starts += np.bincount(table.second_start[negative] // 5, minlength=8)
-        true_starts += np.bincount(table.second_start[~negative] // 5, minlength=8)
+        true_starts += np.bincount(table.second_start[table.label == 0] // 5, minlength=8)
     assert (np.diag(counts) == 0).all()
     for row in range(6):
         for column in range(6):
