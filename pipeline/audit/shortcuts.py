@@ -72,7 +72,7 @@ def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, finding
     if not shortcuts:
         return []
     findings.looked("shortcuts", max(each.rows for each in shortcuts))
-    findings.remark("shortcuts", describe_shortcuts(shortcuts))
+    findings.by_check["shortcuts"].remark = describe_shortcuts(shortcuts)
     if facts.next_sentence != "random_document":
         return shortcuts
     whole = Place("(all shards)")
