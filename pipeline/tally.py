@@ -158,7 +158,7 @@ class RowTally:
         return int(self.lengths @ np.arange(self.lengths.size))
 
     def add_shortcuts(self, counts: Mapping[str, Counter[int]]) -> None:
-        """Add counts of rules."""
+        """Add what each rule has counted over more rows (see `shortcuts`)."""
         for rule, found in counts.items():
             self.shortcuts.setdefault(rule, Counter()).update(found)
 

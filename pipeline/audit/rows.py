@@ -37,7 +37,7 @@ class Counts:
     source_rows: dict[int, int] = field(default_factory=dict)
     source_tokens: dict[int, int] = field(default_factory=dict)
     shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
-    """Counts of the rules that do not read (pipeline/instances/shortcuts.py)."""
+    """What each rule that tells labels without reading has counted (see pipeline/instances/shortcuts.py)."""
 
     def merge(self, other: Counts) -> None:
         """Add `other` to these sums."""

@@ -1,6 +1,7 @@
-"""Rules that tell next sentences without reading, over the rows of a set: the source of B is that of its document.
+"""Counts and judges rules that tell next-sentence labels without reading (pipeline/instances/shortcuts.py).
 
-A document stands in one shard, so that a shard knows the sources of all its second segments: 10 bytes a document.
+A row names the document of its second segment but not its source. The source is found in the rows of that document:
+all rows of a document are in one shard, so every shard can look up all it needs, with 10 bytes a document.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _UNKNOWN = "?"
 
 @dataclass(slots=True)
 class Sources:
-    """The source of each document of a shard, from its rows."""
+    """Maps the documents of a shard to their sources. Call `add` for every block, and then `count` for every block."""
 
     keys: list[UInt64s] = field(default_factory=list)
     numbers: list[np.ndarray[tuple[int], np.dtype[np.uint16]]] = field(default_factory=list)
 
     def add(self, block: Block) -> None:
-        """Remember the documents of first segments."""
+        """Record the source of each document that has a first segment in `block`."""
         keys, first = np.unique(document_keys(block.document), return_index=True)
         self.keys.append(keys)
         self.numbers.append(block.source[first].astype(np.uint16))
 
     def count(self, block: Block, *, facts: Facts, num_sources: int, counts: Counts) -> None:
-        """Count the rules over a block; call it when all blocks were added."""
+        """Add what each rule counts over the rows of `block` to counts.shortcuts."""
         if len(self.keys) > 1:
             keys, first = np.unique(np.concatenate(self.keys), return_index=True)
             self.keys, self.numbers = [keys], [np.concatenate(self.numbers)[first]]
@@ -64,8 +65,10 @@ class Sources:
 
 
 def check_shortcuts(totals: Counts, manifest: Manifest, *, facts: Facts, findings: Findings) -> list[Shortcut]:
-    """The accuracy of each rule. One that is right too often is a fault; if it is less so, or the pairs are published
-    ones, a note."""
+    """Return the accuracy of each rule, and report rules that tell too many labels.
+
+    A rule above FAIL_ABOVE is a fault, or a note if the pairs are made as published. One above WARN_ABOVE is a note.
+    """
     languages = [str(source.get("language", _UNKNOWN)) for source in manifest.statistics.get("sources", [])]
     languages += [_UNKNOWN] * (len(manifest.sources) - len(languages))
     shortcuts = judge_shortcuts(totals.shortcuts, languages=[*languages, _UNKNOWN])

@@ -52,13 +52,13 @@ class Instances:
         return len(self.pairs)
 
     def count_unlabelled(self) -> Counter[tuple[str, int]]:
-        """Rows that have no label for want of a wrong next sentence (random_document), by (reason, source)."""
+        """Return the number of rows without a label, because no wrong next sentence was found, by (reason, source)."""
         if self._config.next_sentence != "random_document":
             return Counter()
         return count_unlabelled(self._documents, first_document=self.pairs.first_document, label=self.pairs.label)
 
     def count_shortcuts(self, rows: npt.NDArray[np.int64], *, made: Rows) -> Counts:
-        """Counts of the rules that do not read (shortcuts.RULES) over these rows, which are `made`."""
+        """Return what each rule of shortcuts.RULES counts over some rows. `rows` are their indices, `made` the rows."""
         if self._config.next_sentence == "none":
             return {}
         pairs = self.pairs.take(rows)

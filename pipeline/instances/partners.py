@@ -1,9 +1,10 @@
-"""Pairs of next_sentence: random_document in strict mode: a wrong next begins where a right one of another begins.
+"""Makes the pairs of next_sentence: random_document in strict mode, so that only reading tells their labels.
 
-Every chunk of a document is a first segment and the place where its true next begins. Before a coin decides the label,
-each gets a partner: the place of another document of its source with as much text left, and both second segments are
-held to the length that either can have. So whatever the label, first segments, places and lengths have one
-distribution, and a chunk without a partner has no label. 4 us a chunk.
+A document is cut into chunks. A chunk is a first segment A and the place where its true next segment begins. Before a
+coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source, with
+about as much text left behind it. The second segment B begins at the chunk's own place (NEXT) or at the partner's
+(NOT_NEXT), and is never longer than the text at either place allows. So A, the places and the lengths of B have the
+same distribution for both labels. A chunk without a partner gives a row without a label. A chunk takes 4 us.
 """
 
 from __future__ import annotations
@@ -33,19 +34,23 @@ from pipeline.instances.segments import (
 )
 
 ALONE, SHORT = "row_without_label_alone_in_source", "row_without_label_no_such_length"
-"""Why a row has one segment and no label: no other document of its source is in the bucket, or all places of others
-have less than half the text left that the true next has."""
+"""Why a row has one segment and no label. ALONE: the bucket has no other document of its source. SHORT: at every place
+of other documents, less than half of the wanted tokens are left."""
 _WINDOW = 8
-"""A partner is drawn from so many places on either side, in order of the text left."""
+"""A partner is drawn from this many places on either side of the chunk's own place, if all places of its source are
+sorted by the number of tokens left behind them."""
 _TRIES = 12
+"""How often a partner is drawn until one is fit."""
 
 Int64s = npt.NDArray[np.int64]
 
 
 class Chunk(NamedTuple):
-    """Units first to split of a document are A, B begins with unit split; at least `length` tokens are wanted of B.
+    """A first segment of a document and the place where its true next begins, in units (sentences or pieces of them).
 
-    split == stop: there is no next. negative: what the coin says.
+    A has the units from `first` to `split`, and the true next begins with unit `split`. If split == stop there is no
+    true next. `length` is the number of tokens that B should have at least. `negative` is the coin: whether the pair is
+    to be NOT_NEXT. `ordinal` counts the chunks of the document.
     """
 
     document: int
@@ -59,13 +64,14 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Partners:
-    """For each chunk the chunk at whose place its wrong next begins (-1: there is none), and the most tokens that both
-    places have, at most those wanted."""
+    """The partner of each of n chunks, as arrays of length n."""
 
     chunk: Int64s
+    """The index of the chunk at whose place the wrong next begins, or -1 if there is none."""
     length: Int64s
+    """The tokens that B should have at least: those wanted, or fewer if one of the two places has fewer left."""
     repeats: npt.NDArray[np.bool_]
-    """Every place that was tried holds the very text of the true next."""
+    """Whether every place that was tried has exactly the text of the true next."""
 
 
 def cut_chunks(
@@ -77,10 +83,13 @@ def cut_chunks(
     is_alone: bool,
     rng: random.Random,
 ) -> Iterator[Chunk]:
-    """Chunks of a document of `bounds`, each with its coin; at least one. is_alone: it can have no negatives.
+    """Yield the chunks of a document, at least one, each with its coin.
 
-    Units are appended until they reach the target, and a uniform number of them is A. After a negative the units of
-    the true next are put back. The last unit, where it is left alone, is B after the units before it (used once more).
+    `bounds` are the positions of the units (sentences or pieces of them) in the document's tokens. With `is_alone` no
+    chunk is negative. Units are added to a chunk until it reaches a target length: `room` tokens, or with
+    `short_sequence_probability` fewer. A uniformly drawn number of units becomes A. After a negative, the units of the
+    true next start the next chunk. If the last unit is left alone, it becomes the true next, and the units before it
+    are used again as A.
     """
     last = len(bounds) - 1
     begin = ordinal = 0
@@ -107,7 +116,11 @@ def cut_chunks(
 def pair_chunks(
     corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int, takes_part: Sequence[bool]
 ) -> Iterator[tuple[Pair, int]]:
-    """(pair, its ordinal) of the chunks of each document that takes part, in order; all lend their places."""
+    """Yield (pair, ordinal of its chunk) for the chunks of each document that takes part, in order.
+
+    `takes_part` has a bool for each document. The other documents make no pairs in this pass, but their places are
+    partners too.
+    """
     partners = choose_partners(corpus, chunks, room=room, seed=seed, pass_number=pass_number)
     rng, drawn_for = random.Random(0), -1
     lengths, others, repeats = partners.length.tolist(), partners.chunk.tolist(), partners.repeats.tolist()
@@ -130,14 +143,20 @@ def pair_chunks(
 
 
 def count_unlabelled(documents: Sequence[Any], *, first_document: Any, label: Any) -> Counter[tuple[str, int]]:
-    """Rows without a label by (reason, source)."""
+    """Return the number of rows without a label by (ALONE or SHORT, source).
+
+    `first_document` and `label` have an entry for each row.
+    """
     of_source = Counter(document.source for document in documents)
     sources = [documents[index].source for index in first_document[label == NO_LABEL].tolist()]
     return Counter((ALONE if of_source[source] < 2 else SHORT, source) for source in sources)
 
 
 def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int) -> Partners:
-    """A partner of each chunk among the places of its source, by draws keyed by (seed, document id, pass, ordinal)."""
+    """Return a partner for each chunk, from the places of its source.
+
+    The draws are keyed by (seed, document id, pass, ordinal), so they depend on nothing else.
+    """
     count = len(chunks)
     columns = np.array(chunks, np.int64).reshape(-1, len(Chunk._fields)).T
     document, ordinal, _, split, stop, length, _ = columns
@@ -168,10 +187,11 @@ def _choose_in_source(
     room: int,
     partners: Partners,
 ) -> None:
-    """Partners of the chunks `order`, which are sorted by the text left and by document where that is equal.
+    """Fill `partners` for the chunks `order`, all of one source, sorted by tokens left at their places, then document.
 
-    Places with a whole row of text left are all alike: one of them, uniform but for the document's own. Else one of
-    the neighbours in that order, wider with every try.
+    Places with a whole row (`room` tokens) of text left are equally good for a chunk that has as much. So its partner
+    is drawn uniformly from them, without its own document's. The partner of any other chunk is drawn from its
+    neighbours in the order. The range of neighbours grows with the number of failed tries.
     """
     owner, reach, wanted = document[order], left[order], partners.length[order]
     size = order.size
@@ -209,19 +229,19 @@ def _choose_in_source(
 
 
 def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:
-    """Integers in [0, bound) of each."""
+    """Return, for each draw, an integer from 0 to its bound - 1."""
     return (((draw >> np.uint64(32)) * bounds.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 def _take_units(corpus: Corpus, chunk: Chunk, *, length: int) -> Segment:
-    """Units from the chunk's place until they reach `length` tokens: at least one."""
+    """Return the units from the chunk's place on, until they have `length` tokens: at least one unit."""
     bounds = corpus.bounds[chunk.document]
     stop = min(bisect_left(bounds, bounds[chunk.split] + length, chunk.split + 1), len(bounds) - 1)
     return units_segment(corpus, chunk.document, chunk.split, stop)
 
 
 def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bool:
-    """Whether the text at another place is that of the true next, as far as `length` tokens of units go."""
+    """Return whether `length` tokens of units at the place of `theirs` are equal to the true next of `mine`."""
     own, foreign = corpus.documents[mine.document].ids, corpus.documents[theirs.document].ids
     start, begin = corpus.bounds[mine.document][mine.split], corpus.bounds[theirs.document][theirs.split]
     other = _take_units(corpus, theirs, length=length)

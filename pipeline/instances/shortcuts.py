@@ -1,7 +1,9 @@
-"""How well simple rules tell true next segments from wrong ones without reading: by source, length, place, words.
+"""Measures how well simple rules tell next-sentence labels without reading: by source, length, place or shared words.
 
-Counts of (cell, half, label) that add up over shards; a rule is the more frequent label of each cell, fitted on one
-half of the rows and measured on the other, and the other way round. 60 ms a million tokens, most for shared words.
+A rule puts each row into a cell, such as (source of A, source of B), and answers with the label that is more frequent
+in that cell. It is fitted on one half of the rows and measured on the other half, then the other way round. What it
+needs are counts of rows by (cell, half, label), which add up over shards. A million tokens take 60 ms, most of it for
+shared words.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ RULES: Mapping[str, str] = {
     "place": "tokens before the second segment in its document, and after it",
     "words": "rare tokens that both segments hold",
 }
-"""Every rule and what it looks at; language is counted as source, place is known to the build alone."""
+"""Every rule with what it looks at. "language" is derived from the counts of "source". Only a build knows "place"."""
 OF_THE_TEXT = ("words",)
-"""Rules that read: a true next does speak of the same things, so they are shown and never judged."""
+"""Rules that read the text. They are shown but not judged, because a true next does share words with the first."""
 WARN_ABOVE, FAIL_ABOVE = 0.55, 0.65
 """Accuracy of the best rule above which a build warns, and above which it fails."""
 ENOUGH_TO_WARN, ENOUGH_TO_FAIL = 1_600, 400
-"""Rows below which chance alone may give that accuracy (four standard deviations or more)."""
+"""The numbers of rows that a warning and a failure need. With fewer, chance alone can give such an accuracy (with so
+many, it would take four standard deviations)."""
 RARE = 10_000
-"""A token is rare if less than one in so many tokens is it."""
+"""A token is rare if it is less than one in RARE of all tokens counted."""
 _BINS, _COARSE_BINS = 32, 16
 _MOST_SHARED, _LENGTHS_OF_WORDS = 7, 8
 _DIGITS = 32
@@ -42,7 +45,7 @@ Counts: TypeAlias = dict[str, Counter[int]]
 
 
 class Shortcut(NamedTuple):
-    """Accuracy of the best rule of one kind: a share of the `rows` that it was measured on."""
+    """The accuracy of one rule: the share of `rows` rows whose label it tells."""
 
     rule: str
     accuracy: float
@@ -60,11 +63,11 @@ def count_shortcuts(
     max_seq_length: int,
     places: tuple[Numbers, Numbers] | None = None,
 ) -> Counts:
-    """Counts of each rule over n rows; those without a label are left out.
+    """Return, for each rule, the number of labelled rows by code: 4 * cell + 2 * half + label.
 
-    Row r is ids[offsets[r]:offsets[r + 1]], [CLS] A [SEP] B [SEP]; first_length [CLS] and [SEP] included. sources: of
-    A and of B, [n] each. places: tokens before B in its document and after it, [n] each. A token is rare by what stands
-    in these rows.
+    Row r of n is ids[offsets[r]:offsets[r + 1]]: [CLS] A [SEP] B [SEP]. `first_length` [n] is the number of tokens of
+    [CLS] A [SEP]. `sources` are those of A and of B, [n] each. `places` are the tokens before B in its document and
+    after it, [n] each; without them the rule "place" is left out. Tokens are rare by their number in these rows.
     """
     labelled = label >= 0
     first_length = first_length.astype(np.int64)
@@ -90,7 +93,7 @@ def count_shortcuts(
 
 
 def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcut]:
-    """The accuracy of each rule that was counted, in the order of RULES. languages: of each source."""
+    """Return the accuracy of each rule in `counts`, in the order of RULES. `languages` has that of each source."""
     known = {**counts}
     if "source" in counts:
         known["language"] = _by_language(counts["source"], languages=languages)
@@ -98,7 +101,7 @@ def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcu
 
 
 def find_telling(shortcuts: Sequence[Shortcut]) -> tuple[list[Shortcut], list[Shortcut]]:
-    """Those that a build warns of, and those that it fails for; rules of the text are neither."""
+    """Return the rules that a build warns of, and those that it fails for. Rules that read the text are in neither."""
     judged = [each for each in shortcuts if each.rule not in OF_THE_TEXT]
     failing = [each for each in judged if each.accuracy > FAIL_ABOVE and each.rows >= ENOUGH_TO_FAIL]
     telling = [each for each in judged if each.accuracy > WARN_ABOVE and each.rows >= ENOUGH_TO_WARN]
@@ -106,7 +109,7 @@ def find_telling(shortcuts: Sequence[Shortcut]) -> tuple[list[Shortcut], list[Sh
 
 
 def describe_shortcuts(shortcuts: Sequence[Shortcut]) -> str:
-    """In words: each rule and its accuracy."""
+    """Return a text that lists each rule with its accuracy."""
     return ", ".join(f"{RULES[each.rule]} {100 * each.accuracy:.1f}%" for each in shortcuts)
 
 
@@ -135,19 +138,19 @@ def _by_language(counts: Counter[int], *, languages: Sequence[str]) -> Counter[i
 
 
 def _halves(ids: Numbers, offsets: Numbers) -> npt.NDArray[np.int64]:
-    """0 or 1 for each row, by a hash of its tokens."""
+    """Return int64[n]: the half (0 or 1) of each row, by a hash of its tokens."""
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(ids, dtype=np.int64)])
     keys = draws.mix((sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.uint64))
     return (keys >> np.uint64(63)).astype(np.int64)
 
 
 def _digits(numbers: Numbers) -> npt.NDArray[np.int64]:
-    """Binary digits of each number."""
+    """Return the number of binary digits of each number, at most _DIGITS - 1."""
     return np.minimum(np.frexp(numbers.astype(np.float64))[1], _DIGITS - 1).astype(np.int64)
 
 
 def _count_shared(ids: Numbers, offsets: Numbers, first_length: Numbers) -> npt.NDArray[np.int64]:
-    """How many different rare tokens stand in both segments of each row."""
+    """Return int64[n]: how many different rare tokens are in both segments of each row."""
     rare = np.bincount(ids) * RARE < ids.size
     places = np.flatnonzero(rare[ids])
     row = np.searchsorted(offsets, places, side="right") - 1

@@ -27,11 +27,11 @@ from pipeline.dataset import (
     file_sha256,
     token_counts_schema,
 )
-from pipeline.instances import NEXT, NOT_NEXT
+from pipeline.instances import NEXT, NOT_NEXT, OF_THE_TEXT
 from pipeline.output.data_card import render_card
 from pipeline.output.folder import CARD_NAME, REPORT_NAME, SUMMARY_NAME
 from pipeline.output.report import render_report
-from pipeline.output.shortcuts import list_shortcut_warnings
+from pipeline.output.shortcuts import list_shortcut_warnings, measure_shortcuts
 from pipeline.output.summary import summarize_build
 from pipeline.settings import to_tree
 from pipeline.shuffle import Buckets
@@ -172,6 +172,11 @@ def write_set(
         statistics={
             "sources": summarize_sources(read, config=config, rows=result.tallies),
             "text": describe_text(tokenizer.backend),
+            "shortcuts": {
+                each.rule: each.accuracy
+                for each in measure_shortcuts(result, config=config)
+                if each.rule not in OF_THE_TEXT
+            },
             "notes": dict(sorted((read.notes + result.left_out.notes).items())),
             "splits": {
                 split: summarize_rows(tally, mask_sets=config.masks_per_pair, max_seq_length=config.max_seq_length)

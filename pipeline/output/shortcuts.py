@@ -1,4 +1,4 @@
-"""What a build says of rules that tell next sentences without reading: numbers, warnings, and when it fails."""
+"""What a build reports about rules that tell next-sentence labels without reading: accuracies, warnings, an error."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pipeline.instances import (
 from pipeline.tally import BuildResult, RowTally
 
 MOST_UNLABELLED = 0.01
-"""Share of rows without a label, for want of a wrong next sentence, beyond which a build warns."""
+"""A build warns if more than this share of its rows has no label because there was no wrong next sentence."""
 
 
 def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Shortcut]:
-    """The accuracy of the best rule of each kind, over training and validation; empty where rows have no labels."""
+    """Return the accuracy of each rule, over training and validation rows. The list is empty if rows have no labels."""
     total = RowTally(*(getattr(next(iter(result.tallies.values())), name) for name in ("lengths", "token_counts")))
     for tally in result.tallies.values():
         total.add_shortcuts(tally.shortcuts)
@@ -32,12 +32,12 @@ def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Sh
 
 
 def list_languages(config: PipelineConfig) -> list[str]:
-    """The language of each of config.source_names."""
+    """Return the language of each name in config.source_names."""
     return [next(source.language for source in config.sources if source.called == name) for name in config.source_names]
 
 
 def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
-    """ValueError where a rule tells labels so often that a model need not read."""
+    """Raise ValueError if a rule tells labels so often (FAIL_ABOVE) that a model would not learn to read."""
     if not _is_judged(config):
         return
     _, failing = find_telling(measure_shortcuts(result, config=config))
@@ -50,7 +50,7 @@ def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
 
 
 def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """Rules that tell more labels than they should, and rows without a label."""
+    """Return warnings of rules that tell too many labels (WARN_ABOVE), and of too many rows without a label."""
     if not _is_judged(config):
         return []
     found = []
@@ -75,7 +75,7 @@ def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> li
 
 
 def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[str, Any]:
-    """For report.json: each rule with its accuracy, and whether a build is judged by it."""
+    """Return the section of report.json: each rule with its accuracy, and whether a build is judged by it."""
     return {
         "rules": [
             {
@@ -94,5 +94,9 @@ def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[
 
 
 def _is_judged(config: PipelineConfig) -> bool:
-    """Published pairs keep their shortcuts, and the order of two sentences is told by their place."""
+    """Return whether a build is judged by the rules.
+
+    It is not in reference mode, because published pairs keep their shortcuts, nor for sentence_order, because the place
+    of two sentences tells their order.
+    """
     return config.mode == "strict" and config.next_sentence == "random_document"

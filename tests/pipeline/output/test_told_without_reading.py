@@ -52,6 +52,10 @@ def test_sources_and_lengths_tell_nothing_of_a_built_set(tmp_path: Path) -> None
     assert list(shown) == ["source", "language", "total", "second", "both", "place", "words"]
     assert all(rule["accuracy"] < 0.53 for rule in shown.values()), shown
     assert [name for name, rule in shown.items() if not rule["judged"]] == ["words"]
+    assert manifest.statistics["shortcuts"] == {
+        rule["rule"]: rule["accuracy"] for rule in shown.values() if rule["judged"]
+    }
+    assert manifest.best_shortcut == max(rule["accuracy"] for rule in shown.values() if rule["judged"])
     assert "Told without reading" in (tmp_path / "out" / "report.html").read_text()
     assert not any("without reading" in line for line in said)
     table = read_rows(tmp_path / "out", manifest)
