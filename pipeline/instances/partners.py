@@ -2,9 +2,10 @@
 
 A document is cut into chunks. A chunk is a first segment A and the place where its true next segment begins. Before a
 coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source, with
-about as much text left behind it. The second segment B begins at the chunk's own place (NEXT) or at the partner's
-(NOT_NEXT), and is never longer than the text at either place allows. So A, the places and the lengths of B have the
-same distribution for both labels. A chunk without a partner gives a row without a label. A chunk takes 4 us.
+about as much text left behind it. A place is the partner of at most one chunk. The second segment B begins at the
+chunk's own place (NEXT) or at the partner's (NOT_NEXT), and is never longer than the text at either place allows. So A,
+the places and the lengths of B have the same distribution for both labels. A chunk without a partner gives a row
+without a label: a document with more than half of its source's text in a bucket has such chunks.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from pipeline.instances.segments import (
     units_segment,
 )
 
-ALONE, SHORT = "row_without_label_alone_in_source", "row_without_label_no_such_length"
-"""Why a row has one segment and no label. ALONE: the bucket has no other document of its source. SHORT: at every place
-of other documents, less than half of the wanted tokens are left."""
-_WINDOW = 8
-"""A partner is drawn from this many places on either side of the chunk's own place, if all places of its source are
-sorted by the number of tokens left behind them."""
-_TRIES = 12
-"""How often a partner is drawn until one is fit."""
+ALONE, UNPAIRED = "row_without_label_alone_in_source", "row_without_label_unpaired"
+"""Why a row has one segment and no label. ALONE: the bucket has no other document of its source. UNPAIRED: all places
+of other documents with about as much text left are partners of other chunks."""
+_BLOCK = 32
+"""Partners are drawn from blocks of this many places, if all places of a source are sorted by the tokens left behind
+them."""
+_ROUNDS, _LATER_ROUNDS = 12, 3
+"""How often chunks with an unfit partner exchange it, in blocks of _BLOCK places and in each size of larger blocks."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -143,13 +144,13 @@ def pair_chunks(
 
 
 def count_unlabelled(documents: Sequence[Any], *, first_document: Any, label: Any) -> Counter[tuple[str, int]]:
-    """Return the number of rows without a label by (ALONE or SHORT, source).
+    """Return the number of rows without a label by (ALONE or UNPAIRED, source).
 
     `first_document` and `label` have an entry for each row.
     """
     of_source = Counter(document.source for document in documents)
     sources = [documents[index].source for index in first_document[label == NO_LABEL].tolist()]
-    return Counter((ALONE if of_source[source] < 2 else SHORT, source) for source in sources)
+    return Counter((ALONE if of_source[source] < 2 else UNPAIRED, source) for source in sources)
 
 
 def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int) -> Partners:
@@ -187,45 +188,58 @@ def _choose_in_source(
     room: int,
     partners: Partners,
 ) -> None:
-    """Fill `partners` for the chunks `order`, all of one source, sorted by tokens left at their places, then document.
+    """Fill `partners` for the chunks `order`, all of one source, sorted by the tokens left at their places.
 
-    Places with a whole row (`room` tokens) of text left are equally good for a chunk that has as much. So its partner
-    is drawn uniformly from them, without its own document's. The partner of any other chunk is drawn from its
-    neighbours in the order. The range of neighbours grows with the number of failed tries.
+    Every place is the partner of at most one chunk, so places are as frequent in NOT_NEXT pairs as in NEXT pairs. For
+    that, blocks of neighbours in the order are permuted at random. Chunks whose partner is unfit exchange it with other
+    chunks, or are permuted again in larger blocks. Places with a whole row (`room` tokens) of text left are one block.
     """
     owner, reach, wanted = document[order], left[order], partners.length[order]
-    size = order.size
     places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]
     tokens = np.array([ids[corpus.bounds[chunk.document][chunk.split]] for ids, chunk in places], np.int64)
-    plenty = int(np.searchsorted(reach, room))
-    own_start = plenty + np.searchsorted(owner[plenty:], owner, side="left")
-    own_count = plenty + np.searchsorted(owner[plenty:], owner, side="right") - own_start
-    open_places = np.arange(size)
-    repeated = np.zeros(size, np.bool_)
-    for number in range(_TRIES):
-        if not open_places.size:
-            break
-        draw = draws.derive(keys[order[open_places]], number)
-        others = size - plenty - own_count[open_places]
-        ample = (open_places >= plenty) & (others > 0)
-        width = _WINDOW << max(0, number - 2)
-        low = np.maximum(open_places - width, 0)
-        edge = np.where((open_places < plenty) & (number < _TRIES // 2), plenty, size)
-        high = np.minimum(open_places + width + 1, edge)
-        at = _below(draw, np.where(ample, others, high - low)) + np.where(ample, plenty, low)
-        at += np.where(ample & (at >= own_start[open_places]), own_count[open_places], 0)
-        shared = np.minimum(reach[at], wanted[open_places])
-        good = (owner[at] != owner[open_places]) & (2 * shared >= wanted[open_places])
-        for spot in np.flatnonzero(good & (tokens[at] == tokens[open_places])).tolist():
-            place, other = int(open_places[spot]), int(at[spot])
-            mine, theirs = chunks[order[place]], chunks[order[other]]
-            if _same_text(corpus, mine, theirs, length=int(shared[spot])):
-                good[spot], repeated[place] = False, True
-        done = open_places[good]
-        partners.chunk[order[done]] = order[at[good]]
-        partners.length[order[done]] = shared[good]
-        open_places = open_places[~good]
-    partners.repeats[order[open_places]] = repeated[open_places]
+    block = np.minimum(np.arange(order.size), np.searchsorted(reach, room)) // _BLOCK
+    repeated = np.zeros(order.size, np.bool_)
+
+    def is_fit(mine: Int64s, theirs: Int64s) -> npt.NDArray[np.bool_]:
+        shorter, longer = np.minimum(reach[mine], reach[theirs]), np.maximum(reach[mine], reach[theirs])
+        fit = (owner[mine] != owner[theirs]) & (2 * shorter >= longer)
+        for spot in np.flatnonzero(fit & (tokens[mine] == tokens[theirs])).tolist():
+            own, other = int(mine[spot]), int(theirs[spot])
+            length = int(min(reach[other], wanted[own]))
+            if _same_text(corpus, chunks[order[own]], chunks[order[other]], length=length):
+                fit[spot], repeated[own] = False, True
+        return fit
+
+    partner, waiting = np.arange(order.size), np.arange(order.size)
+    is_done = np.zeros(order.size, np.bool_)
+    for level in range(int(block[-1]).bit_length() + 1):
+        wide = block >> level
+        starts = np.searchsorted(wide, wide, side="left")
+        sizes = np.searchsorted(wide, wide, side="right") - starts
+        for number in range(_ROUNDS if level == 0 else _LATER_ROUNDS):
+            if not waiting.size:
+                break
+            rng = [draws.derive(keys[order[waiting]], 3 * (_ROUNDS * level + number) + step) for step in range(3)]
+            # the waiting chunks of a block permute their places
+            targets = partner[waiting[np.lexsort((rng[0], wide[waiting]))]]
+            by_block = waiting[np.lexsort((rng[1], wide[waiting]))]
+            partner[by_block] = targets
+            is_done[by_block] = is_fit(by_block, targets)
+            # then each exchanges its place with any chunk of the block, if that makes it fit and harms no other
+            third = starts[waiting] + _below(rng[2], sizes[waiting])
+            chosen = np.unique(third, return_index=True)[1]
+            mine, theirs = waiting[chosen], third[chosen]
+            open_ones = ~is_done[mine] & is_done[theirs]
+            mine, theirs = mine[open_ones], theirs[open_ones]
+            good = is_fit(mine, partner[theirs]) & is_fit(theirs, partner[mine])
+            mine, theirs = mine[good], theirs[good]
+            partner[mine], partner[theirs] = partner[theirs], partner[mine]
+            is_done[mine] = True
+            waiting = waiting[~is_done[waiting]]
+    found = np.flatnonzero(is_done)
+    partners.chunk[order[found]] = order[partner[found]]
+    partners.length[order[found]] = np.minimum(reach[partner[found]], wanted[found])
+    partners.repeats[order[waiting]] = repeated[waiting]
 
 
 def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:

@@ -10,7 +10,7 @@ from pipeline.instances import (
     FAIL_ABOVE,
     OF_THE_TEXT,
     RULES,
-    SHORT,
+    UNPAIRED,
     WARN_ABOVE,
     Shortcut,
     describe_shortcuts,
@@ -19,7 +19,7 @@ from pipeline.instances import (
 )
 from pipeline.tally import BuildResult, RowTally
 
-MOST_UNLABELLED = 0.01
+MOST_UNLABELLED = 0.05
 """A build warns if more than this share of its rows has no label because there was no wrong next sentence."""
 
 
@@ -62,14 +62,15 @@ def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> li
             "set next_sentence=none"
         )
     notes, rows = result.left_out.notes, sum(tally.rows for tally in result.tallies.values())
-    unlabelled = notes[ALONE] + notes[SHORT]
+    unlabelled = notes[ALONE] + notes[UNPAIRED]
     if unlabelled > MOST_UNLABELLED * rows:
-        names = sorted({name for reason in (ALONE, SHORT) for name, _ in result.left_out.examples.get(reason, ())})
+        names = sorted({name for reason in (ALONE, UNPAIRED) for name, _ in result.left_out.examples.get(reason, ())})
         found.append(
             f"{unlabelled:,} of {rows:,} rows have one segment and no next-sentence label: {notes[ALONE]:,} are of a "
-            f"document that is alone of its source in its shard, and to {notes[SHORT]:,} no other document of the "
-            f"source has a second segment of about that length (such as {', '.join(names)}); give fewer shards or more "
-            "documents, set unit: chapter for books, or next_sentence=none"
+            f"document that is alone of its source in its shard, and for {notes[UNPAIRED]:,} no place for a wrong next "
+            "sentence was left in other documents of the source, since each place is used once (such as "
+            f"{', '.join(names)}); give fewer shards or more documents, set unit: chapter for books, or "
+            "next_sentence=none"
         )
     return found
 
@@ -89,7 +90,7 @@ def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[
         ],
         "warned_above": WARN_ABOVE,
         "failed_above": FAIL_ABOVE,
-        "without_label": {reason: result.left_out.notes[reason] for reason in (ALONE, SHORT)},
+        "without_label": {reason: result.left_out.notes[reason] for reason in (ALONE, UNPAIRED)},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.instances.pairs import PairTable, make_pairs
-from pipeline.instances.partners import ALONE, SHORT, count_unlabelled
+from pipeline.instances.partners import ALONE, UNPAIRED, count_unlabelled
 from pipeline.instances.rows import assemble_rows
 from pipeline.instances.shortcuts import Shortcut, count_shortcuts, judge_shortcuts
 from pipeline.tokenizer import SpecialIds, TokenizedDocument
@@ -91,7 +92,7 @@ def test_a_document_alone_in_its_source_gives_full_rows_without_a_label():
     assert table.num_tokens[alone].mean() > 100
     reasons = count_unlabelled(documents, first_document=table.first_document, label=table.label)
     assert reasons[ALONE, 0] == alone.sum()
-    assert reasons[SHORT, 0] == 0
+    assert reasons[UNPAIRED, 0] == 0
 
 
 def test_a_place_with_too_little_text_left_is_no_wrong_next():
@@ -103,7 +104,7 @@ def test_a_place_with_too_little_text_left_is_no_wrong_next():
     second = table.second_stop - table.second_start
     assert second[~book & (table.label == 0)].max() <= 24
     reasons = count_unlabelled(documents, first_document=table.first_document, label=table.label)
-    assert reasons[SHORT, 0] >= (table.label[book] == -1).sum()
+    assert reasons[UNPAIRED, 0] >= (table.label[book] == -1).sum()
 
 
 def test_a_document_that_takes_no_part_in_a_pass_lends_its_places():
@@ -112,4 +113,17 @@ def test_a_document_that_takes_no_part_in_a_pass_lends_its_places():
     table = make_pairs(documents, config=config, pass_number=1, passes=[2, 1])
     assert set(table.first_document.tolist()) == {0}
     assert set(table.second_document[table.label == 1].tolist()) == {1}
-    assert abs((table.label == 1).mean() - 0.5) < 0.15
+    labelled = table.label >= 0  # the second book has 7,325 tokens of places, the first 10,488
+    assert labelled.mean() > 0.6
+    assert abs((table.label[labelled] == 1).mean() - 0.5) < 0.15
+
+
+def test_the_larger_of_two_documents_is_paired_as_far_as_the_smaller_has_places():
+    documents = plant(2, name=0, source=0, **BOOKS)
+    table = make_pairs(documents, config=make_config(max_seq_length=128), pass_number=0)
+    negative, labelled = table.label == 1, table.label >= 0
+    small = int((table.first_document == 1).sum())
+    assert (labelled & (table.first_document == 1)).sum() >= small - 2
+    assert abs((labelled & (table.first_document == 0)).sum() - small) <= 2
+    places = zip(table.second_document[negative].tolist(), table.second_start[negative].tolist(), strict=True)
+    assert max(Counter(places).values()) <= 2
