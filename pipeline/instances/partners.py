@@ -44,6 +44,7 @@ _ROUNDS, _LATER_ROUNDS = 12, 3
 """How often chunks with an unfit partner exchange it, in blocks of _BLOCK places and in each size of larger blocks."""
 
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 class Chunk(NamedTuple):
@@ -71,7 +72,7 @@ class Partners:
     """The index of the chunk at whose place the wrong next begins, or -1 if there is none."""
     length: Int64s
     """The tokens that B should have at least: those wanted, or fewer if one of the two places has fewer left."""
-    repeats: npt.NDArray[np.bool_]
+    repeats: Bools
     """Whether every place that was tried has exactly the text of the true next."""
 
 
@@ -200,9 +201,9 @@ def _choose_in_source(
     block = np.minimum(np.arange(order.size), np.searchsorted(reach, room)) // _BLOCK
     repeated = np.zeros(order.size, np.bool_)
 
-    def is_fit(mine: Int64s, theirs: Int64s) -> npt.NDArray[np.bool_]:
+    def is_fit(mine: Int64s, theirs: Int64s) -> Bools:
         shorter, longer = np.minimum(reach[mine], reach[theirs]), np.maximum(reach[mine], reach[theirs])
-        fit = (owner[mine] != owner[theirs]) & (2 * shorter >= longer)
+        fit: Bools = (owner[mine] != owner[theirs]) & (2 * shorter >= longer)
         for spot in np.flatnonzero(fit & (tokens[mine] == tokens[theirs])).tolist():
             own, other = int(mine[spot]), int(theirs[spot])
             length = int(min(reach[other], wanted[own]))
@@ -219,14 +220,14 @@ def _choose_in_source(
         for number in range(_ROUNDS if level == 0 else _LATER_ROUNDS):
             if not waiting.size:
                 break
-            rng = [draws.derive(keys[order[waiting]], 3 * (_ROUNDS * level + number) + step) for step in range(3)]
+            drawn = [draws.derive(keys[order[waiting]], 3 * (_ROUNDS * level + number) + step) for step in range(3)]
             # the waiting chunks of a block permute their places
-            targets = partner[waiting[np.lexsort((rng[0], wide[waiting]))]]
-            by_block = waiting[np.lexsort((rng[1], wide[waiting]))]
+            targets = partner[waiting[np.lexsort((drawn[0], wide[waiting]))]]
+            by_block = waiting[np.lexsort((drawn[1], wide[waiting]))]
             partner[by_block] = targets
             is_done[by_block] = is_fit(by_block, targets)
             # then each exchanges its place with any chunk of the block, if that makes it fit and harms no other
-            third = starts[waiting] + _below(rng[2], sizes[waiting])
+            third = starts[waiting] + _below(drawn[2], sizes[waiting])
             chosen = np.unique(third, return_index=True)[1]
             mine, theirs = waiting[chosen], third[chosen]
             open_ones = ~is_done[mine] & is_done[theirs]
