@@ -17,7 +17,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bench import builds, memory, scale, storage
+from bench import builds, memory, scale, shortcuts, storage
 from bench.pipeline_tables import render
 from bench.processes import ROOT, describe_machine
 from bench.repeats import Texts, read_texts
@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = {name: measure(name, texts=texts, config=config, given=given) for name in given.sections}
     if given.memory_mb:
         found["memory"] = measure("memory", texts=texts, config=config, given=given)
+    if given.shortcuts:
+        found["shortcuts"] = shortcuts.measure_sets(given.shortcuts)
     stamp = {"date": str(date.today()), "machine": describe_machine(), "load": os.getloadavg()[1]}
     path = given.out / "pipeline.json"
     tree: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -132,6 +134,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-seq-length", type=int, default=512)
     parser.add_argument("--vocabulary", help="vocab.txt; default: bert-base-uncased, else the sample's")
     parser.add_argument("--memory-mb", type=float, nargs="*", default=[], help="sizes to build, such as 100 1000")
+    parser.add_argument("--shortcuts", nargs="*", default=[], metavar="NAME=FOLDER", help="finished sets to measure")
     parser.add_argument("--out", type=Path, default=ROOT / "bench", help="folder of pipeline.json and pipeline.md")
     parser.add_argument(
         "--lddl-python",

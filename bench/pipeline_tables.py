@@ -8,6 +8,7 @@ from typing import Any
 from bench.builds import LDDL_TIMES
 from bench.memory import MOST_BYTES, MOST_GROWTH
 from bench.scale import Scale, format_scale
+from bench.shortcuts import tabulate_sets
 from bench.storage import GOAL
 
 TOKENIZERS_MTOK_S = 0.88
@@ -182,4 +183,5 @@ _TABLES: dict[str, tuple[str, Callable[[Mapping[str, Any]], list[str]]]] = {
     "memory": ("Memory as the input grows", _memory),
     "storage": ("Storage", _storage),
     "scale": ("The plan at scale", _scale),
+    "shortcuts": ("Next sentences told without reading", tabulate_sets),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,9 @@ class ReadTally:
         self.drops.setdefault(source, Counter())[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
-    def count_note(self, reason: str, *, name: str, detail: str) -> None:
-        """Count one event that left nothing out, such as a guessed encoding."""
-        self.notes[reason] += 1
+    def count_note(self, reason: str, *, name: str, detail: str, count: int = 1) -> None:
+        """Count `count` events that left nothing out, such as a guessed encoding."""
+        self.notes[reason] += count
         self._add_examples(reason, [(name, detail)])
 
     def merge(self, other: ReadTally) -> None:
@@ -139,6 +139,8 @@ class RowTally:
     """The number of rows by source, an index into PipelineConfig.source_names."""
     source_tokens: Counter[int] = field(default_factory=Counter)
     """The number of tokens in rows, special tokens included, by source (the same index)."""
+    shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
+    """What each rule that tells labels without reading has counted (see pipeline/instances/shortcuts.py)."""
     masked: int = 0
     """The number of masked positions, over all mask sets."""
     masked_as: Counter[str] = field(default_factory=Counter)
@@ -155,11 +157,18 @@ class RowTally:
         """The number of tokens in all rows, special tokens included."""
         return int(self.lengths @ np.arange(self.lengths.size))
 
+    def add_shortcuts(self, counts: Mapping[str, Counter[int]]) -> None:
+        """Add what each rule has counted over more rows (see `shortcuts`)."""
+        for rule, found in counts.items():
+            self.shortcuts.setdefault(rule, Counter()).update(found)
+
     def merge(self, other: RowTally) -> None:
         """Add another tally to this one."""
         examples = lowest_examples([*self.examples, *other.examples])
+        self.add_shortcuts(other.shortcuts)
         for entry in fields(self):
-            setattr(self, entry.name, _add(getattr(self, entry.name), getattr(other, entry.name)))
+            if entry.name != "shortcuts":
+                setattr(self, entry.name, _add(getattr(self, entry.name), getattr(other, entry.name)))
         self.examples = examples
 
 
@@ -275,7 +284,11 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
 
     examples = [Example(**{name: freeze(value) for name, value in each.items()}) for each in tree.pop("examples")]
     masked_as = Counter(tree.pop("masked_as"))
-    return RowTally(**tree, **counters, masked_as=masked_as, examples=examples)
+    shortcuts = {
+        rule: Counter({int(code): count for code, count in found.items()})
+        for rule, found in tree.pop("shortcuts").items()
+    }
+    return RowTally(**tree, **counters, masked_as=masked_as, examples=examples, shortcuts=shortcuts)
 
 
 def _add(one: Any, other: Any) -> Any:

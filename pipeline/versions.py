@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.config import PipelineConfig
 from pipeline.dataset import file_sha256
 
-CODE_VERSION = "4"
+CODE_VERSION = "5"
 """The version of our cleaning, pairing and masking. Raise it if the same input gives other bytes."""
 _LIBRARIES = ("sentencex", "tokenizers", "numpy", "pyarrow")
 _NEAR_DUPLICATE_LIBRARIES = ("datasketch",)

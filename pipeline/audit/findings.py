@@ -21,6 +21,7 @@ CHECKS: Mapping[str, str] = {
     "lengths": "rows: at most max_seq_length tokens",
     "sources": "rows: a source of the manifest, a pass that its weight allows",
     "label balance": "next-sentence labels: share of not next",
+    "shortcuts": "rows: next sentences are not told without reading, by source, language or length",
     "negatives' documents": "labels against the documents of both segments",
     "true next": "negatives: no other row shows the second segment as the next",
     "mask sets": "mask sets: K a row, a replacement for every position, none empty",

@@ -6,6 +6,7 @@ masks.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,11 +36,15 @@ class Counts:
     lengths: dict[int, int] = field(default_factory=dict)
     source_rows: dict[int, int] = field(default_factory=dict)
     source_tokens: dict[int, int] = field(default_factory=dict)
+    shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
+    """What each rule that tells labels without reading has counted (see pipeline/instances/shortcuts.py)."""
 
     def merge(self, other: Counts) -> None:
         """Add `other` to these sums."""
         for name in ("rows", "tokens", "short_negatives", "entries", "run_squares", "wanted", "taken"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for rule, cells in other.shortcuts.items():
+            self.shortcuts.setdefault(rule, Counter()).update(cells)
         for name in ("labels", "shown", "lengths", "source_rows", "source_tokens"):
             own = getattr(self, name)
             for key, count in getattr(other, name).items():
@@ -139,7 +144,7 @@ def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabu
     inside[known] = vocabulary.special[block.ids[known]] & (block.ids[known] != vocabulary.unk)
     extra = np.bincount(block.token_rows[inside], minlength=len(block)) != np.where(paired, 3, 2)
     found(extra, "special tokens inside a segment")
-    expected = {"none": (-1,), "sentence_order": (-1, 0, 1)}.get(facts.next_sentence, (0, 1))
+    expected = (-1,) if facts.next_sentence == "none" else (0, 1) if facts.published else (-1, 0, 1)
     found(~np.isin(block.label, expected), f"label {{label}} with next_sentence: {facts.next_sentence}")
     found((block.label == -1) == paired, "a label without a second segment, or a second segment without a label")
     return faulty

@@ -22,7 +22,9 @@ from pipeline.audit.blocks import Facts
 from pipeline.audit.findings import Findings, Place
 from pipeline.audit.rows import Counts
 from pipeline.audit.shard_job import Result, ShardJob, audit_shard
+from pipeline.audit.shortcuts import check_shortcuts
 from pipeline.dataset import Manifest, read_manifest
+from pipeline.instances import Shortcut
 from pipeline.shuffle import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
 
 DEVIATIONS = 5.0
@@ -46,6 +48,8 @@ class Audit:
     rows: int
     tokens: int
     findings: Findings
+    shortcuts: list[Shortcut]
+    """How often rules tell next sentences without reading."""
 
 
 def audit(root: str | Path, *, workers: int | None = None) -> Audit:
@@ -79,11 +83,12 @@ def audit(root: str | Path, *, workers: int | None = None) -> Audit:
     for of_part, numbers in judged:
         findings.merge(of_part)
         by_shard += numbers
+    shortcuts = check_shortcuts(totals, manifest, facts=facts, findings=findings)
     _check_shares(totals, facts=facts, replaceable=replaceable, findings=findings)
     _check_repeated(by_shard[0], results, names, findings=findings)
     _check_even(by_shard[1], results, manifest, findings=findings)
     _check_numbers(folder, manifest, results, held_out, findings=findings)
-    return Audit(folder, facts.published, len(names), totals.rows, totals.tokens, findings)
+    return Audit(folder, facts.published, len(names), totals.rows, totals.tokens, findings, shortcuts)
 
 
 def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) -> list[Out]:

@@ -23,6 +23,7 @@ from pipeline.audit.findings import Findings, Place
 from pipeline.audit.following import Negatives
 from pipeline.audit.masks import check_masks, check_shape
 from pipeline.audit.rows import Counts, check_rows, count_labels
+from pipeline.audit.shortcuts import Sources
 from pipeline.audit.words import find_words, join_published
 from pipeline.dataset import Manifest, Shard
 
@@ -81,7 +82,7 @@ def _audit_groups(file: pq.ParquetFile, job: ShardJob, result: Result) -> None:
     # Findings() is thrown away here, because run.audit has already reported faults of the tokenizer folder
     vocabulary, backend = data_set.load_vocabulary(job.root, job.manifest, findings=Findings())
     spill = Spill(Path(job.spill), shard=job.number, parts=job.parts)
-    negatives = Negatives()
+    negatives, sources = Negatives(), Sources()
     seeks = job.facts.next_sentence == "random_document"
     group_rows, group_tokens, good_groups = list[int](), list[int](), list[int]()
     masked, most = 0, 0
@@ -111,13 +112,14 @@ def _audit_groups(file: pq.ParquetFile, job: ShardJob, result: Result) -> None:
         spill.add("rows", records, key=records["pair"][:, 0])
         documents = describe_documents(block, shard=job.number)
         spill.add("documents", documents, key=documents["id"][:, 0])
+        sources.add(block)
         if seeks:
             negatives.add(block, vocabulary=vocabulary)
     result.token_counts = tokens
     if tokens is not None:
         _check_entry(job, group_rows, group_tokens, masked, most, findings=findings)
-    if seeks and good_groups:
-        _seek_following(file, job, vocabulary, negatives, good_groups, findings=findings)
+    if job.facts.next_sentence != "none" and good_groups:
+        _read_again(file, job, vocabulary, negatives, sources, good_groups, result=result)
 
 
 def _audit_block(
@@ -140,23 +142,31 @@ def _audit_block(
     return sound
 
 
-def _seek_following(
+def _read_again(
     file: pq.ParquetFile,
     job: ShardJob,
     vocabulary: Vocabulary,
     negatives: Negatives,
+    sources: Sources,
     groups: list[int],
     *,
-    findings: Findings,
+    result: Result,
 ) -> None:
-    """Read the shard again and report pairs labelled not next whose second segment really follows the first."""
-    sealed = negatives.seal()
-    if sealed.keys.size:
-        for group in groups:
-            block, _ = data_set.read_block(file, group, name=job.entry.path, findings=Findings())
-            sound = check_rows(block, facts=job.facts, vocabulary=vocabulary, findings=Findings(), counts=Counts())
-            sealed.search(block.take(sound), vocabulary=vocabulary)
-    sealed.report(findings, file=job.entry.path, published=job.facts.published)
+    """Read the shard again: report negatives whose second segment really follows, and count for rules that do not read.
+
+    A negative is a pair labelled not next. The rules are those of pipeline/instances/shortcuts.py.
+    """
+    sealed = negatives.seal() if job.facts.next_sentence == "random_document" else None
+    num_sources = len(job.manifest.sources)
+    for group in groups:
+        block, _ = data_set.read_block(file, group, name=job.entry.path, findings=Findings())
+        sound = check_rows(block, facts=job.facts, vocabulary=vocabulary, findings=Findings(), counts=Counts())
+        block = block.take(sound)
+        sources.count(block, facts=job.facts, num_sources=num_sources, counts=result.counts)
+        if sealed is not None and sealed.keys.size:
+            sealed.search(block, vocabulary=vocabulary)
+    if sealed is not None:
+        sealed.report(result.findings, file=job.entry.path, published=job.facts.published)
 
 
 def _check_entry(

@@ -25,6 +25,7 @@ from pipeline.output import (
     OutputFolder,
     StoredOutput,
     check_labels,
+    check_shortcuts,
     check_writable,
     hash_build,
     list_warnings,
@@ -94,6 +95,7 @@ def build(config: PipelineConfig, *, beam_options: Sequence[str] = (), say: Say 
         refuse_changed_input(inputs, context=context)
         say_what_was_done(progress, context=context, num_splits=len(inputs.splits), resumes=output.resumes, say=say)
         check_labels(result, config=config)
+        check_shortcuts(result, config=config)
         for warning in [*list_read_warnings(config.sources, read=read), *list_warnings(result, config=config)]:
             say(f"warning: {warning}")
         run = {name: identity[name] for name in ("inputs", "modified")}

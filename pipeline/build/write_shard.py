@@ -89,6 +89,8 @@ def build_shard(
     left_out.rejects = rejects.runs
     passes = list_passes(documents, config=config, split=split)
     instances = Instances(documents, config=config, tokenizer=tokenizer, passes=passes)
+    for (reason, source), count in sorted(instances.count_unlabelled().items()):
+        left_out.count_note(reason, name=config.source_names[source], detail="", count=count)
     tally = _count_documents(documents, config=config, tokenizer=tokenizer)
     order = _permute(documents, instances, seed=config.seed)
     report = report or WorkReport(None, stage="shard")
@@ -135,6 +137,7 @@ def _write_rows(
             group_tokens.append(rows.ids.size)
             max_masked = max(max_masked, *(int(np.diff(mask.offsets).max()) for mask in masks))
             _count_rows(tally, rows, masks, mask_id=tokenizer.special.mask)
+            tally.add_shortcuts(instances.count_shortcuts(part, made=rows))
             size = path.stat().st_size
             report.add(rows=len(rows), bytes=size - written)
             written = size

@@ -39,7 +39,7 @@ class SourceConfig(Settings):
     later ones read them instead of parsing again. Sources may share a folder. Never changes the data."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     """Name of the source in counts, report and held-out losses; null: kind and language, such as books-en. Sources with
-    the same name count as one and must have the same weight."""
+    the same name count as one and must have the same weight and the same language."""
     weight: Annotated[float, Field(gt=0.0, le=1_000.0)] = 1.0
     """Share of the source in a mixture: weight x passes is the mean number of passes over its training documents.
     If it is not whole, hashes of the documents decide: 2.5 gives half of the documents a third pass; 0.3 keeps 30% of
@@ -281,8 +281,9 @@ class PipelineConfig(Settings):
     short_sequence_probability: Fraction = 0.1
     """Share of pairs that aim at a shorter length than max_seq_length."""
     next_sentence: NextSentence = "random_document"
-    """How half of the pairs become negatives. random_document: the second segment is from another document.
-    sentence_order: the two segments are swapped. none: there is no second segment."""
+    """How half of the pairs become negatives. random_document: the second segment is from another document of the same
+    source (mode: reference: of any source). sentence_order: the two segments are swapped. none: there is no second
+    segment. With random_document, the only document of its source in a shard gives rows without a label."""
     not_next_bounds: tuple[Share, Share] | None = None
     """Lowest and highest allowed share of negatives (pairs whose second segment does not follow the first). Outside, a
     build of 400 or more pairs fails; warnings begin halfway between 0.5 and a bound. null: 0.4 to 0.6, in reference
@@ -330,7 +331,13 @@ class PipelineConfig(Settings):
 
     def _check_weights(self) -> None:
         weights: dict[str, float] = {}
+        languages: dict[str, str] = {}
         for source in self.sources:
+            if languages.setdefault(source.called, source.language) != source.language:
+                raise ValueError(
+                    f"two sources are called {source.called} but have languages {languages[source.called]} and "
+                    f"{source.language}; give one of them a name: wrong next sentences come from the same source"
+                )
             if weights.setdefault(source.called, source.weight) != source.weight:
                 raise ValueError(
                     f"two sources are called {source.called} but have weights {weights[source.called]:g} and "

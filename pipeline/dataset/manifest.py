@@ -124,6 +124,14 @@ class Manifest(Settings):
         """The sha256 of all fields. It is equal for equal data, whoever builds it."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
 
+    @property
+    def best_shortcut(self) -> float | None:
+        """The share of next-sentence labels that the best rule tells without reading the text, such as by lengths.
+
+        None if the data set has no labels or does not record the rules.
+        """
+        return max(self.statistics.get("shortcuts", {}).values(), default=None)
+
     def shards_of(self, split: SplitName) -> tuple[Shard, ...]:
         """Return the shards of one split, ordered by path."""
         return tuple(shard for shard in self.shards if shard.split == split)

@@ -32,6 +32,9 @@ _START_S = 6.0
 """Seconds to start the workers, and to check and publish the set."""
 _START_CPU_S = 3.0
 """CPU seconds that each process needs to start."""
+_WITHOUT_PAIRS = 0.75
+"""Rows of a document that is alone of its source, as a share of the rows that it would have otherwise. Such a document
+has no pairs. Half of the chunks of other documents put their second half back, so they make more rows."""
 _WORKER_BYTES = 440e6
 _BYTES_PER_BUCKET_TOKEN = 3.0
 _BYTES_PER_MASK_SET = 5.5e6
@@ -170,14 +173,16 @@ def combine(
         """Return the total of a measurement of rows, over all sources.
 
         A weight above 1 repeats a source's documents, but not those held out. A source whose sample makes no rows (a
-        single document) is assumed to be like the others, by its tokens.
+        single document) is assumed to be like the others, by its tokens, but without pairs.
         """
         known = [source for source in measured if source.groups]
         weights = [max(1.0, config.sources[source.frame.source].weight) for source in known]
         of_known = sum(
             source.expand(name) * (1 - held + held / weight) for source, weight in zip(known, weights, strict=True)
         )
-        return of_known * total("document_tokens") / sum(source.expand("document_tokens") for source in known)
+        tokens = sum(source.expand("document_tokens") for source in known)
+        pairless = _WITHOUT_PAIRS if config.next_sentence == "random_document" and config.mode == "strict" else 1.0
+        return of_known * (tokens + pairless * (total("document_tokens") - tokens)) / tokens
 
     cpu_s_a_byte = {
         source.frame.source: source.expand("read_cpu_s")

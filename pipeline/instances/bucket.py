@@ -5,6 +5,7 @@ The pairs of all passes are held in memory (40 bytes a row). Rows and masks are 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +14,10 @@ import numpy.typing as npt
 from pipeline.config import PipelineConfig
 from pipeline.instances.masking import Masks, make_masks
 from pipeline.instances.pairs import PairTable, check_documents, make_pairs
+from pipeline.instances.partners import count_unlabelled
 from pipeline.instances.reference import make_reference
 from pipeline.instances.rows import Rows, assemble_rows
+from pipeline.instances.shortcuts import Counts, count_shortcuts
 from pipeline.tokenizer import TokenizedDocument, WordTokenizer
 
 
@@ -47,6 +50,31 @@ class Instances:
 
     def __len__(self) -> int:
         return len(self.pairs)
+
+    def count_unlabelled(self) -> Counter[tuple[str, int]]:
+        """Return the number of rows without a label, because no wrong next sentence was found, by (reason, source)."""
+        if self._config.next_sentence != "random_document":
+            return Counter()
+        return count_unlabelled(self._documents, first_document=self.pairs.first_document, label=self.pairs.label)
+
+    def count_shortcuts(self, rows: npt.NDArray[np.int64], *, made: Rows) -> Counts:
+        """Return what each rule of shortcuts.RULES counts over some rows. `rows` are their indices, `made` the rows."""
+        if self._config.next_sentence == "none":
+            return {}
+        pairs = self.pairs.take(rows)
+        sources = np.array([document.source for document in self._documents], np.int64)
+        sizes = np.array([document.ids.size for document in self._documents], np.int64)
+        places = pairs.second_start, sizes[pairs.second_document] - pairs.second_stop
+        return count_shortcuts(
+            ids=made.ids,
+            offsets=made.offsets,
+            first_length=made.first_length,
+            label=made.label,
+            sources=(sources[pairs.first_document], sources[pairs.second_document]),
+            num_sources=len(self._config.source_names),
+            max_seq_length=self._config.max_seq_length,
+            places=places if self._config.next_sentence == "random_document" else None,
+        )
 
     def batch(self, rows: npt.NDArray[np.int64]) -> tuple[Rows, list[Masks]]:
         """Return the rows with these indices into `pairs`, in this order, and the list of their mask sets."""

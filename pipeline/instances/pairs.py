@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline import draws
 from pipeline.config import NextSentence, PipelineConfig
+from pipeline.instances.partners import Chunk, cut_chunks, pair_chunks
 from pipeline.instances.segments import (
+    NEXT,
+    NO_LABEL,
+    NOT_NEXT,
     Corpus,
     Int32s,
+    Pair,
     Segment,
     cut_units,
     fit_one,
@@ -31,7 +37,6 @@ from pipeline.instances.segments import (
 )
 from pipeline.tokenizer import TokenizedDocument
 
-NEXT, NOT_NEXT, NO_LABEL = 0, 1, -1
 _TRIES = 10
 
 
@@ -46,21 +51,10 @@ class Rules:
     sentence is NOT_NEXT, so 50 to 60% of all labels are."""
     whole_word_cuts: bool
     """True: truncate between words, and cut sentences longer than a row into pieces. False: truncate anywhere."""
-    other_document: bool
-    """True: a negative (a second segment that does not follow) never comes from the same document nor equals the true
-    next segment. False: it may come from the same document if ten draws find no other."""
 
 
-STRICT = Rules(target_per_pair=True, balance_labels=True, whole_word_cuts=True, other_document=True)
-REFERENCE = Rules(target_per_pair=False, balance_labels=False, whole_word_cuts=False, other_document=False)
-
-
-class Pair(NamedTuple):
-    """A sentence pair: two segments with the label NEXT or NOT_NEXT. A single segment has None and NO_LABEL."""
-
-    first: Segment
-    second: Segment | None
-    label: int
+STRICT = Rules(target_per_pair=True, balance_labels=True, whole_word_cuts=True)
+REFERENCE = Rules(target_per_pair=False, balance_labels=False, whole_word_cuts=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +127,38 @@ def make_pairs(
     room = row_room(config.max_seq_length, next_sentence=config.next_sentence)
     bounds = [cut_units(document, room=room, rng_parts=(config.seed, document.id, pass_number)) for document in ranked]
     corpus = Corpus(ranked, bounds=bounds)
+    takes_part = [passes is None or passes[index] > pass_number for index in order]
+    rngs = (draws.stream(config.seed, "pairs", document.id, pass_number) for document in ranked)
+    short = config.short_sequence_probability
     rows: list[tuple[Pair, int, int]] = []
-    for index, document in enumerate(ranked):
-        if passes is not None and passes[order[index]] <= pass_number:
+    if config.next_sentence == "random_document":
+        chunks: list[Chunk] = []
+        of_source = Counter(document.source for document in ranked)
+        for index, rng in enumerate(rngs):
+            chunks += cut_chunks(
+                bounds[index],
+                document=index,
+                room=room,
+                short_sequence_probability=short,
+                is_alone=of_source[ranked[index].source] < 2,
+                rng=rng,
+            )
+        pairs = pair_chunks(corpus, chunks, room=room, seed=config.seed, pass_number=pass_number, takes_part=takes_part)
+        rows += ((pair, ordinal, pass_number) for pair, ordinal in pairs)
+        return PairTable.from_pairs(rows, documents=order)
+    for index, rng in enumerate(rngs):
+        if not takes_part[index]:
             continue
-        pairs = pair_document(
+        found = pair_document(
             corpus,
             index=index,
             max_seq_length=config.max_seq_length,
-            short_sequence_probability=config.short_sequence_probability,
+            short_sequence_probability=short,
             next_sentence=config.next_sentence,
             rules=STRICT,
-            rng=draws.stream(config.seed, "pairs", document.id, pass_number),
+            rng=rng,
         )
-        rows += ((pair, ordinal, pass_number) for ordinal, pair in enumerate(pairs))
+        rows += ((pair, ordinal, pass_number) for ordinal, pair in enumerate(found))
     return PairTable.from_pairs(rows, documents=order)
 
 
@@ -162,14 +174,15 @@ def pair_document(
 ) -> Iterator[Pair]:
     """Yield the pairs of document `index`, truncated to fit a row. The caller may draw from `rng` between two pairs.
 
+    partners.pair_chunks makes the pairs of random_document in strict mode; this function makes all others.
+
     Units (sentences, or pieces of long ones) are added to a chunk until it reaches the target length. A uniformly drawn
     number of them becomes segment A. Segment B is the rest of the chunk (the true next segment), or a negative: units
     of another document, from a uniformly drawn one on. After a negative, the unused units start the next chunk.
 
-    With rules.balance_labels the label is a fair coin whenever the document has a true next segment. For this, a chunk
-    takes a second unit even if the first alone reaches the target. If the document's last unit is left alone, it
-    becomes A before a negative, or it becomes B and the units before it are used again as A. A document of one sentence
-    is cut into two units (cut_units). So only documents of one word are always negative.
+    With rules.balance_labels a chunk takes a second unit even if the first alone reaches the target. If the document's
+    last unit is left alone, it becomes B, and the units before it are used again as A. A document of one sentence is
+    cut into two units (cut_units).
     """
     bounds = corpus.bounds[index]
     last = len(bounds) - 1
@@ -207,15 +220,13 @@ def pair_document(
             swapped = rng.random() < 0.5
             yield Pair(second, first, NOT_NEXT) if swapped else Pair(first, second, NEXT)
             continue
-        other: Segment | None = None
         if true_next is None or rng.random() < 0.5:
             length = target - (alone.stop - alone.start)
-            other = _draw_other(corpus, alone, length=length, rules=rules, required=true_next is None, rng=rng)
-        if other is not None:
+            other = _draw_other(corpus, but=index, length=length, rng=rng)
             first, second = fit_two(corpus, alone, other, room=room, whole_words=rules.whole_word_cuts, rng=rng)
             yield Pair(first, second, NOT_NEXT)
             begin = split
-        elif true_next is not None:
+        else:
             first, second = fit_two(corpus, *true_next, room=room, whole_words=rules.whole_word_cuts, rng=rng)
             yield Pair(first, second, NEXT)
             begin = end
@@ -245,40 +256,17 @@ def check_documents(documents: Sequence[TokenizedDocument], *, next_sentence: Ne
             raise ValueError(f"document {document.id.hex()} has no tokens; drop it before pairing")
 
 
-def _draw_other(
-    corpus: Corpus, first: Segment, *, length: int, rules: Rules, required: bool, rng: random.Random
-) -> Segment | None:
-    """Return a random segment of another document: consecutive units that start at a uniformly drawn unit.
+def _draw_other(corpus: Corpus, *, but: int, length: int, rng: random.Random) -> Segment:
+    """Return a random segment as published: consecutive units of a document, from a uniformly drawn unit on.
 
-    It ends once it has `length` tokens, or with the document. With rules.other_document it never comes from the
-    document of `first`, and the result is None if every try gave the text that follows `first` (unless `required`).
+    It ends once it has `length` tokens, or with the document. The document is drawn uniformly, up to ten times until
+    it is not number `but`.
     """
     for _ in range(_TRIES):
-        index = _draw_document(len(corpus.documents), but=first.document, rules=rules, rng=rng)
-        bounds = corpus.bounds[index]
-        start = rng.randint(0, len(bounds) - 2)
-        stop = min(bisect_left(bounds, bounds[start] + length, start + 1), len(bounds) - 1)
-        other = Segment(index, bounds[start], bounds[stop])
-        if required or not rules.other_document or not _follows(corpus, first, other):
-            return other
-    return None
-
-
-def _draw_document(count: int, *, but: int, rules: Rules, rng: random.Random) -> int:
-    if rules.other_document:
-        index = rng.randint(0, count - 2)
-        return index + (index >= but)
-    for _ in range(_TRIES):
-        index = rng.randint(0, count - 1)
+        index = rng.randint(0, len(corpus.documents) - 1)
         if index != but:
             break
-    return index
-
-
-def _follows(corpus: Corpus, first: Segment, other: Segment) -> bool:
-    """Whether `other` has the same tokens as the text right after `first` in the document of `first`."""
-    own, foreign = corpus.documents[first.document].ids, corpus.documents[other.document].ids
-    if first.stop >= own.size or own[first.stop] != foreign[other.start]:
-        return False
-    size = min(other.stop - other.start, own.size - first.stop)
-    return bool(np.array_equal(own[first.stop : first.stop + size], foreign[other.start : other.start + size]))
+    bounds = corpus.bounds[index]
+    start = rng.randint(0, len(bounds) - 2)
+    stop = min(bisect_left(bounds, bounds[start] + length, start + 1), len(bounds) - 1)
+    return Segment(index, bounds[start], bounds[stop])

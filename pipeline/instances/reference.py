@@ -22,8 +22,8 @@ from pipeline.config import PipelineConfig
 from pipeline.console import command, exit_with
 from pipeline.documents import Document
 from pipeline.instances.masking import Masks
-from pipeline.instances.pairs import REFERENCE, Pair, PairTable, pair_document
-from pipeline.instances.segments import Corpus, Segment, whole_units
+from pipeline.instances.pairs import REFERENCE, PairTable, pair_document
+from pipeline.instances.segments import Corpus, Pair, Segment, whole_units
 from pipeline.tokenizer import PIECE_PREFIX, Ids, TokenizedDocument, WordTokenizer
 
 _MASKED_SHARE, _KEPT_SHARE = 0.8, 0.5

@@ -20,6 +20,8 @@ from pipeline.tokenizer import TokenizedDocument
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 
+NEXT, NOT_NEXT, NO_LABEL = 0, 1, -1
+
 
 class Segment(NamedTuple):
     """The tokens start:stop of one document. `document` is its index in the caller's list of documents."""
@@ -27,6 +29,14 @@ class Segment(NamedTuple):
     document: int
     start: int
     stop: int
+
+
+class Pair(NamedTuple):
+    """Two segments; the second is None, and the label NO_LABEL, where there is no pair."""
+
+    first: Segment
+    second: Segment | None
+    label: int
 
 
 class Corpus:

@@ -4,3 +4,4 @@ from pipeline.output.folder import PUBLISHED, REPORT_NAME, OutputFolder, check_w
 from pipeline.output.identity import MARK_NAME
 from pipeline.output.object_store import StoredOutput, open_output_folder
 from pipeline.output.publish import check_labels, hash_build, list_warnings, write_set
+from pipeline.output.shortcuts import check_shortcuts

@@ -27,10 +27,11 @@ from pipeline.dataset import (
     file_sha256,
     token_counts_schema,
 )
-from pipeline.instances import NEXT, NOT_NEXT
+from pipeline.instances import NEXT, NOT_NEXT, OF_THE_TEXT
 from pipeline.output.data_card import render_card
 from pipeline.output.folder import CARD_NAME, REPORT_NAME, SUMMARY_NAME
 from pipeline.output.report import render_report
+from pipeline.output.shortcuts import list_shortcut_warnings, measure_shortcuts
 from pipeline.output.summary import summarize_build
 from pipeline.settings import to_tree
 from pipeline.shuffle import Buckets
@@ -119,7 +120,7 @@ def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
             f"{_describe_labels(labels)}; {100 * low:.0f} to {100 * high:.0f}% is usual): many documents are too short "
             "to have a next sentence; check what ends a document in the sources, or set next_sentence=none"
         )
-    return found
+    return found + list_shortcut_warnings(result, config=config)
 
 
 def _list_unseen_sources(result: BuildResult, *, config: PipelineConfig) -> list[str]:
@@ -171,7 +172,12 @@ def write_set(
         statistics={
             "sources": summarize_sources(read, config=config, rows=result.tallies),
             "text": describe_text(tokenizer.backend),
-            "notes": dict(sorted(read.notes.items())),
+            "shortcuts": {
+                each.rule: each.accuracy
+                for each in measure_shortcuts(result, config=config)
+                if each.rule not in OF_THE_TEXT
+            },
+            "notes": dict(sorted((read.notes + result.left_out.notes).items())),
             "splits": {
                 split: summarize_rows(tally, mask_sets=config.masks_per_pair, max_seq_length=config.max_seq_length)
                 for split, tally in sorted(result.tallies.items())

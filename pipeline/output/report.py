@@ -252,7 +252,23 @@ def _next_sentence(facts: Mapping[str, Any]) -> str:
     return (
         _table(["second segment", "rows"], rows)
         + f'<p class="note">{_percent(facts["not_next_share"], digits=2)} do not follow, over training and validation; '
-        f"{low} to {high} is usual; a build outside {least} to {most} fails.</p>"
+        f"{low} to {high} is usual; a build outside {least} to {most} fails.</p>" + _shortcuts(facts["shortcuts"])
+    )
+
+
+def _shortcuts(facts: Mapping[str, Any]) -> str:
+    rows = [
+        [rule["of"], _percent(rule["accuracy"]), f"{rule['rows']:,}", "yes" if rule["judged"] else "no"]
+        for rule in facts["rules"]
+    ]
+    warn, fail = _percent(facts["warned_above"], digits=0), _percent(facts["failed_above"], digits=0)
+    return (
+        "<h3>Told without reading</h3>"
+        + _table(["best rule by", "right", "of rows", "judged"], rows)
+        + '<p class="note">How often the best rule of a kind tells whether the second segment follows, fitted on one '
+        "half of the rows and measured on the other; 50% is chance. A build warns above "
+        f"{warn} and fails above {fail} for the rules that are judged. Rare words that both segments hold are what a "
+        "model should learn from.</p>"
     )
 
 

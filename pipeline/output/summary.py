@@ -17,6 +17,7 @@ from pipeline.config import PipelineConfig
 from pipeline.dataset import Manifest
 from pipeline.instances import NEXT, NOT_NEXT
 from pipeline.output.data_card import shown_settings
+from pipeline.output.shortcuts import summarize_shortcuts
 from pipeline.tally import WORD_PIECES, BuildResult, Counts, Example, ReadTally, RowTally, choose_examples, merge_reads
 from pipeline.tokenizer import END_OF_WORD, PIECE_PREFIX, WordTokenizer
 
@@ -63,7 +64,10 @@ def summarize_build(
         "sources": _by_name(manifest, reads, config=config),
         "drops": _list_reasons(reads.count_reasons(), reads=reads),
         "notes": _list_reasons(reads.notes, reads=reads),
-        "next_sentence": _summarize_labels(result, bounds=not_next_bounds),
+        "next_sentence": {
+            **_summarize_labels(result, bounds=not_next_bounds),
+            "shortcuts": summarize_shortcuts(result, config=config),
+        },
         "masking": summarize_masks(train, mask_sets=manifest.mask_sets),
         "vocabulary": summarize_vocabulary(result, tokenizer=tokenizer),
         "pairs": [describe_pair(example, reader=reader) for example in choose_examples(train.examples)],

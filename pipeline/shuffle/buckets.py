@@ -1,8 +1,8 @@
 """Chooses the number of buckets, the bucket of each document, and which small buckets are joined.
 
 A bucket is a group of documents that becomes one shard. Negatives (wrong next sentences) come from other documents of
-the same bucket, so no process holds the corpus. All choices depend on the documents' hashes, the size of the input and
-the config: never on workers, paths or order.
+the same bucket and source, so no process holds the corpus. All choices depend on the documents' hashes, the size of the
+input and the config: never on workers, paths or order.
 """
 
 from __future__ import annotations

@@ -253,3 +253,19 @@ def test_every_row_of_the_manifest_is_in_the_slice_of_one_rank(tmp_path: Path) -
     assert found.total_s == pytest.approx(found.open_s + found.plan_s + found.slice_s)
     assert found.peak_bytes > 10 * MEGABYTE
     assert "| 10 s |" in "\n".join(scale.format_scale(found))
+
+
+# ---- shortcuts
+
+
+def test_sets_are_measured_by_name_and_shown_as_a_table(tmp_path: Path) -> None:
+    build_text(tmp_path, make_documents(60), masks_per_pair=1)
+    root = tmp_path / "out"
+    assert pipeline.main(["--sections", "--shortcuts", f"one={root}", f"two={root}", "--out", str(tmp_path)]) == 0
+    shown = (tmp_path / "pipeline.md").read_text()
+    lines = [line.split(" | ") for line in shown.splitlines() if line.startswith(("| one |", "| two |"))]
+    assert [line[0] for line in lines] == ["| one", "| two"]
+    assert lines[0][1:] == lines[1][1:]
+    assert all(30 < float(share.rstrip("%")) < 70 for share in lines[0][1:7])
+    with pytest.raises(ValueError, match="--shortcuts 'out': give NAME=FOLDER"):
+        pipeline.main(["--sections", "--shortcuts", "out", "--out", str(tmp_path)])

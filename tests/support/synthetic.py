@@ -231,7 +231,10 @@ def make_manifest(
         shards=tuple(sorted(shards, key=lambda shard: shard.path)),
         files=files or {},
         drops={},
-        statistics={"splits": {split: {"lengths": counts.tolist()} for split, counts in made.items()}},
+        statistics={
+            "shortcuts": {"source": 0.5},
+            "splits": {split: {"lengths": counts.tolist()} for split, counts in made.items()},
+        },
         sources=tuple(f"source-{number}" for number in range(num_sources)),
     )
 

@@ -48,6 +48,9 @@ class Evaluation:
     bigram_loss: float | None = None
     """Cross-entropy of the same masked tokens given their neighbours (trainer/train/bigram.py); None in older records.
     """
+    shortcut_accuracy: float | None = None
+    """How often the best rule that does not read tells the next-sentence label, over all rows of the data set (see
+    pipeline/instances/shortcuts.py). None if the data set has no labels, and in older records and data sets."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Evaluation:
@@ -89,7 +92,10 @@ class Evaluation:
                 f"and right neighbours in training rows): the model is {self._compare(self.bigram_loss)}"
             )
         if self.nsp_accuracy is not None:
-            lines.append(f"held-out next-sentence accuracy {self.nsp_accuracy:.2%}, loss {self.nsp_loss:.4f} nats")
+            line = f"held-out next-sentence accuracy {self.nsp_accuracy:.2%}, loss {self.nsp_loss:.4f} nats"
+            if self.shortcut_accuracy is not None:
+                line += f" (the best rule that does not read the text is right in {self.shortcut_accuracy:.2%})"
+            lines.append(line)
         for source in self.sources:
             lines.append(
                 f"held-out masked-LM loss on {source.name} {source.mlm_loss:.4f} nats (unigram "

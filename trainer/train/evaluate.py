@@ -96,6 +96,7 @@ class Evaluator:
             bigram_loss=bigram / max(1, masked),
             phase=self._phase,
             data_hash=self._data_hash,
+            shortcut_accuracy=self._manifest.best_shortcut,
             sources=tuple(
                 SourceLoss(
                     name, pairs=int(pairs), masked=int(count), mlm_loss=loss / count, unigram_loss=unigram / count

@@ -113,22 +113,29 @@ def test_the_first_segment_takes_a_uniform_part_of_the_chunk():
         assert_share(count, float(sizes.sum()), 1 / 5)
 
 
-def test_negatives_come_evenly_from_all_other_documents_and_their_sentences():
+def test_negatives_come_evenly_from_all_other_documents():
     documents = [make_document([[1] * 5] * 8, name=name) for name in range(6)]
     config = make_tiny_config(max_seq_length=64, short_sequence_probability=0.0)  # at most 4 tokens are cut off
-    counts, starts = np.zeros((6, 6)), np.zeros(8)
+    counts = np.zeros((6, 6))
     for number in range(400):
         table = make_pairs(documents, config=config, pass_number=number)
         negative = table.label == 1
         np.add.at(counts, (table.first_document[negative], table.second_document[negative]), 1)
-        starts += np.bincount(table.second_start[negative] // 5, minlength=8)
     assert (np.diag(counts) == 0).all()
     for row in range(6):
         for column in range(6):
             if row != column:
                 assert_share(counts[row, column], counts[row].sum(), 1 / 5)
-    for count in starts.tolist():
-        assert_share(count, starts.sum(), 1 / 8)
+
+
+def test_negatives_begin_where_true_nexts_do():
+    documents = [make_document([[1] * 5] * 8, name=name) for name in range(3000)]
+    config = make_tiny_config(max_seq_length=64, short_sequence_probability=0.0)
+    table = make_pairs(documents, config=config, pass_number=0)
+    starts = [np.bincount(table.second_start[table.label == label] // 5, minlength=8) for label in (0, 1)]
+    assert starts[0][0] == starts[1][0] == 0, "nothing comes before the first sentence of a document"
+    for true, wrong in zip(*(each[1:].tolist() for each in starts), strict=True):
+        assert_share(wrong, starts[1].sum(), true / starts[0].sum())
 
 
 def test_short_targets_are_a_tenth_and_uniform():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -65,9 +66,8 @@ def test_pairs_keep_every_rule(documents, length, mode, short, number):
         if mode == "none":
             assert (label, second) == (-1, -1)
         elif second < 0:
-            assert mode == "sentence_order"
             assert label == -1
-            assert documents[first].word_starts.sum() == 1
+            assert mode == "random_document" or documents[first].word_starts.sum() == 1
         elif mode == "random_document":
             assert (label == 1) == (second != first)
             if label == 0:
@@ -138,15 +138,27 @@ def test_reference_labels_are_not_balanced():
     assert {pair.label for pair in pairs} == {1}
 
 
-def test_one_long_document_beside_small_ones_takes_no_negative_from_itself():
+@pytest.mark.parametrize("others", [1, 50])
+def test_one_long_document_beside_small_ones_takes_no_negative_from_itself(others):
     """As from a one-document corpus (DeepLearningExamples#421; NVIDIA/LDDL and academic-budget-bert (source))."""
-    documents = [make_document([[1] * 20] * 5000, name=0)] + [make_document([[1] * 4], name=n) for n in range(1, 51)]
-    table = make_pairs(documents, config=make_config(max_seq_length=128), pass_number=0)
-    negative = table.label == 1
-    assert (table.first_document != table.second_document)[negative].all()
-    assert (table.first_document == table.second_document)[~negative].all()
-    assert set(table.first_document.tolist()) == set(range(51))
-    assert abs(negative.mean() - 0.5) < 0.03
+    small = [make_document([[1] * 4], name=name) for name in range(2, others + 2)]
+    long = [make_document([[1] * 20] * length, name=name) for name, length in enumerate((5000, 40))]
+    documents, config = [*long, *small], make_config(max_seq_length=128)
+    tables = [make_pairs(documents, config=config, pass_number=number) for number in range(60)]
+    for table in tables:
+        negative = table.label == 1
+        assert (table.first_document != table.second_document)[negative].all()
+        assert (table.first_document == table.second_document)[table.label == 0].all()
+        assert set(table.first_document.tolist()) == set(range(others + 2))
+        places = zip(table.second_document[negative].tolist(), table.second_start[negative].tolist(), strict=True)
+        # 40 sentences are not used again and again, or their text would tell; at most two chunks share a place
+        assert max(Counter(places).values(), default=0) <= 2
+    together = PairTable.concatenate(tables)
+    labels, second = together.label, together.second_document
+    assert abs((labels == 1).sum() / (labels >= 0).sum() - 0.5) < 0.03
+    # the long document follows as often rightly as wrongly, and all small ones that can be paired are
+    assert abs((second[labels == 1] == 0).mean() - (second[labels == 0] == 0).mean()) < 0.05
+    assert (labels[together.first_document == 1] == -1).mean() < 0.25  # near its end no other has as little left
 
 
 def test_a_negative_is_never_the_true_next():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -255,6 +256,9 @@ def test_evaluation_says_where_the_model_stands() -> None:
     assert "6.2500 nats" in lines[1]
     assert "1.2500 nats below it" in lines[1]
     assert lines[2] == "held-out next-sentence accuracy 75.00%, loss 0.5000 nats"
+    known = replace(Evaluation(9, 100, 1500, 5.0, 0.25, 0.5, 0.75, 6.25), shortcut_accuracy=0.512)
+    assert known.lines()[2].endswith(" nats (the best rule that does not read the text is right in 51.20%)")
+    assert Evaluation.of(known.record()) == known
 
 
 def test_evaluation_hides_neither_a_bad_model_nor_a_missing_head() -> None:

@@ -1,0 +1,264 @@
+"""Makes the pairs of next_sentence: random_document in strict mode, so that only reading tells their labels.
+
+A document is cut into chunks. A chunk is a first segment A and the place where its true next segment begins. Before a
+coin decides the label, every chunk gets a partner: the place of a chunk in another document of the same source, with
+about as much text left behind it. A place is the partner of at most one chunk. The second segment B begins at the
+chunk's own place (NEXT) or at the partner's (NOT_NEXT), and is never longer than the text at either place allows. So A,
+the places and the lengths of B have the same distribution for both labels. A chunk without a partner gives a row
+without a label: a document with more than half of its source's text in a bucket has such chunks.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline import draws
+from pipeline.instances.segments import (
+    NEXT,
+    NO_LABEL,
+    NOT_NEXT,
+    Corpus,
+    Pair,
+    Segment,
+    fit_one,
+    fit_two,
+    units_before,
+    units_segment,
+)
+
+ALONE, UNPAIRED = "row_without_label_alone_in_source", "row_without_label_unpaired"
+"""Why a row has one segment and no label. ALONE: the bucket has no other document of its source. UNPAIRED: all places
+of other documents with about as much text left are partners of other chunks."""
+_BLOCK = 32
+"""Partners are drawn from blocks of this many places, if all places of a source are sorted by the tokens left behind
+them."""
+_ROUNDS, _LATER_ROUNDS = 12, 3
+"""How often chunks with an unfit partner exchange it, in blocks of _BLOCK places and in each size of larger blocks."""
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Chunk(NamedTuple):
+    """A first segment of a document and the place where its true next begins, in units (sentences or pieces of them).
+
+    A has the units from `first` to `split`, and the true next begins with unit `split`. If split == stop there is no
+    true next. `length` is the number of tokens that B should have at least. `negative` is the coin: whether the pair is
+    to be NOT_NEXT. `ordinal` counts the chunks of the document.
+    """
+
+    document: int
+    ordinal: int
+    first: int
+    split: int
+    stop: int
+    length: int
+    negative: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Partners:
+    """The partner of each of n chunks, as arrays of length n."""
+
+    chunk: Int64s
+    """The index of the chunk at whose place the wrong next begins, or -1 if there is none."""
+    length: Int64s
+    """The tokens that B should have at least: those wanted, or fewer if one of the two places has fewer left."""
+    repeats: Bools
+    """Whether every place that was tried has exactly the text of the true next."""
+
+
+def cut_chunks(
+    bounds: list[int],
+    *,
+    document: int,
+    room: int,
+    short_sequence_probability: float,
+    is_alone: bool,
+    rng: random.Random,
+) -> Iterator[Chunk]:
+    """Yield the chunks of a document, at least one, each with its coin.
+
+    `bounds` are the positions of the units (sentences or pieces of them) in the document's tokens. With `is_alone` no
+    chunk is negative. Units are added to a chunk until it reaches a target length: `room` tokens, or with
+    `short_sequence_probability` fewer. A uniformly drawn number of units becomes A. After a negative, the units of the
+    true next start the next chunk. If the last unit is left alone, it becomes the true next, and the units before it
+    are used again as A.
+    """
+    last = len(bounds) - 1
+    begin = ordinal = 0
+    while begin < last:
+        target = rng.randint(2, room) if rng.random() < short_sequence_probability else room
+        stop = min(bisect_left(bounds, bounds[begin] + target, begin + 1), last)
+        if stop == begin + 1 < last:
+            stop += 1
+        first, split = begin, stop
+        is_rest = False
+        if stop - begin >= 2:
+            split = begin + rng.randint(1, stop - begin - 1)
+        elif begin > 0:
+            is_rest, split = True, begin
+            first = units_before(bounds, begin, length=target - (bounds[stop] - bounds[begin]))
+        left = bounds[last] - bounds[split]
+        length = left if is_rest else min(left, max(1, target - (bounds[split] - bounds[first])))
+        negative = not is_alone and rng.random() < 0.5
+        yield Chunk(document, ordinal, first, split, stop, length, negative)
+        ordinal += 1
+        begin = split if negative and not is_rest and split < stop else stop
+
+
+def pair_chunks(
+    corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int, takes_part: Sequence[bool]
+) -> Iterator[tuple[Pair, int]]:
+    """Yield (pair, ordinal of its chunk) for the chunks of each document that takes part, in order.
+
+    `takes_part` has a bool for each document. The other documents make no pairs in this pass, but their places are
+    partners too.
+    """
+    partners = choose_partners(corpus, chunks, room=room, seed=seed, pass_number=pass_number)
+    rng, drawn_for = random.Random(0), -1
+    lengths, others, repeats = partners.length.tolist(), partners.chunk.tolist(), partners.repeats.tolist()
+    for chunk, length, other, repeated in zip(chunks, lengths, others, repeats, strict=True):
+        index = chunk.document
+        if not takes_part[index]:
+            continue
+        if index != drawn_for:
+            rng, drawn_for = draws.stream(seed, "fit", corpus.documents[index].id, pass_number), index
+        if other < 0 and not repeated:
+            stop = chunk.split if chunk.negative and chunk.split < chunk.stop else chunk.stop
+            alone = units_segment(corpus, index, chunk.first, stop)
+            yield Pair(fit_one(corpus, alone, room=room + 1, rng=rng), None, NO_LABEL), chunk.ordinal
+            continue
+        negative = chunk.negative and not repeated
+        second = _take_units(corpus, chunks[other] if negative else chunk, length=length)
+        first = units_segment(corpus, index, chunk.first, chunk.split)
+        first, second = fit_two(corpus, first, second, room=room, whole_words=True, rng=rng)
+        yield Pair(first, second, NOT_NEXT if negative else NEXT), chunk.ordinal
+
+
+def count_unlabelled(documents: Sequence[Any], *, first_document: Any, label: Any) -> Counter[tuple[str, int]]:
+    """Return the number of rows without a label by (ALONE or UNPAIRED, source).
+
+    `first_document` and `label` have an entry for each row.
+    """
+    of_source = Counter(document.source for document in documents)
+    sources = [documents[index].source for index in first_document[label == NO_LABEL].tolist()]
+    return Counter((ALONE if of_source[source] < 2 else UNPAIRED, source) for source in sources)
+
+
+def choose_partners(corpus: Corpus, chunks: Sequence[Chunk], *, room: int, seed: int, pass_number: int) -> Partners:
+    """Return a partner for each chunk, from the places of its source.
+
+    The draws are keyed by (seed, document id, pass, ordinal), so they depend on nothing else.
+    """
+    count = len(chunks)
+    columns = np.array(chunks, np.int64).reshape(-1, len(Chunk._fields)).T
+    document, ordinal, _, split, stop, length, _ = columns
+    begin = np.fromiter((corpus.bounds[c.document][c.split] for c in chunks), np.int64, count)
+    sizes = np.array([document.ids.size for document in corpus.documents], np.int64)
+    left = np.minimum(sizes[document] - begin, room)
+    names = np.frombuffer(b"".join(each.id for each in corpus.documents), np.uint8).reshape(-1, 16)
+    numbers = (np.full(count, pass_number), ordinal)
+    keys = draws.row_keys(seed, "partners", ids=names[document], numbers=numbers)
+    sources = np.array([each.source for each in corpus.documents], np.int64)[document]
+    partners = Partners(np.full(count, -1, np.int64), length.copy(), np.zeros(count, np.bool_))
+    for source in np.unique(sources).tolist():
+        members = np.flatnonzero((sources == source) & (split < stop))
+        if members.size:
+            order = members[np.lexsort((document[members], left[members]))]
+            _choose_in_source(corpus, chunks, order, document, left, keys, room=room, partners=partners)
+    return partners
+
+
+def _choose_in_source(
+    corpus: Corpus,
+    chunks: Sequence[Chunk],
+    order: Int64s,
+    document: Int64s,
+    left: Int64s,
+    keys: draws.UInt64s,
+    *,
+    room: int,
+    partners: Partners,
+) -> None:
+    """Fill `partners` for the chunks `order`, all of one source, sorted by the tokens left at their places.
+
+    Every place is the partner of at most one chunk, so places are as frequent in NOT_NEXT pairs as in NEXT pairs. For
+    that, blocks of neighbours in the order are permuted at random. Chunks whose partner is unfit exchange it with other
+    chunks, or are permuted again in larger blocks. Places with a whole row (`room` tokens) of text left are one block.
+    """
+    owner, reach, wanted = document[order], left[order], partners.length[order]
+    places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]
+    tokens = np.array([ids[corpus.bounds[chunk.document][chunk.split]] for ids, chunk in places], np.int64)
+    block = np.minimum(np.arange(order.size), np.searchsorted(reach, room)) // _BLOCK
+    repeated = np.zeros(order.size, np.bool_)
+
+    def is_fit(mine: Int64s, theirs: Int64s) -> Bools:
+        shorter, longer = np.minimum(reach[mine], reach[theirs]), np.maximum(reach[mine], reach[theirs])
+        fit: Bools = (owner[mine] != owner[theirs]) & (2 * shorter >= longer)
+        for spot in np.flatnonzero(fit & (tokens[mine] == tokens[theirs])).tolist():
+            own, other = int(mine[spot]), int(theirs[spot])
+            length = int(min(reach[other], wanted[own]))
+            if _same_text(corpus, chunks[order[own]], chunks[order[other]], length=length):
+                fit[spot], repeated[own] = False, True
+        return fit
+
+    partner, waiting = np.arange(order.size), np.arange(order.size)
+    is_done = np.zeros(order.size, np.bool_)
+    for level in range(int(block[-1]).bit_length() + 1):
+        wide = block >> level
+        starts = np.searchsorted(wide, wide, side="left")
+        sizes = np.searchsorted(wide, wide, side="right") - starts
+        for number in range(_ROUNDS if level == 0 else _LATER_ROUNDS):
+            if not waiting.size:
+                break
+            drawn = [draws.derive(keys[order[waiting]], 3 * (_ROUNDS * level + number) + step) for step in range(3)]
+            # the waiting chunks of a block permute their places
+            targets = partner[waiting[np.lexsort((drawn[0], wide[waiting]))]]
+            by_block = waiting[np.lexsort((drawn[1], wide[waiting]))]
+            partner[by_block] = targets
+            is_done[by_block] = is_fit(by_block, targets)
+            # then each exchanges its place with any chunk of the block, if that makes it fit and harms no other
+            third = starts[waiting] + _below(drawn[2], sizes[waiting])
+            chosen = np.unique(third, return_index=True)[1]
+            mine, theirs = waiting[chosen], third[chosen]
+            open_ones = ~is_done[mine] & is_done[theirs]
+            mine, theirs = mine[open_ones], theirs[open_ones]
+            good = is_fit(mine, partner[theirs]) & is_fit(theirs, partner[mine])
+            mine, theirs = mine[good], theirs[good]
+            partner[mine], partner[theirs] = partner[theirs], partner[mine]
+            is_done[mine] = True
+            waiting = waiting[~is_done[waiting]]
+    found = np.flatnonzero(is_done)
+    partners.chunk[order[found]] = order[partner[found]]
+    partners.length[order[found]] = np.minimum(reach[partner[found]], wanted[found])
+    partners.repeats[order[waiting]] = repeated[waiting]
+
+
+def _below(draw: draws.UInt64s, bounds: Int64s) -> Int64s:
+    """Return, for each draw, an integer from 0 to its bound - 1."""
+    return (((draw >> np.uint64(32)) * bounds.astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+
+
+def _take_units(corpus: Corpus, chunk: Chunk, *, length: int) -> Segment:
+    """Return the units from the chunk's place on, until they have `length` tokens: at least one unit."""
+    bounds = corpus.bounds[chunk.document]
+    stop = min(bisect_left(bounds, bounds[chunk.split] + length, chunk.split + 1), len(bounds) - 1)
+    return units_segment(corpus, chunk.document, chunk.split, stop)
+
+
+def _same_text(corpus: Corpus, mine: Chunk, theirs: Chunk, *, length: int) -> bool:
+    """Return whether `length` tokens of units at the place of `theirs` are equal to the true next of `mine`."""
+    own, foreign = corpus.documents[mine.document].ids, corpus.documents[theirs.document].ids
+    start, begin = corpus.bounds[mine.document][mine.split], corpus.bounds[theirs.document][theirs.split]
+    other = _take_units(corpus, theirs, length=length)
+    size = min(other.stop - other.start, own.size - start)
+    return bool(np.array_equal(own[start : start + size], foreign[begin : begin + size]))

@@ -1,0 +1,160 @@
+"""Measures how well simple rules tell next-sentence labels without reading: by source, length, place or shared words.
+
+A rule puts each row into a cell, such as (source of A, source of B), and answers with the label that is more frequent
+in that cell. It is fitted on one half of the rows and measured on the other half, then the other way round. What it
+needs are counts of rows by (cell, half, label), which add up over shards. A million tokens take 60 ms, most of it for
+shared words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline import draws
+
+RULES: Mapping[str, str] = {
+    "source": "sources of the two segments",
+    "language": "languages of the two segments",
+    "total": "tokens in the row, by source",
+    "second": "tokens in the second segment, by source",
+    "both": "tokens in the first and in the second segment",
+    "place": "tokens before the second segment in its document, and after it",
+    "words": "rare tokens that both segments hold",
+}
+"""Every rule with what it looks at. "language" is derived from the counts of "source". Only a build knows "place"."""
+OF_THE_TEXT = ("words",)
+"""Rules that read the text. They are shown but not judged, because a true next does share words with the first."""
+WARN_ABOVE, FAIL_ABOVE = 0.55, 0.65
+"""Accuracy of the best rule above which a build warns, and above which it fails."""
+ENOUGH_TO_WARN, ENOUGH_TO_FAIL = 1_600, 400
+"""The numbers of rows that a warning and a failure need. With fewer, chance alone can give such an accuracy (with so
+many, it would take four standard deviations)."""
+RARE = 10_000
+"""A token is rare if it is less than one in RARE of all tokens counted."""
+_BINS, _COARSE_BINS = 32, 16
+_MOST_SHARED, _LENGTHS_OF_WORDS = 7, 8
+_DIGITS = 32
+
+Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
+Counts: TypeAlias = dict[str, Counter[int]]
+
+
+class Shortcut(NamedTuple):
+    """The accuracy of one rule: the share of `rows` rows whose label it tells."""
+
+    rule: str
+    accuracy: float
+    rows: int
+
+
+def count_shortcuts(
+    *,
+    ids: Numbers,
+    offsets: Numbers,
+    first_length: Numbers,
+    label: Numbers,
+    sources: tuple[Numbers, Numbers],
+    num_sources: int,
+    max_seq_length: int,
+    places: tuple[Numbers, Numbers] | None = None,
+) -> Counts:
+    """Return, for each rule, the number of labelled rows by code: 4 * cell + 2 * half + label.
+
+    Row r of n is ids[offsets[r]:offsets[r + 1]]: [CLS] A [SEP] B [SEP]. `first_length` [n] is the number of tokens of
+    [CLS] A [SEP]. `sources` are those of A and of B, [n] each. `places` are the tokens before B in its document and
+    after it, [n] each; without them the rule "place" is left out. Tokens are rare by their number in these rows.
+    """
+    labelled = label >= 0
+    first_length = first_length.astype(np.int64)
+    lengths = np.diff(offsets)
+    half = _halves(ids, offsets)
+    step = max_seq_length + 1
+    second = lengths - first_length - 1
+    cells: dict[str, Any] = {
+        "source": sources[0].astype(np.int64) * num_sources + sources[1],
+        "total": sources[0].astype(np.int64) * _BINS + lengths * _BINS // step,
+        "second": sources[0].astype(np.int64) * _BINS + second * _BINS // step,
+        "both": first_length * _COARSE_BINS // step * _COARSE_BINS + second * _COARSE_BINS // step,
+        "words": np.minimum(_count_shared(ids, offsets, first_length), _MOST_SHARED)
+        + (_MOST_SHARED + 1) * (lengths * _LENGTHS_OF_WORDS // step),
+    }
+    if places is not None:
+        cells["place"] = _digits(places[0]) * _DIGITS + _digits(places[1])
+    counts: Counts = {}
+    for rule, cell in cells.items():
+        codes, found = np.unique((4 * cell + 2 * half + label)[labelled], return_counts=True)
+        counts[rule] = Counter(dict(zip(codes.tolist(), found.tolist(), strict=True)))
+    return counts
+
+
+def judge_shortcuts(counts: Counts, *, languages: Sequence[str]) -> list[Shortcut]:
+    """Return the accuracy of each rule in `counts`, in the order of RULES. `languages` has that of each source."""
+    known = {**counts}
+    if "source" in counts:
+        known["language"] = _by_language(counts["source"], languages=languages)
+    return [Shortcut(rule, *_judge(known[rule])) for rule in RULES if known.get(rule)]
+
+
+def find_telling(shortcuts: Sequence[Shortcut]) -> tuple[list[Shortcut], list[Shortcut]]:
+    """Return the rules that a build warns of, and those that it fails for. Rules that read the text are in neither."""
+    judged = [each for each in shortcuts if each.rule not in OF_THE_TEXT]
+    failing = [each for each in judged if each.accuracy > FAIL_ABOVE and each.rows >= ENOUGH_TO_FAIL]
+    telling = [each for each in judged if each.accuracy > WARN_ABOVE and each.rows >= ENOUGH_TO_WARN]
+    return [each for each in telling if each not in failing], failing
+
+
+def describe_shortcuts(shortcuts: Sequence[Shortcut]) -> str:
+    """Return a text that lists each rule with its accuracy."""
+    return ", ".join(f"{RULES[each.rule]} {100 * each.accuracy:.1f}%" for each in shortcuts)
+
+
+def _judge(counts: Counter[int]) -> tuple[float, int]:
+    codes = np.array(list(counts), np.int64)
+    cells, index = np.unique(codes >> 2, return_inverse=True)
+    table = np.zeros((cells.size, 2, 2), np.int64)
+    np.add.at(table, (index, codes >> 1 & 1, codes & 1), np.array(list(counts.values()), np.int64))
+    right = 0
+    for half in (0, 1):
+        fitted, measured = table[:, half], table[:, 1 - half]
+        usual = int(fitted[:, 1].sum() > fitted[:, 0].sum())
+        answer = np.where(fitted[:, 1] == fitted[:, 0], usual, fitted[:, 1] > fitted[:, 0])
+        right += int(measured[np.arange(cells.size), answer].sum())
+    return right / int(table.sum()), int(table.sum())
+
+
+def _by_language(counts: Counter[int], *, languages: Sequence[str]) -> Counter[int]:
+    names = sorted(set(languages))
+    number = [names.index(language) for language in languages]
+    found: Counter[int] = Counter()
+    for code, count in counts.items():
+        first, second = divmod(code >> 2, len(languages))
+        found[4 * (number[first] * len(names) + number[second]) + (code & 3)] += count
+    return found
+
+
+def _halves(ids: Numbers, offsets: Numbers) -> npt.NDArray[np.int64]:
+    """Return int64[n]: the half (0 or 1) of each row, by a hash of its tokens."""
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(ids, dtype=np.int64)])
+    keys = draws.mix((sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.uint64))
+    return (keys >> np.uint64(63)).astype(np.int64)
+
+
+def _digits(numbers: Numbers) -> npt.NDArray[np.int64]:
+    """Return the number of binary digits of each number, at most _DIGITS - 1."""
+    return np.minimum(np.frexp(numbers.astype(np.float64))[1], _DIGITS - 1).astype(np.int64)
+
+
+def _count_shared(ids: Numbers, offsets: Numbers, first_length: Numbers) -> npt.NDArray[np.int64]:
+    """Return int64[n]: how many different rare tokens are in both segments of each row."""
+    rare = np.bincount(ids) * RARE < ids.size
+    places = np.flatnonzero(rare[ids])
+    row = np.searchsorted(offsets, places, side="right") - 1
+    in_second = places - offsets[row] >= first_length[row]
+    keys = row * np.int64(rare.size) + ids[places]
+    shared = np.intersect1d(np.unique(keys[~in_second]), np.unique(keys[in_second]), assume_unique=True)
+    return np.bincount(shared // rare.size, minlength=offsets.size - 1)

@@ -1,0 +1,103 @@
+"""What a build reports about rules that tell next-sentence labels without reading: accuracies, warnings, an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.config import PipelineConfig
+from pipeline.instances import (
+    ALONE,
+    FAIL_ABOVE,
+    OF_THE_TEXT,
+    RULES,
+    UNPAIRED,
+    WARN_ABOVE,
+    Shortcut,
+    describe_shortcuts,
+    find_telling,
+    judge_shortcuts,
+)
+from pipeline.tally import BuildResult, RowTally
+
+MOST_UNLABELLED = 0.05
+"""A build warns if more than this share of its rows has no label because there was no wrong next sentence."""
+
+
+def measure_shortcuts(result: BuildResult, *, config: PipelineConfig) -> list[Shortcut]:
+    """Return the accuracy of each rule, over training and validation rows. The list is empty if rows have no labels."""
+    total = RowTally(*(getattr(next(iter(result.tallies.values())), name) for name in ("lengths", "token_counts")))
+    for tally in result.tallies.values():
+        total.add_shortcuts(tally.shortcuts)
+    return judge_shortcuts(total.shortcuts, languages=list_languages(config))
+
+
+def list_languages(config: PipelineConfig) -> list[str]:
+    """Return the language of each name in config.source_names."""
+    return [next(source.language for source in config.sources if source.called == name) for name in config.source_names]
+
+
+def check_shortcuts(result: BuildResult, *, config: PipelineConfig) -> None:
+    """Raise ValueError if a rule tells labels so often (FAIL_ABOVE) that a model would not learn to read."""
+    if not _is_judged(config):
+        return
+    _, failing = find_telling(measure_shortcuts(result, config=config))
+    if failing:
+        raise ValueError(
+            f"next sentences can be told without reading, by {describe_shortcuts(failing)} (at most "
+            f"{100 * FAIL_ABOVE:.0f}% may be): a model would learn that and nothing else; check what the documents of "
+            "each source have in common, or set next_sentence=none"
+        )
+
+
+def list_shortcut_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
+    """Return warnings of rules that tell too many labels (WARN_ABOVE), and of too many rows without a label."""
+    if not _is_judged(config):
+        return []
+    found = []
+    telling, failing = find_telling(measure_shortcuts(result, config=config))
+    if telling or failing:
+        found.append(
+            f"next sentences can be told without reading, by {describe_shortcuts([*failing, *telling])} "
+            f"({100 * WARN_ABOVE:.0f}% or less is usual): check what the documents of each source have in common, or "
+            "set next_sentence=none"
+        )
+    notes, rows = result.left_out.notes, sum(tally.rows for tally in result.tallies.values())
+    unlabelled = notes[ALONE] + notes[UNPAIRED]
+    if unlabelled > MOST_UNLABELLED * rows:
+        names = sorted({name for reason in (ALONE, UNPAIRED) for name, _ in result.left_out.examples.get(reason, ())})
+        found.append(
+            f"{unlabelled:,} of {rows:,} rows have one segment and no next-sentence label: {notes[ALONE]:,} are of a "
+            f"document that is alone of its source in its shard, and for {notes[UNPAIRED]:,} no place for a wrong next "
+            "sentence was left in other documents of the source, since each place is used once (such as "
+            f"{', '.join(names)}); give fewer shards or more documents, set unit: chapter for books, or "
+            "next_sentence=none"
+        )
+    return found
+
+
+def summarize_shortcuts(result: BuildResult, *, config: PipelineConfig) -> dict[str, Any]:
+    """Return the section of report.json: each rule with its accuracy, and whether a build is judged by it."""
+    return {
+        "rules": [
+            {
+                "rule": each.rule,
+                "of": RULES[each.rule],
+                "accuracy": each.accuracy,
+                "rows": each.rows,
+                "judged": _is_judged(config) and each.rule not in OF_THE_TEXT,
+            }
+            for each in measure_shortcuts(result, config=config)
+        ],
+        "warned_above": WARN_ABOVE,
+        "failed_above": FAIL_ABOVE,
+        "without_label": {reason: result.left_out.notes[reason] for reason in (ALONE, UNPAIRED)},
+    }
+
+
+def _is_judged(config: PipelineConfig) -> bool:
+    """Return whether a build is judged by the rules.
+
+    It is not in reference mode, because published pairs keep their shortcuts, nor for sentence_order, because the place
+    of two sentences tells their order.
+    """
+    return config.mode == "strict" and config.next_sentence == "random_document"
