@@ -66,9 +66,9 @@ class PartitionedGradients:
     """Holds this rank's share of the gradients, summed over all ranks and over the micro-batches of a step.
 
     `zero` is DeepSpeed's ZeRO-1 or ZeRO-2 optimizer; its hooks on gradients are removed. `micro_batches` is the maximum
-    number of calls of `add` per step; above 1, sums are in fp32. With `whole` (ZeRO-1) each rank sums the whole
-    gradients of its micro-batches, and ranks communicate once per step; otherwise (ZeRO-2) after each micro-batch. With
-    `send_fp32` ranks send fp32, otherwise the type of the gradients.
+    number of calls of `add` per step; if it is above 1, sums are in fp32. With `whole` (ZeRO-1) each rank first sums
+    the whole gradients of its micro-batches, and ranks communicate once per step. Without `whole` (ZeRO-2) they
+    communicate after each micro-batch. With `send_fp32` ranks send fp32, otherwise the type of the gradients.
     """
 
     def __init__(self, zero: Any, *, micro_batches: int, whole: bool, send_fp32: bool) -> None:
@@ -91,7 +91,7 @@ class PartitionedGradients:
 
     @property
     def partitions(self) -> list[Tensor]:
-        """The gradient sums so far: a 1-D tensor, this rank's share, for each parameter group of the optimizer."""
+        """The gradient sums so far: for each parameter group of the optimizer a 1-D tensor with this rank's share."""
         return [group.partition for group in self._groups]
 
     @torch.no_grad()
@@ -105,7 +105,8 @@ class PartitionedGradients:
         self._first = False
 
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the sums on all ranks, a float64 scalar tensor on the device. Collective."""
+        """Return the Euclidean norm of the gradient sums of all ranks, a float64 scalar tensor on the device.
+        Collective."""
         squares = torch.stack([_sum_squares(partition) for partition in self.partitions]).sum()
         dist.all_reduce(squares)
         return squares.sqrt()
@@ -116,7 +117,10 @@ class PartitionedGradients:
 
 
 class _Group:
-    """Holds the gradient sums of one parameter group, whose parameters are in `flat`, padded to equal shares."""
+    """Holds this rank's gradient sums for one parameter group.
+
+    `flat` is DeepSpeed's buffer of the group's parameters, padded so that the ranks' shares of it are equal.
+    """
 
     def __init__(
         self,
@@ -132,7 +136,7 @@ class _Group:
         self._world_size = world_size
         self._share = flat.numel() // world_size
         sent = torch.float32 if send_fp32 and world_size > 1 else flat.dtype
-        sums = torch.float32 if several else sent  # a single micro-batch needs no sums
+        sums = torch.float32 if several else sent  # nothing is summed for a single micro-batch
         self.partition = torch.zeros(self._share, dtype=sums, device=flat.device)
         self._whole = None
         if sum_whole and several and world_size > 1:
@@ -202,9 +206,10 @@ class _Group:
 
 
 def _sum_squares(values: Tensor) -> Tensor:
-    """Return the sum of squares of `values`, in fp32 inside rows and in float64 over the rows' sums.
+    """Return the sum of squares of `values` (1-D), a float64 scalar tensor.
 
-    A long fp32 sum on a CPU would lose four digits.
+    Squares are summed in fp32 inside rows of _ROW elements, and the rows' sums in float64. A long sum in fp32 alone
+    would lose four digits on a CPU.
     """
     whole = values[: values.numel() // _ROW * _ROW].view(-1, _ROW)
     parts = [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float32) for part in (whole, values[whole.numel() :])]
