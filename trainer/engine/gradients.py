@@ -194,7 +194,7 @@ class _Group:
         _ = into.copy_(mine) if first else into.add_(mine)
 
     def _sum_of_all(self, values: Tensor) -> Tensor:
-        """Sum `values`, which hold a stretch for each rank, over all ranks; return this rank's stretch of the sum."""
+        """Sum `values`, which hold one stretch for each rank, over all ranks. Return this rank's stretch of the sum."""
         if self._world_size == 1:
             return values
         if values.device.type == "cpu":  # gloo has no reduce-scatter

@@ -204,8 +204,7 @@ def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Mem
 def largest_micro_batch(
     config: TrainerConfig, *, vocabulary_size: int, longest: int, card_bytes: float, most: int
 ) -> int | None:
-    """Return the number of tokens of the largest micro-batch that fits a GPU of `card_bytes` bytes, or None if none
-    fits.
+    """Return the tokens of the largest micro-batch that fits a GPU of `card_bytes` bytes, or None if none fits.
 
     Tries `most` tokens, then fewer in steps of MICRO_BATCH_STEP, down to `longest`, the data set's longest row. Always
     assumes one worker, because the result must not depend on the number of workers.

@@ -58,9 +58,10 @@ class PostNormLayer(nn.Module):
     def forward(
         self, hidden: Tensor, carrier: Tensor, *, layout: SequenceLayout, seeds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the output [T, width] and its carrier (see ResidualNorm) for an input and its carrier.
+        """Return the layer's output [T, width] and the output's carrier (see ResidualNorm).
 
-        `seeds` is [SITES_A_LAYER, SEED_WIDTH].
+        `hidden` is the layer's input, and `carrier` is the input's carrier. `seeds`, for dropout, is [SITES_A_LAYER,
+        SEED_WIDTH].
         """
         last = self.attention.output
         fused = is_fused(hidden, last=last)

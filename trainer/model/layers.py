@@ -14,10 +14,11 @@ LAYER_NORM_EPSILON = 1e-12
 
 
 class Linear(nn.Linear):
-    """nn.Linear without default initialization. Another module may compute the gradient of its bias."""
+    """nn.Linear without default initialization. Another module may compute the gradient of the layer's bias."""
 
     parameters_stay = True
-    """False under ZeRO-3: parameters exist only while their module runs, so no other module may use the bias."""
+    """Whether the parameters exist all the time. False under ZeRO-3, where they exist only while their module runs.
+    Then no other module may use the bias."""
 
     def forward(self, x: Tensor, *, bias_gradient: bool = True) -> Tensor:
         """Return [..., out] for `x` [..., in]. With bias_gradient=False the next module computes the bias gradient."""
