@@ -95,8 +95,7 @@ class Lengths:
         """Squared coefficient of variation of the lengths."""
 
     def pairs_in(self, tokens: int) -> float:
-        """Return the mean number of pairs in a micro-batch of at most `tokens` tokens, which must be enough for any
-        pair.
+        """Return the mean number of pairs in a micro-batch of at most `tokens` tokens. Any one pair must fit into it.
 
         A pair that does not fit begins the next micro-batch, so the first pair of a micro-batch tends to be long. The
         distribution of the first pair's length is found by iteration to a fixed point.
@@ -115,11 +114,10 @@ class Lengths:
 
     @cached_property
     def _fitting(self) -> NDArray[np.float64]:
-        """Return an array: entry 2 x longest + n is the mean number of rows that begin within n units after a row's
-        end.
+        """Return an array of mean numbers: entry 2 x longest + n counts the rows that begin within n units after a row.
 
-        A unit is one length bin, and `longest` is the longest row in units. A row that begins right at that end counts.
-        Entries before 2 x longest are 0.
+        A unit is one length bin, and `longest` is the longest row in units. A row that begins right at the end of the
+        first row counts. Entries before 2 x longest are 0.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)

@@ -92,8 +92,7 @@ class Packer:
         self._place = 0
 
     def cut(self, *, most: int) -> MicroBatch | None:
-        """Return the lane's next micro-batch. It takes at most `most` rows, lost rows included, and reads no rows
-        beyond these.
+        """Return the lane's next micro-batch. Take at most `most` rows, lost rows included, and read no further rows.
 
         Returns None if `most` is 0 or if all of these rows are lost.
         """

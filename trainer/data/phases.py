@@ -74,8 +74,7 @@ class OpenPhase:
         return lines
 
     def describe_empty(self, workers: int) -> list[str]:
-        """Return one warning in a list if `workers` does not divide the number of lanes. Otherwise return an empty
-        list.
+        """Return a list with one warning if `workers` does not divide the number of lanes, and otherwise an empty list.
 
         The warning says how much of the workers' time is lost to empty micro-batches.
         """

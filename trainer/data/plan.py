@@ -189,8 +189,7 @@ class Plan:
         return RowGroupSlices(lane[first], group[first], start[first], stop[first])
 
     def _order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return an epoch's order: [R] indices of the row groups, and [R + 1] numbers of the rows before each row
-        group.
+        """Return an epoch's order: [R] indices of the row groups, and [R + 1] numbers of rows before each row group.
 
         Caches the result for one epoch.
         """

@@ -71,8 +71,7 @@ def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
 def to_transformers(
     parameters: Mapping[str, Tensor], *, norm: str, vocabulary_size: int, pair_heads: bool = True
 ) -> dict[str, Tensor]:
-    """Return name -> tensor as save_pretrained of transformers' ForPreTraining class writes them, without the tied
-    decoder.
+    """Return name -> tensor as save_pretrained of transformers' ForPreTraining class would write, without tied decoder.
 
     `parameters` are the trainer's parameters by name. With pair_heads=False the result is that of the ForMaskedLM
     class.
