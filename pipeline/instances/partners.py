@@ -203,9 +203,10 @@ def _choose_in_source(
     all sources.
 
     Every place is the partner of at most one chunk, so places are as frequent in NOT_NEXT pairs as in NEXT pairs. To
-    achieve this, the places in each block of neighbours are permuted at random. Chunks whose partner is unfit exchange
-    it with other chunks, or are permuted again in larger blocks. All places followed by a whole row (`room` tokens) of
-    text form one block.
+    achieve this, the places in each block of neighbours are permuted at random. A partner is unfit if it is in the same
+    document, if more than twice or less than half as much text follows it, or if this text equals the true next. Chunks
+    whose partner is unfit exchange partners with other chunks, or are permuted again in larger blocks. All places
+    followed by a whole row (`room` tokens) of text form one block.
     """
     owner, reach, wanted = document[order], left[order], partners.length[order]
     places = [(corpus.documents[chunks[number].document].ids, chunks[number]) for number in order.tolist()]

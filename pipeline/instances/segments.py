@@ -24,7 +24,7 @@ NEXT, NOT_NEXT, NO_LABEL = 0, 1, -1
 
 
 class Segment(NamedTuple):
-    """The tokens start:stop of one document. `document` is its index in the caller's list of documents."""
+    """The tokens start:stop of one document. `document` is the document's index in the caller's list of documents."""
 
     document: int
     start: int
@@ -58,18 +58,21 @@ def row_room(max_seq_length: int, *, next_sentence: NextSentence) -> int:
 
 
 def whole_units(document: TokenizedDocument) -> list[int]:
-    """Return the document's bounds if each sentence is a unit: the first token of each unit, then the number of
-    tokens."""
+    """Return the bounds of the document's units if each sentence is one unit.
+
+    The bounds are the first token of each unit, and at the end the number of tokens.
+    """
     return [0, *np.cumsum(document.sentence_lengths, dtype=np.int64).tolist()]
 
 
 def cut_units(document: TokenizedDocument, *, room: int, rng_parts: tuple[int, bytes, int]) -> list[int]:
-    """Return the document's bounds in strict mode: the first token of each unit, then the number of tokens.
+    """Return the bounds of the document's units in strict mode.
 
-    A sentence of at most `room` tokens is one unit. A longer sentence is cut into units of at most room // 4 tokens.
-    The cuts are between words, except inside a word longer than room // 4 tokens. If the document then has only one
-    unit, and it has several words, it is cut in two between words, at a place drawn uniformly with the seed `rng_parts`
-    (seed, document id, pass).
+    The bounds are the first token of each unit, and at the end the number of tokens. A sentence of at most `room`
+    tokens is one unit. A longer sentence is cut into units of at most room // 4 tokens. The cuts are between words,
+    except inside a word longer than room // 4 tokens. If the document then has only one unit, and this unit has several
+    words, it is cut in two between words, at a place drawn uniformly with the seed `rng_parts` (seed, document id,
+    pass).
     """
     bounds = whole_units(document)
     if len(bounds) > 2 and int(document.sentence_lengths.max()) <= room:
@@ -112,8 +115,9 @@ def fit_two(
 ) -> tuple[Segment, Segment]:
     """Return both segments, truncated until both together have at most `room` tokens.
 
-    Each token is removed from the segment that is then longer (from the second if both are equal), and a fair coin
-    decides between its front and its back. With `whole_words`, the rest of a word that was cut is removed too.
+    Tokens are removed one by one from the segment that is then longer (from the second if both are equal). A fair coin
+    decides whether a token is removed at the segment's front or back. With `whole_words`, the rest of a word that was
+    cut is removed too.
     """
     if not whole_words:
         return _cut_tokens(first, second, room=room, rng=rng)
@@ -131,14 +135,14 @@ def fit_two(
 def fit_one(corpus: Corpus, segment: Segment, *, room: int, rng: random.Random) -> Segment:
     """Return the segment, truncated between words to at most `room` tokens.
 
-    For each token to remove, a fair coin decides between front and back. The rest of a word that was cut is removed
-    too.
+    A fair coin decides for each token to remove whether it is removed at the front or the back. The rest of a word that
+    was cut is removed too.
     """
     return _cut_words(corpus, segment, count=max(0, segment.stop - segment.start - room), rng=rng)
 
 
 def _cut_words(corpus: Corpus, segment: Segment, *, count: int, rng: random.Random) -> Segment:
-    """Return the segment without `count` of its tokens. For each of them a fair coin decides between front and back.
+    """Return the segment without `count` of its tokens, each removed at the front or the back by a fair coin.
 
     The rest of a word that was cut is removed too, unless nothing of the segment would be left.
     """

@@ -47,8 +47,7 @@ Counts: TypeAlias = dict[str, Counter[int]]
 
 
 class Shortcut(NamedTuple):
-    """The accuracy of one rule: how large a share of `rows` labelled rows have the label with which the rule
-    answers."""
+    """The accuracy of one rule: the share of `rows` labelled rows for which the rule's answer is right."""
 
     rule: str
     accuracy: float
@@ -68,10 +67,11 @@ def count_shortcuts(
 ) -> Counts:
     """Return a Counter for each rule: the number of labelled rows by code, where code = 4 * cell + 2 * half + label.
 
+    The cell is the class in which the rule puts the row, and the half (0 or 1) comes from a hash of the row's tokens.
     Row r of n is ids[offsets[r]:offsets[r + 1]]: [CLS] A [SEP] B [SEP]. `first_length` [n] is the number of tokens of
     [CLS] A [SEP]. `label` [n] is negative for rows without a label. `sources` are the indices of the sources of A and
-    of B, [n] each. `places` are the number of tokens before B in its document and the number after it, [n] each; if it
-    is None, the rule "place" is left out. Whether a token is rare is decided by its frequency in these rows.
+    of B, [n] each. `places` are the number of tokens before B in its document and the number after it, [n] each; if
+    `places` is None, the rule "place" is left out. Whether a token is rare is decided by its frequency in these rows.
     """
     labelled = label >= 0
     first_length = first_length.astype(np.int64)

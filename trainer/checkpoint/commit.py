@@ -165,8 +165,8 @@ class _FolderDraft:
     def is_committed(self) -> bool | None:
         """Return whether the draft was committed, or None if undecided.
 
-        A folder of this step may be an earlier checkpoint. It comes from this draft only if its manifest names the
-        draft.
+        The folder of this step may be an earlier checkpoint. It comes from this draft only if the manifest in it says
+        so.
         """
         if self.files.exists():
             return None

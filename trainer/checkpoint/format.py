@@ -317,9 +317,9 @@ def step_of(folder: Location) -> int:
 
 
 def put_back(run_dir: str | Path) -> None:
-    """Give a checkpoint that a save had moved aside its name back, if no other checkpoint has this name.
+    """Rename checkpoints that saves moved aside back to their own names, unless a new checkpoint has the name.
 
-    This happens if the save was killed before the new checkpoint of the same step was in place.
+    This is needed if a save was killed before its new checkpoint of the same step was in place.
     """
     root = checkpoints_folder(run_dir)
     for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():

@@ -82,7 +82,7 @@ class RangedTensors:
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Read and return elements [start, stop) of the flattened tensor `name`, as a 1-D tensor.
 
-        Raises CheckpointError if the file ends before them.
+        Raises CheckpointError if the file ends before the last of these elements.
         """
         entry = self._entries[name]
         dtype = _DTYPES[entry["dtype"]]

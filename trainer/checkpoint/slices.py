@@ -1,6 +1,6 @@
 """Writes and reads a checkpoint's tensors by name and range of elements, whatever number of ranks wrote them.
 
-Each rank's file holds flat slices of parameters and AdamW moments, with their offsets in its metadata. Files are
+Each rank's file holds flat slices of parameters and AdamW moments, with offsets in the file's metadata. Files are
 memory-mapped, or read by ranges on a store, so that a rank reads only the elements that it needs. Needs neither
 DeepSpeed nor a process group.
 """

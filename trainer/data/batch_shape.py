@@ -2,8 +2,8 @@
 
 The batch is stated in pairs or tokens per step. Lanes are equal parts of the rows, and a step takes one micro-batch
 from each lane. The number of workers plays no part, so the data and their order are the same on any machines.
-Micro-batches are as small as possible. So a lane lags behind the stated batch, on average by its pairs of one step.
-Cost: 0.1 s.
+Micro-batches are as small as possible. So a lane lags behind the stated batch, on average by the pairs that it has to
+give in one step. Cost: 0.1 s.
 """
 
 from __future__ import annotations

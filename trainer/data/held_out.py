@@ -28,10 +28,11 @@ def check_held_out(
 ) -> list[str]:
     """Check that no phase's held-out documents are among those that earlier phases train on. Return warnings.
 
-    `before` lists what another run trained on up to `step`, if this run started from the other run's checkpoint. Phases
-    that end by `step` are not compared with `before`, because they are no longer evaluated. Raises ConfigError with the
-    numbers if some documents are both trained on and held out. A warning names two data sets that share a source's name
-    but no held-out document: their document ids then cannot show whether there is such a leak.
+    If this run started from another run's checkpoint of step `step`, `before` lists the phases on which that run was
+    trained until then, with their manifests. Phases that end by `step` are not compared with `before`, because they are
+    no longer evaluated. Raises ConfigError with the numbers if some documents are both trained on and held out. A
+    warning names two data sets that share a source's name but no held-out document: their document ids then cannot show
+    whether there is such a leak.
     """
     warnings = {}
     for index, later in enumerate(phases):

@@ -44,7 +44,7 @@ def deepspeed_dictionary(config: TrainerConfig, *, micro_batches: int, num_eleme
         dictionary["bf16"] = {"enabled": True, "check_grad_overflow": False}
     if config.precision == "fp16":
         dictionary["fp16"] = {"enabled": True, "loss_scale": INITIAL_LOSS_SCALE}
-    own_sums = config.zero_stage in (1, 2) and not config.deepspeed.given()  # then gradients.py sums
+    own_sums = config.zero_stage in (1, 2) and not config.deepspeed.given()  # by gradients.py
     if config.precision != "fp32" and not own_sums:
         send_fp32 = config.communication_data_type == "fp32"
         if send_fp32:

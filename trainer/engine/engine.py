@@ -187,8 +187,8 @@ class Engine:
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
         """Load parameters and Adam moments with `read`, also from another world size, stage or precision. Collective.
 
-        `steps_taken` is the number of updates behind them. `loss_scale` comes from an fp16 checkpoint and is used if
-        this engine is fp16 too. If it is None, the initial scale stays.
+        `steps_taken` is the number of updates that led to this state. `loss_scale` comes from an fp16 checkpoint and is
+        used if this engine is fp16 too. If `loss_scale` is None, the initial scale stays.
         """
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(steps_taken))
         self._write_slices(read)
@@ -213,7 +213,7 @@ class Engine:
         return zero_state.optimizer_bytes(self._engine, stage=self.stage)
 
     def parameter_bytes(self) -> int:
-        """Return the bytes that the parameters for forward and backward take on this rank between two steps."""
+        """Return the bytes that the parameters used in forward and backward take on this rank between two steps."""
         return zero_state.parameter_bytes(self._engine, stage=self.stage)
 
     def close(self) -> None:

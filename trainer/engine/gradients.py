@@ -1,9 +1,9 @@
 """Sums gradients over ranks under ZeRO 1 and 2, after backward and before the update, many parameters at a time.
 
-DeepSpeed still partitions parameters, master weights and moments, and gathers the updated parameters. But it would
-handle the gradient of each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a bucket, one
-reduce-scatter sums the bucket over all ranks, and one norm covers a partition. The layout is DeepSpeed's: a group's
-parameters lie one after another in a flat buffer, cut into equal shares, one for each rank.
+DeepSpeed still partitions parameters, master weights and moments, and gathers the updated parameters. But DeepSpeed
+would handle the gradient of each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a
+bucket, one reduce-scatter sums the bucket over all ranks, and one norm covers a partition. The layout is DeepSpeed's: a
+group's parameters lie one after another in a flat buffer, cut into equal shares, one for each rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _ROW = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements [start, stop) of a flattened parameter, and `place`, the view of a buffer that takes their gradient."""
+    """Elements [start, stop) of a flattened parameter, and `place`, the part of a buffer to which their gradient is
+    copied."""
 
     parameter: nn.Parameter
     start: int

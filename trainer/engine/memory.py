@@ -1,4 +1,4 @@
-"""Estimates, before training starts, the GPU memory that it needs and the largest micro-batch that fits a GPU.
+"""Estimates, before training starts, the GPU memory that training needs and the largest micro-batch that fits a GPU.
 
 The estimate is the sum of this table, for N parameters of e bytes (2 in bf16 and fp16, otherwise 4), W workers over
 which the ZeRO stage partitions states, micro-batches of T tokens, and L layers of width h.
@@ -133,8 +133,8 @@ def name_remedies(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
 
 
 def _name_smaller(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> str:
-    """Return advice like `a micro-batch has 128 tokens: double batch.lanes to 4`, or "" if it cannot have fewer
-    tokens."""
+    """Return advice like `a micro-batch has 128 tokens: double batch.lanes to 4`, or "" if it cannot be made
+    smaller."""
     opened = max(phases, key=lambda each: each.shape.micro_batch.tokens)
     batch, shape, longest = opened.phase.config.batch, opened.shape, opened.manifest.max_seq_length
     half, lanes = max(longest, shape.micro_batch.tokens // 2), min(2 * shape.lanes, int(shape.pairs))

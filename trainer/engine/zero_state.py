@@ -39,7 +39,7 @@ class LocalSlice:
 class _Fragment:
     """A slice of the flattened parameter `name`, from element `start` on. `shape` is the shape of the whole parameter.
 
-    `values` (1-D fp32) lies at element `offset` of `base`, a tensor that the base optimizer updates.
+    `values` (1-D fp32) lies at element `offset` of `base`, a tensor that torch's AdamW (base_optimizer) updates.
     """
 
     name: str
@@ -117,7 +117,7 @@ def refresh_working_copies(engine: Any, *, stage: int) -> None:
 
 
 def parameter_bytes(engine: Any, *, stage: int) -> int:
-    """Return the bytes that the parameters for forward and backward take on this rank between two steps."""
+    """Return the bytes that the parameters used in forward and backward take on this rank between two steps."""
     total = 0
     for _, parameter in trainable_parameters(engine.module):
         held: list[Tensor] = [parameter.data]
@@ -161,9 +161,9 @@ def update_partitions(
 ) -> None:
     """Take AdamW's step number `step` on this rank's partitions, then update the model's parameters on all ranks.
 
-    Collective, for stages 1 and 2. `gradients` has a tensor for each partition (one for each parameter group). Each of
-    them is divided by `divisor`. If `skip` is not zero, nothing changes. An infinite `step` turns off bias correction
-    (optimizers.count_updates).
+    Collective, for stages 1 and 2. `gradients` has a tensor for each partition (one for each parameter group). Each
+    gradient is divided by `divisor`. If `skip` is not zero, nothing changes. An infinite `step` turns off bias
+    correction (optimizers.count_updates).
     """
     zero = engine.optimizer
     working = [shares[rank] for shares in zero.parallel_partitioned_bit16_groups]

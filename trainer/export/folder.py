@@ -1,7 +1,7 @@
 """Writes a run as a transformers model: `python -m trainer.export RUN OUT [--best | --step N] [--data DIR]`.
 
-OUT is never half written: files are written to a folder beside it, which is then renamed. Needs no DeepSpeed,
-transformers or accelerator. Pre-LN models become `megatron-bert`, transformers' name for that layout.
+OUT is never half written: files are written to a folder beside it, which is then renamed. The export needs no
+DeepSpeed, transformers or accelerator. Pre-LN models become `megatron-bert`, transformers' name for that layout.
 """
 
 from __future__ import annotations

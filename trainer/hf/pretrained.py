@@ -86,7 +86,7 @@ def read_model(folder: str | Path) -> tuple[BertForPretraining, bool]:
 
 
 def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
-    """Return `config`, with the size, positions, activation and norm that it leaves out taken from `folder`'s model.
+    """Return `config`. Of size, positions, activation and norm, those that it does not set come from `folder`'s model.
 
     Raises PretrainedError if the folder's model is not supported.
     """
@@ -95,7 +95,7 @@ def fit_model(config: ModelConfig, *, folder: str | Path) -> ModelConfig:
 
 
 def take_shape(config: ModelConfig, other: ModelConfig) -> ModelConfig:
-    """Return `config`, with the size, positions, activation and norm that it leaves out taken from `other`."""
+    """Return `config`. Of size, positions, activation and norm, those that it does not set come from `other`."""
     shape = {key: getattr(other, key) for key in _SHAPE if key not in config.model_fields_set}
     return config.model_copy(update=shape)
 
@@ -166,7 +166,7 @@ def read_config(folder: Location) -> dict[str, Any]:
 
 
 def read_longest(folder: Location) -> int:
-    """Return how many tokens a row may have for a folder's model: its tokenizer's limit, but at most its positions."""
+    """Return how many tokens a row may have: the limit of the folder's tokenizer, but at most the model's positions."""
     positions: int = read_config(folder).get("max_position_embeddings", 512)
     path = locate(folder, TOKENIZER_CONFIG_FILE)
     if storage.find_file(path) is None:

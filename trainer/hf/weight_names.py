@@ -57,7 +57,7 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 def transformers_names(name: str, *, norm: str) -> tuple[str, ...]:
     """Return transformers' names for the trainer's parameter `name`, in a model with model.norm=`norm`.
 
-    It is one name, or three for qkv. The three tensors must be concatenated along dimension 0.
+    There is one name, or three for qkv, whose tensors must then be concatenated along dimension 0.
     """
     module, _, leaf = name.rpartition(".")
     layer = _LAYER.fullmatch(module)

@@ -21,8 +21,8 @@ def draw_seeds(num_sites: int, *, device: torch.device) -> Tensor:
 
 
 def hash_dropout(x: Tensor, probability: float, *, seeds: Tensor) -> Tensor:
-    """Return `x` (any shape and float type) after dropout with the mask of keep_hash. `seeds` are at least two
-    int32."""
+    """Return `x` (any shape and float type) after dropout with the mask of keep_hash, which uses the first two
+    `seeds`."""
     rows = x.numel() // x.shape[-1]
     keep = keep_hash(rows, x.shape[-1], seeds=seeds, probability=probability).view(x.shape)
     return torch.where(keep, x * (1.0 / (1.0 - probability)), 0.0)
