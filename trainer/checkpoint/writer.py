@@ -350,8 +350,7 @@ def _insist(act: Callable[[], T], *, what: str, deadline: float) -> T:
 def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> None:
     """Remove old checkpoints, remains of unfinished saves, and checkpoints after `step`, to which the run went back.
 
-    `keep` says which checkpoints stay. `logs` is the folder of the run's evaluations, whose losses decide about the
-    best.
+    `keep` says which checkpoints stay. `logs` is the folder of the run's evaluations, from which the best are found.
     """
     remove_leftovers(checkpoints_folder(run))
     folders = find_checkpoints(run).folders

@@ -145,8 +145,8 @@ class Lengths:
 def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
     """Return the number of lanes and the micro-batch limits for the batch that the settings `batch` state.
 
-    They are derived from the training rows. Raises PlanError, which names setting and remedy, if the settings do not
-    fit the data set.
+    Both are derived from the lengths of the training rows. Raises PlanError, which names setting and remedy, if the
+    settings do not fit the data set.
     """
     rows, tokens = manifest.num_rows("train"), manifest.num_tokens("train")
     if rows == 0:

@@ -27,8 +27,10 @@ def _(biased: Tensor, bias: Tensor, tanh: bool) -> Tensor:
 
 @torch.library.custom_op("cloze::gelu_of_biased_backward", mutates_args=())
 def gelu_of_biased_backward(biased: Tensor, upstream: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `biased` [rows, columns] and of the bias [columns]. `upstream` is the result's
-    gradient."""
+    """Return the gradients of `biased` [rows, columns] and of the bias [columns].
+
+    `upstream` is the loss's gradient with respect to the result of gelu_of_biased.
+    """
     from trainer.model.kernels import bias_gelu as kernels
 
     return kernels.backward(biased.contiguous(), upstream.contiguous(), tanh=tanh)

@@ -89,7 +89,7 @@ def forward(x: Tensor, *, tanh: bool, tiles: dict[str, Any] | None = None) -> Te
 def backward(x: Tensor, upstream: Tensor, *, tanh: bool, tiles: dict[str, Any] | None = None) -> tuple[Tensor, Tensor]:
     """Return the gradient of x [rows, columns] and the gradient's sum over the rows [columns], both in x's type.
 
-    `upstream` is the gradient of GELU(x). All tensors are contiguous.
+    `upstream` is the loss's gradient with respect to GELU(x). All tensors are contiguous.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = x.shape
