@@ -22,7 +22,7 @@ _SIZES = (
 
 
 def render_card(manifest: Manifest) -> str:
-    """Return the text of the data card (README.md). It depends on the manifest only."""
+    """Return the text of the data card (README.md), which depends only on `manifest`."""
     splits: tuple[SplitName, ...] = ("train", "validation")
     present = [split for split in splits if manifest.shards_of(split)]
     front: dict[str, Any] = {
@@ -85,7 +85,8 @@ def render_card(manifest: Manifest) -> str:
 
 
 def shown_settings(manifest: Manifest) -> dict[str, Any]:
-    """Return the data set's settings, with the real size of its vocabulary instead of the size asked for."""
+    """Return the data set's settings as nested dicts, in which vocabulary.size is the real size of the vocabulary, not
+    the size that the config asks for."""
     vocabulary = {**manifest.config.get("vocabulary", {}), "size": manifest.vocabulary_size}
     return {**manifest.config, "vocabulary": vocabulary}
 
