@@ -115,8 +115,8 @@ def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local
     """Check the config, upload it with the code, and start a job of the kind `kind` (train or preprocess). If `wait`,
     print the job's log until the job ends. Return the exit status.
 
-    `words` are the arguments of the job, such as --config FILE. `id` is the ID of the job; None: made from the time.
-    `local` is the local cluster if the job goes there.
+    `words` are the arguments of the job, such as --config FILE. `id` is the ID of the job. If it is None, an ID is made
+    from the time. `local` is the local cluster, or None if the job goes to another cluster.
     """
     arguments = split_arguments(words, program=PROGRAM, keys=KEYS if kind == "preprocess" else ())
     if arguments.file is None:
@@ -248,7 +248,8 @@ def follow(client: JobSubmissionClient, id: str) -> int:
 
 
 def ask(client: JobSubmissionClient, action: str, id: str) -> int:
-    """Do `action` with a job and print its status: "status" only that, "logs" its log first, "stop" after its end.
+    """Print a job's status. If `action` is "logs", print the job's log first. If it is "stop", first stop the job and
+    wait for its end.
 
     Return 1 if the job failed, else 0.
     """

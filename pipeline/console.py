@@ -44,8 +44,9 @@ def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int
 def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], Callable[Parameters, int]]:
     """Return a decorator for functions `main` that return an exit status.
 
-    At ValueError, OSError, Ctrl-C or SIGTERM, the decorated function prints one line instead of a traceback, and
-    returns the exit status: 2, 2, 130 or 143. `goes_on_from` is as in fail_interrupted.
+    Instead of a traceback, the decorated function prints one line at ValueError, OSError, Ctrl-C or SIGTERM. It then
+    returns the exit status: 2 for the errors, 130 for Ctrl-C, 143 for SIGTERM. `goes_on_from` is as in
+    fail_interrupted.
     """
 
     def decorate(main: Callable[Parameters, int]) -> Callable[Parameters, int]:

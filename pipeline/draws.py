@@ -92,12 +92,12 @@ def row_keys(
 def below(draws: UInt64s, bound: int) -> npt.NDArray[np.int64]:
     """Return each of `draws` turned into an integer in [0, bound). `bound` is at most 2**32.
 
-    Uses the upper 32 bits of a draw. The probability of each integer differs from 1 / bound by at most the fraction
-    bound / 2**32 of it.
+    Uses the upper 32 bits of a draw. The probability of each integer differs from 1 / bound by less than 2**-32, which
+    is the fraction bound / 2**32 of it.
     """
     return (((draws >> _U32) * np.uint64(bound)) >> _U32).astype(np.int64)
 
 
 def threshold(probability: float) -> np.uint64:
-    """Return a bound such that a draw (uint64) is less than the bound with this probability."""
+    """Return a bound such that a draw (a random uint64) is less than the bound with this probability."""
     return np.uint64(min(int(probability * 2.0**64), 2**64 - 1))

@@ -27,7 +27,7 @@ other modules run a build, report on it, or move bytes unchanged (storage)."""
 
 def describe_code() -> dict[str, str]:
     """Return the hash of our code and the versions of Python and of libraries, by name. A worker on another machine
-    makes the same bytes if it returns the same."""
+    makes the same bytes as this machine if this function returns the same there."""
     libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
     python = ".".join(map(str, sys.version_info[:2]))
     return {"the pipeline's code": hash_code(), "Python": python, "unicode": unicodedata.unidata_version, **libraries}

@@ -102,7 +102,7 @@ def common(values: ClusterValues) -> Tree:
 
 def docker(image: str, *, shared: str | None) -> Tree:
     """Return the settings of the containers on all nodes. A group of nodes may name another image than `image`.
-    `shared` is the host's folder that containers see as /shared; None: they have no /shared."""
+    `shared` is the host's folder that containers see as /shared. If it is None, containers have no /shared."""
     mounts = ["--volume", f"{shared}:{SHARED}"] if shared is not None else []
     token = environment_options({"RAY_AUTH_MODE": "token"})
     return {

@@ -112,7 +112,8 @@ class Block:
 
     @property
     def lengths(self) -> Int64s:
-        """The number of stored tokens of each row, int64[n]. In a faulty row, the column num_tokens differs."""
+        """The number of tokens that each row has in ids, int64[n]. In a faulty row, the column num_tokens may
+        differ."""
         return np.diff(self.offsets)
 
     @property
@@ -164,7 +165,7 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def hash_runs(values: npt.NDArray[np.uint64], offsets: Int64s, *, salt: int) -> npt.NDArray[np.uint64]:
     """Return uint64[n]: a hash of each run values[offsets[i]:offsets[i + 1]], which depends on the order of the values.
-    An empty run has a hash too."""
+    An empty run has a hash too. With another `salt`, the hashes are unrelated."""
     lengths = np.diff(offsets)
     place = np.arange(values.size, dtype=np.int64) - np.repeat(offsets[:-1], lengths)
     base = np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)

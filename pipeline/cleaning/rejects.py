@@ -23,7 +23,7 @@ _MAX_OPEN_RUNS = 64
 class RejectWriter:
     """Writes documents that were left out into sorted files (runs) in `folder`, or does nothing if `folder` is None.
 
-    It is used in a `with` statement. If its body raises an error, the files are removed.
+    It is used in a `with` statement. If the body of the `with` raises an error, the files are removed.
     """
 
     def __init__(self, folder: str | Path | None, *, run_characters: int = _RUN_CHARACTERS) -> None:

@@ -153,7 +153,7 @@ class Manifest(Settings):
 
 
 def canonical_json(tree: Any) -> bytes:
-    """Return JSON bytes that depend only on the values: sorted keys, no spaces, ASCII."""
+    """Return `tree` (JSON data) as JSON in ASCII, with sorted keys and without spaces. Equal trees give equal bytes."""
     return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 

@@ -126,8 +126,10 @@ def fetch_sample(folder: Path) -> bool:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return what is wrong with a folder of the sample corpus, or None if nothing is. It is wrong if it has no
-    checksums, or if a file is missing, changed or added."""
+    """Return a text that says what is wrong with a folder of the sample corpus, or None if nothing is wrong.
+
+    A folder is wrong if it has no checksums, or if a file is missing, changed or added.
+    """
     listing = folder / CHECKSUMS
     if not listing.is_file():
         return f"it has no {CHECKSUMS}"

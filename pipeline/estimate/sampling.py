@@ -76,8 +76,8 @@ class Frame:
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
-    """Return the units of a source, which is number `index` in the config. Compressed archives are decompressed once;
-    little or nothing of other files is read."""
+    """Return the frame (all units) of `source`, which is number `index` in the config. Compressed archives are
+    decompressed once; little or nothing of other files is read."""
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"

@@ -63,8 +63,8 @@ def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[flo
 
 
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
-    """Check the balance of the next-sentence labels. Raises ValueError if their share is outside the allowed range,
-    because a model would only learn to predict the more frequent label."""
+    """Check the share of NOT_NEXT among the next-sentence labels. Raises ValueError if it is outside the allowed range,
+    because a model would then learn only to predict the more frequent label."""
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
     _, (low, high) = label_bounds(config)

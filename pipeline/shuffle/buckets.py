@@ -164,6 +164,6 @@ def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest:
 
 
 def _round_up(value: float) -> float:
-    """Return the next larger number with three significant digits."""
+    """Return the next number with three significant digits that is larger than `value`."""
     scale = 10.0 ** (2 - math.floor(math.log10(value)))
     return float(f"{(math.floor(value * scale) + 1) / scale:.3g}")
