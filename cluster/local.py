@@ -1,7 +1,8 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). Each is a `ray start --block` with
-all its processes as children, so stopping ends exactly these processes. `ray stop` would end every Ray of the machine.
+The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node are a process
+`ray start --block`, whose children are all of its processes. So the command to stop ends exactly these processes,
+whereas `ray stop` would end every Ray on this machine.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ STATE = "CLOZE_LOCAL_CLUSTER"
 RAY = str(Path(sys.executable).with_name("ray"))
 NODE_CPUS = 2
 CPUS_PER_WORKER = 1.5
-"""CPUs of a training worker. A node has room for one worker, and the rest of its CPUs reads data."""
+"""CPUs of a training worker. A node (NODE_CPUS) has room for one worker, and the rest of its CPUs reads data."""
 STORE_BYTES = 200_000_000
 START_S = 120.0
 ATTEMPTS = 3
 END_S = 10.0
 CLOCK_S = 60.0
-"""Largest correction of the clock to allow for, in seconds. A process id is used again only much later."""
+"""If two start times of a process id differ by less than this number of seconds, they are taken for the same process
+and a correction of the clock. A process id is used again only much later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that was started. Process ids are reused, so the start time identifies it too."""
+    """A process that was started. It is identified by process id and start time, because process ids are reused."""
 
     pid: int
     began: float
@@ -62,7 +64,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """A running cluster, as recorded in build/local-cluster.json."""
+    """A cluster of processes on this machine, as recorded in build/local-cluster.json."""
 
     address: str
     """Address of the head, HOST:PORT."""
@@ -76,7 +78,7 @@ class LocalCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables by which commands find the cluster."""
+        """The environment variables by which Ray's and our commands find this cluster: their names and values."""
         return {
             "RAY_ADDRESS": self.dashboard,
             "RAY_API_SERVER_ADDRESS": self.dashboard,
@@ -86,7 +88,8 @@ class LocalCluster:
 
 
 def start(*, nodes: int) -> LocalCluster:
-    """Start and return a head and `nodes` nodes. Raises ConfigError if one runs already or a node does not start."""
+    """Start a cluster of a head and `nodes` nodes, and return it. Raises ConfigError if a local cluster runs already,
+    or if a node does not start."""
     running = read()
     if running is not None:
         raise ConfigError(
@@ -116,9 +119,11 @@ def start(*, nodes: int) -> LocalCluster:
 
 
 def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: int) -> None:
-    """Run `ray start` with `words` as node `name`, and wait until `count` nodes are alive.
+    """Start the node `name` by `ray start` with the arguments `words`, and wait until `count` nodes (with the head) are
+    alive.
 
-    If it ends, try again: Ray allows itself 30 s, which a busy machine exceeds. Raises ConfigError if that fails.
+    If `ray start` ends by itself, start it again, because Ray gives up after 30 s, which may be too short on a busy
+    machine. Raises ConfigError if the node does not start in ATTEMPTS attempts.
     """
     for left in reversed(range(ATTEMPTS)):
         launch(cluster, name, words)
@@ -131,13 +136,14 @@ def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: i
 
 
 def has_ended(started: Started) -> bool:
-    """Return whether the process has ended."""
+    """Whether the process has ended. True also for a zombie, which has ended but still has its process id."""
     process = started.find()
     return process is None or process.status() == psutil.STATUS_ZOMBIE
 
 
 def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
-    """Run `ray start` with `words` as node `name`, and record its process at once."""
+    """Run `ray start` with the arguments `words` as node `name`. Record the process at once in `cluster` and in the
+    state file."""
     agent, metrics = free_ports(2)
     environment = {
         "RAY_worker_niceness": "0",  # at Ray's 15, workers get almost no time on a busy machine
@@ -167,9 +173,9 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
 
 
 def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
-    """Wait until `count` nodes are alive.
+    """Wait until `count` nodes of the cluster, with the head, are alive.
 
-    Raises ConfigError, with the end of a node's log, if a node ends or START_S seconds pass.
+    Raises ConfigError, with the end of a node's log, if a node ends or if START_S seconds pass.
     """
     deadline = time.monotonic() + START_S
     while count_nodes(cluster) < count:
@@ -181,7 +187,8 @@ def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
 
 
 def count_nodes(cluster: LocalCluster) -> int:
-    """Return the number of living nodes that the dashboard reports, or 0 if it does not answer yet."""
+    """Return the number of living nodes, with the head, that the dashboard reports, or 0 if the dashboard does not
+    answer yet."""
     url = f"{cluster.dashboard}/api/v0/nodes?limit=1000"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.token}"})
     try:
@@ -193,12 +200,13 @@ def count_nodes(cluster: LocalCluster) -> int:
 
 
 def state_file() -> Path:
-    """Return the path of the state file."""
+    """Return the path of the JSON file that records the running cluster."""
     return Path(os.environ.get(STATE) or REPOSITORY / "build" / "local-cluster.json")
 
 
 def read() -> LocalCluster | None:
-    """Return the running cluster, or None. If the recorded cluster has ended, remove its files."""
+    """Return the running local cluster, or None if there is none. If a cluster is recorded but its processes have
+    ended, remove its files."""
     try:
         tree = json.loads(state_file().read_text(encoding="ascii"))
     except FileNotFoundError:
@@ -214,7 +222,8 @@ def read() -> LocalCluster | None:
 def end(cluster: LocalCluster) -> int:
     """End every process of the cluster and remove its files. Return the number of processes.
 
-    The head ends last, so that no node loses its head. Processes that still run after END_S are killed by id.
+    The head is told to end last, so that no node loses its head. Processes that still run after END_S seconds are
+    killed.
     """
     roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
     alive = [root for root in roots if root is not None]
@@ -243,7 +252,7 @@ def free_ports(count: int) -> list[int]:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start or stop the cluster, or print its environment variables. Return the exit status."""
+    """Start or stop the local cluster, or print its environment variables. Return the exit status 0."""
     parser = argparse.ArgumentParser(prog="python -m cluster.local", description=__doc__)
     parser.add_argument("action", choices=["start", "stop", "env"])
     parser.add_argument("--nodes", type=int, default=2, help="number of nodes besides the head (default: 2)")
