@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassResult:
     """Holds the losses of one forward and backward pass, and the norm of each parameter's gradient, by name."""
 
     losses: dict[str, float]
@@ -67,7 +67,7 @@ def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, 
         )
 
 
-def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision) -> Passed | None:
+def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision) -> PassResult | None:
     try:
         eager = _run(engine, batch, seed=seed, stance="force_eager", precision=precision)
     except torch.OutOfMemoryError:
@@ -84,7 +84,7 @@ def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision)
     return eager
 
 
-def compare(compiled: Passed, eager: Passed, *, precision: Precision) -> list[str]:
+def compare(compiled: PassResult, eager: PassResult, *, precision: Precision) -> list[str]:
     """Return a text for each value that differs by more than TOLERANCE and SLACK allow, the worst first.
 
     Values that are finite in neither pass are ignored.
@@ -110,7 +110,7 @@ def _excess(here: float, there: float, *, allowed: float) -> float:
     return abs(here - there) / allowed if here != there else 0.0
 
 
-def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Precision) -> Passed:
+def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Precision) -> PassResult:
     parameters = dict(trainable_parameters(engine.module))
     scale = FP16_SCALE if precision == "fp16" else 1.0
     torch.manual_seed(seed)
@@ -124,7 +124,7 @@ def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Pre
         gradients = torch.autograd.grad(sum(losses.values()) * scale, list(parameters.values()), allow_unused=True)
     norms = [_norm(gradient, device=engine.device) for gradient in gradients]
     values = torch.stack([*(loss.detach().double() for loss in losses.values()), *norms]).tolist()
-    return Passed(
+    return PassResult(
         losses=dict(zip(losses, values, strict=False)), norms=dict(zip(parameters, values[len(losses) :], strict=True))
     )
 

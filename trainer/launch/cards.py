@@ -13,7 +13,7 @@ from functools import partial
 from pipeline.dataset import Manifest
 from trainer.config import TrainerConfig
 from trainer.data import LARGEST_DERIVED_MICRO_BATCH, Phase
-from trainer.engine import MICRO_BATCH_STEP, Card, largest_micro_batch, may_use_gpus, with_greatest_slot
+from trainer.engine import MICRO_BATCH_STEP, Card, largest_micro_batch, may_use_gpus, with_largest_micro_batch
 
 TYPE = "accelerator_type:"
 """Prefix of the name of a Ray resource; the rest of the name is the GPU type of a node."""
@@ -102,7 +102,7 @@ def settle_micro_batch(
     ]
     if saved is not None or batch.greatest_slot is not None or not derived or not may_use_gpus(config):
         if saved is not None and batch.greatest_slot is None:
-            config = with_greatest_slot(config, saved.batch.greatest_slot)
+            config = with_largest_micro_batch(config, saved.batch.greatest_slot)
         return config, find_card(config) if may_use_gpus(config) else None, []
     card = find_card(config)
     if card is None:
@@ -110,10 +110,10 @@ def settle_micro_batch(
         return config, None, [f"memory: the GPUs' memory is unknown; micro-batches have at most {most}"]
     largest = partial(largest_micro_batch, config, card_bytes=card.num_bytes, most=LARGEST_DERIVED_MICRO_BATCH)
     limits = [largest(vocabulary_size=each.vocabulary_size, longest=each.max_seq_length) for each in derived]
-    greatest = min(limit if limit is not None else MICRO_BATCH_STEP for limit in limits)
-    if greatest >= LARGEST_DERIVED_MICRO_BATCH:
+    max_tokens = min(limit if limit is not None else MICRO_BATCH_STEP for limit in limits)
+    if max_tokens >= LARGEST_DERIVED_MICRO_BATCH:
         return config, card, []
-    line = f"memory: micro-batches of at most {greatest:,} tokens fit {card.describe()}; saved as batch.greatest_slot"
+    line = f"memory: micro-batches of at most {max_tokens:,} tokens fit {card.describe()}; saved as batch.greatest_slot"
     if None in limits:
-        line = f"memory: no micro-batch fits {card.describe()} alone; saved batch.greatest_slot={greatest}"
-    return with_greatest_slot(config, greatest), card, [line]
+        line = f"memory: no micro-batch fits {card.describe()} alone; saved batch.greatest_slot={max_tokens}"
+    return with_largest_micro_batch(config, max_tokens), card, [line]

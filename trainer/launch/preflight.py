@@ -19,7 +19,7 @@ from pipeline.units import count_of
 from trainer.checkpoint import CheckpointError, Checkpoints, find_checkpoints, newest_verified, read_state, step_of
 from trainer.config import TrainerConfig, drop_idle_settings, read_run_config, refuse_idle_settings
 from trainer.data import OpenPhase, Phase, PlanState, check_held_out, find_start, open_phases, resolve_phases
-from trainer.engine import judge_memory, with_greatest_slot
+from trainer.engine import judge_memory, with_largest_micro_batch
 from trainer.hf import check_same_vocabulary, fit_model, pretrained, take_shape
 from trainer.launch.cards import settle_micro_batch
 from trainer.launch.run_directory import check_fresh, check_run_directory, is_run_config
@@ -163,7 +163,7 @@ def _source_with_plan(
     """Return the config of the run that a branch starts from; None if the branch has another plan of the data."""
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:
-        phases = resolve_phases(with_greatest_slot(config, source.batch.greatest_slot))
+        phases = resolve_phases(with_largest_micro_batch(config, source.batch.greatest_slot))
     try:
         opened = open_phases(phases, manifests=manifests)
     except ValueError:  # raised again, and reported, when the settled phases are opened

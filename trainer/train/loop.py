@@ -187,7 +187,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
         with record_function("backward"):
             engine.backward(loss * engine.world_size, last=index + 1 == len(data.micro_batches))
         sums += output.sums()
-    losses = HostCopy(sums)
+    host_sums = HostCopy(sums)
     if step < config.max_steps:
         context.feed.look_ahead()
     rate = learning_rate(step, config)
@@ -197,7 +197,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
     norm_is_bad = not (math.isfinite(update.grad_norm) or scaled)
 
     own = torch.tensor([data.wait_s, context.link.stop_requested(), norm_is_bad], dtype=torch.float64)
-    totals = torch.cat([losses.here(), own])
+    totals = torch.cat([host_sums.wait(), own])
     dist.all_reduce(totals)
     mlm, nsp, mlm_correct, nsp_correct, wait_s, stops, bad_norms = totals.tolist()
     labelled = data.num_labelled > 0
