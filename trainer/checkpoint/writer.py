@@ -152,7 +152,7 @@ class CheckpointWriter:
     def send_logs(self) -> None:
         """Upload the logs of a run on a store (or sync those on a disk) at its end. Retries like a save."""
         deadline = time.monotonic() + self._config.collective_timeout_s
-        _insist(self._files.send, what="the end of the run waits", deadline=deadline)
+        _insist(self._files.make_durable, what="the end of the run waits", deadline=deadline)
 
     def _begin_draft(self, step: int) -> Draft:
         """Create the draft on rank 0 and return each rank's object for it. Collective."""
@@ -171,7 +171,7 @@ class CheckpointWriter:
             raise CheckpointError(f"rank 0 could not create a folder in {self._root}{trouble}")
         if token < 0:
             message = _no_room(self._root, needed=self._bytes_needed, free=-1 - token)
-            raise CheckpointError(f"step {step}: {message}; the same command goes on from the last checkpoint")
+            raise CheckpointError(f"step {step}: {message}; the same command continues from the last checkpoint")
         return self._open_draft(step, token)
 
     def _open_draft(self, step: int, token: int) -> Draft:
@@ -246,7 +246,7 @@ class _Save:
             state = partial(write_json, locate(self.draft.files, STATE), asdict(self.state))
             entries[STATE] = self._insist(state)
         try:
-            self._insist(self.files.send)
+            self._insist(self.files.make_durable)
         except LeaseError as error:
             raise self._not_committed(error) from error
         self._insist(partial(self.draft.end_part, self.rank, entries=entries))

@@ -57,7 +57,7 @@ class BranchStart:
         return f"branch of {source}: takes over weights, moments and step {self.state.step:,}; {data}"
 
 
-def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
+def resolve_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
     """Return the config with `resume_from` set to one verified checkpoint.
 
     For a run directory, this is its newest checkpoint that verifies. If `saved` (the config that this run stored when

@@ -253,7 +253,7 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
         rows = [row for part in everyone for row in part]
         shards, folder = data.shard_paths, context.files.folder
         note_bad_step(folder, step=metrics.step, epoch=metrics.epoch, fault=fault, rows=rows, shards=shards)
-        context.files.send()
+        context.files.make_durable()
     context.log.say(f"step {metrics.step}: {fault.reason}; its rows are in {BAD_STEPS_NAME}")
     if context.guard.is_exhausted():
         raise RollBack(fault, step=metrics.step)

@@ -76,8 +76,8 @@ def run_share(
     files = RunFiles(
         run_directory, rank=rank, world_size=world_size, working_folder=config.working_folder, lease_token=lease_token
     )
-    files.bring()
-    if files.stands_in and rank == 0:
+    files.fetch_logs()
+    if files.is_local_copy and rank == 0:
         link.say(f"logs are written to {files.folder} and sent to {files.run} with every checkpoint and at the end")
     found = find_together(run_directory)
     engine, rows_given = build_engine(config, phases=phases, place=place, device=device, begun=bool(found))
