@@ -36,10 +36,10 @@ NODE_CPUS = 2
 CPUS_PER_WORKER = 1.5
 """CPUs of a training worker. A node has room for one worker, and the rest of its CPUs reads data."""
 STORE_BYTES = 200_000_000
-START_S = 120.0
+START_TIMEOUT_S = 120.0
 ATTEMPTS = 3
-END_S = 10.0
-CLOCK_S = 60.0
+END_TIMEOUT_S = 10.0
+MAX_CLOCK_CORRECTION_S = 60.0
 """Largest correction of the clock to allow for, in seconds. A process id is used again only much later."""
 
 
@@ -55,7 +55,7 @@ class Started:
         """Return the process if it still exists, else None."""
         try:
             process = psutil.Process(self.pid)
-            return process if abs(process.create_time() - self.began) < CLOCK_S else None
+            return process if abs(process.create_time() - self.began) < MAX_CLOCK_CORRECTION_S else None
         except psutil.NoSuchProcess:
             return None
 
@@ -98,30 +98,30 @@ def start(*, nodes: int) -> LocalCluster:
     cluster = LocalCluster(f"127.0.0.1:{head}", f"http://127.0.0.1:{dashboard}", token, str(folder), {})
     try:
         state_file().parent.mkdir(parents=True, exist_ok=True)
-        words = [
+        arguments = [
             *("--head", f"--port={head}", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}", "--num-cpus=0"),
             *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"),
         ]
-        bring_up(cluster, "head", words, count=1)
+        start_node(cluster, "head", arguments, count=1)
         for number in range(2, 2 + nodes):
-            words = [
+            arguments = [
                 *(f"--address={cluster.address}", f"--node-ip-address=127.0.0.{number}", f"--num-cpus={NODE_CPUS}"),
                 f"--resources={json.dumps({PREPROCESSING: NODE_CPUS})}",
             ]
-            bring_up(cluster, f"127.0.0.{number}", words, count=number)
+            start_node(cluster, f"127.0.0.{number}", arguments, count=number)
     except BaseException:
         end(cluster)
         raise
     return cluster
 
 
-def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: int) -> None:
-    """Run `ray start` with `words` as node `name`, and wait until `count` nodes are alive.
+def start_node(cluster: LocalCluster, name: str, arguments: Sequence[str], *, count: int) -> None:
+    """Run `ray start` with `arguments` as node `name`, and wait until `count` nodes are alive.
 
     If it ends, try again: Ray allows itself 30 s, which a busy machine exceeds. Raises ConfigError if that fails.
     """
     for left in reversed(range(ATTEMPTS)):
-        launch(cluster, name, words)
+        launch_node(cluster, name, arguments)
         try:
             wait_for_nodes(cluster, count)
             return
@@ -136,8 +136,8 @@ def has_ended(started: Started) -> bool:
     return process is None or process.status() == psutil.STATUS_ZOMBIE
 
 
-def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
-    """Run `ray start` with `words` as node `name`, and record its process at once."""
+def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> None:
+    """Run `ray start` with `arguments` as node `name`, and record its process at once."""
     agent, metrics = free_ports(2)
     environment = {
         "RAY_worker_niceness": "0",  # at Ray's 15, workers get almost no time on a busy machine
@@ -151,7 +151,7 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     command = [
-        *(RAY, "start", *words, "--block", f"--object-store-memory={STORE_BYTES}"),
+        *(RAY, "start", *arguments, "--block", f"--object-store-memory={STORE_BYTES}"),
         *(f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"),
     ]
     with open(Path(cluster.folder) / f"{name}.log", "wb") as log:
@@ -169,9 +169,9 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
 def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
     """Wait until `count` nodes are alive.
 
-    Raises ConfigError, with the end of a node's log, if a node ends or START_S seconds pass.
+    Raises ConfigError, with the end of a node's log, if a node ends or START_TIMEOUT_S seconds pass.
     """
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while count_nodes(cluster) < count:
         for name, process in cluster.processes.items():
             if has_ended(process) or time.monotonic() > deadline:
@@ -214,17 +214,17 @@ def read() -> LocalCluster | None:
 def end(cluster: LocalCluster) -> int:
     """End every process of the cluster and remove its files. Return the number of processes.
 
-    The head ends last, so that no node loses its head. Processes that still run after END_S are killed by id.
+    The head ends last, so that no node loses its head. Processes that still run after END_TIMEOUT_S are killed by id.
     """
     roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
     alive = [root for root in roots if root is not None]
     tree = [process for root in alive for process in (root, *root.children(recursive=True))]
     for root in alive:
         root.send_signal(signal.SIGTERM)
-    _, left = psutil.wait_procs(tree, timeout=END_S)
+    _, left = psutil.wait_procs(tree, timeout=END_TIMEOUT_S)
     for process in left:
         process.kill()
-    psutil.wait_procs(left, timeout=END_S)
+    psutil.wait_procs(left, timeout=END_TIMEOUT_S)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)
     return len(tree)
@@ -247,16 +247,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.local", description=__doc__)
     parser.add_argument("action", choices=["start", "stop", "env"])
     parser.add_argument("--nodes", type=int, default=2, help="number of nodes besides the head (default: 2)")
-    words = parser.parse_args(arguments)
-    if words.action == "start":
-        cluster = start(nodes=words.nodes)
-        nodes = f"{count_of(words.nodes, 'node')} of {count_of(NODE_CPUS, 'CPU')}"
+    options = parser.parse_args(arguments)
+    if options.action == "start":
+        cluster = start(nodes=options.nodes)
+        nodes = f"{count_of(options.nodes, 'node')} of {count_of(NODE_CPUS, 'CPU')}"
         print(f"started a head and {nodes}: {cluster.dashboard}")
         print(f"Ray's files: {cluster.folder}")
         print("to run a job: make submit CONFIG=trainer/configs/sample.yaml; to stop: make local-cluster-stop")
         return 0
     running = read()
-    if words.action == "stop":
+    if options.action == "stop":
         print(
             "no local cluster runs"
             if running is None

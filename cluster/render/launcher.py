@@ -49,7 +49,7 @@ def ray_memory(group: Group) -> int:
     return int(group.memory_gib * RAY_MEMORY) * 2**30
 
 
-def grown(*groups: Group) -> dict[str, int]:
+def growth_resources(*groups: Group) -> dict[str, int]:
     """Return resources of the head that tell the trainer how far the cluster may grow. Ray itself does not tell it."""
     return {
         "grows_to_CPU": sum(group.cpus * group.max_nodes for group in groups),
@@ -177,7 +177,7 @@ def render_cloud(
         "head_node_type": "head",
         "available_node_types": {
             "head": {
-                "resources": {"CPU": 0, **grown(values.cpu, values.gpu)},
+                "resources": {"CPU": 0, **growth_resources(values.cpu, values.gpu)},
                 "min_workers": 0,
                 "max_workers": 0,
                 "node_config": node(values.head, public=True),

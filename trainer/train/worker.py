@@ -29,7 +29,7 @@ from trainer.train.divergence import DivergenceGuard, RollBack
 from trainer.train.evaluate import Evaluator, unigram_log_probabilities
 from trainer.train.link import Link, Outcome, WorkerPlace
 from trainer.train.loop import TrainContext, train
-from trainer.train.memory_shortage import shortage_named
+from trainer.train.memory_shortage import memory_shortage_explained
 from trainer.train.prefetch import Feed, RunFeed
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def work(
     Once another job holds the lease, nothing is committed. torch.distributed must be initialized, with gloo for CPU
     tensors. Raises ValueError for bad input, including settings that need more memory than the device has.
     """
-    with warnings_to_user(link, place=place), shortage_named(config, rank=place.rank, device=device):
+    with warnings_to_user(link, place=place), memory_shortage_explained(config, rank=place.rank, device=device):
         set_up_process(config, place=place, device=device)
         return run_share(config, place=place, link=link, device=device, reader=reader, lease_token=lease_token)
 
