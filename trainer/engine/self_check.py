@@ -96,18 +96,19 @@ def compare(compiled: PassResult, eager: PassResult, *, precision: Precision) ->
         for name, norm in eager.norms.items()
     ]
     found = []
-    for what, here, there, slack in pairs:
-        excess = _excess(here, there, allowed=TOLERANCE[precision] * max(abs(here), abs(there)) + slack)
+    for what, compiled_value, eager_value, slack in pairs:
+        allowed = TOLERANCE[precision] * max(abs(compiled_value), abs(eager_value)) + slack
+        excess = _excess(compiled_value, eager_value, allowed=allowed)
         if excess > 1.0:
-            found.append((excess, f"{what} {here:.6g} compiled, {there:.6g} eager"))
-    return [text for _, text in sorted(found, key=lambda each: -each[0])]
+            found.append((excess, f"{what} {compiled_value:.6g} compiled, {eager_value:.6g} eager"))
+    return [text for _, text in sorted(found, key=lambda pair: -pair[0])]
 
 
-def _excess(here: float, there: float, *, allowed: float) -> float:
+def _excess(compiled: float, eager: float, *, allowed: float) -> float:
     """Return the difference as a multiple of `allowed`: infinite if only one value is finite, 0 if neither is."""
-    if not (math.isfinite(here) and math.isfinite(there)):
-        return math.inf if math.isfinite(here) != math.isfinite(there) else 0.0
-    return abs(here - there) / allowed if here != there else 0.0
+    if not (math.isfinite(compiled) and math.isfinite(eager)):
+        return math.inf if math.isfinite(compiled) != math.isfinite(eager) else 0.0
+    return abs(compiled - eager) / allowed if compiled != eager else 0.0
 
 
 def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Precision) -> PassResult:

@@ -30,14 +30,8 @@ from pipeline.console import Say
 from pipeline.settings import ConfigError
 from pipeline.signals import StopRequest
 from trainer.config import TrainerConfig
-from trainer.launch.elastic import (
-    INGEST_CPUS,
-    GroupWatch,
-    largest_resources,
-    look_at_nodes,
-    next_group_size,
-    wait_for_node_list,
-)
+from trainer.launch import elastic
+from trainer.launch.elastic import GroupWatch
 from trainer.launch.failures import CONTINUE_HINT, ClusterError, WorkerError, WorkerFailure, raise_first
 from trainer.launch.mailbox import DriverMailbox
 from trainer.telemetry import prometheus
@@ -130,7 +124,7 @@ def connect(*, attempts: int, **arguments: Any) -> None:
 
 def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
     """Return the logical CPUs that a run on CPUs needs: the CPUs of its workers, and INGEST_CPUS to read data."""
-    return workers * config.cpus_per_worker + INGEST_CPUS
+    return workers * config.cpus_per_worker + elastic.INGEST_CPUS
 
 
 def object_store_bytes(config: TrainerConfig) -> int:
@@ -156,7 +150,7 @@ def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cl
         )
     if device == "cpu" and cpus < cpus_needed(config, workers=least):
         raise ConfigError(
-            f"{name}={least} at cpus_per_worker={config.cpus_per_worker:g} and {INGEST_CPUS:g} for ingest "
+            f"{name}={least} at cpus_per_worker={config.cpus_per_worker:g} and {elastic.INGEST_CPUS:g} for ingest "
             f"need {cpus_needed(config, workers=least):g} logical CPUs, {where} has {cpus:g}; lower {name} or "
             f"cpus_per_worker, or add nodes"
         )
@@ -210,7 +204,7 @@ def run_on_ray(
             if fit.error is not None:
                 failures = ray.get(mailbox.failures.remote())
                 if config.min_workers is not None:
-                    wait_for_node_list(set(worker_nodes))
+                    elastic.wait_for_node_list(set(worker_nodes))
                 raise_first([failure for failure in failures if failure.by_input])
                 raise_lost(fit.error)
                 raise_first(failures)
@@ -247,8 +241,8 @@ def scaling_config(config: TrainerConfig) -> ScalingConfig:
     """
     workers: int | tuple[int, int] = config.workers
     if config.min_workers is not None:
-        max_workers = next_group_size(
-            look_at_nodes(), least=config.min_workers, most=config.workers, per_worker=resources_of(config)
+        max_workers = elastic.next_group_size(
+            elastic.look_at_nodes(), least=config.min_workers, most=config.workers, per_worker=resources_of(config)
         )
         workers = (config.min_workers, max_workers)
     return ScalingConfig(
@@ -400,6 +394,6 @@ def _train(task: Mapping[str, Any]) -> Outcome:
 
 def cluster_resources() -> dict[str, float]:
     """Return the logical resources of the cluster at its largest. Call this only while connected to Ray."""
-    return largest_resources(
+    return elastic.largest_resources(
         ray.cluster_resources(), config=ray._private.state.state.get_max_resources_from_cluster_config()
     )

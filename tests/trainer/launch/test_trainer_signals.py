@@ -88,7 +88,7 @@ def test_a_signal_while_the_lease_is_waited_for_names_itself_in_the_status(
         claim.write_text(json.dumps({**tree, "holder": {**tree["holder"], "host": "elsewhere"}}))
         assert main(["--config", str(config_file)]) == 128 + number
     said = "terminated" if number == signal.SIGTERM else "interrupted"
-    assert f"{said}; the same command continues from the last checkpoint" in capfd.readouterr().err
+    assert f"{said}; the same command goes on from the last checkpoint" in capfd.readouterr().err
 
 
 def test_children_are_born_with_signals_blocked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
