@@ -37,10 +37,10 @@ NODE_CPUS = 2
 CPUS_PER_WORKER = 1.5
 """CPUs of a training worker. A node (NODE_CPUS) has room for one worker, and the rest of its CPUs reads data."""
 STORE_BYTES = 200_000_000
-START_S = 120.0
+START_TIMEOUT_S = 120.0
 ATTEMPTS = 3
-END_S = 10.0
-CLOCK_S = 60.0
+END_TIMEOUT_S = 10.0
+MAX_CLOCK_CORRECTION_S = 60.0
 """If two start times of a process id differ by less than this number of seconds, they are taken for the same process
 and a correction of the clock. A process id is used again only much later."""
 
@@ -57,7 +57,7 @@ class Started:
         """Return the process if it still exists, else None."""
         try:
             process = psutil.Process(self.pid)
-            return process if abs(process.create_time() - self.began) < CLOCK_S else None
+            return process if abs(process.create_time() - self.began) < MAX_CLOCK_CORRECTION_S else None
         except psutil.NoSuchProcess:
             return None
 
@@ -101,32 +101,32 @@ def start(*, nodes: int) -> LocalCluster:
     cluster = LocalCluster(f"127.0.0.1:{head}", f"http://127.0.0.1:{dashboard}", token, str(folder), {})
     try:
         state_file().parent.mkdir(parents=True, exist_ok=True)
-        words = [
+        arguments = [
             *("--head", f"--port={head}", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}", "--num-cpus=0"),
             *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"),
         ]
-        bring_up(cluster, "head", words, count=1)
+        start_node(cluster, "head", arguments, count=1)
         for number in range(2, 2 + nodes):
-            words = [
+            arguments = [
                 *(f"--address={cluster.address}", f"--node-ip-address=127.0.0.{number}", f"--num-cpus={NODE_CPUS}"),
                 f"--resources={json.dumps({PREPROCESSING: NODE_CPUS})}",
             ]
-            bring_up(cluster, f"127.0.0.{number}", words, count=number)
+            start_node(cluster, f"127.0.0.{number}", arguments, count=number)
     except BaseException:
         end(cluster)
         raise
     return cluster
 
 
-def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: int) -> None:
-    """Start the node `name` by `ray start` with the arguments `words`, and wait until `count` nodes (with the head) are
+def start_node(cluster: LocalCluster, name: str, arguments: Sequence[str], *, count: int) -> None:
+    """Start the node `name` by `ray start` with the arguments `arguments`, and wait until `count` nodes (with the head) are
     alive.
 
     If `ray start` ends by itself, start it again, because Ray gives up after 30 s, which may be too short on a busy
     machine. Raises ConfigError if the node does not start in ATTEMPTS attempts.
     """
     for left in reversed(range(ATTEMPTS)):
-        launch(cluster, name, words)
+        launch_node(cluster, name, arguments)
         try:
             wait_for_nodes(cluster, count)
             return
@@ -141,8 +141,8 @@ def has_ended(started: Started) -> bool:
     return process is None or process.status() == psutil.STATUS_ZOMBIE
 
 
-def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
-    """Run `ray start` with the arguments `words` as node `name`. Record the process at once in `cluster` and in the
+def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> None:
+    """Run `ray start` with the arguments `arguments` as node `name`. Record the process at once in `cluster` and in the
     state file."""
     agent, metrics = free_ports(2)
     environment = {
@@ -157,7 +157,7 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     command = [
-        *(RAY, "start", *words, "--block", f"--object-store-memory={STORE_BYTES}"),
+        *(RAY, "start", *arguments, "--block", f"--object-store-memory={STORE_BYTES}"),
         *(f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"),
     ]
     with open(Path(cluster.folder) / f"{name}.log", "wb") as log:
@@ -175,9 +175,9 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
 def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
     """Wait until `count` nodes of the cluster, with the head, are alive.
 
-    Raises ConfigError, with the end of a node's log, if a node ends or if START_S seconds pass.
+    Raises ConfigError, with the end of a node's log, if a node ends or if START_TIMEOUT_S seconds pass.
     """
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while count_nodes(cluster) < count:
         for name, process in cluster.processes.items():
             if has_ended(process) or time.monotonic() > deadline:
@@ -222,7 +222,7 @@ def read() -> LocalCluster | None:
 def end(cluster: LocalCluster) -> int:
     """End every process of the cluster and remove its files. Return the number of processes.
 
-    The head is told to end last, so that no node loses its head. Processes that still run after END_S seconds are
+    The head is told to end last, so that no node loses its head. Processes that still run after END_TIMEOUT_S seconds are
     killed.
     """
     roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
@@ -230,10 +230,10 @@ def end(cluster: LocalCluster) -> int:
     tree = [process for root in alive for process in (root, *root.children(recursive=True))]
     for root in alive:
         root.send_signal(signal.SIGTERM)
-    _, left = psutil.wait_procs(tree, timeout=END_S)
+    _, left = psutil.wait_procs(tree, timeout=END_TIMEOUT_S)
     for process in left:
         process.kill()
-    psutil.wait_procs(left, timeout=END_S)
+    psutil.wait_procs(left, timeout=END_TIMEOUT_S)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)
     return len(tree)
@@ -256,16 +256,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.local", description=__doc__)
     parser.add_argument("action", choices=["start", "stop", "env"])
     parser.add_argument("--nodes", type=int, default=2, help="number of nodes besides the head (default: 2)")
-    words = parser.parse_args(arguments)
-    if words.action == "start":
-        cluster = start(nodes=words.nodes)
-        nodes = f"{count_of(words.nodes, 'node')} of {count_of(NODE_CPUS, 'CPU')}"
+    options = parser.parse_args(arguments)
+    if options.action == "start":
+        cluster = start(nodes=options.nodes)
+        nodes = f"{count_of(options.nodes, 'node')} of {count_of(NODE_CPUS, 'CPU')}"
         print(f"started a head and {nodes}: {cluster.dashboard}")
         print(f"Ray's files: {cluster.folder}")
         print("to run a job: make submit CONFIG=trainer/configs/sample.yaml; to stop: make local-cluster-stop")
         return 0
     running = read()
-    if words.action == "stop":
+    if options.action == "stop":
         print(
             "no local cluster runs"
             if running is None

@@ -20,7 +20,7 @@ from pathlib import Path
 AWS = "http://169.254.169.254"
 GCP = "http://metadata.google.internal"
 POLL_S = 5.0
-ANSWER_S = 2.0
+ANSWER_TIMEOUT_S = 2.0
 """Longest wait in seconds for an answer of the cloud's metadata service. The service is near the machine, so it answers
 fast if there is one."""
 
@@ -36,12 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", default="auto", help="address of Ray's head (default: this node's)")
     parser.add_argument("--watch", action="store_true", help="first wait for the notice of AWS or Google Cloud")
     parser.add_argument("--metadata", nargs=2, default=(AWS, GCP), help=argparse.SUPPRESS)
-    words = parser.parse_args(arguments)
-    seconds = words.seconds
-    if words.watch:
-        aws, gcp = words.metadata
+    options = parser.parse_args(arguments)
+    seconds = options.seconds
+    if options.watch:
+        aws, gcp = options.metadata
         seconds = wait_for_notice([lambda: ask_aws(aws), lambda: ask_gcp(gcp)])
-    return drain(words.address, node_id=words.node_id, seconds=seconds)
+    return drain(options.address, node_id=options.node_id, seconds=seconds)
 
 
 def wait_for_notice(clouds: Sequence[Callable[[], int | None]], *, sleep: Callable[[float], None] = time.sleep) -> int:
@@ -63,10 +63,10 @@ def ask_aws(address: str) -> int | None:
         return None
     action = _fetch(f"{address}/latest/meta-data/spot/instance-action", headers={"X-aws-ec2-metadata-token": token})
     try:
-        told = json.loads(action or "{}")
+        notice = json.loads(action or "{}")
     except ValueError:  # the next poll asks again
         return None
-    return 110 if isinstance(told, dict) and "action" in told else None
+    return 110 if isinstance(notice, dict) and "action" in notice else None
 
 
 def ask_gcp(address: str) -> int | None:
@@ -79,7 +79,7 @@ def ask_gcp(address: str) -> int | None:
 def _fetch(url: str, *, headers: dict[str, str], method: str = "GET") -> str | None:
     try:
         request = urllib.request.Request(url, method=method, headers=headers)
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
             return str(answer.read().decode())
     except (OSError, HTTPException, UnicodeDecodeError):  # no service, no notice, or no complete answer in time
         return None

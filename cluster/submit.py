@@ -35,7 +35,7 @@ SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
 CONFIGS: dict[str, type[Settings]] = {"train": TrainerConfig, "preprocess": PipelineConfig}
 PACKAGES = ("pipeline", "trainer", "cluster")
 CONFIG_NAME = "job.yaml"
-LEFT_OUT = ("__pycache__", "*.pyc")
+EXCLUDED = ("__pycache__", "*.pyc")
 """Patterns of names in the packages that are not uploaded."""
 LIMIT_BYTES = 50_000_000
 """Largest upload in bytes. Ray's own limit is ten times this size, and Ray checks it only after the upload."""
@@ -47,7 +47,7 @@ PATHS = {
 }
 """Maps each kind of job to the keys of its settings that name files or folders. `*` stands for every index of a
 list."""
-AGENT_S = 120.0
+AGENT_TIMEOUT_S = 120.0
 ENDED = {"SUCCEEDED", "FAILED", "STOPPED"}
 
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if len(parsed.words) != 1:
             raise ConfigError(f"{PROGRAM}: {parsed.action} needs the job's ID; `{PROGRAM} list` shows all IDs")
-        return ask(client, parsed.action, parsed.words[0])
+        return act_on_job(client, parsed.action, parsed.words[0])
     except RuntimeError as error:  # Ray's client does not know the job, or got an unexpected answer
         return fail(error)
 
@@ -146,7 +146,7 @@ def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local
     with tempfile.TemporaryDirectory(prefix="cloze-job-") as folder:
         pack(Path(folder), config=config)
         size = check_size(Path(folder))
-        hand_over(client, id, command=shlex.join(command), folder=folder)
+        submit_when_ready(client, id, command=shlex.join(command), folder=folder)
     print(f"submitted {id} ({size / 1e6:.1f} MB of code): {shlex.join(command)}", flush=True)
     print(f"make status JOB={id}; make stop JOB={id}; to continue after a stop, run the same command again", flush=True)
     return follow(client, id) if wait else 0
@@ -161,19 +161,19 @@ def bind_to_nodes(config: PipelineConfig) -> list[str]:
     return overrides
 
 
-def hand_over(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
+def submit_when_ready(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
     """Upload `folder` and start `command` there as job `id`.
 
-    While Ray has no agent to start jobs, try again for AGENT_S seconds, because the agent starts some seconds after the
+    While Ray has no agent to start jobs, try again for AGENT_TIMEOUT_S seconds, because the agent starts some seconds after the
     head.
     """
-    deadline = time.monotonic() + AGENT_S
+    deadline = time.monotonic() + AGENT_TIMEOUT_S
     while True:
         try:
             client.submit_job(
                 entrypoint=command,
                 submission_id=id,
-                runtime_env={"working_dir": folder, "excludes": list(LEFT_OUT)},
+                runtime_env={"working_dir": folder, "excludes": list(EXCLUDED)},
             )
             return
         except RuntimeError as error:
@@ -212,7 +212,7 @@ def is_absolute(path: str) -> bool:
 def pack(folder: Path, *, config: Settings) -> None:
     """Copy our packages into `folder`, and write `config` there as job.yaml."""
     for package in PACKAGES:
-        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns(*EXCLUDED))
     (folder / CONFIG_NAME).write_text(dump_yaml(config, given=True), encoding="utf-8")
 
 
@@ -244,10 +244,10 @@ def follow(client: JobSubmissionClient, id: str) -> int:
     except KeyboardInterrupt:
         print(f"\n{id} continues on the cluster; make stop JOB={id} ends it with a checkpoint", file=sys.stderr)
         raise
-    return tell(client, id)
+    return print_status(client, id)
 
 
-def ask(client: JobSubmissionClient, action: str, id: str) -> int:
+def act_on_job(client: JobSubmissionClient, action: str, id: str) -> int:
     """Print a job's status. If `action` is "logs", print the job's log first. If it is "stop", first stop the job and
     wait for its end.
 
@@ -259,10 +259,10 @@ def ask(client: JobSubmissionClient, action: str, id: str) -> int:
         client.stop_job(id)
         while str(client.get_job_status(id)) not in ENDED:
             time.sleep(0.5)
-    return tell(client, id)
+    return print_status(client, id)
 
 
-def tell(client: JobSubmissionClient, id: str) -> int:
+def print_status(client: JobSubmissionClient, id: str) -> int:
     """Print a job's status and the last line of its log. Return 1 if the job failed, else 0."""
     info = client.get_job_info(id)
     lines = client.get_job_logs(id).splitlines()

@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from cluster import PREPROCESSING
-from cluster.render.launcher import EFA, STOP_S, grown, ray_memory
+from cluster.render.launcher import EFA, STOP_S, growth_resources, ray_memory
 from cluster.render.values import SHARED, Group, KubernetesValues
 
 Tree = dict[str, Any]
@@ -28,7 +28,7 @@ SMALL = {"cpu": "500m", "memory": "1Gi"}
 
 def render_cluster(values: KubernetesValues) -> Tree:
     """Return a RayCluster that runs until it is deleted, for jobs from `make submit`."""
-    named = name_of(values, values.name)
+    named = resource_metadata(values, values.name)
     return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": named, "spec": cluster_spec(values)}
 
 
@@ -49,7 +49,7 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": name_of(values, name, **labels),
+        "metadata": resource_metadata(values, name, **labels),
         "spec": {
             "entrypoint": values.commands.train if work == "train" else values.commands.preprocess,
             "submissionMode": "K8sJobMode",
@@ -63,7 +63,7 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
     }
 
 
-def name_of(values: KubernetesValues, name: str, **labels: str) -> Tree:
+def resource_metadata(values: KubernetesValues, name: str, **labels: str) -> Tree:
     """Return the metadata of a Kubernetes resource: name, namespace and, if there are any, labels."""
     tree: Tree = {"name": name, "namespace": values.namespace}
     return {**tree, "labels": labels} if labels else tree
@@ -82,7 +82,7 @@ def cluster_spec(
         "workerGroupSpecs": [made[name](values, fixed=fixed) for name in groups],
     }
     if not fixed:
-        patience = {
+        timeouts = {
             "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S": str(values.boot_timeout_s),
             "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": str(2 * values.boot_timeout_s),
             "RAY_AUTOSCALER_RECONCILE_RAY_INSTALL_STATUS_TIMEOUT_S": str(2 * values.boot_timeout_s),
@@ -92,7 +92,7 @@ def cluster_spec(
             "version": "v2",
             "upscalingMode": "Default",
             "idleTimeoutSeconds": 60 * values.idle_minutes,
-            "env": [{"name": name, "value": value} for name, value in patience.items()],
+            "env": [{"name": name, "value": value} for name, value in timeouts.items()],
             "resources": {"requests": dict(SMALL), "limits": dict(SMALL)},
         }
     return spec
@@ -114,7 +114,7 @@ def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
         "serviceType": "ClusterIP",
         "rayStartParams": {
             "num-cpus": "0",
-            "resources": json.dumps(json.dumps(grown(*groups))),  # KubeRay passes it through a shell
+            "resources": json.dumps(json.dumps(growth_resources(*groups))),  # KubeRay passes it through a shell
             "dashboard-host": "0.0.0.0",
             "metrics-export-port": "8080",
         },

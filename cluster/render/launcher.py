@@ -50,7 +50,7 @@ def ray_memory(group: Group) -> int:
     return int(group.memory_gib * RAY_MEMORY) * 2**30
 
 
-def grown(*groups: Group) -> dict[str, int]:
+def growth_resources(*groups: Group) -> dict[str, int]:
     """Return custom resources for the head, from which the trainer learns how many CPUs and GPUs the cluster has after
     `groups` have grown to their full size. Ray itself does not say this."""
     return {
@@ -183,7 +183,7 @@ def render_cloud(
         "head_node_type": "head",
         "available_node_types": {
             "head": {
-                "resources": {"CPU": 0, **grown(values.cpu, values.gpu)},
+                "resources": {"CPU": 0, **growth_resources(values.cpu, values.gpu)},
                 "min_workers": 0,
                 "max_workers": 0,
                 "node_config": node(values.head, public=True),

@@ -309,7 +309,7 @@ def step_of(folder: Location) -> int:
     return int(match.group(1))
 
 
-def put_back(run_dir: str | Path) -> None:
+def restore_moved_aside(run_dir: str | Path) -> None:
     """Rename a checkpoint back that a save had moved aside. This is needed if the save was killed before its
     replacement was in place."""
     root = checkpoints_folder(run_dir)

@@ -148,7 +148,7 @@ class Plan:
 
     def rows_before(self, epoch: int) -> NDArray[np.int64]:
         """Return [G], the number of rows that each of the G lanes takes in all epochs before `epoch`."""
-        return self._deal(epoch * self.num_rows)
+        return self._divide_among_lanes(epoch * self.num_rows)
 
     def lane_rows(self, epoch: int) -> NDArray[np.int64]:
         """Return [G], the number of rows that each of the G lanes takes in `epoch`. They differ by at most one."""
@@ -158,7 +158,7 @@ class Plan:
         """Return [G], the pairs due from each of the G lanes after `rounds` micro-batches: in total `rounds` times
         `pairs`."""
         assert self.pairs is not None
-        return self._deal(math.floor(rounds * self.pairs))
+        return self._divide_among_lanes(math.floor(rounds * self.pairs))
 
     def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
@@ -192,7 +192,7 @@ class Plan:
             self._orders = {epoch: (order, np.concatenate(([0], np.cumsum(self.group_rows[order]))))}
         return self._orders[epoch]
 
-    def _deal(self, count: int) -> NDArray[np.int64]:
+    def _divide_among_lanes(self, count: int) -> NDArray[np.int64]:
         """Divide `count` among the G lanes. Return the shares, [G], which differ by at most one and grow with
         `count`."""
         return (count + np.arange(self.lanes, dtype=np.int64)) // self.lanes
