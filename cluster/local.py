@@ -119,8 +119,7 @@ def start(*, nodes: int) -> LocalCluster:
 
 
 def start_node(cluster: LocalCluster, name: str, arguments: Sequence[str], *, count: int) -> None:
-    """Start the node `name` by `ray start` with the arguments `arguments`, and wait until `count` nodes (with the head) are
-    alive.
+    """Start the node `name` by `ray start` with `arguments`, and wait until `count` nodes (with the head) are alive.
 
     If `ray start` ends by itself, start it again, because Ray gives up after 30 s, which may be too short on a busy
     machine. Raises ConfigError if the node does not start in ATTEMPTS attempts.
@@ -222,8 +221,8 @@ def read() -> LocalCluster | None:
 def end(cluster: LocalCluster) -> int:
     """End every process of the cluster and remove its files. Return the number of processes.
 
-    The head is told to end last, so that no node loses its head. Processes that still run after END_TIMEOUT_S seconds are
-    killed.
+    The head is told to end last, so that no node loses its head. Processes that still run after END_TIMEOUT_S seconds
+    are killed.
     """
     roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
     alive = [root for root in roots if root is not None]

@@ -164,8 +164,8 @@ def bind_to_nodes(config: PipelineConfig) -> list[str]:
 def submit_when_ready(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
     """Upload `folder` and start `command` there as job `id`.
 
-    While Ray has no agent to start jobs, try again for AGENT_TIMEOUT_S seconds, because the agent starts some seconds after the
-    head.
+    While Ray has no agent to start jobs, try again for AGENT_TIMEOUT_S seconds, because the agent starts some seconds
+    after the head.
     """
     deadline = time.monotonic() + AGENT_TIMEOUT_S
     while True:
