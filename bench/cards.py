@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.launch.cards import ask_driver
+from trainer.launch.cards import find_local_card
 
 
 def name_card(device: str) -> str:
@@ -12,7 +12,7 @@ def name_card(device: str) -> str:
     """
     if device != "cuda":
         return "CPU"
-    card = ask_driver()
+    card = find_local_card()
     if card is None:
         raise SystemExit("bench: nvidia-smi names no GPU, so the results would not say what they are of; install it")
     return card.name

@@ -1,6 +1,6 @@
 """Clusters: values that a user fills in, files made from these values, and commands for clusters and their jobs.
 
-`python -m cluster.render` writes the files from the values. `python -m cluster.check` checks both.
+`python -m cluster.render` writes the files from the values. `python -m cluster.check` checks values and files.
 `python -m cluster.submit` runs jobs. `python -m cluster.local` starts a cluster on this machine.
 `python -m cluster.notice` tells Ray that a node will end. Nothing in pipeline/ and trainer/ imports this package.
 """
@@ -13,4 +13,5 @@ CLUSTER = Path(__file__).resolve().parent
 REPOSITORY = CLUSTER.parent
 
 PREPROCESSING = "preprocessing"
-"""A Ray resource that nodes without GPUs have, one unit per CPU. A job that asks for it never starts a GPU node."""
+"""The name of a Ray resource that nodes without GPUs have, one unit for each CPU. A job that asks for this resource
+never starts a GPU node."""

@@ -1,7 +1,7 @@
 """Checks the values that you fill in, without a network: `make check-cluster`, `python -m cluster.check`.
 
-They must be valid, the files made from them up to date, and no file may hold a secret. tests/cluster checks the files
-themselves against the rules of Ray, AWS, Google Cloud and Kubernetes.
+The values must be valid, the files made from them must be up to date, and no file may hold a secret. The tests in
+tests/cluster check the files themselves against the rules of Ray, AWS, Google Cloud and Kubernetes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_TIMEOUT_S = int(TrainerConfig.model_fields["start_timeout_s"].default)
 
 
 def find_faults(folder: Path) -> Iterator[str]:
-    """Yield a message for each fault of the files in `folder`, with place and remedy."""
+    """Yield a message, with place and remedy, for each fault in the values and files in `folder` (cluster/)."""
     for kind in KINDS:
         try:
             values = read_values(kind, folder=folder / "values")
@@ -46,7 +46,7 @@ def find_faults(folder: Path) -> Iterator[str]:
 
 
 def find_costly_values(values: ClusterValues) -> Iterator[str]:
-    """Yield a message for each value whose nodes never stop, or boot after the trainer has given up."""
+    """Yield a message for each value with which nodes never stop, or may take longer to boot than the trainer waits."""
     for name in ("cpu", "gpu"):
         group = getattr(values, name, None)
         if group is not None and group.min_nodes:
@@ -57,7 +57,7 @@ def find_costly_values(values: ClusterValues) -> Iterator[str]:
 
 
 def find_secrets(text: str) -> Iterator[str]:
-    """Yield a message for each line of a file that looks like a secret."""
+    """Yield a message, with the number of the line, for each line of `text` that looks like a secret."""
     for number, line in enumerate(text.splitlines(), start=1):
         for secret, pattern in SECRETS.items():
             if re.search(pattern, line):
@@ -65,7 +65,7 @@ def find_secrets(text: str) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print all faults. Return the exit status: 1 if there are any, else 0."""
+    """Print all faults and their number. Return the exit status: 1 if there are faults, else 0."""
     argparse.ArgumentParser(prog="python -m cluster.check", description=__doc__).parse_args(arguments)
     faults = list(find_faults(CLUSTER))
     for fault in faults:

@@ -13,13 +13,15 @@ from pathlib import Path
 from cluster.render import VALUES, Group, read_values
 
 TOKENS = 42.6e9
-"""Tokens that trainer/configs/bert_large_two_phases.yaml trains on. A comment in that file shows the sum."""
+"""The number of tokens on which the recipe (trainer/configs/bert_large_two_phases.yaml) trains. A comment in that file
+shows the calculation."""
 TOKENS_PER_SECOND = 232_474
-"""Tokens, without padding, that one GPU trains on: BERT-Large in bf16, compiled, rows as long as Wikipedia's."""
+"""The number of tokens a second, without padding, on which one H200 trains BERT-Large in bf16, compiled, with rows as
+long as those from Wikipedia."""
 
 
 def hours_of(group: Group) -> float:
-    """Return the hours that the recipe takes on all nodes of the group."""
+    """Return the hours that the recipe takes on all max_nodes nodes of the group."""
     return TOKENS / (TOKENS_PER_SECOND * group.gpus * group.max_nodes) / 3600
 
 

@@ -1,7 +1,7 @@
 """Writes the Grafana dashboard of runs and builds, cluster/grafana/cloze.json: `python -m cluster.dashboard`.
 
-Its queries name the metrics that the trainer and the pipeline export. A test compares these names with what a running
-Ray serves.
+The queries of the dashboard name metrics that the trainer and the pipeline export. A test compares these names with the
+metrics that a running Ray serves.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ),
     ("Rows written a second", "short", [("rate(ray_cloze_build_rows_total[1m])", "{{build}}")]),
 ]
-"""The panels. Each has a title, a unit, and pairs of a query and its legend."""
+"""The panels of the dashboard, as tuples: the title, the unit, and a list of pairs (query, legend)."""
 HEIGHT, WIDTH = 8, 12
 
 
 def make_dashboard() -> dict[str, Any]:
-    """Return the dashboard as the tree of JSON that Grafana imports."""
+    """Return the dashboard as JSON data in the form that Grafana imports."""
     source = {"type": "prometheus", "uid": "${source}"}
     panels = []
     for number, (title, unit, queries) in enumerate(PANELS):
@@ -99,7 +99,7 @@ def make_dashboard() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write the dashboard to FILE. Return 0."""
+    """Write the dashboard to FILE. Return the exit status 0."""
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(json.dumps(make_dashboard(), indent=1) + "\n", encoding="ascii")
     return 0

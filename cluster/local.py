@@ -1,7 +1,8 @@
 """Starts a Ray cluster of processes on this machine: `make local-cluster`, `make local-cluster-stop`.
 
-The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). Each is a `ray start --block` with
-all its processes as children, so stopping ends exactly these processes. `ray stop` would end every Ray of the machine.
+The head has no CPUs for work, and each node has its own address (127.0.0.2, ...). The head and each node are a process
+`ray start --block`, whose children are all of its processes. So the command to stop ends exactly these processes,
+whereas `ray stop` would end every Ray on this machine.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ STATE = "CLOZE_LOCAL_CLUSTER"
 RAY = str(Path(sys.executable).with_name("ray"))
 NODE_CPUS = 2
 CPUS_PER_WORKER = 1.5
-"""CPUs of a training worker. A node has room for one worker, and the rest of its CPUs reads data."""
+"""CPUs of a training worker. A node (NODE_CPUS) has room for one worker, and the rest of its CPUs reads data."""
 STORE_BYTES = 200_000_000
-START_S = 120.0
+START_TIMEOUT_S = 120.0
 ATTEMPTS = 3
-END_S = 10.0
-CLOCK_S = 60.0
-"""Largest correction of the clock to allow for, in seconds. A process id is used again only much later."""
+END_TIMEOUT_S = 10.0
+MAX_CLOCK_CORRECTION_S = 60.0
+"""If two start times of a process id differ by less than this number of seconds, they are taken for the same process
+and a correction of the clock. A process id is used again only much later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process that was started. Process ids are reused, so the start time identifies it too."""
+    """A process that was started. It is identified by process id and start time, because process ids are reused."""
 
     pid: int
     began: float
@@ -55,14 +57,14 @@ class Started:
         """Return the process if it still exists, else None."""
         try:
             process = psutil.Process(self.pid)
-            return process if abs(process.create_time() - self.began) < CLOCK_S else None
+            return process if abs(process.create_time() - self.began) < MAX_CLOCK_CORRECTION_S else None
         except psutil.NoSuchProcess:
             return None
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """A running cluster, as recorded in build/local-cluster.json."""
+    """A cluster of processes on this machine, as recorded in build/local-cluster.json."""
 
     address: str
     """Address of the head, HOST:PORT."""
@@ -76,7 +78,7 @@ class LocalCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables by which commands find the cluster."""
+        """The environment variables by which Ray's and our commands find this cluster: their names and values."""
         return {
             "RAY_ADDRESS": self.dashboard,
             "RAY_API_SERVER_ADDRESS": self.dashboard,
@@ -86,7 +88,8 @@ class LocalCluster:
 
 
 def start(*, nodes: int) -> LocalCluster:
-    """Start and return a head and `nodes` nodes. Raises ConfigError if one runs already or a node does not start."""
+    """Start a cluster of a head and `nodes` nodes, and return it. Raises ConfigError if a local cluster runs already,
+    or if a node does not start."""
     running = read()
     if running is not None:
         raise ConfigError(
@@ -98,30 +101,31 @@ def start(*, nodes: int) -> LocalCluster:
     cluster = LocalCluster(f"127.0.0.1:{head}", f"http://127.0.0.1:{dashboard}", token, str(folder), {})
     try:
         state_file().parent.mkdir(parents=True, exist_ok=True)
-        words = [
+        arguments = [
             *("--head", f"--port={head}", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}", "--num-cpus=0"),
             *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"),
         ]
-        bring_up(cluster, "head", words, count=1)
+        start_node(cluster, "head", arguments, count=1)
         for number in range(2, 2 + nodes):
-            words = [
+            arguments = [
                 *(f"--address={cluster.address}", f"--node-ip-address=127.0.0.{number}", f"--num-cpus={NODE_CPUS}"),
                 f"--resources={json.dumps({PREPROCESSING: NODE_CPUS})}",
             ]
-            bring_up(cluster, f"127.0.0.{number}", words, count=number)
+            start_node(cluster, f"127.0.0.{number}", arguments, count=number)
     except BaseException:
         end(cluster)
         raise
     return cluster
 
 
-def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: int) -> None:
-    """Run `ray start` with `words` as node `name`, and wait until `count` nodes are alive.
+def start_node(cluster: LocalCluster, name: str, arguments: Sequence[str], *, count: int) -> None:
+    """Start the node `name` by `ray start` with `arguments`, and wait until `count` nodes (with the head) are alive.
 
-    If it ends, try again: Ray allows itself 30 s, which a busy machine exceeds. Raises ConfigError if that fails.
+    If `ray start` ends by itself, start it again, because Ray gives up after 30 s, which may be too short on a busy
+    machine. Raises ConfigError if the node does not start in ATTEMPTS attempts.
     """
     for left in reversed(range(ATTEMPTS)):
-        launch(cluster, name, words)
+        launch_node(cluster, name, arguments)
         try:
             wait_for_nodes(cluster, count)
             return
@@ -131,13 +135,14 @@ def bring_up(cluster: LocalCluster, name: str, words: Sequence[str], *, count: i
 
 
 def has_ended(started: Started) -> bool:
-    """Return whether the process has ended."""
+    """Whether the process has ended. True also for a zombie, which has ended but still has its process id."""
     process = started.find()
     return process is None or process.status() == psutil.STATUS_ZOMBIE
 
 
-def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
-    """Run `ray start` with `words` as node `name`, and record its process at once."""
+def launch_node(cluster: LocalCluster, name: str, arguments: Sequence[str]) -> None:
+    """Run `ray start` with the arguments `arguments` as node `name`. Record the process at once in `cluster` and in the
+    state file."""
     agent, metrics = free_ports(2)
     environment = {
         "RAY_worker_niceness": "0",  # at Ray's 15, workers get almost no time on a busy machine
@@ -151,7 +156,7 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     command = [
-        *(RAY, "start", *words, "--block", f"--object-store-memory={STORE_BYTES}"),
+        *(RAY, "start", *arguments, "--block", f"--object-store-memory={STORE_BYTES}"),
         *(f"--dashboard-agent-listen-port={agent}", f"--metrics-export-port={metrics}"),
     ]
     with open(Path(cluster.folder) / f"{name}.log", "wb") as log:
@@ -167,11 +172,11 @@ def launch(cluster: LocalCluster, name: str, words: Sequence[str]) -> None:
 
 
 def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
-    """Wait until `count` nodes are alive.
+    """Wait until `count` nodes of the cluster, with the head, are alive.
 
-    Raises ConfigError, with the end of a node's log, if a node ends or START_S seconds pass.
+    Raises ConfigError, with the end of a node's log, if a node ends or if START_TIMEOUT_S seconds pass.
     """
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while count_nodes(cluster) < count:
         for name, process in cluster.processes.items():
             if has_ended(process) or time.monotonic() > deadline:
@@ -181,7 +186,8 @@ def wait_for_nodes(cluster: LocalCluster, count: int) -> None:
 
 
 def count_nodes(cluster: LocalCluster) -> int:
-    """Return the number of living nodes that the dashboard reports, or 0 if it does not answer yet."""
+    """Return the number of living nodes, with the head, that the dashboard reports, or 0 if the dashboard does not
+    answer yet."""
     url = f"{cluster.dashboard}/api/v0/nodes?limit=1000"
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {cluster.token}"})
     try:
@@ -193,12 +199,13 @@ def count_nodes(cluster: LocalCluster) -> int:
 
 
 def state_file() -> Path:
-    """Return the path of the state file."""
+    """Return the path of the JSON file that records the running cluster."""
     return Path(os.environ.get(STATE) or REPOSITORY / "build" / "local-cluster.json")
 
 
 def read() -> LocalCluster | None:
-    """Return the running cluster, or None. If the recorded cluster has ended, remove its files."""
+    """Return the running local cluster, or None if there is none. If a cluster is recorded but its processes have
+    ended, remove its files."""
     try:
         tree = json.loads(state_file().read_text(encoding="ascii"))
     except FileNotFoundError:
@@ -214,17 +221,18 @@ def read() -> LocalCluster | None:
 def end(cluster: LocalCluster) -> int:
     """End every process of the cluster and remove its files. Return the number of processes.
 
-    The head ends last, so that no node loses its head. Processes that still run after END_S are killed by id.
+    The head is told to end last, so that no node loses its head. Processes that still run after END_TIMEOUT_S seconds
+    are killed.
     """
     roots = [cluster.processes[name].find() for name in sorted(cluster.processes, key=lambda name: name == "head")]
     alive = [root for root in roots if root is not None]
     tree = [process for root in alive for process in (root, *root.children(recursive=True))]
     for root in alive:
         root.send_signal(signal.SIGTERM)
-    _, left = psutil.wait_procs(tree, timeout=END_S)
+    _, left = psutil.wait_procs(tree, timeout=END_TIMEOUT_S)
     for process in left:
         process.kill()
-    psutil.wait_procs(left, timeout=END_S)
+    psutil.wait_procs(left, timeout=END_TIMEOUT_S)
     shutil.rmtree(cluster.folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)
     return len(tree)
@@ -243,20 +251,20 @@ def free_ports(count: int) -> list[int]:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start or stop the cluster, or print its environment variables. Return the exit status."""
+    """Start or stop the local cluster, or print its environment variables. Return the exit status 0."""
     parser = argparse.ArgumentParser(prog="python -m cluster.local", description=__doc__)
     parser.add_argument("action", choices=["start", "stop", "env"])
     parser.add_argument("--nodes", type=int, default=2, help="number of nodes besides the head (default: 2)")
-    words = parser.parse_args(arguments)
-    if words.action == "start":
-        cluster = start(nodes=words.nodes)
-        nodes = f"{count_of(words.nodes, 'node')} of {count_of(NODE_CPUS, 'CPU')}"
+    options = parser.parse_args(arguments)
+    if options.action == "start":
+        cluster = start(nodes=options.nodes)
+        nodes = f"{count_of(options.nodes, 'node')} of {count_of(NODE_CPUS, 'CPU')}"
         print(f"started a head and {nodes}: {cluster.dashboard}")
         print(f"Ray's files: {cluster.folder}")
         print("to run a job: make submit CONFIG=trainer/configs/sample.yaml; to stop: make local-cluster-stop")
         return 0
     running = read()
-    if words.action == "stop":
+    if options.action == "stop":
         print(
             "no local cluster runs"
             if running is None

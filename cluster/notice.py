@@ -20,14 +20,15 @@ from pathlib import Path
 AWS = "http://169.254.169.254"
 GCP = "http://metadata.google.internal"
 POLL_S = 5.0
-ANSWER_S = 2.0
-"""Longest wait for the cloud's metadata service. It is near the machine, so it answers fast if it exists."""
+ANSWER_TIMEOUT_S = 2.0
+"""Longest wait in seconds for an answer of the cloud's metadata service. The service is near the machine, so it answers
+fast if there is one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tell Ray that the node will end, with --watch only once the cloud gives notice.
+    """Tell Ray that the node will end. With --watch, first wait until the cloud gives notice.
 
-    Return the exit status: 0, or 1 if Ray refuses to drain the node.
+    Return the exit status: 0, or 1 if Ray refuses to drain the node (move work off it).
     """
     parser = argparse.ArgumentParser(prog="python -m cluster.notice", description=__doc__)
     parser.add_argument("--seconds", type=int, default=90, help="seconds until the node ends (default: 90)")
@@ -35,16 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", default="auto", help="address of Ray's head (default: this node's)")
     parser.add_argument("--watch", action="store_true", help="first wait for the notice of AWS or Google Cloud")
     parser.add_argument("--metadata", nargs=2, default=(AWS, GCP), help=argparse.SUPPRESS)
-    words = parser.parse_args(arguments)
-    seconds = words.seconds
-    if words.watch:
-        aws, gcp = words.metadata
+    options = parser.parse_args(arguments)
+    seconds = options.seconds
+    if options.watch:
+        aws, gcp = options.metadata
         seconds = wait_for_notice([lambda: ask_aws(aws), lambda: ask_gcp(gcp)])
-    return drain(words.address, node_id=words.node_id, seconds=seconds)
+    return drain(options.address, node_id=options.node_id, seconds=seconds)
 
 
 def wait_for_notice(clouds: Sequence[Callable[[], int | None]], *, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Ask each of `clouds` in turn until one gives notice. Return the seconds until this machine ends."""
+    """Call the functions `clouds` in turn, every POLL_S seconds, until one of them returns the seconds until this
+    machine ends. Return these seconds."""
     while True:
         for ask in clouds:
             left = ask()
@@ -54,20 +56,22 @@ def wait_for_notice(clouds: Sequence[Callable[[], int | None]], *, sleep: Callab
 
 
 def ask_aws(address: str) -> int | None:
-    """Return the seconds until this spot instance ends, or None before AWS gives notice (two minutes ahead)."""
+    """Return the seconds until this spot instance ends, or None if AWS has given no notice. AWS gives notice two
+    minutes ahead. `address` is the address of the metadata service."""
     token = _fetch(f"{address}/latest/api/token", method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
     if token is None:
         return None
     action = _fetch(f"{address}/latest/meta-data/spot/instance-action", headers={"X-aws-ec2-metadata-token": token})
     try:
-        told = json.loads(action or "{}")
+        notice = json.loads(action or "{}")
     except ValueError:  # the next poll asks again
         return None
-    return 110 if isinstance(told, dict) and "action" in told else None
+    return 110 if isinstance(notice, dict) and "action" in notice else None
 
 
 def ask_gcp(address: str) -> int | None:
-    """Return the seconds until this spot machine ends, or None before Google gives notice (30 seconds ahead)."""
+    """Return the seconds until this spot machine ends, or None if Google has given no notice. Google gives notice 30
+    seconds ahead. `address` is the address of the metadata service."""
     answer = _fetch(f"{address}/computeMetadata/v1/instance/preempted", headers={"Metadata-Flavor": "Google"})
     return 25 if answer is not None and answer.strip() == "TRUE" else None
 
@@ -75,14 +79,18 @@ def ask_gcp(address: str) -> int | None:
 def _fetch(url: str, *, headers: dict[str, str], method: str = "GET") -> str | None:
     try:
         request = urllib.request.Request(url, method=method, headers=headers)
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as answer:
             return str(answer.read().decode())
     except (OSError, HTTPException, UnicodeDecodeError):  # no service, no notice, or no complete answer in time
         return None
 
 
 def drain(address: str, *, node_id: str | None, seconds: int) -> int:
-    """Drain the node (Ray moves work off it) and wait until it has left, at most `seconds`. Return 1 if Ray refuses."""
+    """Drain a node (let Ray move work off it), and wait at most `seconds` until the node has left the cluster. Return
+    0, or 1 if Ray refuses.
+
+    `address` is the address of Ray's head. `node_id` is Ray's id of the node; None is this node.
+    """
     import ray
 
     deadline = time.monotonic() + seconds

@@ -1,7 +1,8 @@
 """Runs jobs on a Ray cluster: `python -m cluster.submit train|preprocess --config FILE key.sub=value ...`.
 
-Uploads only the packages and the config. Data and runs are not uploaded, so all nodes must see the paths of both. The
-variable RAY_ADDRESS names the dashboard of the cluster (http://...). Without it, jobs go to the local cluster.
+Uploads only our packages and the config. Data and run directories are not uploaded, so their paths must be the same on
+all nodes. The environment variable RAY_ADDRESS gives the address of the cluster's dashboard (http://...). If it is not
+set, jobs go to the local cluster.
 """
 
 from __future__ import annotations
@@ -34,24 +35,26 @@ SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
 CONFIGS: dict[str, type[Settings]] = {"train": TrainerConfig, "preprocess": PipelineConfig}
 PACKAGES = ("pipeline", "trainer", "cluster")
 CONFIG_NAME = "job.yaml"
-LEFT_OUT = ("__pycache__", "*.pyc")
+EXCLUDED = ("__pycache__", "*.pyc")
 """Patterns of names in the packages that are not uploaded."""
 LIMIT_BYTES = 50_000_000
-"""Largest upload. Ray itself refuses only ten times this size, and only after the upload."""
+"""Largest upload in bytes. Ray's own limit is ten times this size, and Ray checks it only after the upload."""
 PATHS = {
     "train": ("data", "output", "working_folder", "model.initialize_from", "resume_from", "phases.*.data"),
     "preprocess": (
         *("sources.*.path", "sources.*.clean_documents", "vocabulary.path", "output", "cleaning.keep_rejects"),
     ),
 }
-"""Maps each kind of job to its settings that name files."""
-AGENT_S = 120.0
+"""Maps each kind of job to the keys of its settings that name files or folders. `*` stands for every index of a
+list."""
+AGENT_TIMEOUT_S = 120.0
 ENDED = {"SUCCEEDED", "FAILED", "STOPPED"}
 
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Submit, show or stop jobs. Return the exit status: 0, 1 if the job failed, 2 if the input is refused."""
+    """Submit, show or stop jobs. Return the exit status: 0, or 1 if the job failed, or 2 for an error that the user can
+    fix."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     parser.add_argument("action", choices=["train", "preprocess", "status", "logs", "stop", "list"])
     parser.add_argument(
@@ -71,13 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if len(parsed.words) != 1:
             raise ConfigError(f"{PROGRAM}: {parsed.action} needs the job's ID; `{PROGRAM} list` shows all IDs")
-        return ask(client, parsed.action, parsed.words[0])
+        return act_on_job(client, parsed.action, parsed.words[0])
     except RuntimeError as error:  # Ray's client does not know the job, or got an unexpected answer
         return fail(error)
 
 
 def use_local_cluster() -> LocalCluster | None:
-    """Return the local cluster if no other is named, and put its address and token into this process's environment."""
+    """Return the running local cluster and put its address and token into this process's environment. Return None if
+    there is none, or if the environment names another cluster."""
     if os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS"):
         return None
     local = read()
@@ -87,7 +91,8 @@ def use_local_cluster() -> LocalCluster | None:
 
 
 def connect() -> JobSubmissionClient:
-    """Return a client for the cluster's jobs. Raises ConfigError if RAY_ADDRESS names no cluster that answers."""
+    """Return a client for jobs on the cluster that RAY_ADDRESS names. Raises ConfigError if it names no cluster, or if
+    the cluster does not answer."""
     address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
     if not address or not address.startswith(("http://", "https://")):
         raise ConfigError(
@@ -107,7 +112,12 @@ def connect() -> JobSubmissionClient:
 
 
 def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local: LocalCluster | None) -> int:
-    """Check the config, upload it with the code, start the job, and if `wait` print its log. Return the exit status."""
+    """Check the config, upload it with the code, and start a job of the kind `kind` (train or preprocess). If `wait`,
+    print the job's log until the job ends. Return the exit status.
+
+    `words` are the arguments of the job, such as --config FILE. `id` is the ID of the job. If it is None, an ID is made
+    from the time. `local` is the local cluster, or None if the job goes to another cluster.
+    """
     arguments = split_arguments(words, program=PROGRAM, keys=KEYS if kind == "preprocess" else ())
     if arguments.file is None:
         raise ConfigError(f"{PROGRAM}: {kind} needs --config FILE")
@@ -136,29 +146,34 @@ def submit(kind: str, words: Sequence[str], *, id: str | None, wait: bool, local
     with tempfile.TemporaryDirectory(prefix="cloze-job-") as folder:
         pack(Path(folder), config=config)
         size = check_size(Path(folder))
-        hand_over(client, id, command=shlex.join(command), folder=folder)
+        submit_when_ready(client, id, command=shlex.join(command), folder=folder)
     print(f"submitted {id} ({size / 1e6:.1f} MB of code): {shlex.join(command)}", flush=True)
     print(f"make status JOB={id}; make stop JOB={id}; to continue after a stop, run the same command again", flush=True)
     return follow(client, id) if wait else 0
 
 
 def bind_to_nodes(config: PipelineConfig) -> list[str]:
-    """Return the overrides that put a build on the preprocessing nodes, unless the config says otherwise."""
+    """Return overrides (key=value) that make a build run on the preprocessing nodes. Settings that the config gives are
+    not overridden."""
     overrides = [] if "engine" in config.model_fields_set else ["engine=ray"]
     if (overrides or config.engine == "ray") and "resource" not in config.ray.model_fields_set:
         overrides.append(f"ray.resource={PREPROCESSING}")
     return overrides
 
 
-def hand_over(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
-    """Upload the folder and start the job. Try again while Ray has no agent, which starts seconds after the head."""
-    deadline = time.monotonic() + AGENT_S
+def submit_when_ready(client: JobSubmissionClient, id: str, *, command: str, folder: str) -> None:
+    """Upload `folder` and start `command` there as job `id`.
+
+    While Ray has no agent to start jobs, try again for AGENT_TIMEOUT_S seconds, because the agent starts some seconds
+    after the head.
+    """
+    deadline = time.monotonic() + AGENT_TIMEOUT_S
     while True:
         try:
             client.submit_job(
                 entrypoint=command,
                 submission_id=id,
-                runtime_env={"working_dir": folder, "excludes": list(LEFT_OUT)},
+                runtime_env={"working_dir": folder, "excludes": list(EXCLUDED)},
             )
             return
         except RuntimeError as error:
@@ -190,19 +205,20 @@ def _walk(node: Any, parts: Sequence[str], done: tuple[str, ...]) -> Iterator[tu
 
 
 def is_absolute(path: str) -> bool:
-    """Return whether a path means the same on every node."""
+    """Whether a path means the same on every node: it is absolute, or the address of an object store."""
     return "://" in path or os.path.isabs(path)
 
 
 def pack(folder: Path, *, config: Settings) -> None:
-    """Copy the packages into `folder`, and write `config` there as job.yaml."""
+    """Copy our packages into `folder`, and write `config` there as job.yaml."""
     for package in PACKAGES:
-        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns(*EXCLUDED))
     (folder / CONFIG_NAME).write_text(dump_yaml(config, given=True), encoding="utf-8")
 
 
 def check_size(folder: Path, *, limit: int = LIMIT_BYTES) -> int:
-    """Return the size of the upload in bytes. If it exceeds `limit`, raise ConfigError that names the largest files."""
+    """Return the size in bytes of all files in `folder`, the upload. Raises ConfigError, which names the largest files,
+    if it exceeds `limit`."""
     sizes = {path.relative_to(folder): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     total = sum(sizes.values())
     if total > limit:
@@ -216,7 +232,8 @@ def check_size(folder: Path, *, limit: int = LIMIT_BYTES) -> int:
 
 
 def follow(client: JobSubmissionClient, id: str) -> int:
-    """Print the job's log to its end, then its status. Return 1 if it failed, else 0. Ctrl-C leaves the job running."""
+    """Print the job's log until the job ends, then its status. Return 1 if the job failed, else 0. After Ctrl-C, the
+    job continues to run."""
 
     async def show() -> None:
         async for lines in client.tail_job_logs(id):
@@ -227,21 +244,25 @@ def follow(client: JobSubmissionClient, id: str) -> int:
     except KeyboardInterrupt:
         print(f"\n{id} continues on the cluster; make stop JOB={id} ends it with a checkpoint", file=sys.stderr)
         raise
-    return tell(client, id)
+    return print_status(client, id)
 
 
-def ask(client: JobSubmissionClient, action: str, id: str) -> int:
-    """Print a job's status or log, or stop the job and wait for its end. Return 1 if the job failed, else 0."""
+def act_on_job(client: JobSubmissionClient, action: str, id: str) -> int:
+    """Print a job's status. If `action` is "logs", print the job's log first. If it is "stop", first stop the job and
+    wait for its end.
+
+    Return 1 if the job failed, else 0.
+    """
     if action == "logs":
         return follow(client, id)
     if action == "stop":
         client.stop_job(id)
         while str(client.get_job_status(id)) not in ENDED:
             time.sleep(0.5)
-    return tell(client, id)
+    return print_status(client, id)
 
 
-def tell(client: JobSubmissionClient, id: str) -> int:
+def print_status(client: JobSubmissionClient, id: str) -> int:
     """Print a job's status and the last line of its log. Return 1 if the job failed, else 0."""
     info = client.get_job_info(id)
     lines = client.get_job_logs(id).splitlines()

@@ -25,18 +25,21 @@ TRIALS = {
         ("-c", "import boto3, googleapiclient.discovery"),
     ),
 }
-"""Maps each image to its trials: commands that must succeed. `python` comes before the words given here."""
+"""Maps each image to its trials, which are arguments of `python`. Each command `python ARGUMENTS` must succeed."""
 
 
 def list_extras(image: str) -> str:
-    """Return the extras (optional dependencies) that an image installs, joined by commas."""
+    """Return the names of our extras (groups of optional dependencies) that an image installs, joined by commas."""
     text = (CLUSTER / "images" / f"{image}.Dockerfile").read_text(encoding="utf-8")
     (extras,) = re.findall(r"-e '\.\[([\w,-]+)\]'", text)
     return str(extras)
 
 
 def try_image(image: str) -> None:
-    """Install the packages of an image and run its TRIALS. Raises CalledProcessError with the command that failed."""
+    """Install the packages of an image into a clean environment, and run the commands that TRIALS lists for the image.
+
+    Raises CalledProcessError, which names the command that failed.
+    """
     import ray
 
     with tempfile.TemporaryDirectory(prefix="cloze-image-") as folder:
@@ -52,12 +55,12 @@ def try_image(image: str) -> None:
 
 
 def run(*command: str) -> None:
-    """Run a command from the repository and hide its output."""
+    """Run a command in the folder of the repository and hide its output. Raises CalledProcessError if it fails."""
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the named images, or both. Return the exit status 0."""
+    """Try the images named in `arguments`, or all images if there are none. Return the exit status 0."""
     for image in (sys.argv[1:] if arguments is None else arguments) or TRIALS:
         try_image(image)
     return 0

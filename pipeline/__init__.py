@@ -1,7 +1,8 @@
 """From text to tokenized sentence pairs: the data half of Cloze (Beam).
 
-If a command of this repository imports this package, a missing dependency becomes an error of one line. Other programs
-are not affected. This file needs only the standard library, because every command imports it first.
+If a command of this repository imports this package, the error for a dependency that is not installed is one line.
+Other programs that import the package are not affected. This file needs only the standard library, because every
+command imports it first.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ _COMMANDS = ("pipeline", "trainer", "cluster", "bench")
 
 
 def _is_command() -> bool:
-    """Whether Python was started as `python -m pipeline.audit`, `python trainer/run.py` or the like."""
+    """Whether Python was started to run a command of this repository, such as `python -m pipeline.audit` or
+    `python trainer/run.py`."""
     modules = [word for option, word in pairwise(sys.orig_argv) if option == "-m"][:1]
     script = os.path.relpath(os.path.abspath(sys.argv[0]), _ROOT) if sys.argv else ""
     return any(name.partition(".")[0] in _COMMANDS for name in (*modules, script.replace(os.sep, ".")))
 
 
 def _say_what_is_missing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report a missing package in one line, without a traceback, and other errors as usual. Used as sys.excepthook."""
+    """Report a package that is not installed in one line, without a traceback, and report other errors as usual. Used
+    as sys.excepthook."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not name or name in _COMMANDS:
         sys.__excepthook__(kind, error, trace)

@@ -31,8 +31,10 @@ def fail(error: BaseException) -> int:
 
 
 def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int:
-    """Print on stderr which signal ended the command, and return its exit status. `goes_on_from` says from where the
-    same command would continue."""
+    """Print on stderr which signal ended the command, and return the exit status: 130 for Ctrl-C, 143 for SIGTERM.
+
+    `goes_on_from` says from where the same command would continue, such as "the last checkpoint".
+    """
     terminated = isinstance(error, TerminatedError)
     rest = f"; the same command goes on from {goes_on_from}" if goes_on_from else ""
     print(f"{'terminated' if terminated else 'interrupted'}{rest}", file=sys.stderr)
@@ -40,10 +42,11 @@ def fail_interrupted(error: KeyboardInterrupt, *, goes_on_from: str = "") -> int
 
 
 def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], Callable[Parameters, int]]:
-    """Return a decorator for main functions, which return an exit status.
+    """Return a decorator for functions `main` that return an exit status.
 
-    At ValueError, OSError, Ctrl-C or SIGTERM, they then print one line instead of a traceback, and return the status
-    for it.
+    Instead of a traceback, the decorated function prints one line at ValueError, OSError, Ctrl-C or SIGTERM. It then
+    returns the exit status: 2 for the errors, 130 for Ctrl-C, 143 for SIGTERM. `goes_on_from` is as in
+    fail_interrupted.
     """
 
     def decorate(main: Callable[Parameters, int]) -> Callable[Parameters, int]:
@@ -63,7 +66,8 @@ def command(*, goes_on_from: str = "") -> Callable[[Callable[Parameters, int]], 
 
 
 def exit_with(status: int) -> NoReturn:
-    """End the process. After a failure, end it at once, because library threads may wait for workers that are gone."""
+    """End the process with this exit status. If it is not 0, end at once without clean-up, because threads of libraries
+    may wait for workers that are gone."""
     if status:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -14,7 +14,8 @@ ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The cleaned sentences of one document. There is at least one, and none is empty or has a line break.
+    """A document: its cleaned sentences and a name. There is at least one sentence, and no sentence is empty or has a
+    line break.
 
     `name` is for people (a title, or a file and line) and is not part of the id.
     """
@@ -30,8 +31,8 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One item that is left out. `reason` is a counter name in snake_case, `name` says where it was, `detail` what it
-    was."""
+    """An item (document, page, sentence) that is left out. `reason` is the name of a counter in snake_case. `name` says
+    where the item is, and `detail` what it looks like or was measured to be."""
 
     reason: str
     name: str
@@ -40,11 +41,13 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Note(Drop):
-    """An event that is counted although nothing is left out, such as a guessed encoding. The fields are as in Drop."""
+    """An event that is counted although nothing is left out, such as a guessed encoding. The fields mean the same as in
+    Drop."""
 
 
 def shown_name(path: str | Path) -> str:
-    """Return the name of a file (without folders) as printable text. Bytes that are not UTF-8 are shown like \\xff."""
+    """Return the name of a file (without folders) as printable text. A byte that is not UTF-8 is shown as its value,
+    such as \\xff."""
     return Path(path).name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -53,11 +56,11 @@ class Split:
     """A part of one input file that one worker reads.
 
     `source` is an index into the config's sources. The part is from `start` to `end`, or to the end of the file if
-    `end` is -1. Both are byte offsets in wikipedia (of compressed streams), text and jsonl (of lines) and tar (of
-    members), but numbers of row groups in parquet and of members in zip. A large file that can only be read from its
-    beginning is shared: each of `parts` workers reads all of it and takes every `parts`-th document (book, page),
-    beginning with number `part`. `num_bytes` is the size on disk. `text_bytes` estimates the size of the plain text
-    inside, from the input only.
+    `end` is -1. In parquet, both are numbers of row groups, and in zip archives, numbers of members. In all other
+    files, they are byte offsets: of compressed streams in wikipedia, of lines in text and jsonl, of members in tar
+    archives. A large file that can only be read from its beginning is shared: each of `parts` workers reads all of it
+    and takes every `parts`-th document (book, page), beginning with number `part`. `num_bytes` is the size of the part
+    on disk. `text_bytes` is an estimate of the size of its plain text that depends only on the input.
     """
 
     source: int
@@ -70,12 +73,12 @@ class Split:
     parts: int = 1
 
     def takes(self, number: int) -> bool:
-        """Whether this split takes document `number`, counted from 0 at `start`."""
+        """Whether document `number` belongs to this split. Documents are counted from 0 at `start`."""
         return number % self.parts == self.part
 
     def share(self, most_parts: int, *, part_bytes: int) -> list[Split]:
-        """Divide this split between at most `most_parts` workers (see `parts`), with at least `part_bytes` of text each
-        if possible. Return their splits."""
+        """Return splits that together take the documents of this split: at most `most_parts` of them (see `parts`),
+        each with at least `part_bytes` of text. If there is too little text for two, return one split."""
         parts = max(1, min(most_parts, self.text_bytes // part_bytes))
         each = replace(self, num_bytes=self.num_bytes // parts, text_bytes=self.text_bytes // parts, parts=parts)
         return [replace(each, part=part) for part in range(parts)]

@@ -1,8 +1,8 @@
 """Random draws that depend only on a seed and on stable data such as document ids, never on order or the clock.
 
 There are three forms: a Mersenne Twister for loops inside a document (0.3 us a draw, 10 us to seed), a Philox generator
-for arrays, and hashes of (key, counter) for whole buckets (8 ns a draw; any subset in any order gives the same
-numbers).
+for arrays, and hashes of (key, counter) for whole buckets, which are groups of documents (8 ns a draw; a draw does not
+depend on which other draws are made).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def key_bytes(seed: int, *parts: bytes | str | int) -> bytes:
 
 
 def key(seed: int, *parts: bytes | str | int) -> int:
-    """Return the first 64 bits of key_bytes as an integer, for counter-based draws."""
+    """Return the first 64 bits of key_bytes(seed, *parts) as an integer, to be used as a key with `counters`."""
     return int.from_bytes(key_bytes(seed, *parts)[:8], "little")
 
 
@@ -50,7 +50,7 @@ def generator(seed: int, *parts: bytes | str | int) -> np.random.Generator:
 
 
 def mix(values: UInt64s) -> UInt64s:
-    """Return 64-bit values scrambled by a bijection, the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
+    """Return each 64-bit value scrambled by the finalizer of SplitMix64, a bijection (Steele, Lea, Flood 2014)."""
     mixed = (values ^ (values >> _U30)) * _MIX_1
     mixed ^= mixed >> _U27
     mixed *= _MIX_2
@@ -59,26 +59,27 @@ def mix(values: UInt64s) -> UInt64s:
 
 
 def counters(numbers: npt.NDArray[np.int64]) -> UInt64s:
-    """Return what to add to a key for the draws with these numbers (0, 1, ...): mix(key + counters(number)) is a draw.
+    """Return the terms to add to a key for its draws with these numbers (0, 1, ...): mix(key + counters(numbers)) are
+    the draws.
 
-    This is SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix); otherwise the
-    sequences of neighbouring keys overlap.
+    The draws are those of SplitMix64 started at the key. Keys must be well mixed (from row_keys, derive or mix).
+    Otherwise the sequences of draws of neighbouring keys overlap.
     """
     return (numbers.astype(np.uint64) + np.uint64(1)) * _GOLDEN
 
 
 def derive(keys: UInt64s, number: int) -> UInt64s:
-    """Return another well mixed key for each of `keys`, which depends on the key and on `number`."""
+    """Return a new well mixed key for each of `keys`. It depends on that key and on `number`."""
     return mix(keys + np.uint64((number + 1) * int(_GOLDEN) % 2**64))
 
 
 def row_keys(
     seed: int, *parts: bytes | str | int, ids: npt.NDArray[np.uint8], numbers: Sequence[npt.NDArray[np.integer[Any]]]
 ) -> UInt64s:
-    """Return uint64[n]: a well mixed key for each row, which depends on the seed, the parts, the row's id and its
+    """Return uint64[n]: a well mixed key for each row. It depends on the seed, the parts, the row's id and the row's
     numbers.
 
-    ids: uint8[n, 16]; numbers: integers[n] each.
+    `ids` is uint8[n, 16]. Each array in `numbers` has an integer for each row.
     """
     words = np.ascontiguousarray(ids).view("<u8").astype(np.uint64).reshape(-1, 2)
     keys = mix(words[:, 0] ^ np.uint64(key(seed, *parts)))
@@ -89,13 +90,14 @@ def row_keys(
 
 
 def below(draws: UInt64s, bound: int) -> npt.NDArray[np.int64]:
-    """Return each draw as an integer in [0, bound), for a bound up to 2**32.
+    """Return each of `draws` turned into an integer in [0, bound). `bound` is at most 2**32.
 
-    Uses the upper 32 bits of a draw; the bias is at most bound / 2**32.
+    Uses the upper 32 bits of a draw. The probability of each integer differs from 1 / bound by less than 2**-32, which
+    is the fraction bound / 2**32 of it.
     """
     return (((draws >> _U32) * np.uint64(bound)) >> _U32).astype(np.int64)
 
 
 def threshold(probability: float) -> np.uint64:
-    """Return the bound for an event of this probability: the event happens if a draw is less than the bound."""
+    """Return a bound such that a draw (a random uint64) is less than the bound with this probability."""
     return np.uint64(min(int(probability * 2.0**64), 2**64 - 1))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 Keeps: TypeAlias = Literal["nothing", "all", "unchanged_input"]
-"""What stays of an unfinished build after an error. unchanged_input keeps what was built from files that have not
-changed since."""
+"""What is kept of an unfinished build after an error. With unchanged_input, everything is kept now, and the next start
+uses again what was built from input files that have not changed."""
 
 
 class PassingError(ValueError):
-    """An error that may not recur if the command is run again, such as a lost worker or a damaged file of the build."""
+    """An error that may not occur again if the command is run again, such as a lost worker or a damaged file of the
+    build. So all finished pieces of the build are kept."""
 
     keeps: Keeps = "all"

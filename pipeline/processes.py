@@ -15,15 +15,16 @@ class Process:
 
     host: str
     boot: str
-    """The boot id of the host, which changes when it restarts. Empty if unknown."""
+    """The boot id of the host, which changes when the host restarts. It is "" if unknown."""
     pid_namespace: str
-    """The PID namespace. Each container has its own. Empty if unknown."""
+    """The PID namespace. Each container has its own namespace. It is "" if unknown."""
     pid: int
     started: int
-    """The start time in kernel ticks since boot; 0 if unknown."""
+    """The start time of the process in kernel ticks since boot, or 0 if unknown."""
 
     def is_gone(self) -> bool | None:
-        """Whether the process has ended; None if it belongs to another machine, because this one cannot tell."""
+        """Whether the process has ended, or None if it belongs to another machine or container, where this process
+        cannot look."""
         if (self.host, self.boot, self.pid_namespace) != this_machine():
             return None
         return _start_of(self.pid) != self.started
@@ -35,12 +36,12 @@ def identify() -> Process:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process with this id runs on this machine; a zombie does not count."""
+    """Whether a process with this id runs on this machine. False for a zombie (it has ended but still has its id)."""
     return _start_of(pid) is not None
 
 
 def this_machine() -> tuple[str, str, str]:
-    """Return host name, boot id and PID namespace of this machine; the last two are empty if unknown."""
+    """Return the host name, the boot id and the PID namespace of this process. The last two are "" if unknown."""
     boot = namespace = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -49,7 +50,8 @@ def this_machine() -> tuple[str, str, str]:
 
 
 def _start_of(pid: int) -> int | None:
-    """Return the start time of a process in ticks since boot (0 if the system does not tell); None if it has ended."""
+    """Return the start time of a process in kernel ticks since boot (0 if the system does not tell), or None if the
+    process has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
 """Build a data set of masked sentence pairs: `python pipeline/run.py --config FILE key.sub=value -- --beam_option`.
 
-Steps: list the splits (parts of the input), get the vocabulary, build the shards on a Beam engine, check and publish
-them, and write the manifest last.
+Steps: list the splits (parts of the input), read or train the vocabulary, build the shards on a Beam engine, check and
+publish the shards, and write the manifest last.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ Settings of the config file, each also as key.sub=value:
 
 
 def show_log() -> None:
-    """Send log lines to stderr: of our own modules from level INFO, and of libraries from level WARNING."""
+    """Send log lines to stderr: those of our own modules from level INFO up, those of libraries from level WARNING
+    up."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("pipeline").setLevel(logging.INFO)
 
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Return 0, or 2 for an error that the user can fix, or 130 or 143 if a signal interrupted it."""
+    """Run the command line `arguments`. Return the exit status: 0, or 2 for an error that the user can fix, or 130 or
+    143 if a signal interrupted the command."""
     program = "pipeline/run.py"
     show_log()
     parsed = split_arguments(list(sys.argv[1:] if arguments is None else arguments), program=program, keys=KEYS)

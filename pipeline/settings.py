@@ -1,7 +1,7 @@
-"""Reads settings from a YAML file and `key.sub=value` overrides; checks, describes and saves them.
+"""Reads settings from a YAML file and `key.sub=value` overrides, and checks, describes and saves the settings.
 
-Pipeline and trainer build their configs on this module, so that messages, help texts and overrides look the same.
-Imports no Beam, Ray or torch. No key is ever ignored.
+Pipeline and trainer build their configs on this module, so that messages, help texts and overrides look the same in
+both. It imports no Beam, Ray or torch. No key is ever ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class ConfigError(ValueError):
 
 
 class Settings(BaseModel):
-    """The base of all config classes. They are immutable, refuse unknown keys, and never convert between types.
+    """The base class of all config classes. Their objects are immutable, refuse unknown keys, and convert no value to
+    another type.
 
     The docstring under a field is its help text.
     """
@@ -45,7 +46,10 @@ class Settings(BaseModel):
 
 
 def parse_yaml(text: str, *, origin: str) -> Any:
-    """Parse YAML safely and return its value. Raises ConfigError, which names `origin`, the line and the column."""
+    """Parse the YAML `text` safely and return its value (a dict, list, text, number, bool or None).
+
+    Raises ConfigError, which names `origin` (where the text comes from), the line and the column.
+    """
     try:
         return yaml.load(text, Loader=NumberLoader)  # a SafeLoader
     except yaml.YAMLError as error:
@@ -60,7 +64,7 @@ def parse_yaml(text: str, *, origin: str) -> Any:
 def load_settings(
     cls: type[SettingsType], *, file: str | Path | None = None, overrides: Sequence[str] = ()
 ) -> SettingsType:
-    """Read `file`, apply `key.sub=value` overrides (their values are YAML), and return the settings as a `cls`.
+    """Read `file`, apply the overrides (`key.sub=value`, where the value is YAML), and return the settings as a `cls`.
 
     Raises ConfigError, which names the file or override, the key, the value and the remedy.
     """
@@ -69,7 +73,8 @@ def load_settings(
 
 
 def load_tree(file: str | Path | None, *, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the settings in `file` (None: none) as nested dicts, with `key.sub=value` overrides applied.
+    """Return the settings in `file` as nested dicts, with the overrides (`key.sub=value`) applied. If `file` is None,
+    there are only the overrides.
 
     Overrides reach into mappings by name and into lists by index (`sources.0.path=x.xml`). Raises ConfigError if the
     file or an override cannot be read.
@@ -101,10 +106,10 @@ def validate(
     context: Mapping[str, Any] | None = None,
 ) -> SettingsType:
     """Return the settings in `tree` (nested dicts) as a `cls`. Raises ConfigError, which lists every fault, and for
-    unknown keys the nearest known name.
+    each unknown key the nearest known name.
 
-    Faults of `overrides`, which are already in the tree, are attributed to the command line, and others to `origin`.
-    `context` is passed to the validators of the class.
+    The values of `overrides` are already in `tree`. They are given so that the message can say that their faults are on
+    the command line, and all other faults in `origin`. `context` is passed to the validators of the class.
     """
     try:
         return cls.model_validate(_widen_numbers(cls, dict(tree)), context=context)
@@ -124,7 +129,8 @@ def to_tree(settings: Settings) -> dict[str, Any]:
 
 
 def dump_yaml(settings: Settings, *, given: bool = False) -> str:
-    """Return YAML text from which load_settings reads the same settings. `given` leaves out fields that nobody set."""
+    """Return YAML text from which load_settings reads the same settings. With `given`, the text has only the fields
+    that were set, not those that have their defaults."""
     tree = settings.model_dump(mode="json", exclude_unset=given)
     return yaml.dump(tree, Dumper=NumberDumper, sort_keys=False, allow_unicode=True)
 
@@ -132,7 +138,8 @@ def dump_yaml(settings: Settings, *, given: bool = False) -> str:
 def split_arguments(arguments: Sequence[str], *, program: str, keys: Sequence[str] = ()) -> Arguments:
     """Split a command line into --config FILE, `key=value` overrides, flags, and the words after `--`.
 
-    `keys` are settings that may also be given as --KEY VALUE. Raises ConfigError for any other word.
+    `keys` are settings that may also be given as --KEY VALUE; such a word becomes an override. Raises ConfigError for a
+    word of another kind, with `program` as the name of the command.
     """
     file: str | None = None
     overrides: list[str] = []
@@ -177,9 +184,10 @@ class Arguments(NamedTuple):
 
 
 def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = ()) -> None:
-    """Raise ConfigError if a flag is unknown (the message names the nearest known one), or has a value but takes none.
+    """Check `flags`. Raises ConfigError if a flag is unknown (the message names the nearest known flag), or if it has a
+    value but takes none.
 
-    `known` lists the flags of `program`; those that take a value end with `=`.
+    `known` lists the flags of the command `program`. A flag that takes a value ends with `=` there.
     """
     takes_value = {flag.removesuffix("="): flag.endswith("=") for flag in (*known, "--help")}
     for flag in flags:
@@ -193,7 +201,7 @@ def refuse_flags(flags: Sequence[str], *, program: str, known: Sequence[str] = (
 
 
 def describe(cls: type[Settings], *, prefix: str = "") -> str:
-    """Return the help text of a config class: for each field in order a line `key.sub (type, default): docstring`.
+    """Return the help text of a config class, which has a line `key.sub (type, default): docstring` for each field.
 
     `prefix` is put before each key.
     """
@@ -213,7 +221,8 @@ def describe(cls: type[Settings], *, prefix: str = "") -> str:
 
 
 def nested_settings(annotation: Any) -> type[Settings] | None:
-    """Return the Settings class inside the type `annotation` (plain, optional or in a list); None if there is none."""
+    """Return the config class that the type `annotation` is or contains (as in `X | None` or `tuple[X, ...]`), or None
+    if it contains none."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return annotation
     for argument in get_args(annotation):
@@ -257,8 +266,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def _parse_value(raw: str, *, origin: str) -> Any:
-    """Return the value of an override, parsed as YAML. Plain texts that YAML would cut at ` #` or take for an alias
-    stay whole."""
+    """Return the value of an override, parsed as YAML. A text without quotes is not cut at ` #`, and is not taken for a
+    YAML alias if it begins with * or &."""
     plain = raw.strip()
     if plain[:1] in ("*", "&", "@", "%", "`"):
         return plain
@@ -267,8 +276,8 @@ def _parse_value(raw: str, *, origin: str) -> Any:
 
 
 def _widen_numbers(cls: type[Settings], tree: Any) -> Any:
-    """Return `tree` with integers as floats, and lists as tuples, where a field needs it. YAML does not distinguish
-    these types."""
+    """Return a copy of `tree` in which integers become floats, and lists become tuples, if the field of `cls` has that
+    type. YAML does not distinguish these types."""
     if not isinstance(tree, dict):
         return tree
     result = dict(tree)
@@ -321,13 +330,14 @@ def _type_name(annotation: Any) -> str:
 
 
 _UNION_LABEL = re.compile(r"str|constrained-int|.*\]")
-"""Matches the parts of a location in pydantic's errors that only say which member of a union type was tried."""
+"""Matches the parts of the place of an error, as pydantic gives it, that only say which member of a union type was
+tried."""
 _YAML_WORDS = {
     "tuple_type": "Input should be a list",
     "dict_type": "Input should be a mapping",
     "model_type": "Input should be a mapping",
 }
-"""Our texts for messages of pydantic that name Python types, by kind of error."""
+"""Our texts in place of pydantic's messages that name Python types, by pydantic's kind of error."""
 
 
 def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
@@ -349,8 +359,8 @@ def _explain(cls: type[Settings], item: Mapping[str, Any]) -> str:
 
 
 def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -> bool:
-    """Whether a fault (`item` from pydantic) concerns an override: it is at an overridden key, or its message names
-    that key."""
+    """Whether a fault (`item` from pydantic) concerns an override, which means that it is at one of the overridden
+    `keys`, or that its message `line` names one of these keys."""
     if item["type"] == "missing":
         return False
     location = ".".join(map(str, item["loc"]))
@@ -360,7 +370,7 @@ def _is_overridden(item: Mapping[str, Any], *, keys: Sequence[str], line: str) -
 
 
 def _list_keys(cls: type[Settings], *, prefix: str = "") -> Iterator[str]:
-    """Yield all keys of a config class outside lists, as `section.name`."""
+    """Yield all keys of a config class, as `section.name`, except keys of the entries of lists."""
     for name, field in cls.model_fields.items():
         inner = nested_settings(field.annotation)
         if inner is None:

@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM: raise an exception in a command (catch_interrupts), or first ask it to stop (stop_on_signals).
+"""Handles Ctrl-C and SIGTERM: catch_interrupts raises an exception at once, and stop_on_signals sets a request to stop.
 
-The exception lets the command clean up; pipeline.console turns it into one line and the exit status 130 or 143.
+The exception lets a command clean up. pipeline.console turns it into one line and the exit status 130 or 143. A request
+to stop lets a command end at a good moment; only a second signal raises the exception.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class TerminatedError(KeyboardInterrupt):
 
 
 class StopRequest:
-    """A request to stop, which is true once SIGINT or SIGTERM was received. A second signal raises an exception."""
+    """A request to stop, which as a bool is true once SIGINT or SIGTERM was received. A second signal raises an
+    exception."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -38,13 +40,17 @@ class StopRequest:
             signal.signal(number, self.receive)
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Handle a signal: remember the first signal, and at the second raise the exception of the first."""
+        """Handle a signal. The first signal is remembered; the second raises the exception that belongs to the first
+        (see `interrupt`)."""
         if self.signal_number is not None:
             self.interrupt()
         self.signal_number = number
 
     def interrupt(self) -> NoReturn:
-        """Raise the exception of the received signal, for code that cannot stop by itself."""
+        """Raise the exception that belongs to the received signal: TerminatedError for SIGTERM, else KeyboardInterrupt.
+
+        This interrupts code that does not look at the request.
+        """
         raise TerminatedError if self.signal_number == signal.SIGTERM else KeyboardInterrupt
 
 
@@ -52,8 +58,8 @@ class StopRequest:
 def catch_interrupts() -> Iterator[None]:
     """Raise TerminatedError in the `with` block at SIGTERM, and KeyboardInterrupt at SIGINT.
 
-    Handlers that other code has set and ignored signals stay as they are. Does nothing outside the main thread, because
-    only the main thread receives signals.
+    A signal is left as it is if it is ignored or if other code has set a handler for it. Outside the main thread,
+    nothing is done, because only the main thread receives signals.
     """
     ours = [number for number, default in _DEFAULTS.items() if signal.getsignal(number) == default]
     if threading.current_thread() is not threading.main_thread():
@@ -65,14 +71,18 @@ def catch_interrupts() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Yield a StopRequest, which becomes true at SIGINT or SIGTERM in the `with` block. Only for the main thread."""
+    """Yield a StopRequest, which becomes true if SIGINT or SIGTERM is received in the `with` block. Use this only in
+    the main thread."""
     request = StopRequest()
     with _handled(STOP_SIGNALS, handler=request.receive):
         yield request
 
 
 def raise_caught() -> None:
-    """Raise the exception of a signal again, if there was one. A library may have turned it into another exception."""
+    """Raise the exception again that a signal raised in the block of catch_interrupts, if there was a signal.
+
+    Call this if a library may have turned that exception into another one.
+    """
     if _caught:
         raise _caught[0]
 

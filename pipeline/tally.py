@@ -25,7 +25,7 @@ WORD_PIECES = 8
 LENGTH_BITS = 40
 _DROP_EXAMPLES = 3
 NAMED = {"page_over_budget": 1_000}
-"""The number of examples kept for each reason to leave out an item, if it is not _DROP_EXAMPLES."""
+"""Maps a reason of drops or notes to the number of examples kept. For all other reasons it is _DROP_EXAMPLES."""
 _BY_SOURCE = ("documents", "sentences", "characters")
 
 _ARRAYS = ("lengths", "token_counts", "text_at", "masked_at", "text_by_pieces", "masked_by_pieces", "document_lengths")
@@ -35,32 +35,34 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class ReadTally:
-    """The counts of what was read. Documents, sentences, characters and drops (items left out) are counted by
-    source."""
+    """Holds the counts of what was read. Documents, sentences, characters and drops (items left out, by reason) are
+    counted by source, which is an index into the config's sources."""
 
     documents: Counter[int] = field(default_factory=Counter)
     sentences: Counter[int] = field(default_factory=Counter)
     characters: Counter[int] = field(default_factory=Counter)
     drops: dict[int, Counter[str]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
-    """The number of notes (events that leave nothing out), by reason."""
+    """The number of notes (events that are counted although nothing is left out), by reason."""
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """A few examples (name, detail) for each reason of drops and notes."""
+    """A few examples, as pairs (name, detail), for each reason of drops and notes."""
     rejects: list[str] = field(default_factory=list)
     """The paths of files with the documents left out, if these are kept (pipeline/cleaning/rejects.py)."""
 
     def count_drop(self, reason: str, *, source: int, name: str, detail: str) -> None:
-        """Count one item that was left out."""
+        """Count one item that was left out, and keep it as an example if there are few. The arguments are as in
+        documents.Drop; `source` is an index into the config's sources."""
         self.drops.setdefault(source, Counter())[reason] += 1
         self._add_examples(reason, [(name, detail)])
 
     def count_note(self, reason: str, *, name: str, detail: str, count: int = 1) -> None:
-        """Count `count` events that left nothing out, such as a guessed encoding."""
+        """Count `count` notes (events such as a guessed encoding, by which nothing is left out), and keep one example
+        if there are few."""
         self.notes[reason] += count
         self._add_examples(reason, [(name, detail)])
 
     def merge(self, other: ReadTally) -> None:
-        """Add another tally to this one."""
+        """Add the counts of the tally `other` to this tally."""
         self.documents += other.documents
         self.sentences += other.sentences
         self.characters += other.characters
@@ -72,7 +74,7 @@ class ReadTally:
         self.rejects = sorted([*self.rejects, *other.rejects])
 
     def count_reasons(self) -> dict[str, int]:
-        """Return the number of items left out by reason, summed over all sources."""
+        """Return, by reason, the number of items left out, summed over all sources."""
         return dict(sorted(sum(self.drops.values(), Counter()).items()))
 
     def _add_examples(self, reason: str, examples: Iterable[tuple[str, str]]) -> None:
@@ -81,7 +83,8 @@ class ReadTally:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Example:
-    """A row for the report. `key` is a random number; the rows with the lowest keys are shown."""
+    """A row that the report may show, with its first mask set. `key` is a random number, and the rows with the lowest
+    keys are shown."""
 
     key: int
     input_ids: tuple[int, ...]
@@ -92,7 +95,7 @@ class Example:
 
 
 def lowest_examples(examples: Iterable[Example]) -> list[Example]:
-    """Return the NUM_EXAMPLES examples of each label that have the lowest keys, in one list in order of key."""
+    """Return, in one list in order of key, the NUM_EXAMPLES examples of each label with the lowest keys."""
     found: dict[int | None, list[Example]] = {}
     for example in sorted(examples):
         found.setdefault(example.label, []).append(example)
@@ -100,7 +103,8 @@ def lowest_examples(examples: Iterable[Example]) -> list[Example]:
 
 
 def choose_examples(examples: Sequence[Example]) -> list[Example]:
-    """Return NUM_EXAMPLES to show, in the given order: two of each label if possible, then the first of the others."""
+    """Return NUM_EXAMPLES of the examples to show: the first two of each label if there are two, and the first of the
+    rest. Their order is that in `examples`."""
     order = {id(example): place for place, example in enumerate(examples)}
     labels = {example.label for example in examples}
     sure = [example for label in labels for example in [each for each in examples if each.label == label][:2]]
@@ -111,21 +115,22 @@ def choose_examples(examples: Sequence[Example]) -> list[Example]:
 
 @dataclass(slots=True)
 class RowTally:
-    """The counts of one part of the data set (train or validation)."""
+    """Holds the counts of one part of the data set (train or validation)."""
 
     lengths: Counts
-    """int64[max_seq_length + 1]: the number of rows by their number of tokens."""
+    """int64[max_seq_length + 1]: entry n is the number of rows with n tokens."""
     token_counts: Counts
     """int64[vocabulary size]: how often each id occurs in input_ids, special tokens included."""
     text_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64[max_seq_length]: rows with a token of text (neither [CLS] nor a closing [SEP]) at each position."""
+    """int64[max_seq_length]: the number of rows with a token of text (neither [CLS] nor a closing [SEP]) at each
+    position."""
     masked_at: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64[max_seq_length]: masked tokens at each position of a row, over all mask sets."""
+    """int64[max_seq_length]: the number of masked tokens at each position of a row, over all mask sets."""
     text_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
-    """int64[WORD_PIECES + 1]: text tokens by the number of pieces of their word. The last entry also counts longer
-    words."""
+    """int64[WORD_PIECES + 1]: the number of tokens of text by the number of pieces of their word. The last entry also
+    counts tokens of longer words."""
     masked_by_pieces: Counts = field(default_factory=lambda: np.zeros(WORD_PIECES + 1, np.int64))
-    """int64[WORD_PIECES + 1]: masked tokens by the number of pieces of their word, over all mask sets."""
+    """int64[WORD_PIECES + 1]: the number of masked tokens by the number of pieces of their word, over all mask sets."""
     document_lengths: Counts = field(default_factory=lambda: np.zeros(LENGTH_BITS, np.int64))
     """int64[LENGTH_BITS]: the number of documents by size. Entry b counts documents of 2^(b-1) to 2^b - 1 tokens."""
     documents: int = 0
@@ -134,17 +139,18 @@ class RowTally:
     sentences: int = 0
     unknown: int = 0
     labels: Counter[int] = field(default_factory=Counter)
-    """The number of rows by next-sentence label, or -1 for rows without a label."""
+    """The number of rows by next-sentence label. The key -1 counts rows without a label."""
     source_rows: Counter[int] = field(default_factory=Counter)
     """The number of rows by source, an index into PipelineConfig.source_names."""
     source_tokens: Counter[int] = field(default_factory=Counter)
-    """The number of tokens in rows, special tokens included, by source (the same index)."""
+    """The number of tokens in rows, special tokens included, by source (the same index as in source_rows)."""
     shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
     """What each rule that tells labels without reading has counted (see pipeline/instances/shortcuts.py)."""
     masked: int = 0
     """The number of masked positions, over all mask sets."""
     masked_as: Counter[str] = field(default_factory=Counter)
-    """Masked positions by what the model gets: [MASK] ("mask"), the same token ("kept") or another one ("random")."""
+    """The number of masked positions by what the model gets: [MASK] ("mask"), the same token ("kept") or another token
+    ("random")."""
     examples: list[Example] = field(default_factory=list)
 
     @property
@@ -163,7 +169,7 @@ class RowTally:
             self.shortcuts.setdefault(rule, Counter()).update(found)
 
     def merge(self, other: RowTally) -> None:
-        """Add another tally to this one."""
+        """Add the counts of the tally `other` to this tally, and keep the examples of both with the lowest keys."""
         examples = lowest_examples([*self.examples, *other.examples])
         self.add_shortcuts(other.shortcuts)
         for entry in fields(self):
@@ -174,7 +180,8 @@ class RowTally:
 
 @dataclass(slots=True)
 class BuildResult:
-    """The result of the second half of a build: the shards and their counts."""
+    """The result of the second half of a build: the shards (their entries in the manifest), and the counts of their
+    rows for train and validation."""
 
     shards: list[Shard]
     tallies: dict[SplitName, RowTally]
@@ -182,12 +189,12 @@ class BuildResult:
     """The counts of duplicates and near duplicates, which are found only after reading."""
 
     def count_labels(self) -> Counter[int]:
-        """Return the number of rows of the whole data set by next-sentence label."""
+        """Return the number of rows of the whole data set by next-sentence label (-1 for rows without a label)."""
         return sum((tally.labels for tally in self.tallies.values()), Counter())
 
 
 def merge_reads(tallies: Iterable[ReadTally]) -> ReadTally:
-    """Return the sum of the tallies, which is all zeros if there are none."""
+    """Return the sum of `tallies`. If there are no tallies, all its counts are zero."""
     total = ReadTally()
     for tally in tallies:
         total.merge(tally)
@@ -212,7 +219,11 @@ def merge_results(results: Iterable[BuildResult]) -> BuildResult:
 
 
 def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> dict[str, Any]:
-    """Return the manifest's statistics of train or validation. Rates are fractions, or None if nothing was counted."""
+    """Return the statistics of train or validation for the manifest, by name. Rates are fractions, or None if nothing
+    was counted.
+
+    `tally` has the counts of the rows, and `mask_sets` is the number of mask sets of each row.
+    """
     labelled = tally.labels[0] + tally.labels[1]
     return {
         "documents": tally.documents,
@@ -232,7 +243,7 @@ def summarize_rows(tally: RowTally, *, mask_sets: int, max_seq_length: int) -> d
 
 
 def results_to_tree(result: BuildResult) -> dict[str, Any]:
-    """Return the result as JSON data for results_from_tree."""
+    """Return `result` as JSON data, from which results_from_tree makes an equal result."""
     tree = {
         "left_out": reads_to_tree(result.left_out),
         "shards": [shard.model_dump(mode="json") for shard in result.shards],
@@ -249,22 +260,22 @@ def _fields(data: ReadTally | RowTally | Example) -> dict[str, Any]:
 
 
 def results_from_tree(tree: dict[str, Any], *, folder: str | Path) -> BuildResult:
-    """Return the result that results_to_tree made into JSON data. `folder` has the files of rejects (documents left
-    out)."""
+    """Return the build result that results_to_tree turned into the JSON data `tree`. `folder` is the folder of the
+    files of rejects (documents left out)."""
     shards = [Shard.model_validate_json(json.dumps(shard)) for shard in tree["shards"]]
     tallies = {split: _rows_from_tree(rows) for split, rows in tree["rows"].items()}
     return BuildResult(shards, tallies, reads_from_tree(tree["left_out"], folder=folder))
 
 
 def reads_to_tree(tally: ReadTally) -> dict[str, Any]:
-    """Return the tally as JSON data for reads_from_tree. Files of rejects (documents left out) are stored without
-    folder."""
+    """Return `tally` as JSON data, from which reads_from_tree makes an equal tally. Of the files of rejects (documents
+    left out), only the names are stored, not the folder."""
     return {**_fields(tally), "rejects": [Path(run).name for run in tally.rejects]}
 
 
 def reads_from_tree(tree: dict[str, Any], *, folder: str | Path) -> ReadTally:
-    """Return the tally that reads_to_tree made into JSON data. `folder` has the files of rejects (documents left
-    out)."""
+    """Return the tally that reads_to_tree turned into the JSON data `tree`. `folder` is the folder of the files of
+    rejects (documents left out)."""
     rejects = [storage.join(folder, name) for name in tree["rejects"]]
     by_source = {name: Counter({int(key): n for key, n in tree[name].items()}) for name in _BY_SOURCE}
     examples = {reason: [(name, detail) for name, detail in found] for reason, found in tree["examples"].items()}
@@ -292,7 +303,7 @@ def _rows_from_tree(tree: dict[str, Any]) -> RowTally:
 
 
 def _add(one: Any, other: Any) -> Any:
-    """Return the sum of a field of two tallies. An empty array stands for zeros."""
+    """Return the sum of `one` and `other`, the values of a field in two tallies. An empty array counts as zeros."""
     if isinstance(one, np.ndarray) and not (one.size and other.size):
         return one if one.size else other
     return one + other

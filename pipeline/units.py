@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def describe_seconds(seconds: float) -> str:
-    """Return a duration as text with about two digits: 12 s, 3 min, 5.2 h, 4.1 d."""
+    """Return a duration as text with about two digits, such as 12 s, 3 min, 5.2 h or 4.1 d."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
@@ -15,7 +15,7 @@ def describe_seconds(seconds: float) -> str:
 
 
 def describe_bytes(count: float) -> str:
-    """Return a size as text with up to three digits: 123 kB, 4.5 MB, 67 GB."""
+    """Return a number of bytes as text with up to three digits, such as 123 kB, 4.5 MB or 67 GB (powers of 1000)."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}" if count < 999.5 else f"1 {unit}"
@@ -24,5 +24,6 @@ def describe_bytes(count: float) -> str:
 
 
 def count_of(number: int, noun: str, *, plural: str = "") -> str:
-    """Return a number with its noun: 1 split, 12,000 splits. Give `plural` if it is not the noun with an s."""
+    """Return a number with its noun, such as 1 split or 12,000 splits. `plural` is the plural of `noun`; leave it out
+    if this is the noun with an s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"

@@ -1,4 +1,5 @@
-"""Versions of our code and of libraries. Besides config and input, only they determine the bytes of a data set."""
+"""Versions of our code and of libraries. Only these versions, the config and the input determine the bytes of a data
+set."""
 
 from __future__ import annotations
 
@@ -20,20 +21,20 @@ SHAPING = (
     *("build", "cleaning", "config", "dataset", "dedup", "documents.py", "draws.py", "engines/dask_runner.py"),
     *("instances", "shuffle", "sources", "tally.py", "tokenizer", "vocabulary", "wikitext"),
 )
-"""Our packages and modules that decide the bytes of a shard, a spill file or a record. The other modules run a build,
-report on it, or move bytes unchanged (storage)."""
+"""Names in this folder of our packages and modules that decide the bytes of a shard, a spill file or a record. All
+other modules run a build, report on it, or move bytes unchanged (storage)."""
 
 
 def describe_code() -> dict[str, str]:
-    """Return the hash of our code and the versions of Python and libraries, by name. If these are equal on another
-    machine, a worker there makes the same bytes."""
+    """Return the hash of our code and the versions of Python and of libraries, by name. A worker on another machine
+    makes the same bytes as this machine if this function returns the same there."""
     libraries = {name: version(name) for name in (*_LIBRARIES, *_NEAR_DUPLICATE_LIBRARIES)}
     python = ".".join(map(str, sys.version_info[:2]))
     return {"the pipeline's code": hash_code(), "Python": python, "unicode": unicodedata.unidata_version, **libraries}
 
 
 def library_versions(config: PipelineConfig) -> dict[str, str]:
-    """Return the versions of libraries and of our own code that determine the data."""
+    """Return the versions of the libraries and of our own code that determine the data, by name."""
     names = _LIBRARIES + (_NEAR_DUPLICATE_LIBRARIES if config.cleaning.near_duplicates else ())
     libraries = {name: version(name) for name in names}
     return {**libraries, "unicode": unicodedata.unidata_version, "cloze_data": CODE_VERSION}
@@ -41,12 +42,14 @@ def library_versions(config: PipelineConfig) -> dict[str, str]:
 
 @cache
 def hash_code() -> str:
-    """Return the hash of our source files that determine the data. A build resumes only if its hash is the same."""
+    """Return a hash (16 hexadecimal digits) of our source files that determine the data. A build uses finished pieces
+    of an earlier start only if this hash is the same."""
     return hash_sources(Path(__file__).parent)
 
 
 def hash_sources(folder: Path) -> str:
-    """Return one hash of the source files named in SHAPING, as they are in `folder`: this package or a copy of it."""
+    """Return a hash (16 hexadecimal digits) of all source files that SHAPING names. `folder` is the folder of this
+    package or of a copy of it."""
     files = [path for name in SHAPING for path in ((folder / name).rglob("*") if "." not in name else [folder / name])]
     digest = hashlib.sha256()
     for path in sorted(path for path in files if path.suffix in (".py", ".tsv", ".txt")):

@@ -1,4 +1,5 @@
-"""A YAML loader and a dumper that use the numbers of YAML 1.2. The loader refuses a mapping that repeats a key."""
+"""A YAML loader and a YAML dumper that read and write numbers as YAML 1.2 does. The loader refuses a mapping that
+repeats a key."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ import yaml
 
 
 class NumberLoader(yaml.SafeLoader):
-    """A SafeLoader that reads numbers like YAML 1.2 (`1e-4`, where PyYAML requires `1.0e-4`) and refuses repeated
-    keys."""
+    """A SafeLoader that reads numbers as YAML 1.2 does (such as `1e-4`, which PyYAML reads as a text) and refuses
+    repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping of a node. Raises ConstructorError if a key is repeated, a list, a mapping, or <<."""
+        """Return the dict for a mapping in YAML. Raises ConstructorError if a key is repeated, if it is a list or a
+        mapping, or if it is the merge key <<."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":  # PyYAML 6.0.4 gives merges of merges the older value
@@ -37,7 +39,8 @@ _NUMBERS = {
     "float": r"[-+]?(?:(?:[0-9][0-9_]*)?\.[0-9_]+|[0-9][0-9_]*\.|\.inf|\.Inf|\.INF)(?:[eE][-+]?[0-9]+)?$"
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$|\.nan$|\.NaN$|\.NAN$",
 }
-"""The patterns of numbers in YAML 1.2. There, 010 and 1:30 are texts, but YAML 1.1 reads them as 8 and 90."""
+"""Patterns of the numbers that YAML 1.2 has. In YAML 1.2, 010 and 1:30 are texts, but in YAML 1.1 they are the numbers
+8 and 90."""
 NumberLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in found if not tag.endswith((":int", ":float"))]
     for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()

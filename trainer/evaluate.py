@@ -32,8 +32,8 @@ _TOKENS = 4096
 """Maximum tokens of a micro-batch, unless one row is longer."""
 
 
-class _StillModel:
-    """Stands in for an Engine when the model is not trained. It has only what an Evaluator needs."""
+class _EvaluationEngine:
+    """The part of Engine that an Evaluator needs, for a model that is not trained."""
 
     rank, world_size = 0, 1
 
@@ -73,14 +73,14 @@ def evaluate(model: str, *, data: str, max_pairs: int | None = None, device: str
         evaluation=EvaluationConfig(max_pairs=max_pairs),
     )
     (opened,) = open_phases(resolve_phases(config), manifests=[manifest])
-    still: Any = _StillModel(weights, device=torch.device(device))
-    with _alone():
-        found = Evaluator(config, manifest=manifest, shape=opened.shape).evaluate(still, step=0)
+    engine: Any = _EvaluationEngine(weights, device=torch.device(device))
+    with _single_process_group():
+        found = Evaluator(config, manifest=manifest, shape=opened.shape).evaluate(engine, step=0)
     return found if knows_pairs else replace(found, nsp_loss=None, nsp_accuracy=None)
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _single_process_group() -> Iterator[None]:
     """Make a torch.distributed group of this process alone for the block, since the Evaluator sums over all ranks."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -21,7 +21,8 @@ Values:
 
 @command()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files, or with --help explain the values. Return the exit status."""
+    """Write the files of the kinds of cluster named in `arguments` (of all kinds if there are none), or with --help
+    explain the values. Return the exit status 0."""
     kinds = list(sys.argv[1:] if arguments is None else arguments)
     if "--help" in kinds:
         print(USAGE.format(kinds=", ".join(KINDS)))
@@ -37,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(kind: str, *, folder: Path = CLUSTER) -> None:
-    """Write the files of a kind of cluster into `folder`, and print which values are missing."""
+    """Write the files of a kind of cluster into `folder`, and print their names and which values the user must still
+    give."""
     values = read_values(kind)
     for name, text in render(kind, values).items():
         path = folder / name

@@ -10,13 +10,13 @@ from cluster.render.values import SkyValues, SlurmValues
 Tree = dict[str, Any]
 
 NOTICE_S = 300
-"""Seconds between Slurm's signal and the job's time limit."""
+"""Slurm sends its signal this number of seconds before the job's time limit."""
 
 
 def render_slurm(values: SlurmValues) -> str:
-    """Return a batch script that runs Ray on every node and the command on the first.
+    """Return the text of a batch script that runs Ray on every node, and the training command on the first node.
 
-    Before the time limit, the command writes a checkpoint, and the job is queued again.
+    Shortly before the time limit, the command writes a checkpoint, and the job goes back into the queue.
     """
     group = values.gpu
     driver = shlex.quote(f'echo $$ > "$0"; export RAY_ADDRESS="$1"; exec {values.command}')
@@ -79,10 +79,11 @@ exit "$status"
 
 
 def render_skypilot(values: SkyValues) -> Tree:
-    """Return a task that copies this checkout to the nodes. Its Ray has other ports and folders than SkyPilot's own.
+    """Return a SkyPilot task that copies this checkout to the nodes and trains there. The ports and folders of the Ray
+    that it starts differ from those of SkyPilot's own Ray.
 
-    The task mounts no bucket, because files in a mounted bucket cannot be renamed. So data and output are addresses of
-    an object store.
+    The task mounts no bucket, because files in a mounted bucket cannot be renamed. So data and output must be addresses
+    of an object store.
     """
     start = f"--num-cpus={values.gpu.cpus} --num-gpus={values.gpu.gpus} --temp-dir=/tmp/cloze --disable-usage-stats"
     return {

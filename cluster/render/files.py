@@ -1,4 +1,4 @@
-"""Renders the files of clusters from values. A comment at the top of each file says that only the values are edited."""
+"""Renders the files of clusters from values. A comment in each file says to edit the values and not the file."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ FILES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "slurm": {"slurm/train.sbatch": batch.render_slurm},
     "skypilot": {"skypilot/train.yaml": batch.render_skypilot},
 }
-"""Maps each kind of cluster to its files, and each file to its function, which returns a script or a tree for YAML."""
+"""Maps each kind of cluster to its files, and each file to the function that makes its content from the values. The
+function returns the text of a script, or nested dicts and lists that become YAML."""
 
 FILL_IN = "fill-in"
 """The text that marks values that the user must still give."""
 
 
 def render(kind: str, values: ClusterValues) -> dict[str, str]:
-    """Return the text of each file of a kind of cluster, by its path under cluster/."""
+    """Return the texts of all files of a kind of cluster: a dict from path under cluster/ to text."""
     note = f"# Made by `make cluster` from cluster/values/{kind}.yaml: change that, not this.\n"
     texts = {}
     for name, make in FILES[kind].items():
@@ -51,7 +52,8 @@ def render(kind: str, values: ClusterValues) -> dict[str, str]:
 
 
 def dump(tree: Any) -> str:
-    """Return the tree as readable YAML: text of several lines is a block, and repeated values are written out."""
+    """Return `tree` (nested dicts and lists) as readable YAML: a text of several lines becomes a block, and values that
+    occur twice are written twice, without anchors."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=10_000)
 
 
@@ -68,7 +70,7 @@ _Dumper.add_representer(str, _write_text)
 
 
 def list_unfilled(values: ClusterValues) -> list[str]:
-    """Return the keys whose values the user must still give."""
+    """Return the keys, as `section.name`, whose values the user must still give."""
     return [key for key, value in _walk(to_tree(values)) if FILL_IN in str(value)]
 
 
@@ -81,7 +83,8 @@ def _walk(tree: dict[str, Any], *, prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def list_outdated(kind: str, *, values: ClusterValues, folder: Path = CLUSTER) -> list[str]:
-    """Return the paths, in `folder`, of files that are missing or differ from what `values` give."""
+    """Return the relative paths of the files in `folder` that are missing, or that differ from the files rendered from
+    `values`."""
     texts = {folder / name: text for name, text in render(kind, values).items()}
     return [
         str(path.relative_to(folder))

@@ -1,8 +1,8 @@
 """Files for Kubernetes: a RayCluster and RayJobs for KubeRay (1.5 or later), with and without a queue.
 
 The Ray container comes first in its pod. Only CPU pods have the preprocessing resource. Without a queue, every group of
-pods can shrink to none. Nothing listens outside the cluster, and Ray requires a token.
-tests/cluster/test_cluster_kuberay.py checks this.
+pods can shrink to no pods. Nothing listens outside the cluster, and Ray requires a token. All this is checked in
+tests/cluster/test_cluster_kuberay.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from cluster import PREPROCESSING
-from cluster.render.launcher import EFA, STOP_S, grown, ray_memory
+from cluster.render.launcher import EFA, STOP_S, growth_resources, ray_memory
 from cluster.render.values import SHARED, Group, KubernetesValues
 
 Tree = dict[str, Any]
@@ -21,23 +21,23 @@ Queue = Literal["none", "kueue", "volcano"]
 USER = 1000
 """User id and group id of the user in the images."""
 GRACE_S = 120
-"""Seconds between the notice that a pod will end and its end: enough for a checkpoint."""
+"""Seconds from the notice that a pod will end until the pod ends, which is enough for a checkpoint."""
 SMALL = {"cpu": "500m", "memory": "1Gi"}
-"""Size of a container that mostly waits."""
+"""CPUs and memory of a container that mostly waits."""
 
 
 def render_cluster(values: KubernetesValues) -> Tree:
-    """Return a RayCluster that stays, for jobs from `make submit`."""
-    named = name_of(values, values.name)
+    """Return a RayCluster that runs until it is deleted, for jobs from `make submit`."""
+    named = resource_metadata(values, values.name)
     return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": named, "spec": cluster_spec(values)}
 
 
 def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"], queue: Queue = "none") -> Tree:
-    """Return a RayJob with a cluster of its own, which ends with the job.
+    """Return a RayJob with a Ray cluster of its own, which ends with the job.
 
-    A failed job starts again on a new cluster, and continues from its last checkpoint or finished shard. While it
-    lives, its lease on the run directory refuses a second job. A queue admits all nodes at once or none, so with one
-    the cluster has its full size from the start.
+    A job that fails starts again on a new cluster, and continues from its last checkpoint or finished shard. While a
+    job runs, its lease on the run directory keeps a second job out. A queue admits either all nodes of a job at once or
+    no nodes. So if there is a `queue`, the cluster has its full size from the start.
     """
     name = f"{values.name}-{work}"
     labels = {}
@@ -49,7 +49,7 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": name_of(values, name, **labels),
+        "metadata": resource_metadata(values, name, **labels),
         "spec": {
             "entrypoint": values.commands.train if work == "train" else values.commands.preprocess,
             "submissionMode": "K8sJobMode",
@@ -63,8 +63,8 @@ def render_job(values: KubernetesValues, *, work: Literal["train", "preprocess"]
     }
 
 
-def name_of(values: KubernetesValues, name: str, **labels: str) -> Tree:
-    """Return the metadata of a resource: name, namespace and labels."""
+def resource_metadata(values: KubernetesValues, name: str, **labels: str) -> Tree:
+    """Return the metadata of a Kubernetes resource: name, namespace and, if there are any, labels."""
     tree: Tree = {"name": name, "namespace": values.namespace}
     return {**tree, "labels": labels} if labels else tree
 
@@ -72,7 +72,8 @@ def name_of(values: KubernetesValues, name: str, **labels: str) -> Tree:
 def cluster_spec(
     values: KubernetesValues, *, groups: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu"), fixed: bool = False
 ) -> Tree:
-    """Return a RayClusterSpec of `groups`. If `fixed`, all pods start at once, without an autoscaler."""
+    """Return a RayClusterSpec with a head and these groups of pods. If `fixed`, all pods start at once and there is no
+    autoscaler."""
     made = {"cpu": cpu_group, "gpu": gpu_group}
     spec: Tree = {
         "rayVersion": metadata.version("ray"),
@@ -81,7 +82,7 @@ def cluster_spec(
         "workerGroupSpecs": [made[name](values, fixed=fixed) for name in groups],
     }
     if not fixed:
-        patience = {
+        timeouts = {
             "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S": str(values.boot_timeout_s),
             "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": str(2 * values.boot_timeout_s),
             "RAY_AUTOSCALER_RECONCILE_RAY_INSTALL_STATUS_TIMEOUT_S": str(2 * values.boot_timeout_s),
@@ -91,14 +92,15 @@ def cluster_spec(
             "version": "v2",
             "upscalingMode": "Default",
             "idleTimeoutSeconds": 60 * values.idle_minutes,
-            "env": [{"name": name, "value": value} for name, value in patience.items()],
+            "env": [{"name": name, "value": value} for name, value in timeouts.items()],
             "resources": {"requests": dict(SMALL), "limits": dict(SMALL)},
         }
     return spec
 
 
 def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
-    """Return the head's group. It runs only jobs' drivers, and tells the trainer how far `groups` may grow."""
+    """Return the headGroupSpec. The head runs only the drivers of jobs. From its resources, the trainer learns how far
+    `groups` (the groups of workers) may grow."""
     group = values.head
     container = ray_container(values, image=values.images.training, group=group)
     container["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(STOP_S)})
@@ -112,7 +114,7 @@ def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
         "serviceType": "ClusterIP",
         "rayStartParams": {
             "num-cpus": "0",
-            "resources": json.dumps(json.dumps(grown(*groups))),  # KubeRay passes it through a shell
+            "resources": json.dumps(json.dumps(growth_resources(*groups))),  # KubeRay passes it through a shell
             "dashboard-host": "0.0.0.0",
             "metrics-export-port": "8080",
         },
@@ -121,7 +123,8 @@ def head_group(values: KubernetesValues, *, groups: list[Group]) -> Tree:
 
 
 def cpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
-    """Return the group of pods that preprocess. Only they have the resource that preprocessing asks for."""
+    """Return the workerGroupSpec of the pods that preprocess. Only these pods have the resource that preprocessing asks
+    for. If `fixed`, all pods start at once."""
     group = values.cpu
     container = ray_container(values, image=values.images.preprocessing, group=group)
     resources = {"CPU": str(group.cpus), "memory": str(ray_memory(group)), PREPROCESSING: str(group.cpus)}
@@ -131,7 +134,7 @@ def cpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
 
 
 def gpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
-    """Return the group of pods that train."""
+    """Return the workerGroupSpec of the pods that train. If `fixed`, all pods start at once."""
     group = values.gpu
     container = ray_container(values, image=values.images.training, group=group)
     devices: Tree = {"nvidia.com/gpu": group.gpus}
@@ -149,7 +152,11 @@ def gpu_group(values: KubernetesValues, *, fixed: bool) -> Tree:
 
 
 def worker_group(name: str, group: Group, *, resources: dict[str, str], template: Tree, fixed: bool) -> Tree:
-    """Return a workerGroupSpec, with all its pods at once if `fixed`. Before a pod ends, Ray drains its node."""
+    """Return a workerGroupSpec. If `fixed`, all its pods start at once. Before a pod ends, Ray drains it (moves work
+    off it).
+
+    `resources` are the resources of a pod as Ray counts them, and `template` is the pod template.
+    """
     notice = ["python", "-m", "cluster.notice", f"--seconds={GRACE_S - 30}"]
     template["spec"]["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": notice}}}
     least = group.max_nodes if fixed else group.min_nodes
@@ -165,7 +172,8 @@ def worker_group(name: str, group: Group, *, resources: dict[str, str], template
 
 
 def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree:
-    """Return the container in which KubeRay starts Ray. It must be the first container of its pod."""
+    """Return the container in which KubeRay starts Ray, with the CPUs and memory of a node of `group`. It must be the
+    first container of its pod."""
     size = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"}
     return {
         "name": "ray",
@@ -182,12 +190,14 @@ def ray_container(values: KubernetesValues, *, image: str, group: Group) -> Tree
 
 
 def locked_down() -> Tree:
-    """Return a security context without root, capabilities and ways to gain rights."""
+    """Return the security context of a container that does not run as root, has no capabilities, and cannot gain
+    rights."""
     return {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def pod(values: KubernetesValues, container: Tree, *, selector: dict[str, str], shm_gib: int) -> Tree:
-    """Return a pod template with the shared storage and a /dev/shm of its own."""
+    """Return a pod template that runs `container` on nodes with the labels `selector`. The pod mounts the shared
+    storage and has a /dev/shm of `shm_gib` GiB."""
     spec: Tree = {
         "containers": [container],
         "securityContext": {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},

@@ -1,7 +1,8 @@
-"""Files of Ray's launcher (`ray up`) for AWS, Google Cloud and existing hosts, as trees of plain data.
+"""Files of Ray's launcher (`ray up`) for AWS, Google Cloud and existing hosts, as nested dicts and lists.
 
 Everything runs in containers. Ray requires a token. Its dashboard listens on loopback, and `ray dashboard` opens a
-tunnel to it. No provider has run these files yet. tests/cluster checks them against the rules of the providers.
+tunnel to it. These files have not been run at any provider yet. The tests in tests/cluster check them against the rules
+of the providers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ CONTAINER = "cloze"
 RAY_MEMORY = 0.7
 """Share of a node's memory that Ray may assign to tasks. Ray's object store and the system need the rest."""
 STOP_S = 600
-"""Seconds after `ray job stop` until Ray kills a job: enough for a checkpoint."""
+"""Seconds after `ray job stop` until Ray kills a job, which is enough for a checkpoint."""
 UP = "ulimit -n 65536"
 NOTICE = "nohup python -m cluster.notice --watch > /tmp/notice.log 2>&1 &"
 OPEN_FILES = ["--ulimit", "nofile=65536:65536"]
@@ -30,11 +31,11 @@ EFA = {
     "NCCL_SOCKET_IFNAME": "^lo,docker0",
     "NCCL_DEBUG": "WARN",
 }
-"""Environment variables for NCCL over EFA (AWS's network). The training image has the plugin."""
+"""Environment variables for NCCL over EFA (AWS's fast network). The training image has the plugin that this needs."""
 
 
 def resources_of(group: Group) -> Tree:
-    """Return the resources of a node as Ray counts them: all integers, with memory in bytes."""
+    """Return the resources of a node of `group` as Ray counts them: a dict from name to integer. Memory is in bytes."""
     resources: Tree = {"CPU": group.cpus}
     if group.gpus:
         resources["GPU"] = group.gpus
@@ -45,12 +46,13 @@ def resources_of(group: Group) -> Tree:
 
 
 def ray_memory(group: Group) -> int:
-    """Return the memory of a node that Ray may assign, in bytes."""
+    """Return the memory in bytes that Ray may assign to tasks on a node of `group`."""
     return int(group.memory_gib * RAY_MEMORY) * 2**30
 
 
-def grown(*groups: Group) -> dict[str, int]:
-    """Return resources of the head that tell the trainer how far the cluster may grow. Ray itself does not tell it."""
+def growth_resources(*groups: Group) -> dict[str, int]:
+    """Return custom resources for the head, from which the trainer learns how many CPUs and GPUs the cluster has after
+    `groups` have grown to their full size. Ray itself does not say this."""
     return {
         "grows_to_CPU": sum(group.cpus * group.max_nodes for group in groups),
         "grows_to_GPU": sum(group.gpus * group.max_nodes for group in groups),
@@ -58,17 +60,19 @@ def grown(*groups: Group) -> dict[str, int]:
 
 
 def range_of(group: Group) -> Tree:
-    """Return the lowest and highest number of nodes."""
+    """Return the lowest and highest number of nodes of `group`, under the launcher's keys min_workers and
+    max_workers."""
     return {"min_workers": group.min_nodes, "max_workers": group.max_nodes}
 
 
 def environment_options(variables: dict[str, str]) -> list[str]:
-    """Return the options of `docker run` that set variables."""
+    """Return the options of `docker run` that set these environment variables."""
     return [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
 
 
 def common(values: ClusterValues) -> Tree:
-    """Return what all launcher files share: Ray's start commands, the token, and limits on idle time and boot time."""
+    """Return the part that all launcher files have in common: the name, Ray's start commands, the token, and limits on
+    idle time and boot time."""
     patience = {
         "AUTOSCALER_NODE_START_WAIT_S": values.boot_timeout_s,
         "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S": values.boot_timeout_s,
@@ -97,7 +101,8 @@ def common(values: ClusterValues) -> Tree:
 
 
 def docker(image: str, *, shared: str | None) -> Tree:
-    """Return the settings of containers. Groups may replace `image`. `shared` is the host's folder for /shared."""
+    """Return the settings of the containers on all nodes. A group of nodes may name another image than `image`.
+    `shared` is the host's folder that containers see as /shared. If it is None, containers have no /shared."""
     mounts = ["--volume", f"{shared}:{SHARED}"] if shared is not None else []
     token = environment_options({"RAY_AUTH_MODE": "token"})
     return {
@@ -109,7 +114,7 @@ def docker(image: str, *, shared: str | None) -> Tree:
 
 
 def render_aws(values: AwsValues, *, spot: bool) -> Tree:
-    """Return the file of `ray up` on EC2. If `spot`, GPU nodes are spot instances."""
+    """Return the content of the file for `ray up` on EC2. If `spot`, GPU nodes are spot instances."""
     provider = {
         "type": "aws",
         "region": values.region,
@@ -134,7 +139,7 @@ def render_aws(values: AwsValues, *, spot: bool) -> Tree:
 
 
 def render_gcp(values: GcpValues, *, spot: bool) -> Tree:
-    """Return the file of `ray up` on Compute Engine. If `spot`, GPU nodes are spot machines."""
+    """Return the content of the file for `ray up` on Compute Engine. If `spot`, GPU nodes are spot machines."""
     provider = {
         "type": "gcp",
         "region": values.region,
@@ -162,10 +167,11 @@ def render_cloud(
     gpu_options: list[str],
     spot: bool,
 ) -> Tree:
-    """Return the file of a cluster with a head, CPU nodes and GPU nodes.
+    """Return the content of the file for a cluster with a head, CPU nodes and GPU nodes.
 
-    `mounts` are commands that mount /shared, and `login` logs in to the registry. `node` describes a node from its
-    group, as the provider wants it. `gpu_options` are for `docker run` on GPU nodes.
+    `provider` is the section of this name. `mounts` are shell commands that mount /shared, and `login` is a shell
+    command that logs in to the registry. `node` is a function that returns the provider's description of a node of a
+    group. `gpu_options` are options of `docker run` on GPU nodes. If `spot`, GPU nodes are spot machines.
     """
     tree = common(values)
     tree |= {
@@ -177,7 +183,7 @@ def render_cloud(
         "head_node_type": "head",
         "available_node_types": {
             "head": {
-                "resources": {"CPU": 0, **grown(values.cpu, values.gpu)},
+                "resources": {"CPU": 0, **growth_resources(values.cpu, values.gpu)},
                 "min_workers": 0,
                 "max_workers": 0,
                 "node_config": node(values.head, public=True),
@@ -205,7 +211,8 @@ def render_cloud(
 
 
 def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: bool = False) -> Tree:
-    """Return the parameters of RunInstances for a node. Only the head is `public`."""
+    """Return the parameters of RunInstances (EC2) for a node of `group`. `public` is true for the head, which gets a
+    public address, and false for all other nodes."""
     node: Tree = {
         "InstanceType": group.machine,
         "ImageId": values.machine_image,
@@ -244,7 +251,8 @@ def ec2_node(values: AwsValues, group: Group, *, public: bool = False, spot: boo
 
 
 def mount_fsx(fsx: Fsx) -> list[str]:
-    """Return the commands that mount FSx for Lustre on a node, with the file locks that leases and builds use."""
+    """Return the shell commands that mount FSx for Lustre at /shared on a node. File locks are turned on, because
+    leases and builds use them."""
     keyring, repository = "/usr/share/keyrings/fsx.gpg", "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
     key = "https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc"
     return [
@@ -259,7 +267,7 @@ def mount_fsx(fsx: Fsx) -> list[str]:
 
 
 def mount_filestore(export: str) -> list[str]:
-    """Return the commands that mount an NFS export on a node."""
+    """Return the shell commands that mount an NFS export (HOST:/PATH) at /shared on a node."""
     return [
         "command -v mount.nfs || (sudo apt-get update -q && sudo apt-get install -qy nfs-common)",
         f"sudo mkdir -p {SHARED}",
@@ -269,7 +277,8 @@ def mount_filestore(export: str) -> list[str]:
 
 
 def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: bool = False) -> Tree:
-    """Return the body of instances.insert for a node. Only the head is `public`."""
+    """Return the body of instances.insert (Compute Engine) for a node of `group`. `public` is true for the head, which
+    gets a public address, and false for all other nodes."""
     card: Tree = {"subnetwork": values.network}
     if public:
         card["accessConfigs"] = [{"name": "External NAT", "type": "ONE_TO_ONE_NAT"}]
@@ -298,7 +307,8 @@ def gce_node(values: GcpValues, group: Group, *, public: bool = False, spot: boo
 
 
 def render_hosts(values: HostsValues) -> Tree:
-    """Return the file of `ray up` on existing hosts. Hosts without a GPU preprocess; if there are none, all do."""
+    """Return the content of the file for `ray up` on existing hosts. Hosts without a GPU preprocess. If there are no
+    such hosts, all hosts preprocess."""
     tree = common(values)
     workers = [*values.cpu_hosts, *values.gpu_hosts]
     resource = f"--resources='{{\"{PREPROCESSING}\":{values.cpu.cpus}}}'"

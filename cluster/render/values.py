@@ -1,7 +1,7 @@
 """The values that a user fills in: one class for each kind of cluster, read from cluster/values/*.yaml.
 
-Each name and number of a cluster stands only in its values file, and cluster/render copies it wherever it is needed.
-Values that cannot work are refused when they are read, so no file is made from them.
+Each name and number of a cluster is written only in its values file, and cluster/render copies it into all files that
+need it. Values that cannot work are refused when they are read, so no file is made from them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SHARED = "/shared"
 HOME = "/home/cloze"
 """Home folder of the user in the images (cluster/images)."""
 SHORTEST_BOOT_S = 1200
-"""Smallest boot_timeout_s allowed. Ray's own limits (900 s and 600 s) are too short for a GPU node to boot."""
+"""Smallest value of boot_timeout_s allowed. Ray's own defaults (900 s and 600 s) are too short for a GPU node to
+boot."""
 SCRIPTS = {"train": "trainer/run.py", "preprocess": "pipeline/run.py"}
 """Maps each kind of job to the script that it runs, as a path in the repository."""
 
@@ -38,13 +39,14 @@ Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Price = Annotated[float, Field(gt=0.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,28}[a-z0-9])?$")]
-"""Lowercase letters, digits and hyphens, at most 30: KubeRay allows 47 for a job's name, which begins with it."""
+"""The name of a cluster: at most 30 lowercase letters, digits and hyphens. The names of its jobs begin with this name,
+and KubeRay allows them 47 characters."""
 Image = Annotated[str, AfterValidator(_check_image)]
 """A container image with a version."""
 Word = Annotated[str, Field(pattern=r"^[^\s\"'`$\\;&|<>()]+$")]
-"""Text that goes unquoted into a shell script."""
+"""A text that is written without quotes into a shell script, so it may not have spaces or special characters."""
 Line = Annotated[str, Field(pattern=r"^[^\n\"]+$")]
-"""Text of one line that goes quoted into a shell script."""
+"""A text of one line that is written in double quotes into a shell script."""
 
 
 class Group(Settings):
@@ -342,10 +344,11 @@ class SkyValues(ClusterValues):
 
 
 def check_command(command: str, *, key: str, work: str, group: Group) -> None:
-    """Raise ValueError if a job's command runs another script, or asks for more workers than `group` has room for.
+    """Check `command`, the value `key` of a job of the kind `work` (train or preprocess).
 
-    A command that preprocesses must also name `workers`, because nodes start for that number, and the nodes' resource,
-    because GPU nodes would start otherwise.
+    Raises ValueError if it runs another script, or asks for more workers than `group` has room for. A command that
+    preprocesses must also set `workers`, because nodes start for that number of workers, and `ray.resource`, because
+    otherwise GPU nodes may start.
     """
     try:
         words = shlex.split(command)
@@ -371,9 +374,10 @@ KINDS: dict[str, type[ClusterValues]] = {
     "slurm": SlurmValues,
     "skypilot": SkyValues,
 }
-"""Maps the name of each values file, without .yaml, to its class."""
+"""Maps each kind of cluster (the name of its values file without .yaml) to the class of its values."""
 
 
 def read_values(kind: str, *, folder: Path = VALUES) -> ClusterValues:
-    """Return the values of a kind of cluster. Raises ConfigError that names file, key, value and remedy."""
+    """Return the values of a kind of cluster, read from KIND.yaml in `folder`. Raises ConfigError that names file, key,
+    value and remedy."""
     return load_settings(KINDS[kind], file=folder / f"{kind}.yaml")

@@ -18,12 +18,13 @@ from pipeline.audit.following import document_keys
 
 PART_BYTES = 64_000_000
 SURE_BITS = 10
-"""Identical rows are a fault if chance would give less than one in a data set 2 ** SURE_BITS times as large; otherwise
-they are a note."""
+"""Identical rows are a fault if chance would give less than one such row even in a data set 2 ** SURE_BITS times as
+large. Otherwise they are a note."""
 _ACTION_BITS = 0.6
 """-log2 of the chance that two random choices between [MASK], kept and random (80/10/10) are equal."""
 MIN_TOKENS = 32
-"""Shorter rows may be repeated by chance. For leakage the limit is half of max_seq_length if that is less."""
+"""Rows with fewer tokens may be repeated by chance, so their repetition is a note. The check for leakage uses half of
+max_seq_length as its limit if that is less."""
 ROW = np.dtype(
     [
         ("pair", "<u8", 2),
@@ -37,19 +38,21 @@ ROW = np.dtype(
         ("bits", "u1"),
     ]
 )
-"""The record of one row. pair is a 128-bit hash of the unmasked ids, and rest a hash of the mask sets and the label.
-bits is -log2 of the chance of equal masks."""
+"""The record of one row. pair is a 128-bit hash of the unmasked ids, and rest is a hash of the mask sets and the label.
+shard, group and row are numbers that say where the row is. length is in tokens. bits is -log2 of the chance that
+another row with the same ids gets the same masks."""
 DOCUMENT = np.dtype([("id", "<u8", 2), ("shard", "<u4"), ("group", "<u4")])
-"""One document in one row group."""
+"""The record of one document in one row group. id is the 16-byte document id."""
 
 
 def num_parts(rows: int) -> int:
-    """Return into how many temporary parts, each checked on its own, the records of `rows` rows are divided."""
+    """Return the number of parts into which the temporary records of `rows` rows are divided. Each part is checked
+    alone."""
     return max(1, -(-rows * ROW.itemsize // PART_BYTES))
 
 
 def describe_rows(block: Block, *, shard: int, facts: Facts, vocabulary: Vocabulary) -> npt.NDArray[Any]:
-    """Return ROW[n]: one record for each row of the block."""
+    """Return an array of ROW with one record for each row of the block. `shard` is the number of the block's shard."""
     found = np.zeros(len(block), ROW)
     keys = vocabulary.keys[block.ids]
     for half in range(2):
@@ -82,7 +85,8 @@ def _surprise(block: Block) -> npt.NDArray[np.float64]:
 
 
 def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
-    """Return one DOCUMENT record for each distinct document in the block."""
+    """Return an array of DOCUMENT with one record for each distinct document in the block. `shard` is the number of the
+    block's shard."""
     ids = np.concatenate([block.document, block.second[block.has_second]])
     halves = np.unique(np.ascontiguousarray(ids).view("<u8").reshape(-1, 2), axis=0)
     found = np.zeros(len(halves), DOCUMENT)
@@ -91,13 +95,17 @@ def describe_documents(block: Block, *, shard: int) -> npt.NDArray[Any]:
 
 
 class Spill:
-    """Writes the records of a shard's rows and documents to temporary files: folder/<kind>-<part>-<shard>."""
+    """Writes the records of rows and documents of shard number `shard`, divided into `parts` parts, to temporary files
+    in `folder`. Their names are <kind>-<part>-<shard>."""
 
     def __init__(self, folder: Path, *, shard: int, parts: int) -> None:
         self._folder, self._shard, self._parts = folder, shard, parts
 
     def add(self, kind: str, records: npt.NDArray[Any], *, key: npt.NDArray[np.uint64]) -> None:
-        """Append each record to the file of the part that its `key` selects (uint64[records], evenly spread)."""
+        """Append each record to the file of one part. `kind` is "rows" or "documents".
+
+        A hash of the record's entry in `key` (uint64[records]) selects the part, so records with equal keys meet.
+        """
         part = mix(key) % np.uint64(self._parts)
         order = np.argsort(part, kind="stable")
         cuts = np.searchsorted(part[order], np.arange(1, self._parts, dtype=np.uint64))
@@ -108,7 +116,10 @@ class Spill:
 
 
 def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return all records of one kind ("rows" or "documents") in one part, ordered by shard."""
+    """Return all records of `kind` ("rows" or "documents") in part number `part`, ordered by shard.
+
+    `dtype` is the type of the records: ROW or DOCUMENT.
+    """
     files = sorted(folder.glob(f"{kind}-{part}-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
     return np.concatenate([np.zeros(0, dtype), *(np.fromfile(path, dtype) for path in files)])
 
@@ -116,10 +127,11 @@ def read_part(folder: Path, kind: str, part: int, *, dtype: np.dtype[Any]) -> np
 def check_part(
     folder: Path, part: int, *, shards: list[str], held_out: list[bool], num_rows: int, facts: Facts
 ) -> tuple[Findings, npt.NDArray[np.int64]]:
-    """Check one part of the records. `held_out` says for each shard whether it is validation data.
+    """Check the records of part number `part`, and return the findings and an array of counts.
 
-    Return the findings and int64[2, shards]: the number of rows of each shard that another shard has too, and the
-    number of its documents.
+    The counts are int64[2, shards]: for each shard, how many of its rows are in another shard too, and how many
+    documents it has. `shards` lists the paths of all shards, `held_out` says for each shard whether it is validation
+    data, and `num_rows` is the number of rows in the whole data set.
     """
     findings = Findings()
     validation = np.array(held_out, np.bool_)
@@ -167,7 +179,8 @@ def _place(record: Any, shards: list[str]) -> Place:
 def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeated: npt.NDArray[np.int64]) -> None:
     """Add to `repeated` (int64[shards]) how many rows of each shard are identical to a row of another shard.
 
-    Identical rows are neighbours in `rows`; `head` is the index of the first of them, for each row.
+    Identical rows are neighbours in `rows` (an array of ROW). For each row, `head` has the index of the first row that
+    is identical to it.
     """
     shard = rows["shard"].astype(np.int64)
     starts = np.unique(head)
@@ -179,9 +192,10 @@ def _count_repeated(rows: npt.NDArray[Any], head: npt.NDArray[np.int64], repeate
 def _check_labels(
     rows: npt.NDArray[Any], new_pair: Bools, *, shards: list[str], facts: Facts, findings: Findings
 ) -> None:
-    """Report two segments of one document that are labelled next in one row and not next in another.
+    """Report pairs of segments of one document that are labelled next in one row and not next in another.
 
-    `new_pair` (bool[rows]) is true for the first of neighbouring rows with the same ids.
+    In `rows` (an array of ROW), rows with the same ids are neighbours. `new_pair` (bool[rows]) is true for the first
+    row of such neighbours.
     """
     if facts.next_sentence != "random_document":
         return
@@ -226,8 +240,11 @@ def _check_leaks(
 def _check_documents(
     documents: npt.NDArray[Any], *, shards: list[str], validation: Bools, findings: Findings
 ) -> npt.NDArray[np.int64]:
-    """Check that each document is in one shard, and not in training and validation. Return int64[shards]: the documents
-    in each."""
+    """Check that each document is in one shard, and not in both training and validation. Return int64[shards]: the
+    number of distinct documents in each shard.
+
+    `documents` is an array of DOCUMENT, and `validation` (bool[shards]) is true for shards of validation data.
+    """
     if not documents.size:
         return np.zeros(len(shards), np.int64)
     order = np.lexsort((documents["group"], documents["shard"], documents["id"][:, 1], documents["id"][:, 0]))

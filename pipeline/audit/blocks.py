@@ -32,11 +32,11 @@ _BY_ROW = (
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Arrays by token id, and the ids of [UNK], [CLS], [SEP] and [MASK].
+    """Holds arrays by token id, and the ids of [UNK], [CLS], [SEP] and [MASK].
 
-    keys (uint64) has a number for each token, which is the same in every process. special is true for tokens that
-    represent no text, including [UNK]; unused for reserved tokens. continues and ends tell whether a token continues or
-    ends a word; each is None if tokens do not show it.
+    keys (uint64) has a distinct number for each token, to be hashed. special is true for tokens that represent no text,
+    including [UNK]. unused is true for reserved tokens such as [unused1]. continues is true for tokens that continue a
+    word, and ends for tokens that end a word. Each of these two is None if the tokens do not show it.
     """
 
     tokens: list[str]
@@ -60,10 +60,10 @@ class Vocabulary:
 class Facts:
     """What is known about a data set before its rows are read.
 
-    published means that the published algorithm built it, so its known quirks are notes, not faults. mask_sets is the
-    number of mask sets of each row. masking is whole_word, token or span. draw is word or piece: for what 80/10/10 is
-    drawn. next_sentence is as in the config. most_passes is the largest number of passes over a document, by source;
-    empty if unknown.
+    published is true if the published algorithm built the data set, so that its known quirks are notes, not faults.
+    mask_sets is the number of mask sets of each row. masking is whole_word, token or span. draw is word if 80/10/10 is
+    drawn once for each word, and piece if it is drawn for each piece. next_sentence is as in the config. most_passes
+    has, for each source, the largest number of passes over one document; it is empty if unknown.
     """
 
     published: bool
@@ -79,12 +79,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The n rows of a row group, or some of them, as flat arrays.
+    """Holds n rows of a row group (all rows or some) as flat arrays.
 
-    Row r has the tokens ids[offsets[r]:offsets[r + 1]]. A list is one mask set of a row; row r has the lists with
-    list_rows == r. List l has the entries list_offsets[l] to list_offsets[l + 1] of positions and inputs. ids,
-    positions and inputs are int64. label: int64[n], -1 if null. document and second: uint8[n, 16], the document ids of
-    the segments, zero if absent. has_second: bool[n]. numbers: int64[n], the number of each row in its row group.
+    Row r has the tokens ids[offsets[r]:offsets[r + 1]]. A list is one mask set of a row, and row r has the lists l with
+    list_rows[l] == r. List l has the masked positions positions[list_offsets[l]:list_offsets[l + 1]]. inputs has, in
+    the same order, the ids that the model gets at these positions. ids, positions and inputs are int64. num_tokens,
+    first_length, label (-1 if null), source and pass_number are the columns of these names, int64[n]. document and
+    second (uint8[n, 16]) are the document ids of the two segments, zero if absent. has_second (bool[n]) is true if
+    there is a second segment. numbers (int64[n]) is the number of each row in its row group.
     """
 
     ids: Int64s
@@ -110,7 +112,8 @@ class Block:
 
     @property
     def lengths(self) -> Int64s:
-        """The number of stored tokens of each row, int64[n]. The column num_tokens may differ."""
+        """The number of tokens that each row has in ids, int64[n]. In a faulty row, the column num_tokens may
+        differ."""
         return np.diff(self.offsets)
 
     @property
@@ -124,7 +127,7 @@ class Block:
         return np.repeat(np.arange(self.list_rows.size), np.diff(self.list_offsets))
 
     def place(self, row: int | np.integer[Any]) -> Place:
-        """Return where in the data set row `row` of this block is."""
+        """Return the place in the data set of row `row` of this block."""
         return Place(self.file, self.row_group, int(self.numbers[row]))
 
     def take(self, rows: Bools) -> Block:
@@ -148,7 +151,8 @@ class Block:
 
 
 def offsets_of(lengths: Int64s) -> Int64s:
-    """Return int64[n + 1]: where each of n consecutive runs of these lengths begins, and where the last ends."""
+    """Return int64[n + 1]: where each of n consecutive runs begins, and where the last run ends. `lengths` (int64[n])
+    has the lengths of the runs."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -161,7 +165,7 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def hash_runs(values: npt.NDArray[np.uint64], offsets: Int64s, *, salt: int) -> npt.NDArray[np.uint64]:
     """Return uint64[n]: a hash of each run values[offsets[i]:offsets[i + 1]], which depends on the order of the values.
-    An empty run has a hash too."""
+    An empty run has a hash too. With another `salt`, the hashes are unrelated."""
     lengths = np.diff(offsets)
     place = np.arange(values.size, dtype=np.int64) - np.repeat(offsets[:-1], lengths)
     base = np.uint64(salt * 0x9E3779B97F4A7C15 % 2**64)

@@ -38,7 +38,8 @@ KNOWN_FILES = {MANIFEST_NAME, *PUBLISHED}
 
 
 def describe_set(manifest: Manifest) -> Facts:
-    """Return the facts of a data set. Settings that an older release did not store in its manifest get the defaults."""
+    """Return the facts of the data set that `manifest` describes. Settings that are not in the manifest, because an
+    older release wrote it, get the defaults."""
     config = manifest.config
     published = config.get("mode", "strict") == "reference"
     return Facts(
@@ -58,9 +59,11 @@ def describe_set(manifest: Manifest) -> Facts:
 
 
 def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tuple[Vocabulary, Any]:
-    """Read the tokenizer folder and check it against the manifest. Return the vocabulary and the tokenizer.
+    """Read the tokenizer folder and check it against the manifest. Return the vocabulary and the tokenizer (a
+    tokenizers.Tokenizer).
 
-    If the folder cannot be read, the vocabulary is made from the manifest's numbers, and the tokenizer is None.
+    If the folder cannot be read, the vocabulary is made from the size and the special ids in the manifest, and None is
+    returned in place of the tokenizer.
     """
     special = {name: getattr(manifest.special, name) for name in ("unk", "cls", "sep", "mask")}
     place = Place(f"{TOKENIZER_FOLDER}/tokenizer.json")
@@ -97,7 +100,8 @@ def load_vocabulary(root: str, manifest: Manifest, *, findings: Findings) -> tup
 
 
 def check_folder(root: str, manifest: Manifest, *, findings: Findings) -> None:
-    """Check the files other than shards that the manifest lists, and report files that it does not list."""
+    """Check all files that the manifest lists, except shards. Report files in `root` that the manifest does not
+    list."""
     for name, expected in manifest.files.items():
         findings.looked("files")
         path = resolve_inside(root, name)
@@ -114,7 +118,7 @@ def check_folder(root: str, manifest: Manifest, *, findings: Findings) -> None:
 
 
 def check_file(root: str, shard: Shard, *, findings: Findings) -> bool:
-    """Check size, footer and whole-file hash of a shard. Return whether the file exists."""
+    """Check the shard's size, footer and whole-file hash. Return whether the file exists."""
     findings.looked("files")
     try:
         verify_shard(root, shard, full=True)
@@ -125,7 +129,7 @@ def check_file(root: str, shard: Shard, *, findings: Findings) -> bool:
 
 
 def check_schema(file: pq.ParquetFile, shard: Shard, manifest: Manifest, *, findings: Findings) -> bool:
-    """Check columns and metadata of a shard. Return whether its rows can be read as blocks."""
+    """Check the shard's columns and metadata. Return whether its rows can be read as blocks (arrays by row group)."""
     findings.looked("schema")
     expected = schema.sentence_pair_schema(manifest.vocabulary_size, vocabulary_hash=manifest.vocabulary_hash)
     found = file.schema_arrow
@@ -157,9 +161,10 @@ def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
 
 
 def read_block(file: pq.ParquetFile, group: int, *, name: str, findings: Findings) -> tuple[Block, Bools]:
-    """Return row group `group` as a block, and bool[n]: true for a row with unequal numbers of positions and inputs.
+    """Return row group `group` as a block, and bool[n]: true for a row whose masked positions and inputs differ in
+    number. The block has no mask sets for such a row.
 
-    Raises OSError or pyarrow.ArrowException if a page is damaged.
+    `name` is the file's path in the data set. Raises OSError or pyarrow.ArrowException if a page is damaged.
     """
     names = [field.name for field in schema.sentence_pair_schema(1, vocabulary_hash="")]
     table = file.read_row_group(group, columns=names).combine_chunks()
@@ -224,7 +229,8 @@ def _flat(array: pa.Array) -> Int64s:
 
 
 def _document_ids(array: pa.Array) -> tuple[Any, Bools]:
-    """Return the ids, uint8[n, 16], and whether each is null, bool[n]. Null ids and ids of another length are zero."""
+    """Return the document ids, uint8[n, 16], and whether each id is null, bool[n]. Null ids, and ids that do not have
+    16 bytes, become zeros."""
     null = np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
     found = b"".join(value if value is not None and len(value) == 16 else bytes(16) for value in array.to_pylist())
     return np.frombuffer(found, np.uint8).reshape(-1, 16), null
@@ -235,8 +241,9 @@ def check_counts(
 ) -> None:
     """Compare counts of the rows with the numbers in the manifest and in token_counts.parquet.
 
-    Compared are rows, tokens, lengths and labels of each split, rows and tokens of each source, and how often each id
-    occurs. `token_counts` is int64[vocabulary] over the training rows; None if some rows could not be read.
+    The numbers are the rows, tokens, lengths and labels of each split, the rows and tokens of each source, and how
+    often each token id occurs. `counts` has the sums of the splits "train" and "validation". `token_counts`
+    (int64[vocabulary]) counts each id in the training rows; it is None if some rows could not be read.
     """
 
     def compare(what: str, stated: Any, found: Any) -> None:

@@ -69,22 +69,24 @@ class Finding:
     first_fault: tuple[Place, str] | None = None
     first_note: tuple[Place, str] | None = None
     remark: str = ""
-    """What was measured, for the table."""
+    """The measured values, which the table shows."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """The results of all checks, by name of the check."""
+    """Holds the result of each check, by the name of the check (a key of CHECKS)."""
 
     by_check: dict[str, Finding] = field(default_factory=lambda: {name: Finding() for name in CHECKS})
 
     def looked(self, check: str, count: int = 1) -> None:
-        """Add `count` to the number of things that a check looked at."""
+        """Record that the check `check` looked at `count` more things."""
         self.by_check[check].looked_at += int(count)
 
     def add(self, check: str, place: Place, text: str, *, count: int = 1, note: bool = False) -> None:
-        """Add `count` faults to a check, or notes (odd but explained). `place` and `text` describe the first of
-        them."""
+        """Add `count` faults to the check `check`, or `count` notes (odd but explained) if `note` is true.
+
+        `place` and `text` say where the first of these is, and what is wrong there.
+        """
         finding, example = self.by_check[check], (place, text)
         if note:
             finding.notes += int(count)
@@ -94,7 +96,7 @@ class Findings:
             finding.first_fault = min(finding.first_fault or example, example)
 
     def merge(self, other: Findings) -> None:
-        """Add `other` to these findings."""
+        """Add the findings of `other` to these findings."""
         for name, more in other.by_check.items():
             own = self.by_check[name]
             own.looked_at += more.looked_at
@@ -116,7 +118,7 @@ class Findings:
 
 
 def to_table(findings: Findings) -> str:
-    """Return a text table: one line per check, and below it the first fault, the first note and the remark."""
+    """Return a text table: one line per check, and below that line the check's first fault, first note and remark."""
     width = max(map(len, CHECKS))
     lines = [f"{'check':<{width}}  {'looked at':>13}  {'faults':>9}  {'notes':>9}  of"]
     for name, what in CHECKS.items():
@@ -132,7 +134,8 @@ def to_table(findings: Findings) -> str:
 
 
 def to_data(findings: Findings) -> list[dict[str, Any]]:
-    """Return the findings as JSON data, one dict for each check."""
+    """Return the findings as JSON data: for each check a dict with the keys check (name), of (what it looks at),
+    looked_at, faults, notes, first_fault, first_note and remark."""
     return [
         {
             "check": name,

@@ -17,10 +17,10 @@ from pipeline.audit.blocks import Block, Bools, Int64s, Vocabulary, hash_runs, m
 from pipeline.audit.findings import Findings, Place
 
 WINDOW = 4
-"""The number of tokens at the end of A, and at the beginning of B, that are looked up."""
+"""This number of tokens at the end of A, and at the beginning of B, is looked up."""
 MIN_TOKENS, MIN_DIFFERENT = 12, 5
-"""A pair is skipped if B has fewer tokens, or if fewer distinct tokens are around the boundary of A and B, because such
-text recurs by chance."""
+"""A pair is skipped if B has fewer than MIN_TOKENS tokens, or if the 2 * WINDOW tokens around the boundary of A and B
+have fewer than MIN_DIFFERENT distinct tokens, because such text recurs by chance."""
 _FACTORS = mix(np.arange(1, 2 * WINDOW + 1, dtype=np.uint64)) | np.uint64(1)
 _TABLE_BITS = 22
 
@@ -34,8 +34,8 @@ def document_keys(ids: npt.NDArray[np.uint8]) -> UInt64s:
 
 
 def _windows(keys: UInt64s) -> UInt64s:
-    """Return a hash of the 2 * WINDOW tokens that begin at each position. At the end, where fewer are left, it is
-    meaningless."""
+    """Return uint64[tokens]: for each position, a hash of the 2 * WINDOW tokens that begin there. `keys` has a number
+    for each token. The last 2 * WINDOW - 1 hashes are meaningless, because fewer tokens are left there."""
     padded = np.concatenate([keys, np.zeros(2 * WINDOW, np.uint64)])
     total = np.zeros(keys.size, np.uint64)
     for step, factor in enumerate(_FACTORS):
@@ -54,7 +54,7 @@ class Negatives:
     rows: list[Int64s] = field(default_factory=list)
 
     def add(self, block: Block, *, vocabulary: Vocabulary) -> None:
-        """Keep the negatives of a block (a row group), except those with too little varied text."""
+        """Keep the negatives of a block (rows of a row group), except those with too short or too repetitive text."""
         first, lengths = block.first_length, block.lengths
         second = lengths - first - 1
         chosen = np.flatnonzero((block.label == 1) & (first - 2 >= WINDOW) & (second >= MIN_TOKENS))
@@ -74,7 +74,7 @@ class Negatives:
         self.rows.append(block.numbers[chosen])
 
     def seal(self) -> Sealed:
-        """Return all negatives that were kept, sorted for look-up."""
+        """Return all negatives that `add` kept, sorted for look-up."""
         keys = np.concatenate(self.keys)
         order = np.argsort(keys, kind="stable")
         keys, hashes = keys[order], np.concatenate(self.hashes)[order]
@@ -88,7 +88,7 @@ class Negatives:
 class Sealed:
     """The negatives of a shard, sorted by key (a hash of the document and the tokens around the boundary).
 
-    found (bool) becomes true if the second segment was seen to follow the first.
+    found (a bool for each negative) becomes true once `search` sees that the second segment follows the first.
     """
 
     keys: UInt64s
@@ -100,7 +100,7 @@ class Sealed:
     found: Bools
 
     def search(self, block: Block, *, vocabulary: Vocabulary) -> None:
-        """Set `found` for the negatives whose second segment follows the first in the text of this block."""
+        """Set `found` to true for each negative whose second segment follows its first in the text of `block`."""
         if not self.keys.size or not len(block):
             return
         row = block.token_rows
@@ -131,7 +131,8 @@ class Sealed:
                     self.found[number] = follows == self.hashes[number]
 
     def report(self, findings: Findings, *, file: str, published: bool) -> None:
-        """Add to `findings` how many negatives were checked, and each marked one as a fault (a note if `published`)."""
+        """Add to `findings` how many negatives were checked, and a fault (a note if `published`) for each negative with
+        `found` true. `file` is the path of the shard."""
         findings.looked("true next", self.keys.size)
         if self.found.any():
             numbers = np.flatnonzero(self.found)

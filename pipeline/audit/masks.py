@@ -1,7 +1,7 @@
 """Checks the mask sets of one row group: shape, targets, replacements, whole words, budget, 80/10/10.
 
-A mask set is one choice of positions to predict in a row. Its budget is the number of positions that it should have.
-Every set is checked: it may have fewer only if no remaining word would fit, and more only if it is a single word.
+A mask set is one choice of positions to predict in a row. Its budget is the number of positions that it should have. A
+mask set may have fewer positions only if no remaining word would fit, and more only if it is a single word.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pipeline.audit.rows import Counts, report
 
 
 def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: Bools) -> Bools:
-    """Check number, size and positions of the mask sets. Return bool[n]: rows whose mask sets are well-formed.
+    """Check the number, size and positions of the mask sets. Return bool[n]: true for rows whose mask sets can be
+    checked further.
 
-    `mismatched` (bool[n]) marks rows whose positions and replacements differ in number (found while reading).
+    `mismatched` (bool[n], from read_block) is true for rows whose masked positions and replacements differ in number.
     """
     rows, sizes = block.list_rows, np.diff(block.list_offsets)
     findings.looked("mask sets", rows.size)
@@ -47,7 +48,8 @@ def check_shape(block: Block, *, facts: Facts, findings: Findings, mismatched: B
 
 
 def _rows_with(block: Block, lists: Bools | Int64s) -> Bools:
-    """Return bool[n]: whether each row has one of the mask sets in `lists` (a bool for each set, or set numbers)."""
+    """Return bool[n]: whether each row has at least one of the mask sets that `lists` selects (by a bool for each mask
+    set of the block, or by the numbers of mask sets)."""
     found = np.zeros(len(block), np.bool_)
     found[block.list_rows[lists]] = True
     return found
@@ -63,11 +65,11 @@ def check_masks(
     findings: Findings,
     counts: Counts,
 ) -> None:
-    """Check which tokens are masked and with what, in rows that passed check_shape. Count [MASK], kept and random
-    tokens.
+    """Check which tokens are masked, and what replaces them, in rows that passed check_shape. Add the numbers of
+    [MASK], kept and random tokens to `counts`.
 
-    `starts` (bool[tokens]) marks tokens that begin a word; it comes from find_words, or from join_published for a data
-    set of the published algorithm. `known` (bool[n]) marks rows whose words are known.
+    `starts` (bool[tokens]) is true for tokens that begin a word. It comes from find_words, or from join_published for a
+    data set of the published algorithm. `known` (bool[n]) is true for rows whose words are known.
     """
     place = block.offsets[:-1][block.list_rows[block.entry_lists]] + block.positions
     targets = block.ids[place]
@@ -129,9 +131,12 @@ def _count_shares(block: Block, targets: Int64s, *, mask: int, counts: Counts) -
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The words of a block. begin, length and row (int64) are the first token, the tokens and the row of each word.
-    special (bool) marks words with a token that is never masked, and eligible (bool) words that masking may choose. of
-    (int64[tokens]) is the word of each token."""
+    """Holds the words of a block.
+
+    begin, length and row (int64[words]) are the index of the first token, the number of tokens and the row of each
+    word. special (bool[words]) is true for words with a token that is never masked, and eligible (bool[words]) for
+    words that masking may choose. of (int64[tokens]) is the index of the word of each token.
+    """
 
     begin: Int64s
     length: Int64s
@@ -156,8 +161,12 @@ class _Words:
 
 
 def _masked_words(block: Block, words: _Words, place: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Return four arrays with an entry for each word that a mask set masks, ordered by set and word: the number of the
-    set, the number of the word, its first entry in block.positions, and how many of its pieces are masked."""
+    """Return four arrays (int64) with an entry for each word that a mask set masks, ordered by mask set and word.
+
+    They are the number of the mask set, the number of the word, the index of the word's first masked position in
+    block.positions, and the number of the word's masked pieces. `place` (int64[entries]) is the index in block.ids of
+    each masked position.
+    """
     lists, word = block.entry_lists, words.of[place]
     new = np.ones(place.size, np.bool_)
     new[1:] = (np.diff(lists) != 0) | (np.diff(word) != 0)
@@ -192,8 +201,11 @@ def _check_words(
 def _check_budget(
     block: Block, words: _Words, place: Int64s, known: Bools, *, facts: Facts, findings: Findings, counts: Counts
 ) -> None:
-    """Check that each mask set has as many positions as its budget, or fewer if no remaining word fits, or more if it
-    is a single word (but not in a set of the published algorithm)."""
+    """Check that each mask set has as many positions as its budget. Add budgets and positions to `counts`.
+
+    A mask set may have fewer positions if no remaining word fits. It may have more if it is a single word, except in a
+    data set of the published algorithm. Only rows whose words are known (`known`, bool[n]) are checked.
+    """
     sizes = np.diff(block.list_offsets)
     budget = np.maximum(1, np.rint(block.lengths * facts.masked_probability)).astype(np.int64)
     budget = np.minimum(budget, facts.max_predictions)[block.list_rows]
@@ -216,9 +228,10 @@ def _check_budget(
 
 
 def _smallest_left(block: Block, words: _Words, place: Int64s, lists: Int64s) -> Int64s:
-    """Return int64[lists]: the tokens of the shortest eligible word that each of these mask sets leaves unmasked.
+    """Return for each mask set whose number is in `lists` the length in tokens of the shortest eligible word that it
+    leaves unmasked (int64).
 
-    It is the largest int64 if there is none.
+    If a mask set leaves no such word, its entry is the largest int64.
     """
     per_row = np.bincount(words.row, minlength=len(block))
     first = np.cumsum(per_row) - per_row

@@ -1,7 +1,7 @@
 """Checks each row of one row group: layout, ids, lengths, labels, documents.
 
-Pure: takes a block (the row group as arrays) and adds to Findings and Counts. Only rows that pass are checked for
-masks.
+Pure: takes a block (the row group as arrays) and adds to Findings and Counts. The masks of a row are checked (masks.py)
+only if the row passes these checks.
 """
 
 from __future__ import annotations
@@ -17,24 +17,29 @@ from pipeline.audit.findings import Findings
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over rows. They are judged once every shard is read, because shares are checked over the whole data set."""
+    """Holds sums over rows. Shares such as the mask rate are computed from these sums once every shard is read."""
 
     rows: int = 0
     tokens: int = 0
     labels: dict[int, int] = field(default_factory=lambda: {0: 0, 1: 0, -1: 0})
+    """The number of rows by next-sentence label: 0 is next, 1 is not next, and -1 is no label."""
     short_negatives: int = 0
     """The number of rows labelled not next whose first segment may be a document of a single word."""
     entries: int = 0
+    """The number of masked positions."""
     shown: dict[str, int] = field(default_factory=lambda: {"mask": 0, "kept": 0, "random": 0})
+    """The number of masked positions where the model gets [MASK], the original token, or another token."""
     run_squares: int = 0
-    """The squared lengths of all runs of neighbouring masked positions, summed. A run may share one random draw, so
-    longer runs widen the tolerance of the 80/10/10 check."""
+    """The sum of the squared lengths of all runs of neighbouring masked positions. The positions of a run may share one
+    random draw, so the tolerance of the 80/10/10 check grows with this sum."""
     wanted: int = 0
     """The number of positions that the mask sets should have."""
     taken: int = 0
-    """The number of positions that they have."""
+    """The number of positions that the mask sets have."""
     lengths: dict[int, int] = field(default_factory=dict)
+    """The number of rows by length in tokens."""
     source_rows: dict[int, int] = field(default_factory=dict)
+    """The number of rows by index of the source, and in `source_tokens` the number of tokens."""
     source_tokens: dict[int, int] = field(default_factory=dict)
     shortcuts: dict[str, Counter[int]] = field(default_factory=dict)
     """What each rule that tells labels without reading has counted (see pipeline/instances/shortcuts.py)."""
@@ -57,9 +62,9 @@ class Counts:
 
 
 def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str, *, note: bool = False) -> None:
-    """Add the rows for which `wrong` (bool[n]) is true to `findings`, as faults of `check` or as notes.
+    """Add the rows for which `wrong` (bool[n]) is true to `findings`, as faults of `check`, or as notes if `note`.
 
-    `text` describes the first of these rows and may contain values of that row, such as {length}.
+    `text` describes the first of these rows. Fields in it such as {length} are replaced by the values of that row.
     """
     rows = np.flatnonzero(wrong)
     if rows.size:
@@ -69,7 +74,8 @@ def report(findings: Findings, check: str, block: Block, wrong: Bools, text: str
 
 
 def check_rows(block: Block, *, facts: Facts, vocabulary: Vocabulary, findings: Findings, counts: Counts) -> Bools:
-    """Check every row and add to `findings` and `counts`. Return bool[n]: the rows whose layout and ids are sound."""
+    """Check every row and add the results to `findings` and `counts`. Return bool[n]: true for rows whose layout and
+    ids (in the row and in its mask sets) have no fault."""
     counts.rows += len(block)
     counts.tokens += int(block.ids.size)
     for label, count in zip(*np.unique(block.label, return_counts=True), strict=True):
@@ -113,8 +119,11 @@ def _check_passes(block: Block, *, facts: Facts, findings: Findings) -> None:
 
 
 def _check_layout(block: Block, skip: Bools, *, facts: Facts, vocabulary: Vocabulary, findings: Findings) -> Bools:
-    """Return bool[n]: the rows with a wrong layout. Each counts as one fault, for the first thing that is wrong. Rows
-    in `skip` (bool[n]) are not reported."""
+    """Report rows with a wrong layout, and return bool[n]: true for these rows.
+
+    Each row counts as one fault, for the first thing that is wrong in the row. Rows for which `skip` (bool[n]) is true
+    are not checked.
+    """
     findings.looked("layout", len(block))
     lengths, first = block.lengths, block.first_length
     paired = block.has_second
@@ -165,8 +174,9 @@ def _check_documents(block: Block, *, facts: Facts, findings: Findings) -> None:
 
 
 def count_labels(block: Block, *, first_words: Int64s, counts: Counts) -> None:
-    """Count rows labelled not next whose first segment is one word. A document of a single word gives only such rows.
+    """Add to `counts.short_negatives` the number of rows labelled not next whose first segment has at most one word.
 
+    A document of a single word gives only such rows, so the check of label balance allows for these rows.
     `first_words` (int64[n]) is the number of words in each first segment.
     """
     counts.short_negatives += int(np.count_nonzero((block.label == 1) & (first_words <= 1)))

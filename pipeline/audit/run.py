@@ -28,7 +28,8 @@ from pipeline.instances import Shortcut
 from pipeline.shuffle import MIN_DOCUMENTS, MIN_SHARE_OF_MEAN
 
 DEVIATIONS = 5.0
-"""A share is a fault if it is more binomial standard deviations from its expectation; by chance once in 1.7 million."""
+"""A share is a fault if it is more than this number of binomial standard deviations from its expectation. By chance
+this happens once in 1.7 million."""
 PUBLISHED_NOT_NEXT = (0.4, 0.75)
 """Allowed share of not-next labels in a data set of the published algorithm, which gives this label to every text of a
 single sentence. A share outside these bounds is a fault."""
@@ -40,7 +41,8 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The result of an audit. `published` means that the published algorithm built the data set at `root`."""
+    """The result of an audit of the data set at `root`. `published` is true if the published algorithm built the data
+    set. `shards`, `rows` and `tokens` are the numbers of shards, rows and tokens."""
 
     root: str
     published: bool
@@ -53,8 +55,10 @@ class Audit:
 
 
 def audit(root: str | Path, *, workers: int | None = None) -> Audit:
-    """Audit the finished data set at `root` and return the result. Raises DataSetError (a ValueError) if it cannot be
-    read."""
+    """Audit the finished data set at `root` in `workers` processes (None: one for each core) and return the result.
+
+    Raises DataSetError (a ValueError) if the manifest is missing, damaged or of another version.
+    """
     folder = str(root)
     findings = Findings()
     manifest = read_manifest(folder)
@@ -92,7 +96,7 @@ def audit(root: str | Path, *, workers: int | None = None) -> Audit:
 
 
 def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) -> list[Out]:
-    """Return function(item) for every item, in order. A single worker or item runs in this process."""
+    """Return function(item) for every item, in order. If there is one worker or one item, no process is started."""
     if workers == 1 or len(items) == 1:
         return [function(item) for item in items]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -100,9 +104,9 @@ def _map(function: Callable[[In], Out], items: Sequence[In], *, workers: int) ->
 
 
 def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: Findings) -> None:
-    """Check the balance of labels, the mask rate and 80/10/10 over the whole data set.
+    """Check the balance of labels, the mask rate and the shares 80/10/10 ([MASK], kept, random) of the whole data set.
 
-    `replaceable` is the number of ids that may be drawn as a random replacement.
+    `totals` has the sums over all shards. `replaceable` is the number of ids that may be drawn as a random replacement.
     """
     whole = Place("(all shards)")
     labels = totals.num_labels
@@ -141,8 +145,11 @@ def _check_shares(totals: Counts, *, facts: Facts, replaceable: int, findings: F
 
 
 def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str], *, findings: Findings) -> None:
-    """Report shards with more than half of their rows in other shards too. `foreign` is the number of such rows, by
-    shard."""
+    """Report each shard that has more than half of its rows in common with other shards.
+
+    `foreign` (int64[shards]) is the number of rows of each shard that are in other shards too. `results` and `names`
+    have the audit's result and the path of each shard.
+    """
     findings.looked("repeated shards", len(names))
     for name, repeated, result in zip(names, foreign.tolist(), results, strict=True):
         if repeated * 2 > result.counts.rows > 0:
@@ -153,9 +160,9 @@ def _check_repeated(foreign: Any, results: Sequence[Result], names: Sequence[str
 def _check_even(documents: Any, results: Sequence[Result], manifest: Manifest, *, findings: Findings) -> None:
     """Check that no shard is smaller than the build allows, if its split (train or validation) has several shards.
 
-    Each must have MIN_DOCUMENTS documents, and half of MIN_SHARE_OF_MEAN of the mean number of tokens in a bucket (a
-    group of documents; several may be joined to one shard). If the config does not give the number of buckets, twice
-    the number of shards is assumed.
+    Each shard needs at least MIN_DOCUMENTS documents; `documents` (int64[shards]) has the numbers found. It also needs
+    at least MIN_SHARE_OF_MEAN / 2 times the mean number of tokens in a bucket (a group of documents; one or more
+    buckets become a shard). If the config does not give the number of buckets, twice the number of shards is assumed.
     """
     stated = manifest.config.get("shards", "auto")
     for split in ("train", "validation"):

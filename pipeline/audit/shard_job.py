@@ -30,8 +30,8 @@ from pipeline.dataset import Manifest, Shard
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """The task of auditing shard `number` of the data set at `root`. `spill` is the folder for temporary records of
-    rows and documents, which are divided into `parts` parts."""
+    """The task of auditing shard `number` (its index in the manifest) of the data set at `root`. `spill` is the folder
+    for temporary records of rows and documents. The records are divided into `parts` parts."""
 
     root: str
     number: int
@@ -59,8 +59,8 @@ class Result:
 
 
 def audit_shard(job: ShardJob) -> Result:
-    """Check everything about one shard that needs no other shard, and return the result. Also writes records of its
-    rows and documents to job.spill."""
+    """Check everything about one shard that needs no other shard, and return the result. Also write records of the
+    shard's rows and documents to the folder job.spill."""
     findings = Findings()
     path = storage.join(job.root, job.entry.path)
     result = Result(findings, Counts())
@@ -152,9 +152,10 @@ def _read_again(
     *,
     result: Result,
 ) -> None:
-    """Read the shard again: report negatives whose second segment really follows, and count for rules that do not read.
+    """Read the row groups with numbers `groups` again, for two checks.
 
-    A negative is a pair labelled not next. The rules are those of pipeline/instances/shortcuts.py.
+    One reports those of `negatives` (pairs labelled not next) whose second segment follows the first in the text after
+    all. The other counts how well rules that do not read tell the labels (pipeline/instances/shortcuts.py).
     """
     sealed = negatives.seal() if job.facts.next_sentence == "random_document" else None
     num_sources = len(job.manifest.sources)
@@ -172,8 +173,11 @@ def _read_again(
 def _check_entry(
     job: ShardJob, rows: list[int], tokens: list[int], masked: int, most: int, *, findings: Findings
 ) -> None:
-    """Compare the shard's manifest entry with what was counted: rows and tokens of each row group, masked positions,
-    and the most of these in one mask set."""
+    """Compare the shard's manifest entry with what was counted.
+
+    `rows` and `tokens` have the number of rows and of tokens in each row group. `masked` is the number of masked
+    positions in the shard, and `most` is the largest number of masked positions in one mask set.
+    """
     entry = job.entry
     for what, stated, found in (
         ("row_group_rows", list(entry.row_group_rows), rows),

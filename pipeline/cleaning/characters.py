@@ -22,14 +22,15 @@ _LINE_BREAKS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029\x1c-\x1e]")
 _ODD_UNITS = np.array(
     [_REMOVED.match(chr(unit)) is not None or _LINE_BREAKS.match(chr(unit)) is not None for unit in range(1 << 16)]
 )
-"""Whether each UTF-16 unit is a removed character or an odd line break, or may be half of one (any surrogate),
-bool[65536]."""
+"""bool[65536]: true for each UTF-16 unit that is a character to remove or an unusual line break, and for all
+surrogates, which may be halves of such characters."""
 _WORTH_A_LOOK, _LOOK_CHARACTERS = 1_000, 1 << 20
 _ODD_ASCII = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def normalize_text(text: str, *, keep_reserved: bool = False) -> str:
-    """Return the text in Unicode form NFC, with \\n for line breaks, without control characters. Runs of spaces stay.
+    """Return the text in Unicode form NFC, with \\n for every line break and without control characters. Runs of spaces
+    are kept.
 
     `keep_reserved` keeps the noncharacters U+FDD0-FDEF, which mark missing templates (pipeline/wikitext/scanner.py).
     """
@@ -44,7 +45,7 @@ def normalize_text(text: str, *, keep_reserved: bool = False) -> str:
 
 
 def _has_odd(text: str) -> bool:
-    """Whether the text may contain a removed character or an unusual line break."""
+    """Whether the text may contain a character to remove or a line break other than \\n. False is certain."""
     for start in range(0, len(text), _LOOK_CHARACTERS):
         part = text[start : start + _LOOK_CHARACTERS].encode("utf-16-le", "surrogatepass")
         if _ODD_UNITS[np.frombuffer(part, np.uint16)].any():
@@ -53,7 +54,8 @@ def _has_odd(text: str) -> bool:
 
 
 def normalize_line(text: str) -> str:
-    """Return the text after normalize_text, with one space for every run of white space and none at the ends."""
+    """Return the result of normalize_text with each run of white space (line breaks too) replaced by one space, and
+    without white space at the ends."""
     return " ".join(normalize_text(text).split())
 
 

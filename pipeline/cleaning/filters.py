@@ -1,7 +1,7 @@
 """Decides which documents are left out, and why: length, repetition, symbols, script, stop words. Pure.
 
-The first filter that fails gives the reason. A filter that is off costs nothing. All filters together read the
-characters once (25 MB/s) and the words twice.
+If a document fails several filters, the first gives the reason. A filter that is off costs nothing. All filters
+together read the characters once (25 MB/s) and the words twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.documents import Document, Drop
 
 EXCERPT_CHARACTERS = 80
 _ENOUGH_WORDS = 20
-"""Shorter documents may have no stop word by chance, so their stop words are not checked."""
+"""Documents with fewer words may have no stop word by chance, so their stop words are not checked."""
 _WORDS = re.compile(r"[^\W\d_]+")
 
 
@@ -32,7 +32,8 @@ class DocumentFilter:
         self._stop_words = stop_words(source.language)
 
     def reject(self, document: Document) -> Drop | None:
-        """Return why this document must be left out: the reason, the measured value and the limit. None if it stays."""
+        """Return why this document must be left out (the reason, the measured value and the limit), or None if it is
+        kept."""
         if self._active:
             for reason, measured in self._faults(document):
                 return Drop(reason, document.name, measured)
@@ -81,9 +82,9 @@ class DocumentFilter:
 
 
 def beginning(document: Document) -> str:
-    """Return the first EXCERPT_CHARACTERS + 1 characters of a document.
+    """Return the first EXCERPT_CHARACTERS + 1 characters of a document, with one sentence per line.
 
-    The last of them only tells `excerpt` that the text continues.
+    From the additional character, `excerpt` knows that the text is longer than what it shows.
     """
     begin = document.sentences[0]
     for sentence in document.sentences[1:]:
@@ -94,7 +95,8 @@ def beginning(document: Document) -> str:
 
 
 def excerpt(text: str) -> str:
-    """Return the beginning of a text on one line, with at most EXCERPT_CHARACTERS characters."""
+    """Return the beginning of a text on one line, with at most EXCERPT_CHARACTERS characters. It ends in "..." if the
+    text is longer."""
     begin = text[: EXCERPT_CHARACTERS + 1].replace("\n", " ")
     return begin if len(begin) <= EXCERPT_CHARACTERS else begin[: EXCERPT_CHARACTERS - 3].rstrip() + "..."
 

@@ -47,7 +47,8 @@ _WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """Return the scripts of a language by their names in Unicode, such as CYRILLIC; LATIN if it is not listed."""
+    """Return the names of a language's scripts in Unicode, such as CYRILLIC. If the language is not in the tables, this
+    is only LATIN. `language` is a code such as ru."""
     for code in (language, language.partition("-")[0]):
         if code in _MIXED:
             return _MIXED[code]
@@ -68,7 +69,8 @@ def script_of(letter: str) -> str:
 
 @cache
 def stop_words(language: str) -> frozenset[str]:
-    """Return the most common words of a language, in lower case. Empty if there is no list for the language."""
+    """Return the most common words of a language, in lower case. The set is empty if there is no list for the
+    language."""
     return _lists().get(language) or _lists().get(language.partition("-")[0], frozenset())
 
 

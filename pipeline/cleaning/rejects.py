@@ -1,4 +1,4 @@
-"""Writes the documents that were left out (rejects) to a file for people: one JSON line per document, sorted by line.
+"""Writes the documents that were left out (rejects) to a file for people to read: sorted lines, one JSON object each.
 
 Workers write sorted files of bounded size (runs). Merging these gives the same bytes for any number of workers.
 """
@@ -23,7 +23,7 @@ _MAX_OPEN_RUNS = 64
 class RejectWriter:
     """Writes documents that were left out into sorted files (runs) in `folder`, or does nothing if `folder` is None.
 
-    On an error the files are removed.
+    It is used in a `with` statement. If the body of the `with` raises an error, the files are removed.
     """
 
     def __init__(self, folder: str | Path | None, *, run_characters: int = _RUN_CHARACTERS) -> None:
@@ -47,8 +47,11 @@ class RejectWriter:
                 storage.delete(run)
 
     def add(self, *, source: int, name: str, reason: str, detail: str, text: str) -> None:
-        """Add one document that was left out. `source` is an index into the config's sources, and `text` has one
-        sentence per line."""
+        """Add one document that was left out.
+
+        `source` is an index into the config's sources. `detail` explains `reason`, for example by the measured value
+        and the limit. `text` has one sentence per line.
+        """
         if self._folder is None:
             return
         entry = {"source": source, "name": name, "reason": reason, "detail": detail, "text": text}
@@ -70,9 +73,10 @@ class RejectWriter:
 
 
 def write_rejects(runs: Sequence[str], *, folder: str | Path, scratch: Path) -> str:
-    """Merge sorted files into `folder`/rejects.jsonl, which appears only once it is whole. Return its path or URL.
+    """Merge the sorted files `runs` into `folder`/rejects.jsonl, and return the path or URL of this file. It appears
+    only once it is complete.
 
-    Opens at most 64 files at a time and leaves intermediate files in `scratch`.
+    At most 64 files are open at a time. Intermediate files are left in `scratch`.
     """
     waiting = list(runs)
     made = 0

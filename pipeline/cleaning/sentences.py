@@ -1,7 +1,7 @@
 """Splits paragraphs into sentences with sentencex, which has rules by language, and corrects its wrong ends. Pure.
 
 The time is linear, because lines longer than MAX_LINE_CHARACTERS are cut at white space before they reach sentencex.
-Speed: 15 to 40 million characters a second (Korean 9), with a quarter of the time for the corrections.
+Speed: 15 to 40 million characters a second (Korean 9). The corrections take a quarter of the time.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ MAX_LINE_CHARACTERS = 100_000
 # The time of sentencex grows with the square of the quotation marks in a line (3 s for 100,000). A line with more marks
 # than this is cut into pieces of _FINE_CHARACTERS.
 MAX_QUOTATION_MARKS = 2_000
-# It also grows with the square of the sentences in a line without spaces (Chinese: 1 to 6 s for 100,000 characters).
+# The time also grows with the square of the number of sentences in a line without spaces (Chinese: 1 to 6 s for 100,000
+# characters).
 _LONGEST_WORDS = 200
 _FINE_CHARACTERS = 5_000
 _QUOTATION_MARKS = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d\u300e\u300f()[]"
 
 
 def split_sentences(text: str, *, language: str, keep_reserved: bool = False) -> list[str]:
-    """Return the sentences of `text` in order. None is empty, and white space is normalised.
+    """Return the sentences of `text` in order. No sentence is empty, and each run of white space becomes one space.
 
-    A line break ends a sentence. `language` is a code as in Wikipedia's addresses (en, ko, zh-yue). If sentencex has no
-    rules for it, it uses the rules of a related language or of English. An item number (2.) or a closing bracket is not
-    a sentence by itself. A Korean or Japanese sentence may continue after a quotation, even within a word.
-    `keep_reserved` is passed to normalize_text.
+    A line break ends a sentence. `language` is a code as in Wikipedia's addresses (en, ko, zh-yue). For a language
+    without rules, sentencex uses the rules of a related language or of English. An item number (2.) or a closing
+    bracket is not a sentence by itself. A Korean or Japanese sentence may continue after a quotation, even within a
+    word. `keep_reserved` is passed to normalize_text.
     """
     sentences: list[str] = []
     for line in normalize_text(text, keep_reserved=keep_reserved).split("\n"):
@@ -77,14 +78,15 @@ _BEFORE_DIGIT = re.compile("[\u3002\uff01\uff1f\uff61](?=\\d)")
 _BRACKETS = re.compile(
     "([(\uff08\u300c\u300e\u300a\u3008\u3010\u3014\u201c])|[)\uff09\u300d\u300f\u300b\u3009\u3011\u3015\u201d]"
 )
-# Full stops outside ASCII, after which no space is needed. The ASCII ones end a sentence only before a space.
+# Full stops outside ASCII, after which no space is needed. ASCII full stops end a sentence only before a space.
 _STOP = re.compile(
     f"[\u3002\uff01\uff1f\uff61\u0589\u104b\u17d4\u17d5\u0f0d\u0f0e\u0964\u0965\u1362](?![{re.escape(_QUOTATION_MARKS)}{_CLOSING}])"
 )
 
 
 def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
-    """Yield the sentences, cut also at Chinese or Japanese full stops before a digit, if no bracket is open.
+    """Yield the sentences, each also cut after a Chinese or Japanese full stop that precedes a digit, unless a bracket
+    is open there.
 
     Takes linear time.
     """
@@ -101,7 +103,7 @@ def _cut_before_digits(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _mend_ends(sentences: Iterable[str], *, language: str) -> Iterator[str]:
-    """Yield sentences after joining parts that sentencex cut where no sentence ends. No character is changed."""
+    """Yield the sentences, with those joined that sentencex cut where no sentence ends. No character is changed."""
     parts: list[str] = []
     for sentence in sentences:
         rest = sentence
@@ -116,7 +118,7 @@ def _mend_ends(sentences: Iterable[str], *, language: str) -> Iterator[str]:
 
 
 def _goes_on(before: str, after: str, *, language: str) -> bool:
-    """Whether `after` continues the sentence whose last part is `before`."""
+    """Whether `after` continues the sentence that ends in `before`, so that the two must be joined."""
     if len(before) <= _LOOK_BACK and _NUMBER.fullmatch(before) is not None:
         return True
     last = max(0, len(before) - _LOOK_BACK)
@@ -137,8 +139,10 @@ def _goes_on(before: str, after: str, *, language: str) -> bool:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """Yield pieces of a line up to a maximal length. Cuts are at white space, or inside a word that is longer than
-    that."""
+    """Yield the line in pieces of at most MAX_LINE_CHARACTERS, or _FINE_CHARACTERS if it has many quotation marks.
+
+    The line is cut before spaces. A word is cut only if it is longer than the limit.
+    """
     if len(line) <= _FINE_CHARACTERS:
         yield line
         return

@@ -11,7 +11,7 @@ from pipeline.settings import Settings
 EngineName: TypeAlias = Literal["local", "dask", "ray"]
 
 KEYS = ("engine",)
-"""Settings that commands also accept as --KEY VALUE."""
+"""The settings that commands accept both as KEY=VALUE and as --KEY VALUE."""
 FLAGS = ("--traceback", "--dry-run", "--price=")
 """Flags of a build's command line. A flag that takes a value ends with `=`."""
 

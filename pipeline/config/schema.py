@@ -66,12 +66,12 @@ class SourceConfig(Settings):
 
     @property
     def called(self) -> str:
-        """The name of the source: `name`, or kind and language if `name` is null."""
+        """The name of the source: `name`, or if that is null the kind and language, such as books-en."""
         return self.name or f"{self.kind}-{self.language}"
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """`path` as a tuple, even if it is one path."""
+        """The paths of the source. If `path` is a single path, this is a tuple of one."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @model_validator(mode="after")
@@ -197,7 +197,7 @@ class CleaningConfig(Settings):
 
     @property
     def measures_documents(self) -> bool:
-        """Whether any filter of single documents is on."""
+        """Whether any filter is on that measures each document alone (all filters but near_duplicates)."""
         others = ("near_duplicates", "keep_rejects")
         return any(value is not None for name, value in self.__dict__.items() if name not in others)
 
@@ -309,7 +309,8 @@ class PipelineConfig(Settings):
 
     @property
     def predictions(self) -> int:
-        """The largest number of masked positions in a row: max_predictions, or its default if that is null."""
+        """The largest number of masked positions in a row: max_predictions, or the default of this setting if it is
+        null."""
         if self.max_predictions is not None:
             return self.max_predictions
         return max(1, -int(-self.masked_probability * self.max_seq_length // 1))
@@ -318,7 +319,7 @@ class PipelineConfig(Settings):
     def source_names(self) -> tuple[str, ...]:
         """The distinct names of the sources, ordered by falling weight, then by name.
 
-        The source of a document is stored as an index into this. A text in two sources gets the lower index.
+        The source of a document is stored as an index into this tuple. A text in two sources gets the lower index.
         """
         weights = {source.called: source.weight for source in self.sources}
         return tuple(sorted(weights, key=lambda name: (-weights[name], name)))
@@ -382,8 +383,11 @@ class PipelineConfig(Settings):
         return self
 
     def data_tree(self) -> dict[str, object]:
-        """Return the settings that shape the data, as nested dicts: all but output, engines, workers, download,
-        not_next_bounds, keep_rejects and paths of inputs."""
+        """Return the settings that shape the data, as nested dicts keyed by field name.
+
+        These are all settings except output, engine, dask, ray, workers, download, not_next_bounds, keep_rejects and
+        the paths of inputs (path, clean_documents and vocabulary.path).
+        """
         tree = to_tree(self)
         del tree["output"], tree["workers"], tree["download"], tree["engine"], tree["dask"], tree["ray"]
         del tree["not_next_bounds"], tree["cleaning"]["keep_rejects"], tree["vocabulary"]["path"]

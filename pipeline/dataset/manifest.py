@@ -31,7 +31,7 @@ _PARQUET_MAGIC = b"PAR1"
 _TAIL_BYTES = 1 << 16
 """The number of bytes read from the end of a Parquet file in one request. Most footers fit into it."""
 _STORE_THREADS = 16
-"""The number of shards checked at the same time on a store. Each takes two requests."""
+"""The number of shards checked at the same time on an object store. Each shard takes two requests."""
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 SplitName: TypeAlias = Literal["train", "validation"]
@@ -53,11 +53,11 @@ class Shard(Settings):
     tokens: int
     """The number of tokens (sum of the column num_tokens)."""
     bytes: int
-    """The size of the file."""
+    """The size of the file in bytes."""
     sha256: str
-    """The hash of the whole file."""
+    """The sha256 of the whole file, in hexadecimal."""
     footer_sha256: str
-    """The hash of the Parquet footer (metadata, the length of the metadata, and the magic bytes)."""
+    """The sha256 of the Parquet footer (metadata, the length of the metadata, and the magic bytes)."""
     row_group_rows: tuple[int, ...]
     """The number of rows in each row group."""
     row_group_tokens: tuple[int, ...]
@@ -107,7 +107,8 @@ class Manifest(Settings):
     mask_sets: int
     """K, the number of mask sets (choices of masked positions) of each row."""
     next_sentence: str
-    """How the second segment was chosen. If it is none, rows have no second segment."""
+    """How the second segment was chosen (PipelineConfig.next_sentence). If this is none, rows have no second
+    segment."""
     sources: tuple[str, ...]
     """The names of the sources. The column `source` is an index into them."""
     shards: tuple[Shard, ...]
@@ -117,11 +118,12 @@ class Manifest(Settings):
     drops: dict[str, int]
     """The number of documents, pages or sentences left out, by reason."""
     statistics: dict[str, Any]
-    """The counts that the report and the data card show."""
+    """The counts that the report and the data card show: the keys are sources, text, notes and splits."""
 
     @property
     def hash(self) -> str:
-        """The sha256 of all fields. It is equal for equal data, whoever builds it."""
+        """The sha256 of all fields, in hexadecimal. No field depends on the machine, the time or the number of workers,
+        so every build of the same data with the same settings and versions has the same hash."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
 
     @property
@@ -145,7 +147,7 @@ class Manifest(Settings):
         return sum(shard.tokens for shard in self.shards_of(split))
 
     def row_lengths(self, split: SplitName) -> tuple[int, ...]:
-        """Return how many rows of one split have 0, 1, 2, ... tokens.
+        """Return counts of the rows of one split by length: entry n is the number of rows with n tokens.
 
         Raises DataSetError if these counts do not add up to the rows and tokens of the shards.
         """
@@ -159,7 +161,7 @@ class Manifest(Settings):
 
 
 def canonical_json(tree: Any) -> bytes:
-    """Return JSON bytes that depend only on the values: sorted keys, no spaces, ASCII."""
+    """Return `tree` (JSON data) as JSON in ASCII, with sorted keys and without spaces. Equal trees give equal bytes."""
     return json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
@@ -169,8 +171,10 @@ def shard_name(split: SplitName, index: int, count: int) -> str:
 
 
 def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any]) -> str:
-    """Write manifest.json into `root` atomically and durably, and return its path. `run` (workers, time, host) is not
-    part of any hash."""
+    """Write manifest.json into `root` atomically and durably, and return its path.
+
+    `run` has facts of this build such as workers, time and host. They are stored too, but enter no hash.
+    """
     tree = {"hash": manifest.hash, "run": run, **manifest.model_dump(mode="json")}
     path = storage.join(root, MANIFEST_NAME)
     text = json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
@@ -179,9 +183,10 @@ def write_manifest(root: str | Path, manifest: Manifest, *, run: dict[str, Any])
 
 
 def read_manifest(root: str | Path) -> Manifest:
-    """Read manifest.json in `root`, compare it with the hash that it contains, and return it.
+    """Read manifest.json in `root`, compare its content with the hash that it contains, and return the manifest.
 
-    Raises DataSetError with the remedy, or OSError if a store cannot be reached or denies access.
+    Raises DataSetError if it is missing, damaged, edited or of another version, and OSError if an object store cannot
+    be reached or denies access.
     """
     path = storage.join(root, MANIFEST_NAME)
     try:
@@ -217,8 +222,8 @@ def read_manifest(root: str | Path) -> Manifest:
 
 
 def _find_set_above(root: str | Path) -> str | None:
-    """Return the path of the data set that has `root` as a folder or shard. Return None if there is none, or if the
-    object store does not say."""
+    """Return the path of the data set that has `root` as a folder or shard. Return None if `root` is in no data set, or
+    if the object store does not say."""
     folder = str(root).rstrip("/")
     with suppress(OSError):
         for _ in range(2):
@@ -229,10 +234,10 @@ def _find_set_above(root: str | Path) -> str | None:
 
 
 def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
-    """Verify every file that the manifest lists, and return the manifest. Of shards, only size and footer hash are
-    checked, unless `full` asks for the whole sha256.
+    """Verify every file that the manifest of `root` lists, and return the manifest.
 
-    Raises DataSetError, which names the file and what differs.
+    For shards, only size and footer hash are checked; with `full`, also the sha256 of the whole file. Raises
+    DataSetError, which names the file and what differs.
     """
     manifest = read_manifest(root)
     verify_shards(root, manifest.shards, full=full)
@@ -250,8 +255,10 @@ def open_data_set(root: str | Path, *, full: bool = False) -> Manifest:
 
 
 def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = False) -> None:
-    """Check shards against their manifest entries, several at once on an object store. Raises DataSetError for the
-    first mismatch."""
+    """Check the files of `shards` (entries of the manifest) in the data set `root`, as verify_shard does.
+
+    On an object store, several are checked at once. Raises DataSetError for the first mismatch.
+    """
     if not storage.is_url(root):
         for shard in shards:
             verify_shard(root, shard, full=full)
@@ -261,7 +268,8 @@ def verify_shards(root: str | Path, shards: Sequence[Shard], *, full: bool = Fal
 
 
 def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
-    """Check one shard against its manifest entry: size and footer hash, and with `full` the whole sha256.
+    """Check the file of `shard` (an entry of the manifest) in the data set `root`: its size and footer hash, and with
+    `full` also the sha256 of the whole file.
 
     Raises DataSetError, which names the file, the expected and the found value.
     """
@@ -285,7 +293,8 @@ def verify_shard(root: str | Path, shard: Shard, *, full: bool = False) -> None:
 
 
 def resolve_inside(root: str | Path, name: str) -> str:
-    """Return the path or URL of `name` under `root`. Raises DataSetError if `name` is absolute or leaves `root`."""
+    """Return the path or URL of the file `name` (a relative path) under `root`. Raises DataSetError if `name` is
+    absolute or leaves `root`."""
     pure = PurePosixPath(name)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name:
         where = storage.join(root, MANIFEST_NAME)
@@ -294,13 +303,14 @@ def resolve_inside(root: str | Path, name: str) -> str:
 
 
 def file_sha256(path: str | Path) -> str:
-    """Return the sha256 of a whole file, read in blocks."""
+    """Return the sha256 (in hexadecimal) of a whole file, which is read in blocks."""
     with storage.open_input(path, read_ahead=8 * storage.READ_AHEAD_BYTES) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def footer_sha256(path: str | Path) -> str:
-    """Return the sha256 of a Parquet file's footer. Raises DataSetError if the file does not end like Parquet."""
+    """Return the sha256 (in hexadecimal) of a Parquet file's footer. Raises DataSetError if the file does not end like
+    a Parquet file."""
     with storage.open_input(path) as stream:
         return _hash_footer(stream, path=path)
 

@@ -15,7 +15,7 @@ INPUT_IDS = "input_ids"
 NUM_TOKENS = "num_tokens"
 """uint16: length of input_ids."""
 FIRST_LENGTH = "first_length"
-"""uint16: number of tokens of [CLS] A [SEP]; the other tokens have segment id 1."""
+"""uint16: number of tokens of [CLS] A [SEP], which have segment id 0; the tokens after them have segment id 1."""
 NEXT_SENTENCE_LABEL = "next_sentence_label"
 """uint8: 0 if B follows A, 1 if it does not (the convention of transformers); null if there is no second segment."""
 MASKED_POSITIONS = "masked_positions"
@@ -38,7 +38,7 @@ MAX_UINT16_VOCABULARY = 65_536
 
 
 def id_type(vocabulary_size: int) -> pa.DataType:
-    """Return the Arrow type of token ids: uint16 if every id fits, else int32."""
+    """Return the Arrow type of token ids: uint16 if every id of a vocabulary of this size fits, else int32."""
     return pa.uint16() if vocabulary_size <= MAX_UINT16_VOCABULARY else pa.int32()
 
 
@@ -68,7 +68,7 @@ def sentence_pair_schema(vocabulary_size: int, *, vocabulary_hash: str) -> pa.Sc
 def token_counts_schema() -> pa.Schema:
     """Return the Arrow schema of token_counts.parquet, which counts each token id in the training rows.
 
-    The count of special tokens is 0.
+    The columns are id, token (its text) and count. Special tokens have the count 0.
     """
     return pa.schema(
         [

@@ -1,6 +1,7 @@
 """Counts the duplicates and near duplicates that are dropped from a bucket (a group of documents).
 
-Copies of a text share a bucket, because a hash of the text selects it. Names come from the index of the spill files.
+Copies of a text share a bucket, because a hash of the text selects the bucket. The names of the documents come from the
+index of the spill files.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 
 
 class Match(NamedTuple):
-    """The document that a near duplicate resembles: its name, and the estimated share of common shingles (word
-    runs)."""
+    """The document that a near duplicate resembles: the name of this document, and the estimated similarity (the share
+    of shingles, runs of words, that the two have in common)."""
 
     name: str
     similarity: float
@@ -30,11 +31,12 @@ class Match(NamedTuple):
 
 
 def count_duplicates(extents: Sequence[Extent], *, near: Mapping[bytes, Match], rejects: RejectWriter) -> ReadTally:
-    """Return counts and examples of the copies and near duplicates among `extents`, and add them to `rejects`.
+    """Return counts and examples of the documents in `extents` that are dropped as copies or near duplicates, and add
+    these documents to `rejects`.
 
-    `near` maps the ids of near duplicates to their matches. One of several copies stays: the first by (name, source)
-    from the source that Index.distinct chooses. Memory holds only the origins of duplicates (with text if rejects are
-    kept).
+    `near` maps the id of each near duplicate to its match. Of several copies, one is kept: the first by index into
+    config.source_names, then by name, then by index into config.sources. Memory holds only the origins of duplicates
+    (with their text if rejects are kept).
     """
     tally = ReadTally()
     copies = _repeated_ids(extents)

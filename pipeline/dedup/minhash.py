@@ -27,14 +27,15 @@ _UNSPACED = (
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 _BATCH_SHINGLES = 4096
 _FOUND = 0.98
-"""A pair exactly at the threshold must share a band with at least this probability."""
+"""Two documents whose similarity is exactly the threshold must share a band with at least this probability."""
 _NEIGHBOURS = 16
 _MATCHES = 4
 _NAME_BYTES = 64
 MATCH_TYPE = np.dtype(
     [("id", "V16"), ("words", "<i8"), ("kept_id", "V16"), ("similarity", "<f4"), ("kept_name", f"S{_NAME_BYTES}")]
 )
-"""A document, a better-ranked document that it resembles (kept_...), and their estimated share of common shingles."""
+"""The record of a match: a document (id, words), a better-ranked document that it resembles (kept_id, kept_name), and
+the estimated similarity (the share of common shingles). words is the number of words."""
 
 
 def shingle_hashes(sentences: Sequence[str], *, words: int) -> tuple[npt.NDArray[np.uint32], int]:
@@ -54,7 +55,7 @@ def shingle_hashes(sentences: Sequence[str], *, words: int) -> tuple[npt.NDArray
 
 
 class Signer:
-    """Computes MinHash signatures with datasketch."""
+    """Computes MinHash signatures of documents with the library datasketch."""
 
     def __init__(self, config: NearDuplicatesConfig) -> None:
         from datasketch import MinHash  # takes a second; only builds that look for near duplicates need it
@@ -78,8 +79,9 @@ class Signer:
 def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
     """Return the number of bands of a signature, and the number of its entries (rows) in each band.
 
-    Documents are compared if they agree in a whole band, so more rows mean fewer comparisons. The result has the most
-    rows that still find a pair at the threshold with 98% probability.
+    Two documents are compared if they agree in a whole band. More rows mean fewer comparisons, but more pairs are
+    missed. So the result has the largest number of rows with which two documents whose similarity is `threshold` are
+    compared with at least 98% probability. `permutations` is the number of entries of a signature.
     """
     for rows in range(permutations, 0, -1):
         bands = permutations // rows
@@ -89,9 +91,10 @@ def choose_bands(threshold: float, permutations: int) -> tuple[int, int]:
 
 
 def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s:
-    """Return a key for each band (`rows` entries of a signature): uint64[documents, bands].
+    """Return uint64[documents, bands]: a key for each band (`rows` neighbouring entries) of each signature.
 
-    Two documents have the same key if they agree in the whole band.
+    Two documents have the same key for a band if their signatures agree in the whole band. `signatures` is
+    uint32[documents, permutations].
     """
     keys = np.empty((len(signatures), bands), np.uint64)
     for band in range(bands):
@@ -105,10 +108,12 @@ def band_keys(signatures: Signatures, *, bands: int, rows: int) -> draws.UInt64s
 def compare_group(
     ids: Sequence[bytes], *, words: Sequence[int], names: Sequence[str], signatures: Signatures, threshold: float
 ) -> npt.NDArray[Any]:
-    """Return the near duplicates (array of MATCH_TYPE) among documents that share a band key, at most four for each.
+    """Return the near duplicates among documents that share a band key, as an array of MATCH_TYPE.
 
-    Documents are ranked: more words first, then the smaller id. Each is compared with the 16 best and with the 16
-    ranked just before it, so the cost is linear in the size of the group. Copies (equal ids) count once.
+    `ids`, `words` (numbers of words), `names` and `signatures` have an entry for each document. Documents are ranked by
+    falling number of words, then by id. Each document is compared with the 16 documents of the best rank and with the
+    16 ranked just before it, so the cost is linear in the number of documents. A document has at most four matches.
+    Copies (equal ids) count once.
     """
     first = {ids[index]: index for index in sorted(range(len(ids)), key=lambda index: names[index], reverse=True)}
     ranked = sorted(first.values(), key=lambda index: (-words[index], ids[index]))
@@ -125,10 +130,11 @@ def compare_group(
 
 
 def choose_dropped(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return one of the distinct `matches` for each document to leave out (an array of MATCH_TYPE, ordered by id).
+    """Choose the documents to leave out, and return one match for each of them (an array of MATCH_TYPE, ordered by id).
 
-    Documents are visited from the best rank (most words) down. A document is left out if it matches a document that
-    stays, so nothing is dropped in favour of a document that is dropped as well.
+    `matches` are distinct matches (an array of MATCH_TYPE). Documents are visited from the best rank (most words) down.
+    A document is left out if it matches a document that is kept, so no document is left out for one that is left out
+    itself.
     """
     dropped: dict[bytes, int] = {}
     order = sorted(range(matches.size), key=lambda index: (-matches["words"][index], matches["id"][index].tobytes()))

@@ -1,7 +1,8 @@
 """Files of the search for near duplicates: for each split of the input, its signatures and its band keys.
 
-The remainder of a band key (a hash of part of a signature) selects its partition, so that documents that share a key
-meet. A partition loads only the signatures of those documents. Only names and offsets cross Beam's shuffle.
+A band key (a hash of part of a signature) modulo the number of partitions selects a partition. So documents that share
+a key meet in one partition, which loads only the signatures of these documents. Only names and offsets cross Beam's
+shuffle.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BandExtent:
-    """Says where the band keys (hashes of parts of signatures) of one partition are stored.
+    """Says where some band keys (hashes of parts of signatures) of one partition are stored.
 
-    There are `entries` keys from byte `offset` of the file `keys`. `signatures` is the file with the documents'
-    signatures.
+    The file `keys` has `entries` of these keys from byte `offset` on. The file `signatures` has the signatures of their
+    documents.
     """
 
     keys: str
@@ -58,13 +59,14 @@ class BandExtent:
 class SignatureWriter:
     """Writes MinHash signatures and band keys of documents into two files in `folder`, or nothing if `config` is None.
 
-    Memory holds 4096 signatures and their keys. On an error the files are removed.
+    The files' names begin with `name`. The keys are divided into `partitions` partitions. Memory holds 4096 signatures
+    and their keys. If the body of the `with` raises an error, the files are removed.
     """
 
     def __init__(self, folder: str | Path, *, name: str, config: NearDuplicatesConfig | None, partitions: int) -> None:
         self._config, self._partitions = config, partitions
         self.extents: list[tuple[int, BandExtent]] = []
-        """The (partition, extent) of all keys written. The list is complete once the writer is closed."""
+        """Pairs (partition, extent) that say where all keys are. The list is complete once the writer is closed."""
         if config is None:
             return
         self._signer = Signer(config)
@@ -96,7 +98,7 @@ class SignatureWriter:
         self._files.__exit__(kind, error, trace)
 
     def add(self, document: Document) -> None:
-        """Add a document. One without words is ignored, since it has no near duplicates."""
+        """Add a document. A document without words is ignored, since it has no near duplicates."""
         if self._config is None:
             return
         signed = self._signer.sign(document.sentences)
@@ -133,7 +135,8 @@ class SignatureWriter:
 def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDArray[Any]:
     """Return the distinct near duplicates (an array of MATCH_TYPE) among the documents of one partition.
 
-    Documents are compared if they share one of the band keys (hashes of part of a signature) in `extents`.
+    Documents are compared if they share one of the band keys (hashes of part of a signature) in `extents`. They match
+    if their estimated similarity is at least `threshold`. Raises PassingError if a file ends too early.
     """
     files: dict[str, int] = {}
     parts, owners = [np.zeros(0, _ENTRY)], [np.zeros(0, np.int64)]
@@ -164,8 +167,8 @@ def find_matches(extents: Iterable[BandExtent], *, threshold: float) -> npt.NDAr
 
 
 def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Yield lists of neighbouring groups of documents, as (start, size). A list ends once it has _ROWS_AT_ONCE
-    documents."""
+    """Yield lists of neighbouring groups of documents. Each group is a pair (start, size), and a list ends once its
+    groups have _ROWS_AT_ONCE documents."""
     packed: list[tuple[int, int]] = []
     held = 0
     for start, size in zip(starts, sizes, strict=True):
@@ -179,9 +182,10 @@ def _pack_groups(starts: Sequence[int], sizes: Sequence[int]) -> Iterator[list[t
 
 
 def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: npt.NDArray[Any]) -> list[_Row]:
-    """Return the signed document of each entry. `owner`, int64[entries], says by number in which file it is.
+    """Return the document and signature that each of `entries` (an array of _ENTRY) points to.
 
-    There may be many files, one for each split. So each is opened once, one at a time.
+    `owner` (int64[entries]) is the index in `files` of the entry's file. Because there may be many files (one for each
+    split of the input), each file is opened once, and only one at a time.
     """
     found: dict[int, _Row] = {}
     owners, batches = owner.tolist(), entries["batch"].tolist()
@@ -195,14 +199,16 @@ def _read_rows(files: Sequence[str], *, owner: npt.NDArray[np.int64], entries: n
 
 
 def distinct_matches(matches: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return each match once, ordered by its bytes."""
+    """Return each distinct match once, as an array of MATCH_TYPE ordered by the bytes of its records."""
     return np.unique(matches.view(f"V{MATCH_TYPE.itemsize}")).view(MATCH_TYPE)
 
 
 def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
-    """Choose the documents to leave out, and write their matches, ordered by id. `parts` are files with all matches.
+    """Choose the documents to leave out, and write one match for each of them to `path` (records of MATCH_TYPE, ordered
+    by id).
 
-    Memory: 120 bytes for each pair of near duplicates, whatever the size of the corpus.
+    `parts` are the files with all matches found. Memory: 120 bytes for each pair of near duplicates, whatever the size
+    of the corpus.
     """
     total = np.zeros(0, MATCH_TYPE)
     for part in sorted(parts):
@@ -211,7 +217,8 @@ def write_dropped(parts: Iterable[str], *, path: str | Path) -> None:
 
 
 def read_dropped(path: str, ids: Sequence[bytes]) -> dict[bytes, Match]:
-    """Return, by id, the match of each document in `ids` that the file `path` (from write_dropped) leaves out."""
+    """Return the documents among `ids` that are to be left out: a dict from id to match. `path` is the file from
+    write_dropped."""
     table = np.frombuffer(storage.read_bytes(path), MATCH_TYPE)
     if not table.size:
         return {}
@@ -240,7 +247,7 @@ class _SignatureReader:
         self._source.close()
 
     def rows(self, batch: int, rows: npt.NDArray[Any]) -> Iterator[_Row]:
-        """Return the signed documents at the positions `rows` of record batch number `batch`."""
+        """Return the documents and signatures at the positions `rows` of record batch number `batch`."""
         with storage.name_errors(self._path):
             found = self._file.get_batch(batch).take(pa.array(rows))
         return map(_Row, *(column.to_pylist() for column in found.columns))

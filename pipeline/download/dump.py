@@ -2,8 +2,9 @@
 
 The mirror has the layout of dumps.wikimedia.org. Only the multistream dump of the articles is fetched: one file and its
 index, or the numbered parts if there is no whole file. An incomplete file is called NAME.part, and the next attempt
-continues it by an HTTP range request. It is renamed to NAME once its SHA-1 matches the mirror's. A list of files and
-sizes marks a finished dump of a config. While the files match the list, the mirror is not asked again.
+continues it by an HTTP range request. It is renamed to NAME once its SHA-1 is the one that the mirror states. After all
+files of a dump that a config names were fetched, a list of the files and their sizes is written. While the files match
+the list, the mirror is not asked again.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class RemoteFile:
 
 
 class _InterruptedError(Exception):
-    """The mirror broke off or could not be reached; the fetch can be continued."""
+    """The mirror broke off a download or could not be reached. The download can be continued."""
 
 
 def database_of(language: str) -> str:
@@ -69,7 +70,11 @@ def database_of(language: str) -> str:
 
 
 def list_dump(*, mirror: str, language: str, date: str) -> list[RemoteFile]:
-    """Return the files to fetch, from the dump's checksum file. Raises ValueError if the mirror has no such dump."""
+    """Return the files to fetch, which are read from the dump's checksum file on the mirror.
+
+    `date` is eight digits, such as 20261101. Raises ValueError if an argument is malformed, if the mirror cannot be
+    reached, or if it has no such dump.
+    """
     if not re.fullmatch(r"\d{8}", date):
         raise ValueError(f"--date {date}: give the date of the dump as eight digits, such as 20261101")
     if not is_web_address(mirror):
@@ -92,9 +97,10 @@ def list_dump(*, mirror: str, language: str, date: str) -> list[RemoteFile]:
 
 
 def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: float = 1.0) -> int:
-    """Verify the files that exist and fetch the others; return the number fetched. Raises ValueError for user errors.
+    """Verify those of `files` that exist in `folder`, fetch the others, and return the number of files fetched.
 
-    After an interruption it waits `pause_s`, then continues. The wait doubles each time that nothing more has arrived.
+    After an interruption, wait `pause_s` seconds, then continue. If nothing more arrives before the next interruption,
+    the wait doubles. Raises ValueError if a file has another SHA-1 than expected, or if the mirror does not deliver it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     fetched = 0
@@ -113,9 +119,11 @@ def fetch_dump(folder: Path, files: Sequence[RemoteFile], *, say: Say, pause_s: 
 
 
 def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) -> None:
-    """Fetch the incomplete dumps that `config` names; with `only_look`, only report which are incomplete.
+    """Fetch the dumps that `config` names, except those that are complete. With `only_look`, only report which are
+    incomplete.
 
-    Raises ValueError for user errors, and before any fetch if a source that the user must provide is missing.
+    Raises ValueError as list_dump and fetch_dump do. It also raises ValueError, before any download, if a source that
+    the user must provide is missing.
     """
     folders = [Path(dump.folder).absolute() for dump in config.download.wikipedia]
     check_brought(config, but=folders)
@@ -135,7 +143,8 @@ def fetch_named(config: PipelineConfig, *, say: Say, only_look: bool = False) ->
 
 
 def _is_complete(listing: Path) -> bool:
-    """Whether all files in the list of a finished download still have their sizes; False for a list without sizes."""
+    """Whether all files in the list `listing` of a finished download still have the sizes in the list. False if there
+    is no list, or if it has no sizes (as in older releases)."""
     if not listing.is_file():
         return False
     sizes = {path.name: path.stat().st_size for path in listing.parent.iterdir() if path.is_file()}
@@ -173,7 +182,8 @@ def _fetch(file: RemoteFile, *, target: Path, say: Say, pause_s: float) -> None:
 
 
 def _continue(url: str, *, part: Path) -> None:
-    """Fetch the missing rest of `url` into `part`. Raises _InterruptedError if it should be tried again."""
+    """Fetch what is missing from the end of the file `part` from `url`. Raises _InterruptedError if another attempt may
+    succeed, and ValueError if the mirror refuses."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -228,7 +238,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str], *, say: Say = print) -> None:
-    """Run the command line that follows the word `wikipedia`. Raises ValueError for user errors."""
+    """Run `python -m pipeline.download wikipedia`. `arguments` are the words of the command line after `wikipedia`.
+
+    Raises ValueError for user errors.
+    """
     parser = _Parser(prog="python -m pipeline.download wikipedia", add_help=False, allow_abbrev=False)
     parser.add_argument("--language", required=True)
     parser.add_argument("--date", required=True)
@@ -244,9 +257,10 @@ def main(arguments: Sequence[str], *, say: Say = print) -> None:
 
 
 def main_config(arguments: Sequence[str], *, say: Say = print) -> None:
-    """Run the command line that follows the word `config`. Raises ValueError for user errors.
+    """Run `python -m pipeline.download config`. `arguments` are the words of the command line after `config`.
 
-    It accepts all arguments of a build, because make passes the same arguments to both commands.
+    All arguments of a build are accepted, because make passes the same arguments to this command and to a build. Raises
+    ValueError for user errors.
     """
     program = "python -m pipeline.download config"
     given = split_arguments(list(arguments), program=program, keys=KEYS)

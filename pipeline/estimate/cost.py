@@ -25,9 +25,9 @@ from pipeline.units import count_of, describe_bytes, describe_seconds
 from pipeline.vocabulary import count_words, given_vocabulary, train_tokenizer
 
 TOLERANCE = 0.15
-"""The largest relative error of documents, tokens, rows and bytes in all corpora measured."""
+"""The largest relative error that the estimates of documents, tokens, rows and bytes had on any corpus measured."""
 TIME_TOLERANCE = 0.3
-"""The largest relative error of CPU seconds and memory, on an otherwise idle machine."""
+"""The largest relative error that the estimates of CPU seconds and memory had, on an otherwise idle machine."""
 _START_S = 6.0
 """Seconds to start the workers, and to check and publish the set."""
 _START_CPU_S = 3.0
@@ -47,8 +47,10 @@ class Estimate:
     """The cost of a build, scaled from a sample.
 
     `bytes` is the size of all shards, `pair_bytes` their size without masks, and `temporary_bytes` the size of OUT/_tmp
-    during the build. `worker_bytes` is the peak memory of a worker. `sample_units` of the `sample_of_units` units of
-    the input were read; `whole` says that this was all of it.
+    during the build. `cpu_s` and `wall_s` are CPU and wall-clock seconds. `worker_bytes` is the peak memory of a
+    worker. The input has `sample_of_units` units (parts that can be read alone). The sample is `sample_units` of them,
+    with `sample_characters` characters, and took `sample_s` seconds. `whole` is true if the sample is all of the input.
+    `vocabulary` describes the vocabulary used.
     """
 
     documents: float
@@ -76,9 +78,10 @@ class Estimate:
 
 
 def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -> Estimate:
-    """Measure a sample, and return the estimate for the whole input. `splits` is the input, as list_splits lists it.
+    """Measure a sample of the input, and return the estimate for a build of the whole input with `workers` workers.
 
-    Raises ValueError for bad input and settings, as the build does.
+    `splits` are the splits of the whole input (from list_splits). Raises ValueError for bad input and settings, as the
+    build does.
     """
     started = time.monotonic()
     frames = [list_frame(source, index=index) for index, source in enumerate(config.sources)]
@@ -120,7 +123,11 @@ def estimate(config: PipelineConfig, *, splits: Sequence[Split], workers: int) -
 def choose_vocabulary(
     config: PipelineConfig, *, given: WordTokenizer | None, chosen: Sequence[Sequence[Unit]], folder: Path
 ) -> tuple[WordTokenizer, str]:
-    """Return the `given` vocabulary, or train one on the sample as configured. Also return a description of it."""
+    """Return a tokenizer, and a description of its vocabulary for people.
+
+    The tokenizer is `given`; if that is None, a vocabulary is trained on the sample as `config` says and saved in
+    `folder`. `chosen` has, for each source, the units of the sample.
+    """
     if given is not None:
         return given, f"{config.vocabulary.path} ({given.vocab_size:,} entries)"
     settings = config.vocabulary
@@ -157,7 +164,8 @@ def combine(
 ) -> Estimate:
     """Return the estimate for all sources together. Times and memory follow from the splits and buckets of the build.
 
-    `trains` says that the build first trains a vocabulary, for which it reads everything once more.
+    `measured` has the measurements of each source. `trains` is true if the build first trains a vocabulary, for which
+    it reads the whole input once more. `sample_s` and `vocabulary` go into the estimate as they are.
     """
     buckets = choose_buckets(
         text_bytes=sum(split.text_bytes for split in splits),
@@ -170,10 +178,11 @@ def combine(
         return sum(source.expand(name) for source in measured)
 
     def total_of_rows(name: str) -> float:
-        """Return the total of a measurement of rows, over all sources.
+        """Return the measurement `name` of rows, summed over all sources.
 
-        A weight above 1 repeats a source's documents, but not those held out. A source whose sample makes no rows (a
-        single document) is assumed to be like the others, by its tokens, but without pairs.
+        A weight above 1 repeats a source's documents, except held-out ones. If the sample of a source makes no rows (it
+        is a single document), the source is assumed to make as many rows for each token as the other sources, times
+        _WITHOUT_PAIRS.
         """
         known = [source for source in measured if source.groups]
         weights = [max(1.0, config.sources[source.frame.source].weight) for source in known]
@@ -228,7 +237,10 @@ def combine(
 
 
 def makespan(seconds: Sequence[float], *, workers: int) -> float:
-    """Return the seconds until all jobs are done, if each of the `workers` always takes the longest job left."""
+    """Return the seconds until all jobs are done, if each worker that is free takes the longest job left.
+
+    `seconds` has the duration of each job.
+    """
     ends = [0.0] * workers
     for each in sorted(seconds, reverse=True):
         heapq.heapreplace(ends, ends[0] + each)
@@ -236,7 +248,7 @@ def makespan(seconds: Sequence[float], *, workers: int) -> float:
 
 
 def format_estimate(found: Estimate) -> list[str]:
-    """Return the estimate as lines of text."""
+    """Return the estimate `found` as lines of text."""
     how = "all of the input, which is small" if found.whole else f"{found.sample_of_units:,}, spread evenly"
     lines = [
         f"sample: {found.sample_units:,} units of {how}: {found.sample_characters / 1e6:,.1f} M characters in "

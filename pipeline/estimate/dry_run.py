@@ -26,9 +26,11 @@ from pipeline.vocabulary import given_vocabulary
 def describe_build(
     config: PipelineConfig, *, beam_options: Sequence[str] = (), price: float | None = None
 ) -> Iterator[str]:
-    """Yield lines that describe the build. `price` is the price of a CPU hour.
+    """Yield lines of text that describe the build. If `price` (of a CPU hour) is given, the last line is the price of
+    the build.
 
-    Raises ValueError for what would stop the build at its start.
+    `beam_options` are the options for Beam on the command line. Raises ValueError for every fault that would stop the
+    build at its start.
     """
     check_engine(config, beam_options=beam_options)
     workers = choose_workers(config, say=say_at_once)
@@ -51,7 +53,8 @@ def describe_build(
 
 
 def describe_output(output: str) -> str:
-    """Return a line on what is at `output`. Raises ConfigError if the build could not write there."""
+    """Return a line that says whether `output` is new or holds a finished or unfinished build. Raises ConfigError if
+    the build could not write there."""
     if is_finished(output):
         return f"output: {output}: holds a finished set; the same settings and input leave it unchanged"
     if not storage.is_url(output):
@@ -70,7 +73,10 @@ def is_finished(output: str) -> bool:
 
 
 def describe_room(output: str, *, needed: float) -> str:
-    """Return a line with the bytes needed at most and the free bytes. Raises ConfigError if they do not fit."""
+    """Return a line with `needed` (the bytes that the build writes at most) and the free bytes on the disk of `output`.
+
+    Raises ConfigError if fewer bytes are free than needed. For an object store, free bytes are unknown and left out.
+    """
     if storage.is_url(output):
         return f"room: {describe_bytes(needed)} at most"
     free = free_bytes(Path(output))

@@ -17,20 +17,23 @@ from pipeline.shuffle import Extent, read_index
 from pipeline.tokenizer import WordTokenizer
 
 _GROUPS = 8
-"""The most shards that are made from the sample of a source."""
+"""At most this number of shards is made from the sample of a source."""
 _MASKS = (schema.MASKED_POSITIONS, schema.MASKED_INPUTS)
 _SIZES = ("bytes", "pair_bytes", "mask_bytes")
 _BUCKET_TOKENS = 20_000_000
-"""If the sample has at most this many tokens, bytes per row are measured on a single shard of the whole sample, without
-repeated texts. A shard with few documents compresses better than a real one (4% on novels: two documents against
-eight), and so do repeated texts."""
+"""If the sample has at most this number of tokens, bytes per row are measured on a single shard of the whole sample, in
+which no text is repeated. The reason is that a shard with few documents compresses better than a shard of a real build
+(by 4% on novels, with two documents instead of eight), and so does a shard with repeated texts."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """Measurements of a source's sample: `units` has a dict per unit (part of the input), `groups` a dict per shard.
+    """Holds measurements of the sample of one source.
 
-    A shard is made of some of the units. In both dicts, "size" is the size of the units and "count" their number.
+    `units` has a dict for each unit (part of the input) read, with the keys size, count, documents, characters,
+    document_tokens, temporary_bytes and read_cpu_s. `groups` has a dict for each shard, made from a group of units,
+    with the keys size, count, rows, tokens, bytes, pair_bytes, mask_bytes and write_cpu_s. In both, "size" is the
+    summed size of the units, and "count" is the number of units.
     """
 
     frame: Frame
@@ -39,7 +42,8 @@ class Measured:
     groups: list[dict[str, float]] = field(default_factory=list)
 
     def expand(self, name: str) -> float:
-        """Return the measurement `name` scaled to the whole source, or 0 if nothing was measured."""
+        """Return the measurement `name` (a key of `units` or `groups`) scaled to the whole source, or 0 if nothing was
+        measured."""
         rows = self.units if self.units and name in self.units[0] else self.groups
         by = "count" if name == "documents" and self.frame.by_file else "size"
         total = float(len(self.frame.units) if by == "count" else self.frame.size)
@@ -48,7 +52,8 @@ class Measured:
 
 
 def measure_source(frame: Frame, *, units: Sequence[Unit], context: BuildContext, tokenizer: WordTokenizer) -> Measured:
-    """Read the units, build shards of them, and return the measurements. Fewer than two documents make no shard."""
+    """Read `units` (the sample of the source that `frame` describes), build shards of them, and return the
+    measurements. If the units have fewer than two distinct documents, no shard is built."""
     whole = len(units) == len(frame.units) and not any(unit.begins for unit in units)
     measured = Measured(frame, whole)
     extents: list[list[Extent]] = []
@@ -128,7 +133,8 @@ def _measure_shard(
 def _choose_groups(extents: Sequence[Sequence[Extent]]) -> list[list[int]]:
     """Divide the units into as many groups as possible (at most _GROUPS), each with at least two distinct documents.
 
-    Return the indexes of each group's units in `extents`.
+    Return for each group the indexes of its units in `extents`, which has the spilled extents of each unit. Return no
+    group if all units together have fewer than two distinct documents.
     """
     for count in range(min(_GROUPS, len(extents) // 2), 1, -1):
         groups = [list(range(number, len(extents), count)) for number in range(count)]

@@ -1,7 +1,7 @@
-"""Chooses a representative sample of the input: which units (parts that can be read alone) are read.
+"""Chooses a representative sample of the input: some of its units (parts that can be read alone), and reads them.
 
-The same files and settings give the same sample. Units are evenly spaced over each source, because the first articles
-of a dump are the longest.
+The same files and settings give the same sample. The chosen units are evenly spaced over each source, because the first
+articles of a dump are longer than the rest.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from pipeline.sources import (
 
 SHARE = 0.01
 LEAST_UNITS = 8
-"""The fewest units to read of a source, since fewer say little about the variation."""
+"""At least this number of units of a source is read, since fewer say little about how much units differ."""
 LEAST_TEXT_BYTES = 4_000_000
-"""The least text to read of all sources together. An input of up to twice this size is read completely."""
+"""At least this number of bytes of text is read, from all sources together. An input of up to twice this size is read
+completely."""
 MOST_TEXT_BYTES = 256_000_000
 _UNIT_BYTES = 1 << 18
 _MOST_UNITS_OF_FILE = 4096
@@ -43,9 +44,10 @@ _NO_PART = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A part of the input that can be read alone: a split, or a book of a compressed archive (`member` is its number).
+    """A part of the input that can be read alone: a split, or book number `member` of a compressed archive.
 
-    `size` has the same meaning as Frame.size. `begins` says that only the beginning of a longer stream is read.
+    `size` is in bytes, measured in the same way as Frame.size. `begins` is true if the unit is only the beginning of a
+    compressed stream.
     """
 
     split: Split
@@ -58,9 +60,11 @@ class Unit:
 class Frame:
     """All units of a source. A unit is a part of the input that can be read alone.
 
-    `size` is the total bytes, with the unread rest of streams, and `text_bytes` the estimated plain text. `by_file`
-    says that units are text files, so that the number of documents follows the number of units. `passing_s` maps a path
-    to the CPU seconds to skip through the file. If splits share the file, each of them needs this time.
+    `source` is the index of the source in the config. `size` is the total number of bytes, including the rest of
+    streams of which only the beginning is a unit. `text_bytes` is the estimated size of the plain text. `by_file` is
+    true if units are text files, so that the number of documents is proportional to the number of units. `passing_s`
+    maps the path of a compressed file to the CPU seconds that reading through it takes without making documents. If
+    several splits share the file, each needs this time.
     """
 
     source: int
@@ -72,7 +76,8 @@ class Frame:
 
 
 def list_frame(source: SourceConfig, *, index: int) -> Frame:
-    """Return the units of a source. Decompresses compressed archives once; reads little or nothing of other files."""
+    """Return the frame (all units) of `source`, which is number `index` in the config. Compressed archives are
+    decompressed once; little or nothing of other files is read."""
     units: list[Unit] = []
     size = text_bytes = 0
     by_file = source.kind == "books"
@@ -98,9 +103,10 @@ def list_frame(source: SourceConfig, *, index: int) -> Frame:
 
 
 def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
-    """Return, for each frame, the units to read: SHARE of its units, or more if that is little text.
+    """Return, for each frame (source), the units to read.
 
-    If this would be half of the units, all are read.
+    These are the share SHARE of its units, or more so that at least LEAST_TEXT_BYTES of text and LEAST_UNITS units are
+    read, but no more than MOST_TEXT_BYTES of text. If this is half of the units or more, all units are read.
     """
     text = max(1, sum(frame.text_bytes for frame in frames))
     share = max(SHARE, LEAST_TEXT_BYTES / text)
@@ -117,7 +123,8 @@ def choose_units(frames: Sequence[Frame]) -> list[list[Unit]]:
 
 
 def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple[Unit, Iterable[Document | Drop]]]:
-    """Yield each unit with its documents and drops (items left out). The cache clean_documents is not used."""
+    """Yield each unit with an iterable of its documents and drops (items left out). The cache of the setting
+    clean_documents is not used."""
     source = source.model_copy(update={"clean_documents": None})
     archives: dict[str, dict[int, Unit]] = {}
     for unit in units:
@@ -137,16 +144,18 @@ def read_units(units: Sequence[Unit], *, source: SourceConfig) -> Iterator[tuple
 
 
 def _list_members(path: str, *, source: int) -> list[Unit]:
-    """Return the books of a compressed archive as units. Reads the whole stream to learn their sizes."""
+    """Return the books of the compressed archive `path` as units. To learn their sizes, it reads the whole archive.
+    `source` is the index of the source in the config."""
     whole = Split(source, path, 0, -1, storage.size_of(path), 0)
     members = enumerate(read_members(whole, suffixes=BOOK_SUFFIXES))
     return [Unit(whole, len(member.data), number) for number, member in members if member.data is not None]
 
 
 def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
-    """Return the CPU seconds to skip through a stream, scaled from its beginning.
+    """Return the CPU seconds that reading through the whole stream takes without making documents.
 
-    A split that takes almost no document is used to measure this.
+    The time is measured on the beginning of the stream (`unit`), with a split that takes almost no document, and scaled
+    to the whole stream.
     """
     idle = replace(unit.split, part=_NO_PART, parts=_NO_PART + 1)
     source = source.model_copy(update={"clean_documents": None})
@@ -157,8 +166,8 @@ def _time_passing(unit: Unit, *, source: SourceConfig) -> float:
 
 
 def _read_beginning(unit: Unit, *, source: SourceConfig) -> Iterator[Document | Drop]:
-    """Yield the documents and drops in the first `unit.size` bytes of a compressed stream, which are copied to a
-    file."""
+    """Yield the documents and drops in the first `unit.size` bytes of a compressed stream. These bytes are copied to a
+    temporary file, from which they are read."""
     path = unit.split.path
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / Path(path).name

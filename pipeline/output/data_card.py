@@ -22,7 +22,7 @@ _SIZES = (
 
 
 def render_card(manifest: Manifest) -> str:
-    """Return the text of the data card (README.md). It depends on the manifest only."""
+    """Return the text of the data card (README.md), which depends only on `manifest`."""
     splits: tuple[SplitName, ...] = ("train", "validation")
     present = [split for split in splits if manifest.shards_of(split)]
     front: dict[str, Any] = {
@@ -85,7 +85,8 @@ def render_card(manifest: Manifest) -> str:
 
 
 def shown_settings(manifest: Manifest) -> dict[str, Any]:
-    """Return the data set's settings, with the real size of its vocabulary instead of the size asked for."""
+    """Return the data set's settings as nested dicts, in which vocabulary.size is the real size of the vocabulary, not
+    the size that the config asks for."""
     vocabulary = {**manifest.config.get("vocabulary", {}), "size": manifest.vocabulary_size}
     return {**manifest.config, "vocabulary": vocabulary}
 
@@ -132,7 +133,8 @@ def _list_reasons(counts: Mapping[str, int]) -> str:
 
 
 def _describe_text(text: Mapping[str, str]) -> str:
-    """Return a sentence on how the tokenizer treats case, accents and Hangul."""
+    """Return a sentence that says how the tokenizer treats case, accents and Hangul. `text` has a word for each of
+    these (from tokenizer.describe_text)."""
     case = {"kept": "Cased: capital letters are kept", "lowered": "Uncased: letters are lower-cased"}[text["case"]]
     hangul = {"syllables": "Hangul syllables are whole", "jamo": "Hangul is split into jamo"}[text["hangul"]]
     return f"{case}, accents are {text['accents']}, {hangul}."

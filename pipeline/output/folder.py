@@ -2,7 +2,7 @@
 
 A build first writes everything to OUT/_tmp. A lease there (an exclusive claim, renewed while the build runs) keeps
 other builds away. OUT/_build.json, the mark, says which build the folder belongs to. The manifest is written last. A
-stopped build leaves its finished pieces (results that need not be made again), so that it can resume.
+stopped build leaves its finished pieces (splits read, shards written), so that the same command can resume it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pipeline.storage import LEASE_FOLDER, LeaseError, Location, find_existing, 
 _LOGGER = logging.getLogger(__name__)
 
 LEASE_TIMEOUT_S = 60
-"""A build may take the folder over if the build that holds the lease has not renewed it for this time."""
+"""A build may take the folder over from another build if that build has not renewed its lease for this time."""
 TEMPORARY_NAME = "_tmp"
 REPORT_NAME = "report.html"
 SUMMARY_NAME = "report.json"
@@ -47,35 +47,38 @@ CARD_NAME = "README.md"
 PUBLISHED = ("data", TOKENIZER_FOLDER, TOKEN_COUNTS_NAME, REPORT_NAME, SUMMARY_NAME, CARD_NAME)
 """Names that a build moves from OUT/_tmp to OUT, in this order, before it writes the manifest."""
 OURS = (TEMPORARY_NAME, *PUBLISHED, MARK_NAME)
-"""Names that a build creates in OUT, besides the manifest. The mark is removed last, because without it the other files
-would not look like those of a build."""
+"""Names that a build creates in OUT, besides the manifest. The mark is removed last, because only with the mark are the
+other files known to come from a build."""
 _PREPARED = (EXCHANGE, PROGRESS, SPILLS, SHARDS)
 _WAIT_S = 30.0
 _LOOK_EVERY_S = 0.1
 
 
 class BuildOutput(ABC):
-    """The output folder OUT, which one build at a time may use: the base class for local folders and object stores."""
+    """The output folder OUT, which one build at a time may use: the base class for local folders and object stores.
+
+    `root` is the path or URL of OUT. `identity` is data that differs between different builds (see BuildMark).
+    """
 
     notes = ""
-    """A local folder where workers leave counts and failures. If empty, they use OUT/_tmp (BuildContext.notes)."""
+    """A local folder where workers leave counts and failures. If it is "", they use OUT/_tmp (BuildContext.notes)."""
 
     def __init__(self, root: Location, *, identity: Mapping[str, Any]) -> None:
         self.root = root
         self.temporary = storage.locate(root, TEMPORARY_NAME)
         self.finished = False
-        """True if the folder holds a finished data set of the same build."""
+        """True if the folder holds a finished data set that this build would make (or has made)."""
         self.resumes = False
-        """True if the folder holds finished pieces of the same build, so that this build continues it."""
+        """True if the folder holds finished pieces of an earlier start of this build, which this start continues."""
         self._mark = BuildMark(str(root), identity=identity)
         self._lease = ExitStack()
         self._token = ""
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other builds from taking the folder over during the block.
+        """Keep other builds from taking the folder over while the `with` block runs.
 
-        Raises LeaseError (a PassingError) if another build already has the folder.
+        Raises LeaseError (a PassingError) if another build has already taken it over.
         """
         with storage.held(self.temporary, token=self._token, name=self._name):
             yield
@@ -103,16 +106,17 @@ class BuildOutput(ABC):
         return f"output={self.root}"
 
     def _take(self, *, note_loss: Callable[[], object] = lambda: None) -> None:
-        """Take the lease on OUT, and call `note_loss` if it is lost. Raises LeaseError if another build is running."""
+        """Take the lease on OUT. If the lease is lost later, `note_loss` is called. Raises LeaseError if another build
+        is running there."""
         holding = storage.hold(
             self.temporary, timeout_s=LEASE_TIMEOUT_S, say=_LOGGER.warning, note_loss=note_loss, name=self._name
         )
         self._token = self._lease.enter_context(holding)
 
     def _look(self) -> bool:
-        """Whether the folder holds a finished data set of this build.
+        """Whether the folder holds a finished data set that this build would make.
 
-        Raises ValueError if the data set is a different one, or if the folder has files that no build has written.
+        Raises ValueError if the folder holds a different data set, or files that no build has written.
         """
         names = storage.list_names(self.root)
         if MANIFEST_NAME in names:
@@ -137,7 +141,8 @@ class BuildOutput(ABC):
         storage.write_bytes(storage.join(self.root, MARK_NAME), self._mark.text.encode("utf-8"))
 
     def _leave(self, keeps: Keeps) -> None:
-        """Clean up after an error: keep the finished pieces, or remove everything if `keeps` is "nothing"."""
+        """Clean up after an error. Remove everything if `keeps` is "nothing" or no piece is finished; otherwise keep
+        the finished pieces, for the next start."""
         if keeps == "nothing" or not list_records(self.temporary):
             self._clear()  # while the lease still keeps other builds out
             return
@@ -154,11 +159,11 @@ class BuildOutput(ABC):
 
 
 class OutputFolder(BuildOutput):
-    """The output OUT of a build as a local folder, for a with statement.
+    """The output OUT of a build as a local folder, for a `with` statement.
 
-    Entering creates the folder and takes its lease. It raises ValueError if the folder holds results of a different
-    build (one with another `identity`), or files that no build has written. After an error in the block, the finished
-    pieces are kept if the same command may get further next time; otherwise everything is removed.
+    Entering the block creates the folder and takes its lease. Entering raises ValueError if the folder holds results of
+    a different build (a build with another `identity`), or files that no build has written. After an error in the
+    block, the finished pieces are kept if the same command may get further next time. Otherwise everything is removed.
     """
 
     root: Path
@@ -207,11 +212,12 @@ class OutputFolder(BuildOutput):
         return self.temporary
 
     def share(self, name: str) -> str:
-        """Return the path under which all workers can read the file `name` of `staging`."""
+        """Return the path under which all workers can read the file `name` in the folder `staging`."""
         return str(self.staging / name)
 
     def publish(self) -> None:
-        """Sync the results to disk, and move each from OUT/_tmp to OUT in one rename. The manifest is written later.
+        """Sync the results (PUBLISHED) to disk, and move each from OUT/_tmp to OUT in one rename. The manifest is
+        written later.
 
         Raises LeaseError if another build took over.
         """
@@ -267,7 +273,7 @@ class OutputFolder(BuildOutput):
         return ValueError(f"{self._name}: cannot be written ({error.strerror}); choose another folder")
 
     def _take_back(self) -> None:
-        """Move what a killed build had already published from OUT back to OUT/_tmp."""
+        """Move the results that a killed build had already moved to OUT back to OUT/_tmp."""
         for name in PUBLISHED:
             path = self.root / name
             if path.exists():
@@ -282,9 +288,10 @@ class OutputFolder(BuildOutput):
                 path.unlink(missing_ok=True)
 
     def _wait_for_workers(self) -> None:
-        """Wait until the workers of a killed build have ended; they check every second whether their build still runs.
+        """Wait until the workers of a killed build have ended. They end because they check every second whether their
+        build still runs.
 
-        Raises ValueError if one is still there after 30 s.
+        Raises ValueError if a worker is still there after 30 s.
         """
         descriptor = os.open(self.temporary, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -328,7 +335,7 @@ def _remove(path: Path) -> None:
 
 
 def check_writable(folder: Path, *, key: str) -> None:
-    """Raise ConfigError if `folder` (the value of setting `key`) cannot be created or written to."""
+    """Check that `folder`, the value of the setting `key`, can be created and written to. Raises ConfigError if not."""
     existing = find_existing(folder)
     if not existing.is_dir():
         raise ConfigError(f"{key}={folder}: {existing} is a file; give a folder")

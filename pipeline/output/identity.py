@@ -15,7 +15,10 @@ _INPUT = ("inputs", _MODIFIED)
 
 
 class BuildMark:
-    """The file OUT/_build.json, which says which build OUT belongs to. Builds with equal `identity` are the same."""
+    """The content of the file OUT/_build.json, which says which build the folder OUT belongs to.
+
+    `identity` is JSON data with the keys config, inputs and others. Builds with an equal identity are the same.
+    """
 
     def __init__(self, root: str, *, identity: Mapping[str, Any]) -> None:
         self._root = root
@@ -33,11 +36,13 @@ class BuildMark:
         return None if found is None else str(found)
 
     def note_vocabulary(self, vocabulary_hash: str) -> None:
-        """Add the hash of this build's trained vocabulary to `text`, which the caller writes to OUT/_build.json."""
+        """Add the hash of the vocabulary trained for this build to `text`. The caller then writes `text` to
+        OUT/_build.json."""
         self._identity[_VOCABULARY_HASH] = vocabulary_hash
 
     def await_input(self) -> None:
-        """Note in `text`, which the caller writes to OUT/_build.json, that an input file must be fixed first."""
+        """Record in `text` that an input file must be fixed before the build can resume. The caller then writes `text`
+        to OUT/_build.json."""
         self._identity[_AWAITS_INPUT] = True
 
     def check_finished(self) -> None:
@@ -58,10 +63,11 @@ class BuildMark:
             )
 
     def check_unfinished(self) -> bool:
-        """Whether OUT holds an unfinished build that is the same as this one; if so, take over its vocabulary's hash.
+        """Whether OUT holds an unfinished build that is the same as this build. If so, also take over the hash of its
+        vocabulary.
 
-        False if OUT/_build.json is absent or of another release. Raises ValueError if it names a different build, and
-        OSError if it cannot be read, so that no finished piece is lost.
+        False if OUT/_build.json is absent or written by another release. Raises ValueError if it names a different
+        build, and OSError if it cannot be read. With False, the caller would remove the finished pieces.
         """
         try:
             old = json.loads(storage.read_bytes(storage.join(self._root, MARK_NAME)).decode("utf-8"))
@@ -97,7 +103,8 @@ def _hint_at_time(differences: Iterable[str]) -> str:
 
 
 def describe_differences(old: Any, new: Any, *, key: str = "") -> Iterable[str]:
-    """Yield "key: old -> new" for each value that differs between two trees of mappings and lists."""
+    """Yield a text "key: old -> new" for each value that differs between `old` and `new`, two trees of mappings and
+    lists. `key` is the path of keys to these trees, which comes before each key."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in sorted({*old, *new}):
             yield from describe_differences(old.get(name), new.get(name), key=f"{key}.{name}" if key else name)

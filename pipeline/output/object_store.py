@@ -24,14 +24,15 @@ from pipeline.storage import LEASE_FOLDER, LeaseError
 
 
 def open_output_folder(root: str, *, identity: Mapping[str, Any], notes: str = "") -> OutputFolder | StoredOutput:
-    """Return the output of a build at `root`, a local folder or a URL. For `notes` see BuildOutput.notes."""
+    """Return the output of a build at `root`, which is a local folder or a URL. `notes` is a local folder for counts
+    and failures, used only with a URL (see BuildOutput.notes)."""
     if storage.is_url(root):
         return StoredOutput(root, identity=identity, notes=notes)
     return OutputFolder(root, identity=identity)
 
 
 class StoredOutput(BuildOutput):
-    """The output OUT of a build on an object store, with the interface of OutputFolder."""
+    """The output OUT of a build on an object store, with the same methods as OutputFolder."""
 
     root: str
     temporary: str
@@ -67,13 +68,13 @@ class StoredOutput(BuildOutput):
         return storage.join(self.temporary, name)
 
     def share(self, name: str) -> str:
-        """Upload the file `name` of `staging`, and return its URL, which all workers can read."""
+        """Upload the file `name` in the folder `staging`, and return its URL, which all workers can read."""
         url = storage.join(self.temporary, name)
         storage.store_file(self.staging / name, url)
         return url
 
     def publish(self) -> None:
-        """Upload all results but the shards, which are already there, and the manifest, which is written last.
+        """Upload all results except the shards, which are already there, and the manifest, which is written later.
 
         Raises LeaseError if another build took over.
         """
@@ -115,7 +116,8 @@ class StoredOutput(BuildOutput):
                 storage.delete_tree(self.root)  # some stores keep an empty object for a folder
 
     def _stop_workers(self) -> None:
-        """Stop this machine's workers by a message in `notes`, because OUT/_tmp now belongs to another build."""
+        """Stop this machine's workers by a message in the folder `notes`, because OUT/_tmp now belongs to another
+        build."""
         if self.notes:
             exchange = storage.join(self.notes, EXCHANGE)
             message = f"{self._name}: another build took it over; wait for its end, then run the same command again"

@@ -43,24 +43,29 @@ _LABEL_BOUNDS = {"strict": (0.4, 0.6), "reference": (0.4, 0.75)}
 """The allowed share of NOT_NEXT labels (lowest, highest) in each mode. The published algorithm, which reference mode
 follows, gives this label to every chunk of one sentence."""
 _ENOUGH_ROWS = 400
-"""With fewer labels nothing is checked, because the share may leave the range by chance (four standard deviations)."""
+"""If a data set has fewer labels, their share is not checked, because the share may leave the range by chance (four
+standard deviations)."""
 _ENOUGH_TO_WARN = 1600
-"""The same limit for the narrower range outside which a build warns."""
+"""If a data set has fewer labels, a build does not warn of the share of NOT_NEXT labels. The range outside which it
+warns is narrower, so more labels are needed."""
 MOST_UNKNOWN = 0.01
-"""A build warns if the share of [UNK] in the text is larger. A vocabulary trained on the text gives less than 0.001."""
+"""A build warns if [UNK] makes up a larger share of the text's tokens than this. A vocabulary trained on the text gives
+less than 0.001."""
 
 
 def label_bounds(config: PipelineConfig) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return two ranges (lowest, highest) for the share of NOT_NEXT labels.
 
-    A build warns outside the first range and fails outside the second. The first reaches half as far from 0.5.
+    A build warns if the share is outside the first range, and fails if it is outside the second. The bounds of the
+    first range are half as far from 0.5 as the bounds of the second.
     """
     low, high = config.not_next_bounds or _LABEL_BOUNDS[config.mode]
     return ((low + 0.5) / 2, (high + 0.5) / 2), (low, high)
 
 
 def check_labels(result: BuildResult, *, config: PipelineConfig) -> None:
-    """Raise ValueError if next-sentence labels are far from balanced, because a model would learn the majority."""
+    """Check the share of NOT_NEXT among the next-sentence labels. Raises ValueError if it is outside the allowed range,
+    because a model would then learn only to predict the more frequent label."""
     labels = result.count_labels()
     total = labels[NEXT] + labels[NOT_NEXT]
     _, (low, high) = label_bounds(config)
@@ -89,7 +94,8 @@ def _describe_labels(labels: Counter[int]) -> str:
 
 
 def list_warnings(result: BuildResult, *, config: PipelineConfig) -> list[str]:
-    """Return warnings about results that are valid but probably not intended, such as documents of one sentence."""
+    """Return a warning (one text each) for every result that is valid but probably not intended, such as documents of
+    one sentence."""
     tallies = result.tallies.values()
     documents, sentences = sum(tally.documents for tally in tallies), sum(tally.sentences for tally in tallies)
     words, tokens = sum(tally.words for tally in tallies), sum(tally.document_tokens for tally in tallies)
@@ -145,9 +151,11 @@ def write_set(
     read: ReadTally,
     run: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:
-    """Write all but the shards and the manifest into `folder` (OUT/_tmp). Return the manifest, to be written last.
+    """Write all files of the data set except shards and manifest into `folder` (OUT/_tmp). Return the manifest, which
+    the caller writes last.
 
-    `run` has facts of this build (workers, seconds, paths) for the report's section "This run".
+    `read` has the counts of what was read, and `result` the shards and their counts. `run` has facts of this build
+    (workers, seconds, paths) for the report's section "This run".
     """
     train = result.tallies["train"]
     _write_token_counts(folder / TOKEN_COUNTS_NAME, train, tokenizer=tokenizer)
@@ -202,10 +210,10 @@ def write_set(
 
 
 def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str) -> str:
-    """Return a hash (sha256, hex) of all that decides what a build's workers write, except the input.
+    """Return a hash (sha256, in hexadecimal) of everything except the input that decides what a build's workers write.
 
-    It covers settings, order of the sources, buckets, vocabulary, libraries, the pipeline's code, and whether rejects
-    are kept.
+    It covers the settings that shape the data, the order of the sources, the buckets, the vocabulary, the versions of
+    libraries, the pipeline's code, and whether rejects (documents left out) are kept.
     """
     sources = to_tree(config)["sources"]
     for source in sources:
@@ -225,8 +233,10 @@ def hash_build(config: PipelineConfig, *, buckets: Buckets, vocabulary_hash: str
 def summarize_sources(
     read: ReadTally, *, config: PipelineConfig, rows: Mapping[SplitName, RowTally]
 ) -> list[dict[str, Any]]:
-    """Return the counts for each name of config.source_names. They do not depend on the sources' order and paths.
+    """Return a dict of counts for each name in config.source_names, in this order. The counts do not depend on the
+    order and the paths of the sources.
 
+    The keys are name, kind, language, weight, documents, sentences, characters, dropped_by_weight, rows and tokens.
     Documents, sentences and characters are counted during reading, with exact duplicates but without documents dropped
     by weight. Rows and tokens are counted in the training rows, by the source of the first segment.
     """
@@ -251,7 +261,8 @@ def summarize_sources(
 
 
 def _write_token_counts(path: Path, tally: RowTally, *, tokenizer: WordTokenizer) -> None:
-    """Write a Parquet file of how often each id occurs in the training input_ids. Special tokens get the count 0."""
+    """Write a Parquet file that says how often each token id occurs in input_ids of the training rows. Special tokens
+    get the count 0. `tally` has the counts of the training rows."""
     counts = tally.token_counts.copy()
     counts[tokenizer.special_ids] = 0
     columns = [np.arange(counts.size, dtype=np.int32), tokenizer.tokens, counts]

@@ -56,12 +56,13 @@ _FACTS = (
     ("unknown tokens ([UNK])", "unknown_rate"),
 )
 _TALL = 5
-"""A chart cuts its tallest bar if it is over this many times as tall as the next, to keep the other bars visible."""
+"""A chart cuts off its tallest bar if that bar is more than this number of times as tall as the second, so that the
+other bars stay visible."""
 _SHOWN_AS = {"mask": "shown as [MASK]", "kept": "kept as they are", "random": "shown as another token"}
 
 
 def render_report(summary: Mapping[str, Any]) -> str:
-    """Return the HTML of the page. `summary` is the content of report.json, as summarize_build returns it."""
+    """Return the HTML of report.html. `summary` is the content of report.json, as summarize_build returns it."""
     splits = summary["splits"]
     train = splits["train"]
     parts = [
@@ -103,9 +104,9 @@ def render_report(summary: Mapping[str, Any]) -> str:
 
 
 def render_pair(pair: Mapping[str, Any]) -> str:
-    """Return the HTML of a row (from summary.describe_pair) as text, with pieces joined into words.
+    """Return the HTML that shows a row as text, with pieces joined into words. `pair` comes from summary.describe_pair.
 
-    Tokens to predict are marked, and followed by what replaces them if that is not [MASK].
+    Each token to predict is marked. If the model does not get [MASK] in its place, what it gets is shown behind it.
     """
     parts = []
     for token in pair["tokens"]:
@@ -159,7 +160,8 @@ def _percent(share: float | None, *, digits: int = 1) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, notes: Sequence[int] = ()) -> str:
-    """Return an HTML table. Columns are right-aligned, except the first one and those with indices in `notes`."""
+    """Return an HTML table. The first column, and columns whose indices are in `notes`, are left-aligned text; all
+    other columns are right-aligned numbers."""
 
     def cell(tag: str, column: int, text: str) -> str:
         kind = "note" if column in notes else "number" if column else "name"
@@ -239,7 +241,8 @@ def _bars(heights: Sequence[float], *, titles: Sequence[str], starts: Sequence[i
 
 
 def _tick(text: str, *, x: float, width: int, y: int) -> str:
-    """Return an SVG label, centred at x but kept inside the picture (a character is at most 10 units wide)."""
+    """Return an SVG label, centred at `x` but moved if it would leave the picture, which is `width` units wide. A
+    character counts as 10 units wide, the most that it needs."""
     half = 5 * len(text)
     return f'<text x="{min(max(x, half), width - half):.1f}" y="{y}" text-anchor="middle">{text}</text>'
 

@@ -1,4 +1,4 @@
-"""Makes the content of report.json: every number of the report. It uses the build's counts and reads no file again.
+"""Makes the content of report.json, which has every number of the report, from the build's counts. No file is read.
 
 Everything except the section `run` depends only on the input (including file names in examples), config and seed.
 """
@@ -39,9 +39,11 @@ def summarize_build(
     not_next_bounds: Bounds,
     run: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the content of report.json. `not_next_bounds` is the result of publish.label_bounds.
+    """Return the content of report.json, as nested dicts and lists.
 
-    Shares are fractions, or None if nothing was counted. Rows are training rows unless a key says otherwise.
+    `read` has the counts of what was read, and `result` the counts of the rows. `not_next_bounds` is the result of
+    publish.label_bounds. `run` has facts of this build. Shares are fractions, or None if nothing was counted. Rows are
+    training rows unless a key says otherwise.
     """
     train = result.tallies["train"]
     reads = merge_reads([read, result.left_out])
@@ -78,9 +80,11 @@ def summarize_build(
 
 
 def summarize_masks(tally: RowTally, *, mask_sets: int) -> dict[str, Any]:
-    """Return counts of targets (tokens to predict) by what replaces them, by pieces in the word, and by position.
+    """Return the numbers and rates of targets (tokens to predict) in all mask sets of the rows that `tally` counts.
 
-    A rate is targets / (tokens of text x mask sets). [UNK] counts as text; [CLS] and the closing [SEP]s do not.
+    The keys are text_tokens, targets, rate, shown_as (targets by what replaces them), by_pieces (by the number of
+    pieces of their word) and by_position (by ranges of positions in the row). A rate is targets / (tokens of text x
+    mask sets). [UNK] counts as text; [CLS] and the closing [SEP]s do not.
     """
 
     def measure(text: int, targets: int) -> dict[str, Any]:
@@ -106,9 +110,11 @@ def summarize_masks(tally: RowTally, *, mask_sets: int) -> dict[str, Any]:
 
 
 def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> dict[str, Any]:
-    """Return how much of the vocabulary appears in the training rows, and the share of [UNK] in all text.
+    """Return a dict that says how much of the vocabulary appears in the training rows, and how much of the text is
+    [UNK].
 
-    `entries`, `used`, `seldom` and `most_frequent` leave out special and unused entries.
+    The values of `entries`, `used`, `used_share`, `seldom` and `most_frequent` leave out special and unused entries.
+    The text is that of all documents, held-out documents included.
     """
     counts = result.tallies["train"].token_counts
     text = counts[tokenizer.replaceable_ids]
@@ -133,10 +139,12 @@ def summarize_vocabulary(result: BuildResult, *, tokenizer: WordTokenizer) -> di
 
 
 def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
-    """Return a row and its first mask set for display: whether the second segment follows, and all tokens.
+    """Return the row `example` and its first mask set for display, as a dict with the keys follows and tokens.
 
-    For each token there is its text, whether it joins the previous token, and, if it is to be predicted, what replaces
-    it.
+    `follows` says whether the second segment follows the first; it is None if there is one segment. `tokens` has a dict
+    for each token: its `text`, whether it `joins` the previous token without a space, and, if it is to be predicted,
+    `target` (mask, kept or random) and `shown` (the text that the model gets). For [CLS] and closing [SEP], `special`
+    is true.
     """
     shown = dict(zip(example.masked_positions, example.masked_inputs, strict=True))
     ends = {0, example.first_length - 1, len(example.input_ids) - 1}
@@ -155,7 +163,7 @@ def describe_pair(example: Example, *, reader: TokenReader) -> dict[str, Any]:
 
 
 class TokenReader:
-    """Converts token ids to readable text, without marks such as ## (of WordPiece, BPE or byte-level BPE)."""
+    """Converts token ids of a WordPiece, BPE or byte-level BPE tokenizer to readable text, without marks such as ##."""
 
     def __init__(self, tokenizer: WordTokenizer) -> None:
         self.mask = tokenizer.special.mask
@@ -165,7 +173,8 @@ class TokenReader:
         self._kind = (json.loads(tokenizer.backend.to_str())["decoder"] or {}).get("type")
 
     def read(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
-        """Return for each token its text, and whether it joins the previous token without a space."""
+        """Return for each of the token ids `ids` a pair: the token's text, and whether it joins the previous token
+        without a space."""
         texts: list[tuple[str, bool]] = []
         inside = False
         for index in ids:
@@ -197,7 +206,8 @@ def _summarize_labels(result: BuildResult, *, bounds: Bounds) -> dict[str, Any]:
 
 
 def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) -> list[dict[str, Any]]:
-    """Return one entry for each source name: the manifest's counts, and the drops by reason."""
+    """Return a dict for each source name: the counts in the manifest, and under `drops` the number of items left out by
+    reason."""
     sources = []
     for facts in manifest.statistics["sources"]:
         own = [index for index, source in enumerate(config.sources) if source.called == facts["name"]]
@@ -206,7 +216,8 @@ def _by_name(manifest: Manifest, reads: ReadTally, *, config: PipelineConfig) ->
 
 
 def _list_reasons(counts: Mapping[str, int], *, reads: ReadTally) -> list[dict[str, Any]]:
-    """Return an entry (reason, count, examples) for each reason of a drop or note, the most frequent first."""
+    """Return a dict with the keys reason, count and examples for each reason in `counts` (of drops or of notes), the
+    most frequent first."""
     return [
         {
             "reason": reason,
@@ -238,7 +249,8 @@ def _count_drops(reads: ReadTally, indices: Sequence[int]) -> dict[str, int]:
 
 
 def _bin(counts: Counts) -> list[dict[str, int]]:
-    """Sum `counts` over at most _BINS ranges of about equal width, and return the ranges with their sums."""
+    """Sum `counts` over at most _BINS ranges of indices of about equal width. Return a dict for each range: its first
+    index (from), its last index (to) and the sum (count)."""
     edges = np.linspace(0, counts.size, min(_BINS, counts.size) + 1).astype(int)
     sums = np.add.reduceat(counts, edges[:-1]).tolist()
     return [
@@ -248,7 +260,8 @@ def _bin(counts: Counts) -> list[dict[str, int]]:
 
 
 def _double(counts: Counts) -> list[dict[str, int]]:
-    """Return the ranges 2^(b-1) to 2^b - 1 with their counts (counts[b]), from the first to the last non-empty one."""
+    """Return a dict (from, to, count) for each range 2^(b-1) to 2^b - 1, whose count is counts[b]. Empty ranges at both
+    ends are left out."""
     found = np.flatnonzero(counts)
     if not found.size:
         return []

@@ -18,9 +18,10 @@ SAMPLE_CONFIG = _ROOT / "pipeline" / "configs" / "sample.yaml"
 
 
 def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConfig:
-    """Return the config of a command line with absolute paths. Raises ValueError if a source must be fetched first.
+    """Return the config of a command line, with absolute paths. Without --config, this is the sample config.
 
-    Relative paths are relative to the current directory, but those of the sample config are relative to the repository.
+    Relative paths are relative to the current directory, except the paths in the sample config, which are relative to
+    the repository. Raises ConfigError for faults of the config, and ValueError if the user must first fetch a source.
     """
     if arguments.file is not None:
         config = load_settings(PipelineConfig, file=arguments.file, overrides=arguments.overrides)
@@ -37,8 +38,8 @@ def read_config(arguments: Arguments, *, say: Say = say_at_once) -> PipelineConf
 
 
 def read_price(flags: Sequence[str], *, program: str) -> float | None:
-    """Return the number P of --price=P, or None without it. Raises ValueError if P is not positive or --dry-run is
-    missing."""
+    """Return the number P of the flag --price=P, or None if the flag is absent. Raises ValueError if P is not a
+    positive number, or if --price is given without --dry-run."""
     given = [flag.partition("=")[2] for flag in flags if flag.partition("=")[0] == "--price"]
     if not given:
         return None
@@ -54,9 +55,10 @@ def read_price(flags: Sequence[str], *, program: str) -> float | None:
 
 
 def find_vocabulary(path: str, *, train: bool) -> str:
-    """Return the path of the vocabulary's file. In a folder this is tokenizer.json or, if that is missing, vocab.txt.
+    """Return the path of the vocabulary's file. If `path` is a folder, this is tokenizer.json in it or, if that is
+    missing, vocab.txt. Otherwise it is `path`, even if the file does not exist yet.
 
-    Raises ConfigError if the folder has neither. With `train`, the message proposes a file to train into.
+    Raises ConfigError if the folder has neither file. With `train`, the message proposes a file to train into.
     """
     if storage.find_file(path) is not None or not storage.exists(path):
         return path
@@ -68,7 +70,8 @@ def find_vocabulary(path: str, *, train: bool) -> str:
 
 
 def absolute_paths(config: PipelineConfig, *, base_of: Callable[[str], Path]) -> PipelineConfig:
-    """Return a copy of the config with every relative path joined to `base_of(path)`."""
+    """Return a copy of the config in which every path is absolute. A relative path is joined to the folder that
+    `base_of` returns for it."""
 
     def absolute(path: str, *, key: str) -> str:
         expanded = expand_path(path, key=key)

@@ -14,14 +14,15 @@ from pipeline.runtime.ledger import Ledger
 from pipeline.shuffle import Buckets
 
 SPILLS, SHARDS, PROGRESS, EXCHANGE = "spills", "data", "progress", "exchange"
-"""Names of folders under OUT/_tmp: for spill files, for finished shards, for counts of running work, and for failures
-and results."""
+"""Names of folders under OUT/_tmp (OUT is the output): for spill files, for finished shards, for counts of running
+work, and for failures and results."""
 _TEMPORARY = "temporary"
 
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """What every worker needs to know about a build. `work` is OUT/_tmp, a path or URL that all workers can reach."""
+    """Holds what every worker needs to know about a build. `work` is the path or URL of OUT/_tmp, which all workers can
+    reach."""
 
     config: PipelineConfig
     buckets: Buckets
@@ -30,7 +31,7 @@ class BuildContext:
     vocabulary_size: int
     work: str
     build: str
-    """A hash of everything except the input that determines what workers write (publish.hash_build)."""
+    """A hash (from publish.hash_build) of everything except the input that determines what workers write."""
     inputs: Mapping[str, str]
     """The fingerprint of each input file, by path."""
     notes: str = ""
@@ -49,7 +50,8 @@ class BuildContext:
 
     @property
     def shards(self) -> str:
-        """The folder of finished shards: OUT/_tmp/data, or OUT/data on an object store, where files appear whole."""
+        """The folder of finished shards: OUT/_tmp/data, or on an object store OUT/data, since files there are never
+        half-written."""
         return storage.join(storage.parent_of(self.work) if storage.is_url(self.work) else self.work, SHARDS)
 
     @property
@@ -64,18 +66,20 @@ class BuildContext:
 
 
 def temporary_below(notes: str) -> str:
-    """Return the folder for temporary files of workers in `notes` (from local_notes), or "" if `notes` is "".
+    """Return the folder for temporary files of workers inside the folder `notes` (from local_notes), or "" if `notes`
+    is "".
 
-    Workers end without a clean-up, so files may stay there.
+    Workers end without a clean-up, so they may leave files there.
     """
     return storage.join(notes, _TEMPORARY) if notes else ""
 
 
 @contextmanager
 def local_notes(work: str, *, shared: bool) -> Iterator[str]:
-    """Yield a local folder for counts, failures and results, if `work` is on an object store and all workers run here.
+    """Yield a local folder for counts, failures and results, if `work` is on an object store and all workers run on
+    this machine. The folder is removed after the `with` block.
 
-    Otherwise (`shared`, or `work` is local) yield "", which stands for `work` itself.
+    Otherwise (`work` is local, or `shared` says that workers run on other machines) yield "", which stands for `work`.
     """
     if not storage.is_url(work) or shared:
         yield ""
@@ -87,5 +91,5 @@ def local_notes(work: str, *, shared: bool) -> Iterator[str]:
 
 
 def names_runner(beam_options: Sequence[str]) -> bool:
-    """Whether Beam options choose a runner instead of the local processes."""
+    """Whether the Beam options have --runner, which chooses another runner than the engine of the config."""
     return any(option == "--runner" or option.startswith("--runner=") for option in beam_options)

@@ -20,10 +20,10 @@ FAILURE_NAME = "failure.json"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error of a worker. `keeps` says which finished pieces of the build stay.
+    """An error of a worker. `keeps` says which finished pieces of the build are kept.
 
-    If `is_users`, the user can fix it (bad input, full disk) and needs only the message. Otherwise it is a bug, and
-    `details` (a traceback) help.
+    If `is_users` is true, the user can fix the error (bad input, full disk) and needs only the message. Otherwise the
+    error is a bug, and `details` (a traceback) helps to find it.
     """
 
     message: str
@@ -33,10 +33,10 @@ class Failure:
 
 
 def choose_kept(error: BaseException | None) -> Keeps:
-    """Return which finished work to keep after an error: its attribute `keeps`, if it has one.
+    """Return which finished work of a build to keep after `error`: the value of the error's attribute `keeps`.
 
-    If not, nothing is kept after a ValueError (bad settings), and all after other errors, since the same command may
-    get further next time.
+    If the error has no such attribute, nothing is kept after a ValueError (bad settings). All is kept after other
+    errors, since the same command may get further next time.
     """
     default: Keeps = "nothing" if isinstance(error, ValueError) else "all"
     found: Keeps = getattr(error, "keeps", default)
@@ -45,9 +45,10 @@ def choose_kept(error: BaseException | None) -> Keeps:
 
 @contextmanager
 def report_failure(folder: str, *, of_input: bool = False) -> Iterator[None]:
-    """Write an error of the body to `folder` and re-raise it. The user is expected to fix a ValueError or OSError.
+    """If the body of the `with` raises an error, write the error to `folder` (leave_failure) and raise it again.
 
-    `of_input` says that a ValueError is the fault of an input file.
+    A ValueError or OSError is reported as an error that the user can fix. `of_input` says that a ValueError is the
+    fault of an input file, so that pieces made from unchanged files are kept.
     """
     try:
         yield
@@ -69,13 +70,15 @@ class AbandonedError(PassingError):
 
 
 def raise_if_abandoned(folder: str) -> None:
-    """Raise AbandonedError if `folder` has a failure. Tasks call this, because engines cannot stop a running task."""
+    """Raise AbandonedError if another worker has left a failure in `folder`. Tasks call this from time to time, because
+    engines cannot stop a running task."""
     if storage.exists(storage.join(folder, FAILURE_NAME)):
         raise AbandonedError(f"{folder}: the build has failed elsewhere")
 
 
 def describe_error(error: Exception, *, folder: str | Path) -> str:
-    """Return the error's message. If a disk is full and the error names no path, name `folder`."""
+    """Return the error's message. If the error says that a disk is full but names no path, the message names `folder`
+    and the remedy."""
     if isinstance(error, OSError) and error.errno in storage.FULL_DISK and error.filename is None:
         return (
             f"{folder}: cannot be written ({error.strerror}); free space there and run the same command again, or "
@@ -85,7 +88,8 @@ def describe_error(error: Exception, *, folder: str | Path) -> str:
 
 
 def leave_failure(folder: str, *, message: str, details: str, is_users: bool, keeps: Keeps = "all") -> None:
-    """Write FAILURE_NAME into `folder`, unless it exists: the first failure causes the others."""
+    """Write a failure (see Failure) to the file FAILURE_NAME in `folder`. If the file exists, keep it as it is, because
+    the first failure causes the later ones."""
     target = storage.join(folder, FAILURE_NAME)
     with suppress(OSError):  # if the disk is full, the exception itself still propagates
         if storage.find_file(target) is None:
@@ -94,7 +98,7 @@ def leave_failure(folder: str, *, message: str, details: str, is_users: bool, ke
 
 
 def read_failure(folder: str) -> Failure | None:
-    """Return the failure in `folder`, or None if there is none."""
+    """Return the failure that leave_failure wrote to `folder`, or None if there is none."""
     try:
         return Failure(**json.loads(storage.read_bytes(storage.join(folder, FAILURE_NAME))))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Records of finished pieces of a build (splits read, shards written), so that a later start resumes there.
 
-A record appears by one rename after the files of its piece are complete. Nothing in it is trusted: a piece counts as
-finished only if its files and the record still match their hashes. So each file is read once more.
+A record appears by one rename after the files of its piece are complete. Nothing in a record is trusted: a piece counts
+as finished only if its files and the record still match their hashes. So each file is read once more.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _SHARDS = "data"
 class Ledger:
     """Reads and writes records of finished pieces of a build (splits, shards) in `root`/finished. `root` is OUT/_tmp.
 
-    The files of the pieces are below `root` too; only shards may be elsewhere. `build` is a hash of all that determines
-    these files, except the input.
+    The files of the pieces are below `root` too; only shards may be elsewhere. `build` is a hash of everything except
+    the input that determines these files.
     """
 
     root: str
@@ -46,9 +46,10 @@ class Ledger:
         return f"{kind}-{digest[:32]}.json"
 
     def find(self, kind: Kind, *, key: Any) -> Any | None:
-        """Return the content recorded with a finished piece, or None if there is no record that matches its files.
+        """Return the content that `record` stored with a finished piece, or None if the piece is not finished.
 
-        If a record does not match, it is removed with its files, and the fault is noted for take_damaged.
+        If there is a record, but it or its files do not match their hashes, the record and its files are removed. The
+        fault is noted for take_damaged, and None is returned.
         """
         path = storage.join(self._folder, self.record_name(kind, key))
         try:
@@ -69,8 +70,11 @@ class Ledger:
         return None
 
     def record(self, kind: Kind, *, key: Any, files: Iterable[str | Path], content: Any) -> None:
-        """Record a finished piece of work. Its `files` must be closed and complete; `find` returns the `content`
-        (JSON)."""
+        """Record that the piece of work `key` (any JSON) is finished.
+
+        `files` are the paths of its files, which must be closed and complete. `content` is any JSON that `find` is to
+        return.
+        """
         body = json.dumps(content, sort_keys=True)
         head = {
             "build": self.build,
@@ -84,9 +88,10 @@ class Ledger:
     def sweep(self, *, folders: Iterable[str], splits: Collection[str], keep_shards: bool = True) -> Counter[Kind]:
         """Remove outdated records, and files that no remaining record names. Return how many records remain, by kind.
 
-        A record is outdated if another build wrote it, if it is of a split and not named in `splits`, or if it is of a
-        shard and `keep_shards` is false. Files are removed only directly in `folders` (names below root). Only the
-        first line of each record is read, and no hash is checked.
+        A record is outdated if a build with another `build` wrote it. A split's record is also outdated if its file
+        name is not in `splits`, and a shard's record if `keep_shards` is false. Files are removed only if they are
+        directly in one of `folders` (names below `root`). Only the first line of each record is read, and no hash is
+        checked.
         """
         storage.make_folder(self._folder)
         kept: Counter[Kind] = Counter()
@@ -133,7 +138,7 @@ class Ledger:
         return path[len(self.root) + 1 :] if storage.is_url(path) else os.path.relpath(path, self.root)
 
     def _place(self, name: str) -> str:
-        """Return the path of a file or folder that a record names."""
+        """Return the path of the file or folder that is called `name` in a record."""
         first, _, rest = name.partition("/")
         if self.shards and first == _SHARDS:
             return storage.join(self.shards, rest) if rest else self.shards
@@ -160,7 +165,8 @@ class Ledger:
 
 
 def list_records(root: str | Path) -> list[str]:
-    """Return the paths of all records below OUT/_tmp, of any build. The list is empty if the folder is missing."""
+    """Return the paths of all records below `root` (OUT/_tmp), of any build. The list is empty if there is no folder of
+    records."""
     folder = storage.join(root, RECORDS_NAME)
     names = [file.name for file in storage.list_files(folder, below=False)]
     return [storage.join(folder, name) for name in names if fnmatch(name, "*-*.json")]
@@ -172,9 +178,10 @@ def _read_head(path: str) -> dict[str, Any] | None:
 
 
 def _parse_head(line: str) -> dict[str, Any] | None:
-    """Return the first line of a record, parsed, or None if it is invalid (after a power loss it may be anything).
+    """Return the first line of a record as a dict, or None if it is invalid (after a power loss it may be anything).
 
-    A line that names files outside the build's folder is invalid too, since these must not be removed.
+    The keys are build, files (a dict from name to size and sha256) and content (a hash). A line that names files
+    outside the build's folder is invalid too, since such files must not be removed.
     """
     try:
         head = json.loads(line)

@@ -1,7 +1,8 @@
-"""Shows the progress of a build on any engine: workers write small files, the main process sums and prints them.
+"""Shows the progress of a build on any engine. Workers write counts to small files; the main process sums and prints
+them.
 
 A terminal shows one line per stage, rewritten every second. Other outputs get a plain line every 30 seconds. The same
-counts go to Beam's counters. They are only for display.
+counts go to Beam's counters. All these counts are only for display.
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ from pipeline.units import count_of, describe_bytes, describe_seconds
 Stage: TypeAlias = Literal["read", "shard"]
 
 PLAN_NAME = "plan.json"
-"""A file in the folder of the reports: the number of shards to write (`shards`), and of tokens in their documents
-(`tokens`)."""
+"""The name of a JSON file in the folder of the reports. It has the number of shards to write (`shards`), and the number
+of tokens in their documents (`tokens`)."""
 _WRITE_EVERY_S = 1.0
 _TERMINAL_EVERY_S = 1.0
 _PLAIN_EVERY_S = 30.0
 _STORE_EVERY_S = 10.0
 _UNIT = 1e6
 _SHOWN = 0.05
-"""A number below this many millions is not shown in millions, because it would be shown as 0.0."""
+"""A number below this number of millions is not shown in millions, because it would be shown as 0.0."""
 
 
 class WorkReport:
-    """Writes the counts of one piece of work (a split or a shard) to a file in `folder`, or nowhere if it is None.
+    """Writes the counts of one piece of work (a split or a shard) to a file in `folder`, or to no file if `folder` is
+    None.
 
     The file is written at most once a second, on an object store every ten seconds, and removed if the work fails.
-    Counts named `of_*` are expected totals. The others say how much is done, and also go to `count`. `key` (any JSON)
-    identifies the piece, so that a second attempt after a lost worker is not counted twice. A finished report is not
-    overwritten.
+    Counts whose names begin with `of_` are expected totals. All other counts say how much is done, and their growth is
+    also passed to the function `count`. `key` (any JSON) identifies the piece, so that a second attempt after a lost
+    worker is not counted twice. The report of a finished piece is not overwritten.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class WorkReport:
                 storage.delete(self._path)
 
     def add(self, **counts: int) -> None:
-        """Add to the counts, and write them if enough time has passed."""
+        """Add these numbers to the counts of the same names, and write all counts if enough time has passed."""
         self._counts.update(counts)
         if time.monotonic() - self._written >= self._every_s:
             self._write()
@@ -100,7 +102,11 @@ class WorkReport:
 
 
 class ProgressPrinter:
-    """Prints the workers' progress while the body of the `with` runs. `num_bytes` is the size of all splits."""
+    """Prints the workers' progress while the body of the `with` runs.
+
+    `folder` is the folder of the workers' reports. `num_splits` and `num_bytes` are the number and the total size of
+    all splits of the input.
+    """
 
     def __init__(
         self, folder: str | Path, *, num_splits: int, num_bytes: int = 0, stream: TextIO | None = None
@@ -129,7 +135,7 @@ class ProgressPrinter:
             self._stream.flush()
 
     def line(self, stage: Stage | None = None) -> str:
-        """Return a line on the progress of `stage` or, if it is None, of the running stage."""
+        """Return a line of text on the progress of `stage` or, if `stage` is None, of the running stage."""
         stage = stage or self.stage()
         now = time.monotonic()
         if stage not in self._stage_started:
@@ -139,7 +145,7 @@ class ProgressPrinter:
         return f"{now - self._started:.0f} s: {text}"
 
     def summary(self) -> str:
-        """Return a line on all work done."""
+        """Return a line of text on all work done."""
         elapsed = time.monotonic() - self._started
         read, shards = self.count("read"), self.count("shard")
         made = sum(report["bytes"] for report in self._load("read") if not report["kept"])
@@ -154,15 +160,17 @@ class ProgressPrinter:
         return "shard" if storage.find_file(self._plan) is not None else "read"
 
     def count_kept(self) -> dict[Stage, int]:
-        """Return how many pieces of work an earlier start had finished, by stage."""
+        """Return, by stage, how many pieces of work (splits, shards) were kept from an earlier start."""
         return {"read": self.count("read")["kept"], "shard": self.count("shard")["kept"]}
 
     def count(self, stage: Stage) -> Counter[str]:
-        """Return the sum of a stage's reports, including pieces kept from an earlier start."""
+        """Return each count summed over all reports of a stage, including reports of pieces kept from an earlier
+        start."""
         return sum_counts(self._load(stage))
 
     def read_plan(self) -> dict[str, int]:
-        """Return the content of the file PLAN_NAME, or zeros if there is no plan yet."""
+        """Return the content of the file PLAN_NAME (the keys are shards and tokens), or zeros if there is no plan
+        yet."""
         try:
             plan: dict[str, int] = json.loads(storage.read_bytes(self._plan))
         except FileNotFoundError:
@@ -199,7 +207,7 @@ class ProgressPrinter:
         )
 
     def _load(self, stage: Stage) -> list[Counter[str]]:
-        """Return every report of a stage. Finished reports are read only once."""
+        """Return the counts of every report of a stage. The report of a finished piece is read only once."""
         found: list[Counter[str]] = []
         for file in storage.list_files(self._folder, below=False):
             if not (file.name.startswith(f"{stage}-") and file.name.endswith(".json")):
@@ -235,7 +243,8 @@ class ProgressPrinter:
 
 
 def _read_report(path: str) -> Counter[str]:
-    """Return a report. It is empty if the file is gone, because the work has failed."""
+    """Return the counts in the report `path`. They are empty if the file is gone, which means that the work has
+    failed."""
     try:
         return Counter(json.loads(storage.read_bytes(path)))
     except FileNotFoundError:
@@ -258,10 +267,10 @@ def sum_counts(reports: Iterable[Counter[str]]) -> Counter[str]:
 
 
 def _bytes_read(reports: list[Counter[str]]) -> float:
-    """Return an estimate of the bytes of input read.
+    """Return an estimate of the number of bytes of input that are read.
 
-    An unfinished split counts by the share of its expected text that was read. The expected text is corrected by the
-    ratio of real to expected text in the finished splits.
+    For an unfinished split, it is the split's bytes times the share of its expected text that was read. The expected
+    text is corrected by the ratio of real to expected text in the finished splits.
     """
     done = [report for report in reports if report["done"]]
     expected = sum(report["of_text"] for report in done)
@@ -275,7 +284,8 @@ def _bytes_read(reports: list[Counter[str]]) -> float:
 
 
 def _tokens_written(reports: list[Counter[str]]) -> float:
-    """Return an estimate of the tokens whose rows are written. Tokens are used because shards differ in size."""
+    """Return an estimate of the number of document tokens whose rows are written. Tokens are counted rather than
+    shards, because shards differ in size."""
     return sum(
         report["of_tokens"] * (1.0 if report["done"] else min(1.0, report["rows"] / max(1, report["of_rows"])))
         for report in reports

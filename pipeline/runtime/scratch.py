@@ -1,7 +1,8 @@
 """Makes scratch folders, which are locked while in use and then removed.
 
-Folders left by killed processes are removed when the next folder is made: a lock ends with its process, on any machine
-that shares the file system. Object stores have no locks, so folders are left there.
+When the next folder is made, folders left by killed processes are removed. They are recognised by their lock, which
+ends with its process, on any machine that shares the file system. Object stores have no locks, so folders of killed
+processes stay there.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from pipeline import storage
 
 @contextmanager
 def scratch_folder(parent: str | Path, *, prefix: str) -> Iterator[str]:
-    """Yield a new folder `parent`/`prefix`*, and remove it after the body.
+    """Yield the path or URL of a new folder in `parent` whose name begins with `prefix`. Remove the folder after the
+    `with` block.
 
-    If the file system has locks, the folders that ended processes left there are removed first.
+    If the file system has locks, folders with this prefix that ended processes left in `parent` are removed first.
     """
     if storage.is_url(parent):
         url = storage.join(parent, f"{prefix}{uuid.uuid4().hex[:16]}")

@@ -1,4 +1,5 @@
-"""Between the two halves of a build: chooses each document's bucket (a group of documents), and writes spill files."""
+"""The step between the two halves of a build. It chooses the bucket (group) of each document, and writes spill
+files."""
 
 from pipeline.shuffle.buckets import (
     MIN_DOCUMENTS,

@@ -18,9 +18,10 @@ from pipeline.units import count_of
 
 TEXT_BYTES_PER_BUCKET = 64_000_000
 MIN_DOCUMENTS = 8
-"""A bucket with fewer documents is joined with its neighbour. Its negatives (wrong next sentences) would repeat."""
+"""A bucket with fewer documents is joined with its neighbour, because its negatives (wrong next sentences) would
+repeat."""
 MIN_SHARE_OF_MEAN = Fraction(1, 10)
-"""A bucket with fewer tokens than this share of the mean bucket's is joined too."""
+"""A bucket is also joined if it has fewer tokens than this share of the mean number of tokens in a bucket."""
 _HASH_RANGE = 2**64
 
 
@@ -38,7 +39,8 @@ class Buckets:
         return self.train + self.validation
 
     def bucket_of(self, document_id: bytes) -> int:
-        """Return the bucket of a document. It depends on the hash of the text, so that exact duplicates meet."""
+        """Return the number of the bucket of a document. The number depends only on the hash of the text
+        (`document_id`, 16 bytes), so exact duplicates meet in one bucket."""
         number = int.from_bytes(document_id[8:16], "big")
         if membership(document_id) < self.validation_fraction * _HASH_RANGE:
             return self.train + number % self.validation
@@ -51,7 +53,8 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class BucketCount:
-    """Counts of one bucket, with duplicates counted once. `lowest` holds its two smallest hashes from `membership`."""
+    """The numbers of documents and tokens in one bucket, with duplicates counted once. `lowest` holds the two smallest
+    results of `membership` for its documents."""
 
     bucket: int
     documents: int
@@ -73,9 +76,10 @@ def membership(document_id: bytes) -> int:
 
 
 def choose_buckets(*, text_bytes: int, shards: int | Literal["auto"], validation_fraction: float) -> Buckets:
-    """Choose how many buckets there are.
+    """Return the numbers of buckets for training and for validation.
 
-    `shards` is the number for training; with "auto" there is one for each TEXT_BYTES_PER_BUCKET of text.
+    `shards` is the number for training. If it is "auto", there is one bucket for each TEXT_BYTES_PER_BUCKET of
+    `text_bytes` (the size of the text). The number for validation follows from `validation_fraction`.
     """
     held_out = validation_fraction
     if shards == "auto":
@@ -92,9 +96,9 @@ def plan_shards(
 ) -> ShardPlan:
     """Join small buckets (groups of documents), and return the shard of each bucket.
 
-    Neighbouring buckets are joined, in order, until they have MIN_DOCUMENTS and MIN_SHARE_OF_MEAN of the mean bucket's
-    tokens. What is left at the end joins the last shard. A bucket whose documents were all near duplicates goes to the
-    first shard, where its drops are counted.
+    Neighbouring buckets are joined, in order, until they have MIN_DOCUMENTS documents, and tokens that are at least the
+    share MIN_SHARE_OF_MEAN of the mean number of tokens in a bucket. Buckets left at the end join the last shard. A
+    bucket without documents (all were near duplicates) goes to the first shard, where its drops are counted.
 
     Raises ValueError if train or validation would have fewer than `fewest` documents, because negatives (wrong next
     sentences) need another document. With `whole_books` the message proposes to split books into chapters.
@@ -160,6 +164,6 @@ def _check_documents(counts: Sequence[BucketCount], *, buckets: Buckets, fewest:
 
 
 def _round_up(value: float) -> float:
-    """Return the next larger number with three significant digits."""
+    """Return the next number with three significant digits that is larger than `value`."""
     scale = 10.0 ** (2 - math.floor(math.log10(value)))
     return float(f"{(math.floor(value * scale) + 1) / scale:.3g}")

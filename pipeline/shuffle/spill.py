@@ -49,7 +49,8 @@ class SpillError(PassingError):
 
 
 class Origin(NamedTuple):
-    """Where a document comes from, only for people: index into config.sources, name, and text (or its beginning)."""
+    """Says for people where a document comes from: `source` is an index into config.sources, and `text` is the
+    document's text or its beginning."""
 
     source: int = 0
     name: str = ""
@@ -61,9 +62,9 @@ _NOWHERE = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A byte range of a spill file, with documents of one bucket (group): `num_bytes` from `offset` of `path`.
+    """A byte range of a spill file, with documents of one bucket (group): `num_bytes` bytes from `offset` in `path`.
 
-    Its first `index_bytes` are the index, which has everything but the tokens.
+    The first `index_bytes` of these are the index, which has everything about the documents except their tokens.
     """
 
     path: str
@@ -87,8 +88,8 @@ class Index:
     sources: npt.NDArray[np.uint16]
 
     def distinct(self) -> npt.NDArray[np.int64]:
-        """Return the positions of the distinct ids, ordered by id. Of equal ids, the one with the lowest source is
-        taken."""
+        """Return the positions of the distinct documents, int64[distinct], ordered by id. Of several documents with the
+        same id, the document with the lowest source is taken."""
         words = self.ids.view(">u8").astype(np.uint64).reshape(-1, 2)
         order = np.lexsort((self.sources, words[:, 1], words[:, 0]))
         ordered = words[order]
@@ -98,9 +99,11 @@ class Index:
 
 
 class SpillWriter:
-    """Writes documents into a new file under `folder`, a path or URL. On an error the file is removed.
+    """Writes documents into a new spill file under `folder`, a path or URL. If the body of the `with` raises an error,
+    the file is removed.
 
-    `name` begins the file's name. A random suffix keeps several attempts at the same split of the input apart.
+    The file's name begins with `name`. A random suffix keeps several attempts at the same split of the input apart.
+    `bucket_of` returns the bucket of a document id, and `id_type` is the Arrow type of token ids.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class SpillWriter:
         self._pending: list[_Pending] = []
         self._pending_tokens = self._pending_characters = 0
         self.extents: list[tuple[int, Extent]] = []
-        """The (bucket, extent) of all documents written. The list is complete once the writer is closed."""
+        """Pairs (bucket, extent) that say where all documents are. The list is complete once the writer is closed."""
         self._output = storage.open_output(self.path, in_place=True)
         self._stream = self._output.__enter__()
 
@@ -177,14 +180,15 @@ class SpillWriter:
 
 
 def read_index(extents: Iterable[Extent]) -> Index:
-    """Return the ids, token counts and sources of the extents' documents. The tokens are not read."""
+    """Return the index (ids, token counts and sources) of the documents in `extents`. The tokens are not read."""
     return _join_indexes(
         pa.ipc.read_record_batch(buffer, _INDEX) for _, buffer in _read_each(extents, index_alone=True)
     )
 
 
 def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin]]:
-    """Yield (id, index into config.source_names, origin) of the extents' documents, duplicates included."""
+    """Yield a tuple (id, index into config.source_names, origin) for each document in `extents`, duplicates
+    included."""
     for _, buffer in _read_each(extents, index_alone=True):
         batch = pa.ipc.read_record_batch(buffer, _INDEX)
         names = ("id", "number", *Origin._fields)
@@ -193,11 +197,11 @@ def read_origins(extents: Iterable[Extent]) -> Iterator[tuple[bytes, int, Origin
 
 
 def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[list[TokenizedDocument], int]:
-    """Return the distinct documents of the extents, ordered by id, and the number of duplicates left out.
+    """Return the distinct documents in `extents`, ordered by id, and the number of duplicates left out.
 
-    The result does not depend on how documents are spread over extents. Memory: about 3.2 bytes a token and 4 a
-    sentence, since only `word_starts` is a copy of the bytes read. Raises SpillError if a file has changed since it was
-    written.
+    The result does not depend on how documents are spread over extents. `id_type` is the Arrow type of token ids.
+    Memory: about 3.2 bytes a token and 4 a sentence, since only `word_starts` is a copy of the bytes read. Raises
+    SpillError if a file has changed since it was written.
     """
     schema = _documents_schema(id_type)
     found: list[TokenizedDocument] = []
@@ -217,7 +221,7 @@ def read_documents(extents: Iterable[Extent], *, id_type: pa.DataType) -> tuple[
 
 
 class _Pending(NamedTuple):
-    """A document that waits to be written, and its bucket."""
+    """A document that waits to be written, the number of its bucket, and its origin."""
 
     bucket: int
     document: TokenizedDocument
@@ -236,7 +240,8 @@ def _join_indexes(batches: Iterable[pa.RecordBatch]) -> Index:
 
 
 def _documents_schema(id_type: pa.DataType) -> pa.Schema:
-    """Return the schema of the tokens: a row per document, and a list per field of TokenizedDocument."""
+    """Return the Arrow schema of the tokens: a row for each document, and a list column for each array of
+    TokenizedDocument."""
     kinds = {"ids": id_type, "word_starts": pa.bool_(), "sentence_lengths": pa.int32()}
     return pa.schema([pa.field(name, pa.list_(kind)) for name, kind in kinds.items()])
 
@@ -253,7 +258,8 @@ def _split_list(column: pa.ListArray) -> list[npt.NDArray[Any]]:
 
 
 def _read_each(extents: Iterable[Extent], *, index_alone: bool) -> Iterator[tuple[Extent, pa.Buffer]]:
-    """Yield each extent with its bytes, or with only its index. From an object store, several are fetched at a time."""
+    """Yield each extent with its bytes (if `index_alone`, with the bytes of its index only). From an object store,
+    several extents are fetched at the same time."""
 
     def read(extent: Extent) -> pa.Buffer:
         num_bytes = extent.index_bytes if index_alone else extent.num_bytes

@@ -92,9 +92,9 @@ def test_two_cards_that_were_not_measured_are_named() -> None:
 
 def test_the_card_is_named_without_a_context_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: pytest.fail("makes a context"))
-    monkeypatch.setattr("bench.cards.ask_driver", lambda: Card(1e9, "a card"))
+    monkeypatch.setattr("bench.cards.find_local_card", lambda: Card(1e9, "a card"))
     assert (name_card("cuda"), name_card("cpu")) == ("a card", "CPU")
-    monkeypatch.setattr("bench.cards.ask_driver", lambda: None)
+    monkeypatch.setattr("bench.cards.find_local_card", lambda: None)
     with pytest.raises(SystemExit, match="nvidia-smi"):
         name_card("cuda")
 

@@ -81,7 +81,7 @@ def damage_checkpoints(stage: Stage) -> list[Finding]:
         broken = [] if whole or run.says(r"warning: checkpoint step-\d+ is skipped") else ["damage went unnoticed"]
         if run.executed()[len(stopped.executed())] != resumed_step(run) + 1:
             broken.append("the step after the checkpoint was not the next")
-        happened = f"resumed at step {resumed_step(run)}, {'the newest' if whole else 'the newest was passed over'}"
+        happened = f"resumed at step {resumed_step(run)}, {'the newest' if whole else 'the newest was skipped'}"
         since = run.lines[len(stopped.lines)].time
         findings.append(judge(run, fault=f"newest checkpoint: {name}", happened=happened, since=since, broken=broken))
     findings.append(_damage_all(stopped))

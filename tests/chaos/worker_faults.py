@@ -126,9 +126,9 @@ def judge_poisoned(run: Run, *, whole: Run, happened: str, since: float) -> Find
     if ours != theirs or rows_by_step(run.output) != rows_by_step(whole.output):
         broken.append("other steps than in the poisoned run that nobody killed")
     if ours[:20] != clean[:20]:
-        broken.append("other steps than in the clean run before the window that was passed over")
+        broken.append("other steps than in the clean run before the window that was skipped")
     if [step for step, *_ in ours] != [*range(1, 21), *range(24, MAX_STEPS + 1)]:
-        broken.append("other steps are missing than those that were passed over")
+        broken.append("other steps are missing than those that were skipped")
     return Finding(
         "NaN in the gradient of steps 22 and 23, then SIGKILL of a worker",
         happened,

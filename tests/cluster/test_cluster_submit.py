@@ -139,10 +139,10 @@ class Client:
 def test_a_head_without_an_agent_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
     client = Client(["No available agent to submit job"] * 2)
-    submit.hand_over(cast(Any, client), "id", command="c", folder="f")
+    submit.submit_when_ready(cast(Any, client), "id", command="c", folder="f")
     assert client.submitted == 1
     with pytest.raises(RuntimeError, match="no room"):
-        submit.hand_over(cast(Any, Client(["no room"])), "id", command="c", folder="f")
+        submit.submit_when_ready(cast(Any, Client(["no room"])), "id", command="c", folder="f")
 
 
 @pytest.fixture
@@ -213,21 +213,21 @@ def test_a_node_that_did_not_start_in_time_is_started_again(monkeypatch: pytest.
         if len(launched) < enough:
             raise ConfigError("node head did not start")
 
-    monkeypatch.setattr(local, "launch", launch)
+    monkeypatch.setattr(local, "launch_node", launch)
     monkeypatch.setattr(local, "wait_for_nodes", wait)
     for enough in (1, 3):
         launched.clear()
-        local.bring_up(cluster, "head", [], count=1)
+        local.start_node(cluster, "head", [], count=1)
         assert len(launched) == enough
     enough = 9
     launched.clear()
     with pytest.raises(ConfigError, match="node head did not start"):
-        local.bring_up(cluster, "head", [], count=1)
+        local.start_node(cluster, "head", [], count=1)
     assert len(launched) == local.ATTEMPTS
     monkeypatch.setattr(local, "has_ended", lambda started: False)
     launched.clear()
     with pytest.raises(ConfigError, match="node head did not start"):
-        local.bring_up(cluster, "head", [], count=1)
+        local.start_node(cluster, "head", [], count=1)
     assert len(launched) == 1
 
 

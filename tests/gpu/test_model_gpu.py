@@ -16,7 +16,7 @@ from trainer.config import ModelConfig
 from trainer.model import BertForPretraining, cross_entropy
 from trainer.model.attention import SequenceLayout, attend_flash, attend_padded, attend_short
 from trainer.model.attention_cpu import attend_each
-from trainer.model.attention_gpu import short_attention, threshold_of
+from trainer.model.attention_gpu import count_dropped_draws, short_attention
 from trainer.model.batch import Batch
 from trainer.model.cross_entropy import linear_cross_entropy_sum
 from trainer.model.dropout import draw_seeds, keep_hash
@@ -77,7 +77,7 @@ def test_dropout_inside_attention_against_float64(head_width: int) -> None:
     """The kept weights are those that keep_mask names, forward and backward, and twice gives the same bits."""
     torch.manual_seed(0)
     heads, dropout, seed = 3, 0.1, torch.tensor([12_345], device="cuda", dtype=torch.int32)
-    threshold, layout = threshold_of(dropout), layout_of(LENGTHS)
+    threshold, layout = count_dropped_draws(dropout), layout_of(LENGTHS)
     values = torch.randn(sum(LENGTHS), 3, heads, head_width, device="cuda", dtype=torch.bfloat16)
     upstream = torch.randn(sum(LENGTHS), heads, head_width, device="cuda", dtype=torch.bfloat16)
     exact = values.double().requires_grad_()
@@ -153,9 +153,9 @@ def test_gelu_and_its_bias_against_float64(tanh: bool, dtype: torch.dtype, shape
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 128), (777, 768), (300, 1024)])
 def test_residual_norm_against_float64(dropout: float, dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    """The norm and its carrier both bring a gradient; what is dropped is keep_hash's; twice gives the same bits."""
+    """Norm and gradient sink both bring a gradient; what is dropped is keep_hash's; twice gives the same bits."""
     torch.manual_seed(0)
-    branch, residual, upstream, beside = (torch.randn(shape, device="cuda").to(dtype) for _ in range(4))
+    branch, residual, upstream, sink_gradient = (torch.randn(shape, device="cuda").to(dtype) for _ in range(4))
     norm = ResidualNorm(shape[1], dropout=dropout).cuda().to(dtype)
     branch_bias = torch.zeros(shape[1], device="cuda", dtype=dtype, requires_grad=True)
     with torch.no_grad():
@@ -166,15 +166,15 @@ def test_residual_norm_against_float64(dropout: float, dtype: torch.dtype, shape
     exact = [value.detach().double().requires_grad_() for value in (branch, residual, norm.weight, norm.bias)]
     total = exact[1] + torch.where(kept, exact[0] / (1 - dropout), 0.0)
     wanted = F.layer_norm(total, shape[1:], exact[2], exact[3], norm.eps)
-    wanted_gradients = list(torch.autograd.grad(wanted, exact, upstream.double() + beside.double()))
+    wanted_gradients = list(torch.autograd.grad(wanted, exact, upstream.double() + sink_gradient.double()))
     wanted_gradients.append(wanted_gradients[0].sum(0))
     runs = []
     for _ in range(2):
         leaves = [branch.clone().requires_grad_(), torch.zeros_like(residual).requires_grad_()]
         found = norm(leaves[0], residual, leaves[1], seeds=seeds, branch_bias=branch_bias)
         of = (*leaves, norm.weight, norm.bias, branch_bias)
-        runs.append((found[0].detach(), *torch.autograd.grad(found, of, (upstream, beside))))
-        assert found[1].untyped_storage().nbytes() <= 512  # the carrier holds nothing
+        runs.append((found[0].detach(), *torch.autograd.grad(found, of, (upstream, sink_gradient))))
+        assert found[1].untyped_storage().nbytes() <= 512  # the gradient sink holds nothing
     tolerance = 2 * torch.finfo(dtype).eps
     for here, there in zip(runs[0], (wanted, *wanted_gradients), strict=True):
         assert relative(here, there) < tolerance
@@ -235,7 +235,7 @@ def test_the_update_is_torchs(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     size, settings = 100_001, {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.1}
     theirs = torch.randn(size, device="cuda", requires_grad=True)
-    weight, working = theirs.detach().clone(), torch.zeros(size, device="cuda", dtype=dtype)
+    weight, model_weights = theirs.detach().clone(), torch.zeros(size, device="cuda", dtype=dtype)
     exp_avg, exp_avg_sq = torch.zeros_like(weight), torch.zeros_like(weight)
     optimizer = torch.optim.AdamW([theirs], lr=1e-2, fused=True, **settings)
     divisor, go, stop = (torch.tensor(value, device="cuda") for value in (3.0, 0.0, 1.0))
@@ -246,7 +246,7 @@ def test_the_update_is_torchs(dtype: torch.dtype) -> None:
             exp_avg=exp_avg,
             exp_avg_sq=exp_avg_sq,
             gradient=gradient,
-            working=working,
+            model_weights=model_weights,
             divisor=divisor,
             skip=skip,
             step=step,
@@ -263,10 +263,10 @@ def test_the_update_is_torchs(dtype: torch.dtype) -> None:
         update(step, gradient, go)
     torch.testing.assert_close(weight, theirs.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(exp_avg_sq, optimizer.state[theirs]["exp_avg_sq"], rtol=1e-5, atol=1e-9)
-    assert torch.equal(working, weight.to(dtype))
-    before = weight.clone(), exp_avg.clone(), exp_avg_sq.clone(), working.clone()
+    assert torch.equal(model_weights, weight.to(dtype))
+    before = weight.clone(), exp_avg.clone(), exp_avg_sq.clone(), model_weights.clone()
     update(11, torch.full((size,), torch.nan, device="cuda", dtype=dtype), stop)
-    assert all(map(torch.equal, before, (weight, exp_avg, exp_avg_sq, working)))
+    assert all(map(torch.equal, before, (weight, exp_avg, exp_avg_sq, model_weights)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -283,7 +283,7 @@ def test_the_update_without_bias_correction_is_googles(dtype: torch.dtype) -> No
         exp_avg=torch.zeros_like(weight),
         exp_avg_sq=torch.zeros_like(weight),
     )
-    working = torch.zeros(size, device="cuda", dtype=dtype)
+    model_weights = torch.zeros(size, device="cuda", dtype=dtype)
     for _ in range(10):
         gradient = torch.randn(size, device="cuda").to(dtype)
         adamw.update(
@@ -291,7 +291,7 @@ def test_the_update_without_bias_correction_is_googles(dtype: torch.dtype) -> No
             exp_avg=exp_avg,
             exp_avg_sq=exp_avg_sq,
             gradient=gradient,
-            working=working,
+            model_weights=model_weights,
             divisor=torch.tensor(1.0, device="cuda"),
             skip=torch.tensor(0.0, device="cuda"),
             step=math.inf,
@@ -307,7 +307,7 @@ def test_the_update_without_bias_correction_is_googles(dtype: torch.dtype) -> No
         exact = exact - rate * (mean / (square.sqrt() + epsilon) + decay * exact)
     torch.testing.assert_close(weight.double(), exact, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(theirs.detach().double(), exact, rtol=1e-5, atol=1e-6)
-    assert torch.equal(working, weight.to(dtype))
+    assert torch.equal(model_weights, weight.to(dtype))
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

@@ -42,7 +42,7 @@ def run(
     ]
     made = []
     for _ in range(steps):
-        counts = np.sum([stream.cut() for stream in ranks], axis=0)
+        counts = np.sum([stream.pack() for stream in ranks], axis=0)
         each = [stream.commit(counts) for stream in ranks]
         lanes: Lanes = {}
         for step in each:

@@ -57,11 +57,9 @@ class Draft(Protocol):
     def fail_part(self, rank: int, *, reason: str) -> None:
         """Announce that `rank` cannot write its files, with the reason for the user. Never raises."""
 
-    def hear(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        """Return rank -> manifest entries by file name, for those of `ranks` that have written their files.
-
-        Raises CheckpointError if one of `ranks` has failed.
-        """
+    def collect_finished(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
+        """Return rank -> manifest entries for those of `ranks` that have finished. Raises CheckpointError if one has
+        failed."""
 
     def seal(self, entries: Mapping[str, Any]) -> None:
         """Do all the work that can precede the commit. `entries` are the manifest entries of all ranks' files. For rank
@@ -138,7 +136,7 @@ class _FolderDraft:
         with suppress(OSError):  # a rename needs no space on a full disk
             self._writing(rank).rename(self._failed(rank))
 
-    def hear(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
+    def collect_finished(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
         for rank in sorted(ranks):
             if self._failed(rank).exists():
                 raise _failure(self.name, rank, reason=self._failed(rank).read_text())
@@ -192,9 +190,9 @@ class _StoreDraft:
         self._final = storage.join(root, step_name(step))
         self.name = f"{step_name(step)}/{self._attempt}"
         self.files = storage.join(self._final, self._attempt)
-        self._meeting = storage.join(root, f".saving-{step_name(step)}-{self._attempt}")
+        self._signals = storage.join(root, f".saving-{step_name(step)}-{self._attempt}")
         self._entries: Mapping[str, Any] = {}
-        self._may_stand = False
+        self._may_be_committed = False
 
     def begin(self) -> None:
         """Do nothing, because on a store a folder exists as soon as it holds a file."""
@@ -203,42 +201,42 @@ class _StoreDraft:
         """Do nothing, because on a store only the end of a part is announced."""
 
     def end_part(self, rank: int, *, entries: Mapping[str, Any]) -> None:
-        write_json(storage.join(self._meeting, f"rank-{rank}.done"), entries)
+        write_json(storage.join(self._signals, f"rank-{rank}.done"), entries)
 
     def fail_part(self, rank: int, *, reason: str) -> None:
         with suppress(OSError):
-            storage.write_bytes(storage.join(self._meeting, f"rank-{rank}.failed"), reason.encode())
+            storage.write_bytes(storage.join(self._signals, f"rank-{rank}.failed"), reason.encode())
 
-    def hear(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        names = {file.name for file in storage.list_files(self._meeting, below=False)}
+    def collect_finished(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
+        names = {file.name for file in storage.list_files(self._signals, below=False)}
         for rank in sorted(ranks):
             if f"rank-{rank}.failed" in names:
-                reason = storage.read_bytes(storage.join(self._meeting, f"rank-{rank}.failed")).decode()
+                reason = storage.read_bytes(storage.join(self._signals, f"rank-{rank}.failed")).decode()
                 raise _failure(self.name, rank, reason=reason)
         done = [rank for rank in sorted(ranks) if f"rank-{rank}.done" in names]
-        return {rank: read_json(storage.join(self._meeting, f"rank-{rank}.done")) for rank in done}
+        return {rank: read_json(storage.join(self._signals, f"rank-{rank}.done")) for rank in done}
 
     def seal(self, entries: Mapping[str, Any]) -> None:
         self._entries = entries
 
     def commit(self) -> None:
-        self._may_stand = True  # the manifest may be written even if no answer arrives
+        self._may_be_committed = True  # the manifest may be written even if no answer arrives
         write_manifest(self._final, step=self._step, files=self._entries, attempt=self._attempt)
         with suppress(OSError):  # the checkpoint is committed; the next save removes these files
-            storage.delete_tree(self._meeting)
+            storage.delete_tree(self._signals)
 
     def give_up(self) -> None:
         with suppress(OSError):
-            if not self._may_stand:
+            if not self._may_be_committed:
                 storage.delete_tree(self.files)
         with suppress(OSError):
-            storage.write_bytes(storage.join(self._meeting, _GIVEN_UP), b"")
+            storage.write_bytes(storage.join(self._signals, _GIVEN_UP), b"")
 
     def is_committed(self) -> bool | None:
         with suppress(CheckpointError):  # there is no manifest yet
             if open_manifest(self._final)[0] == self.files:
                 return True
-        given_up = storage.find_file(storage.join(self._meeting, _GIVEN_UP)) is not None
+        given_up = storage.find_file(storage.join(self._signals, _GIVEN_UP)) is not None
         return False if given_up else None
 
 

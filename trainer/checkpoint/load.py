@@ -24,8 +24,8 @@ from trainer.checkpoint.format import (
     checkpoints_folder,
     find_checkpoints,
     library_versions,
-    put_back,
     read_state,
+    restore_moved_aside,
     step_name,
     step_of,
     verify,
@@ -37,22 +37,22 @@ logger = logging.getLogger(__name__)
 
 
 def find_together(run_dir: str | Path) -> Checkpoints:
-    """List a run's checkpoints on rank 0 (after `put_back`) and return the list on every rank. Collective.
+    """List a run's checkpoints on rank 0 (after `restore_moved_aside`) and return the list on every rank. Collective.
 
     Raises CheckpointError on every rank if the checkpoints cannot be listed.
     """
     found: Checkpoints | str | None = None
     if dist.get_rank() == 0:
         try:
-            put_back(run_dir)
+            restore_moved_aside(run_dir)
             found = find_checkpoints(run_dir)
         except OSError as error:
             found = str(error)
-    told: list[Any] = [found]
-    dist.broadcast_object_list(told, src=0)
-    if isinstance(told[0], str):
-        raise CheckpointError(f"{checkpoints_folder(run_dir)}: cannot be read: {told[0]}")
-    checkpoints: Checkpoints = told[0]
+    answer: list[Any] = [found]
+    dist.broadcast_object_list(answer, src=0)
+    if isinstance(answer[0], str):
+        raise CheckpointError(f"{checkpoints_folder(run_dir)}: cannot be read: {answer[0]}")
+    checkpoints: Checkpoints = answer[0]
     return checkpoints
 
 
@@ -63,8 +63,8 @@ def resume(checkpoints: Checkpoints, *, engine: Engine, through: int | None = No
     share of the files. Raises CheckpointError on every rank if all checkpoints are damaged, or if the model does not
     fit.
     """
-    judge, level = partial(verify_together, engine=engine), logging.WARNING if engine.rank == 0 else logging.DEBUG
-    folder = _find_valid(checkpoints, judge=judge, through=through, level=level)
+    find_damage, level = partial(verify_together, engine=engine), logging.WARNING if engine.rank == 0 else logging.DEBUG
+    folder = _find_valid(checkpoints, find_damage=find_damage, through=through, level=level)
     return None if folder is None else restore(folder, engine=engine)
 
 
@@ -97,7 +97,7 @@ def newest_verified(checkpoints: Checkpoints) -> Location | None:
 
     Raises CheckpointError if there are checkpoints but none verifies, because the run must not start again from zero.
     """
-    return _find_valid(checkpoints, judge=_find_damage)
+    return _find_valid(checkpoints, find_damage=_find_damage)
 
 
 def verify_together(folder: Location, *, engine: Engine) -> str:
@@ -129,18 +129,17 @@ def _find_damage(folder: Location, *, rank: int = 0, world_size: int = 1) -> str
 def _find_valid(
     checkpoints: Checkpoints,
     *,
-    judge: Callable[[Location], str],
+    find_damage: Callable[[Location], str],
     through: int | None = None,
     level: int = logging.WARNING,
 ) -> Location | None:
-    """Return the newest undamaged checkpoint, or None if there are no checkpoints.
+    """Return the newest undamaged checkpoint, or None if there are none.
 
-    `judge` returns a checkpoint's damage as text, or "". `through` is as in `resume`. Damaged checkpoints are logged at
-    `level`. Raises CheckpointError if all are damaged.
+    `find_damage` returns a checkpoint's damage, or "".
     """
     found: list[str] = []
     for folder in checkpoints.newest_first(through=through):
-        damage = judge(folder)
+        damage = find_damage(folder)
         if not damage:
             return folder
         logger.log(level, "checkpoint %s is skipped: %s", step_name(step_of(folder)), damage)
@@ -172,10 +171,10 @@ def _check_model(
     folder: Location, *, saved: Mapping[str, tuple[int, ...]], model: Mapping[str, tuple[int, ...]]
 ) -> None:
     for name in sorted(saved.keys() | model.keys()):
-        there, here = saved.get(name), model.get(name)
-        if there != here:
+        saved_shape, model_shape = saved.get(name), model.get(name)
+        if saved_shape != model_shape:
             raise CheckpointError(
-                f"{folder}: parameter {name} has shape {there} there, but {here} in this model; "
+                f"{folder}: parameter {name} has shape {saved_shape} there, but {model_shape} in this model; "
                 f"the run began with another model.* or another vocabulary"
             )
 

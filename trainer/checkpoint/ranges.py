@@ -22,13 +22,13 @@ from trainer.checkpoint.format import CheckpointError
 
 READ_AHEAD_BYTES = 8 * 2**20
 BUFFERED_BYTES = 256 * 2**20
-_LEAST_BYTES = 2**16
+_MIN_READ_BYTES = 2**16
 _DTYPES = {"F32": torch.float32, "U8": torch.uint8}
 
 
 def read_ahead_of(num_files: int) -> int:
     """Return the number of bytes to read in one request if `num_files` files are open."""
-    return min(READ_AHEAD_BYTES, max(_LEAST_BYTES, BUFFERED_BYTES // num_files))
+    return min(READ_AHEAD_BYTES, max(_MIN_READ_BYTES, BUFFERED_BYTES // num_files))
 
 
 class RangedTensors:

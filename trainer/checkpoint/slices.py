@@ -65,11 +65,11 @@ class SavedTensors:
         self.folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
-        home, files = open_manifest(folder)
+        files_folder, files = open_manifest(folder)
         parts = [name for name in sorted(files) if name.endswith(".safetensors")]
         with ExitStack() as stack:
             self._parts: dict[str, Any] = {
-                name: stack.enter_context(_open(locate(home, name), num_files=len(parts))) for name in parts
+                name: stack.enter_context(_open(locate(files_folder, name), num_files=len(parts))) for name in parts
             }
             self._index()
             self._close = stack.pop_all().close

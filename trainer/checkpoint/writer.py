@@ -55,12 +55,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-ROOM_BYTES = 2**20
-"""Bytes that a checkpoint may need besides its parameters and moments: for state, manifest, headers and generators."""
+METADATA_BYTES = 2**20
+"""Bytes allowed for state, manifest, headers and generators."""
 RETRY_S = 5.0
-"""Seconds before a save tries again after the store failed. By then the store's client has already tried for a
-minute."""
-_LATER_S = 3.0
+"""Seconds before a save tries a failed store again. The store's client has by then already tried for a minute."""
+_FIRST_FAILURE_WAIT_S = 3.0
 
 
 class CheckpointWriter:
@@ -87,9 +86,9 @@ class CheckpointWriter:
         self._config = config
         self._lease_token = lease_token
         numel = sum(math.prod(shape) for shape in engine.parameter_shapes().values())
-        self._bytes_needed = numel * len(KINDS) * torch.float32.itemsize + ROOM_BYTES
+        self._bytes_needed = numel * len(KINDS) * torch.float32.itemsize + METADATA_BYTES
         if engine.rank == 0 and (free := self._find_shortage()) is not None:
-            logger.warning("%s", _no_room(self._root, needed=self._bytes_needed, free=free))
+            logger.warning("%s", _describe_shortage(self._root, needed=self._bytes_needed, free=free))
         self._staging = torch.empty(
             sum(values.numel() for piece in engine.local_slices() for values in piece.tensors.values()),
             dtype=torch.float32,
@@ -155,7 +154,7 @@ class CheckpointWriter:
         """Upload the logs at the end of a run on a store (on a disk, sync them). Retries like `save` if the store
         fails."""
         deadline = time.monotonic() + self._config.collective_timeout_s
-        _insist(self._files.send, what="the end of the run waits", deadline=deadline)
+        _retry_on_outage(self._files.make_durable, what="the end of the run waits", deadline=deadline)
 
     def _begin_draft(self, step: int) -> Draft:
         """Create the draft on rank 0 and return each rank's object for it. Collective.
@@ -176,8 +175,8 @@ class CheckpointWriter:
         if token == 0:
             raise CheckpointError(f"rank 0 could not create a folder in {self._root}{trouble}")
         if token < 0:
-            message = _no_room(self._root, needed=self._bytes_needed, free=-1 - token)
-            raise CheckpointError(f"step {step}: {message}; the same command goes on from the last checkpoint")
+            message = _describe_shortage(self._root, needed=self._bytes_needed, free=-1 - token)
+            raise CheckpointError(f"step {step}: {message}; the same command continues from the last checkpoint")
         return self._open_draft(step, token)
 
     def _open_draft(self, step: int, token: int) -> Draft:
@@ -249,25 +248,25 @@ class _Save:
         name = part_name(self.rank, world_size=self.state.world_size)
         part = locate(self.draft.files, name)
         write = partial(write_part, part, slices=self.slices, generators=self.generators)
-        entries = {name: self._insist(write)}
+        entries = {name: self._retry_on_outage(write)}
         if self.rank == 0:
             state = partial(write_json, locate(self.draft.files, STATE), asdict(self.state))
-            entries[STATE] = self._insist(state)
+            entries[STATE] = self._retry_on_outage(state)
         try:
-            self._insist(self.files.send)
+            self._retry_on_outage(self.files.make_durable)
         except LeaseError as error:
             raise self._not_committed(error) from error
-        self._insist(partial(self.draft.end_part, self.rank, entries=entries))
+        self._retry_on_outage(partial(self.draft.end_part, self.rank, entries=entries))
 
     def _commit(self) -> None:
         self.draft.seal(self._collect())
         try:
-            self._insist(self._commit_under_lease)
+            self._retry_on_outage(self._commit_under_lease)
         except LeaseError as error:
             raise self._not_committed(error) from error
         if not isinstance(self.run, Path):
             try:
-                self._insist(self._prune_under_lease)
+                self._retry_on_outage(self._prune_under_lease)
             except LeaseError as error:
                 raise CheckpointError(f"the checkpoint of step {self.state.step} is committed, but {error}") from error
 
@@ -296,7 +295,7 @@ class _Save:
         waiting = set(range(self.state.world_size))
         entries: dict[str, dict[str, Any]] = {}
         while True:
-            for rank, written in self._insist(partial(self.draft.hear, waiting)).items():
+            for rank, written in self._retry_on_outage(partial(self.draft.collect_finished, waiting)).items():
                 entries.update(written)
                 waiting.discard(rank)
             if not waiting:
@@ -304,7 +303,7 @@ class _Save:
             self._pause(f"ranks {sorted(waiting)} have not written their parts")
 
     def _await_commit(self) -> None:
-        while (committed := self._insist(self.draft.is_committed)) is None:
+        while (committed := self._retry_on_outage(self.draft.is_committed)) is None:
             self._pause("rank 0 has not committed")
         if not committed:
             raise self._given_up()
@@ -318,11 +317,11 @@ class _Save:
         return False
 
     def _given_up(self) -> CheckpointError:
-        time.sleep(_LATER_S)  # the user sees the failure raised first, which must be rank 0's, after its clean-up
+        time.sleep(_FIRST_FAILURE_WAIT_S)  # the user sees the first failure, which must be rank 0's; it cleans up first
         return CheckpointError(f"rank 0 gave up {self.draft.name}; see its own message for the reason")
 
-    def _insist(self, act: Callable[[], T]) -> T:
-        return _insist(act, what=f"the checkpoint of step {self.state.step} waits", deadline=self.deadline)
+    def _retry_on_outage(self, act: Callable[[], T]) -> T:
+        return _retry_on_outage(act, what=f"the checkpoint of step {self.state.step} waits", deadline=self.deadline)
 
     def _pause(self, what: str) -> None:
         if time.monotonic() > self.deadline:
@@ -330,11 +329,8 @@ class _Save:
         time.sleep(self.draft.pause_s)
 
 
-def _insist(act: Callable[[], T], *, what: str, deadline: float) -> T:
-    """Call `act` and return its result. If the store fails, try again until `deadline`. `what` begins the warnings.
-
-    Raises the error at once if the store denies access or the object does not exist.
-    """
+def _retry_on_outage(act: Callable[[], T], *, what: str, deadline: float) -> T:
+    """Call `act` and return its result. Retry on errors of the store until `deadline`. `what` begins the warnings."""
     while True:
         try:
             return act()
@@ -365,7 +361,7 @@ def _prune(run: Location, *, step: int, keep: CheckpointConfig, logs: Path) -> N
         remove(path)
 
 
-def _no_room(root: Location, *, needed: int, free: int) -> str:
+def _describe_shortage(root: Location, *, needed: int, free: int) -> str:
     return (
         f"{root}: a checkpoint needs {needed:,} bytes, but {free:,} are free; free space there, lower "
         f"checkpoint.keep_last (`python -m trainer.checkpoint {parent_of(root)} prune` removes old ones), or move the "

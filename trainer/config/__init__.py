@@ -4,7 +4,7 @@ from trainer.config.batch import BatchConfig
 from trainer.config.effects import find_idle_settings, refuse_idle_settings
 from trainer.config.model import MODEL_SHAPES, ModelConfig, Precision
 from trainer.config.optimization import GuardConfig, OptimizerConfig, ScheduleConfig
+from trainer.config.outputs import CheckpointConfig, EvaluationConfig, LoggingConfig
 from trainer.config.phases import PhaseConfig
-from trainer.config.records import CheckpointConfig, EvaluationConfig, LoggingConfig
 from trainer.config.saved import CONFIG_NAME, drop_idle_settings, read_run_config, validate_saved
 from trainer.config.schema import TrainerConfig

@@ -119,7 +119,7 @@ def _find_in_schedule(config: TrainerFields) -> Iterator[IdleSetting]:
 
 def _find_in_checkpoint(config: TrainerFields) -> Iterator[IdleSetting]:
     every, steps = config.checkpoint.every_steps, config.max_steps
-    if not any(_phases_with_both(config)):
+    if not any(_phases_with_evaluated_checkpoint(config)):
         yield IdleSetting(
             "checkpoint.keep_best",
             f"none of the checkpoints within max_steps={steps}, one every {every} steps, is evaluated",
@@ -134,7 +134,9 @@ def _find_in_checkpoint(config: TrainerFields) -> Iterator[IdleSetting]:
         )
 
 
-def _phases_with_both(config: TrainerFields, *, held_out: Sequence[int] | None = None) -> Iterator[bool]:
+def _phases_with_evaluated_checkpoint(
+    config: TrainerFields, *, held_out: Sequence[int] | None = None
+) -> Iterator[bool]:
     """Yield for each phase whether one of its steps has both an evaluation and a checkpoint.
 
     The run's last step does not count, because the newest checkpoint is kept anyway. `held_out` is each phase's number
@@ -225,7 +227,7 @@ def _find_idle_evaluation(config: TrainerFields, *, held_out: Sequence[int]) -> 
                 yield IdleSetting(f"phases.{index}.evaluation.{name}", why, remedy)
     if not held_out[0]:
         yield IdleSetting("evaluation.at_start", "the first data set holds no rows out", remedy)
-    if not any(_phases_with_both(config, held_out=held_out)):
+    if not any(_phases_with_evaluated_checkpoint(config, held_out=held_out)):
         yield IdleSetting("checkpoint.keep_best", "no checkpoint is evaluated on rows held out", remedy)
 
 

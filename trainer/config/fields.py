@@ -12,8 +12,8 @@ from trainer.config.deepspeed_settings import DeepSpeedSettings
 from trainer.config.model import ModelConfig, Precision
 from trainer.config.number_types import Count, Positive, PositiveFloat
 from trainer.config.optimization import GuardConfig, OptimizerConfig, ScheduleConfig
+from trainer.config.outputs import CheckpointConfig, EvaluationConfig, LoggingConfig
 from trainer.config.phases import PhaseConfig
-from trainer.config.records import CheckpointConfig, EvaluationConfig, LoggingConfig
 
 
 class TrainerFields(Settings):

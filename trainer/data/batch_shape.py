@@ -23,14 +23,14 @@ from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.plan import PlanError
 
 LARGEST_DERIVED_MICRO_BATCH = 32_768
-"""Maximum tokens of a derived micro-batch, unless batch.greatest_slot is set. Larger micro-batches gain no speed on one
-GPU and cost memory."""
-_EASY_LANES = 8
-_FULL_ROWS = 10
+"""Maximum tokens of a derived micro-batch, unless batch.greatest_slot is set. Larger ones gain no speed on one GPU and
+cost memory."""
+_PREFERRED_LANES = 8
+_WELL_FILLED_ROWS = 10
 _DEVIATIONS = 6.0
 _MULTIPLE = 8
-_UNITS = 512
-"""Maximum number of length bins. If no row has more than this many tokens, a bin is one token."""
+_MAX_BINS = 512
+"""Maximum number of length bins. If rows have at most this many tokens, a bin is one token."""
 _MANY_ROWS = 32
 """If a micro-batch has room for this many of the longest rows, the mean room left over no longer depends on its
 size."""
@@ -86,8 +86,8 @@ class Lengths:
     def __init__(self, counts: NDArray[np.int64]) -> None:
         self.longest = int(counts.nonzero()[0][-1])
         self.mean = float(counts @ np.arange(counts.size) / counts.sum())
-        self._unit = -(-self.longest // _UNITS)
-        lengths = -(-np.arange(self.longest + 1) // self._unit)
+        self._bin_width = -(-self.longest // _MAX_BINS)
+        lengths = -(-np.arange(self.longest + 1) // self._bin_width)
         self._shares: NDArray[np.float64] = np.bincount(lengths, counts[: self.longest + 1]) / counts.sum()
         length = np.arange(self._shares.size)
         self._mean, square = float(self._shares @ length), float(self._shares @ length**2)
@@ -100,24 +100,24 @@ class Lengths:
         A pair that does not fit begins the next micro-batch, so the first pair of a micro-batch tends to be long. The
         distribution of the first pair's length is found by iteration to a fixed point.
         """
-        size, longest = tokens // self._unit, self._shares.size - 1
+        size, longest = tokens // self._bin_width, self._shares.size - 1
         near = size if size < _MANY_ROWS * longest else size % longest + (_MANY_ROWS - 1) * longest
-        fitting = self._fitting
+        rows_begun = self._rows_begun
         first = self._shares
         for _ in range(100):
-            # inside[x]: mean number of rows that end within the first (near - longest + x) units of a micro-batch
-            inside = np.convolve(first, fitting[near : near + 2 * longest + 1], mode="valid")
+            # inside[x]: mean number of rows that end within the first (near - longest + x) bins of a micro-batch
+            inside = np.convolve(first, rows_begun[near : near + 2 * longest + 1], mode="valid")
             before, first = first, self._shares * (inside[-1] - inside[::-1])
             if np.abs(first - before).max() < 1e-9:
                 break
         return float(inside[-1] + (size - near) / self._mean)
 
     @cached_property
-    def _fitting(self) -> NDArray[np.float64]:
-        """Return an array of mean numbers: entry 2 x longest + n counts the rows that begin within n units after a row.
+    def _rows_begun(self) -> NDArray[np.float64]:
+        """Return an array. Entry 2 x longest + n is the mean number of rows that begin within n bins after a row's
+        end.
 
-        A unit is one length bin, and `longest` is the longest row in units. A row that begins right at the end of the
-        first row counts. Entries before 2 x longest are 0.
+        A row that begins right at that end counts. Entries before 2 x longest are 0.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)
@@ -174,8 +174,8 @@ def derive_shape(manifest: Manifest, *, batch: BatchConfig) -> BatchShape:
             f"set it to {needed} or leave it out, or raise batch.lanes"
         )
     if not batch.exact_pairs:
-        fitting = size / lengths.mean
-        most = max(most, _round_up(fitting + _DEVIATIONS * math.sqrt(fitting * lengths.variation) + 1))
+        mean_rows = size / lengths.mean
+        most = max(most, _round_up(mean_rows + _DEVIATIONS * math.sqrt(mean_rows * lengths.variation) + 1))
     masked = most * manifest.max_predictions
     if not batch.exact_pairs:
         expected = size * sum(shard.masked for shard in manifest.shards_of("train")) / (tokens * manifest.mask_sets)
@@ -208,13 +208,13 @@ def _derive_lanes(lengths: Lengths, *, pairs: Fraction, batch: BatchConfig, long
         held = lengths.pairs_in(batch.tokens_per_slot) if not batch.exact_pairs else batch.tokens_per_slot // mean
         return max(1, min(math.ceil(0.99 * float(pairs) / max(1.0, held)), int(pairs)))
     lanes, step = 1, float(pairs) * mean
-    greatest = max(batch.greatest_slot or LARGEST_DERIVED_MICRO_BATCH, _round_up(longest))
-    while step / lanes > greatest:  # gives a lower bound, so that the search below is short
+    max_tokens = max(batch.greatest_slot or LARGEST_DERIVED_MICRO_BATCH, _round_up(longest))
+    while step / lanes > max_tokens:  # gives a lower bound, so that the search below is short
         lanes *= 2
     exact = batch.exact_pairs
-    while lanes < pairs and _tokens_needed(lengths, pairs=pairs / lanes, exact=exact, longest=longest) > greatest:
+    while lanes < pairs and _tokens_needed(lengths, pairs=pairs / lanes, exact=exact, longest=longest) > max_tokens:
         lanes *= 2
-    while lanes < _EASY_LANES and step / (2 * lanes) >= _FULL_ROWS * lengths.longest:
+    while lanes < _PREFERRED_LANES and step / (2 * lanes) >= _WELL_FILLED_ROWS * lengths.longest:
         lanes *= 2
     return max(1, min(lanes, int(pairs)))
 

@@ -39,38 +39,39 @@ def check_held_out(
         trained = [("", each.phase, each.manifest) for each in phases[:index]]
         if later.phase.last_step > step:
             trained = [*((" of resume_from's run", *each) for each in before), *trained]
-        for of, phase, manifest in trained:
+        for run_name, phase, manifest in trained:
             pair = manifest.hash, later.manifest.hash
             if pair[0] != pair[1] and pair not in warnings and later.manifest.num_rows("validation"):
-                warnings[pair] = _compare(phase, later, manifest=manifest, of=of)
+                warnings[pair] = _compare(phase, later, manifest=manifest, run_name=run_name)
     return [warning for warning in warnings.values() if warning]
 
 
-def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, of: str) -> str:
+def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: str) -> str:
     """Check two phases as `check_held_out` does. Return a warning, or "" if there is none.
 
-    `manifest` belongs to the data set of `earlier`. `of` names the run of `earlier` in messages; it is "" for this run.
+    `manifest` is the earlier phase's, and `run_name` names its run in messages, like " of resume_from's run"
+    ("" for this run).
     """
     rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
     held_out = _documents_of(rows)
     known = pa.concat_tables([rows.slice(0, 0), *_read_ids(earlier, manifest=manifest, split="validation")])
     before, now = (each.config.get("validation_fraction") for each in (manifest, later.manifest))
     name = f"phases.{later.phase.index}.data={later.phase.config.data}"
-    other = f"phase {earlier.index}{of}, {earlier.config.data}"
+    other = f"phase {earlier.index}{run_name}, {earlier.config.data}"
     trained = rows.slice(0, 0)
     if before is None or now is None or before < now:
         among = _read_ids(earlier, manifest=manifest, split="train", among=held_out)
         trained = pa.concat_tables([trained, *among])
     if trained.num_rows:
         documents = held_out.filter(pc.is_in(held_out, value_set=_documents_of(trained)))
-        pairs = _is_of(rows, documents)
+        pairs = _has_document(rows, documents)
         raise ConfigError(
             f"{name}: an earlier phase trains on {len(documents):,} of its {len(held_out):,} held-out documents, in "
             f"{pc.sum(pairs).as_py():,} of its {rows.num_rows:,} held-out pairs: {other}, has "
             f"validation_fraction={before}, this one {now}; build both with the same validation_fraction"
         )
     shared = sorted(set(manifest.sources) & set(later.manifest.sources))
-    if pc.any(_is_of(known, held_out)).as_py() or not shared:
+    if pc.any(_has_document(known, held_out)).as_py() or not shared:
         return ""
     return (
         f"WARNING: {name}: shares no held-out document with {other}, though both have a source "
@@ -88,7 +89,7 @@ def _read_ids(phase: Phase, *, manifest: Manifest, split: SplitName, among: pa.A
 
     def read(group: tuple[str, int]) -> pa.Table:
         table = read_row_group(phase.config.data, path=group[0], row_group=group[1], columns=_IDS)
-        return table if among is None else table.filter(_is_of(table, among))
+        return table if among is None else table.filter(_has_document(table, among))
 
     with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="read-ids") as pool:
         return list(pool.map(read, groups))
@@ -98,7 +99,7 @@ def _documents_of(rows: pa.Table) -> pa.Array:
     return pa.chunked_array([chunk for name in _IDS for chunk in rows[name].chunks], pa.binary()).drop_null().unique()
 
 
-def _is_of(rows: pa.Table, documents: pa.Array) -> pa.ChunkedArray:
-    """Return [n] booleans: whether one of each row's two documents is among `documents`."""
+def _has_document(rows: pa.Table, documents: pa.Array) -> pa.ChunkedArray:
+    """Return [n] booleans that say whether one of the row's two documents is among `documents`."""
     first, second = (pc.is_in(rows[name], value_set=documents) for name in _IDS)
     return pc.or_(first, second)

@@ -71,7 +71,7 @@ class Rows:
         return int(self.rows.size)
 
 
-class Stretch(NamedTuple):
+class RowRange(NamedTuple):
     """A range of rows: [start, stop) of `rows`."""
 
     rows: Rows
@@ -89,42 +89,44 @@ class Packer:
     def __init__(self, shape: MicroBatchShape, *, next_rows: Callable[[], Rows | int]) -> None:
         self._shape, self._next_rows = shape, next_rows
         self._rows: Rows | None = None
-        self._place = 0
+        self._position = 0
 
-    def cut(self, *, most: int) -> MicroBatch | None:
-        """Return the lane's next micro-batch. Take at most `most` rows, lost rows included, and read no further rows.
+    def pack(self, *, max_rows: int) -> MicroBatch | None:
+        """Return the next micro-batch of at most `max_rows` rows, counting lost rows. Reads no further.
 
-        Returns None if `most` is 0 or if all of these rows are lost.
+        Returns None if `max_rows` is 0 or if all of these rows are lost.
         """
         tokens, masked = self._shape.tokens, self._shape.masked
-        pairs = min(self._shape.pairs, most)
-        parts: list[Stretch] = []
+        pairs = min(self._shape.pairs, max_rows)
+        parts: list[RowRange] = []
         while pairs > 0:
-            if self._rows is None or self._place == len(self._rows):
+            if self._rows is None or self._position == len(self._rows):
                 taken = self._next_rows()
                 if isinstance(taken, int):
                     pairs -= taken
                     continue
-                self._rows, self._place = taken, 0
-            rows, start = self._rows, self._place
+                self._rows, self._position = taken, 0
+            rows, start = self._rows, self._position
             stop = min(
-                len(rows), start + pairs, _fits(rows.starts, start, tokens), _fits(rows.masked_starts, start, masked)
+                len(rows),
+                start + pairs,
+                _find_stop(rows.starts, start, tokens),
+                _find_stop(rows.masked_starts, start, masked),
             )
             if stop > start:
-                parts.append(Stretch(rows, start, stop))
-            self._place = stop
+                parts.append(RowRange(rows, start, stop))
+            self._position = stop
             tokens -= int(rows.starts[stop] - rows.starts[start])
             masked -= int(rows.masked_starts[stop] - rows.masked_starts[start])
             pairs -= stop - start
             if stop < len(rows):
                 break
         assert parts or pairs <= 0
-        return join_stretches(parts) if parts else None
+        return join_ranges(parts) if parts else None
 
 
-def join_stretches(parts: list[Stretch]) -> MicroBatch:
-    """Return one micro-batch with the rows of all `parts`, one after another, with masks applied. The data are
-    copied."""
+def join_ranges(parts: list[RowRange]) -> MicroBatch:
+    """Return one micro-batch with the rows of all ranges, masks applied. The data are copied."""
     ids = np.concatenate([part.rows.ids[part.rows.starts[part.start] : part.rows.starts[part.stop]] for part in parts])
     lengths = np.concatenate([np.diff(part.rows.starts[part.start : part.stop + 1]) for part in parts], dtype=np.int32)
     counts = np.concatenate([np.diff(part.rows.masked_starts[part.start : part.stop + 1]) for part in parts])
@@ -152,12 +154,12 @@ def join_stretches(parts: list[Stretch]) -> MicroBatch:
     )
 
 
-def _fits(starts: NDArray[np.integer], start: int, most: int) -> int:
+def _find_stop(starts: NDArray[np.integer], start: int, most: int) -> int:
     """Return the largest stop for which rows [start, stop) have at most `most` elements. Row i begins at starts[i]."""
     return start + int(np.searchsorted(starts[start:], int(starts[start]) + most, side="right")) - 1
 
 
-def _joined(parts: list[Stretch], column: Callable[[Rows], NDArray[Any]], dtype: Any) -> NDArray[Any]:
+def _joined(parts: list[RowRange], column: Callable[[Rows], NDArray[Any]], dtype: Any) -> NDArray[Any]:
     return np.concatenate([column(part.rows)[part.start : part.stop] for part in parts], dtype=dtype)
 
 

@@ -150,7 +150,7 @@ class Plan:
 
     def rows_before(self, epoch: int) -> NDArray[np.int64]:
         """Return [G], the number of rows that each of the G lanes takes in all epochs before `epoch`."""
-        return self._deal(epoch * self.num_rows)
+        return self._divide_among_lanes(epoch * self.num_rows)
 
     def lane_rows(self, epoch: int) -> NDArray[np.int64]:
         """Return [G], the number of rows that each of the G lanes takes in `epoch`. They differ by at most one."""
@@ -162,7 +162,7 @@ class Plan:
         Together they are `rounds` times `pairs`, rounded down.
         """
         assert self.pairs is not None
-        return self._deal(math.floor(rounds * self.pairs))
+        return self._divide_among_lanes(math.floor(rounds * self.pairs))
 
     def slices(self, epoch: int, *, lanes: Sequence[int], cursors: Sequence[int]) -> RowGroupSlices:
         """Return the slices of row groups that `lanes` still have to read in an epoch.
@@ -198,11 +198,9 @@ class Plan:
             self._orders = {epoch: (order, np.concatenate(([0], np.cumsum(self.group_rows[order]))))}
         return self._orders[epoch]
 
-    def _deal(self, count: int) -> NDArray[np.int64]:
-        """Divide `count` among the G lanes. Return the shares, [G], which differ by at most one.
-
-        A larger `count` makes no lane's share smaller.
-        """
+    def _divide_among_lanes(self, count: int) -> NDArray[np.int64]:
+        """Divide `count` among the G lanes. Return the shares, [G], which differ by at most one and grow with
+        `count`."""
         return (count + np.arange(self.lanes, dtype=np.int64)) // self.lanes
 
     def _check(self, manifest: Manifest) -> None:

@@ -31,22 +31,22 @@ Tables: TypeAlias = Generator[tuple[RowGroupSlice, pa.Table | RowGroupError], No
 of the table."""
 
 
-def read_in_threads(refs: Iterable[RowGroupSlice], *, root: str | Path) -> Tables:
-    """Yield (slice, table or error) for each slice of `refs`, in order. `root` is the data set's folder.
+def read_in_threads(slices: Iterable[RowGroupSlice], *, root: str | Path) -> Tables:
+    """Yield each slice with its table, in order. Two threads read at most two slices ahead.
 
     Two threads read at most two slices ahead. Threads help because decoding releases Python's lock.
     """
 
-    def read(ref: RowGroupSlice) -> pa.Table | RowGroupError:
+    def read(row_slice: RowGroupSlice) -> pa.Table | RowGroupError:
         try:
-            return read_slice(ref, root=root)
+            return read_slice(row_slice, root=root)
         except RowGroupError as error:
             return error
 
     pending: deque[tuple[RowGroupSlice, Future[pa.Table | RowGroupError]]] = deque()
     with ThreadPoolExecutor(max_workers=_LOCAL_THREADS, thread_name_prefix="read-slice") as pool:
-        for ref in refs:
-            pending.append((ref, pool.submit(read, ref)))
+        for row_slice in slices:
+            pending.append((row_slice, pool.submit(read, row_slice)))
             if len(pending) > _LOCAL_THREADS:
                 first, table = pending.popleft()
                 yield first, table.result()
@@ -55,8 +55,8 @@ def read_in_threads(refs: Iterable[RowGroupSlice], *, root: str | Path) -> Table
             yield first, table.result()
 
 
-def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_store_bytes: int) -> Tables:
-    """Yield (slice, table or error) for each slice of `refs`, in order. `root` is the data set's folder.
+def read_with_ray(slices: Iterable[RowGroupSlice], *, root: str | Path, object_store_bytes: int) -> Tables:
+    """Yield each slice with its table, in order. Ray tasks on this node read ahead, up to `object_store_bytes`.
 
     Ray tasks on this node read ahead, up to `object_store_bytes` of memory. They request no CPU, because train workers
     may hold all CPUs. They stay on this node, because on other nodes they would keep the autoscaler from releasing
@@ -65,7 +65,7 @@ def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_sto
     import ray  # imported here, because it may not be installed
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
     def read_item(item: pa.Table) -> pa.Table:
         try:
@@ -74,13 +74,15 @@ def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_sto
             # An error is returned as data, because Ray would raise it without its type and out of order.
             return pa.table({_ERROR if isinstance(error, RowGroupError) else _OUTAGE: [str(error)]})
 
-    for chunk in _chunks(refs):
-        dataset = ray.data.from_items([asdict(ref) for ref in chunk], override_num_blocks=len(chunk)).map_batches(
+    for chunk in _chunks(slices):
+        dataset = ray.data.from_items(
+            [asdict(row_slice) for row_slice in chunk], override_num_blocks=len(chunk)
+        ).map_batches(
             read_item,
             batch_format="pyarrow",
             batch_size=None,
             num_cpus=0,
-            scheduling_strategy=here,
+            scheduling_strategy=on_this_node,
             compute=ray.data.TaskPoolStrategy(size=1),
         )
         dataset.context.enable_progress_bars = False
@@ -88,29 +90,30 @@ def read_with_ray(refs: Iterable[RowGroupSlice], *, root: str | Path, object_sto
         options.preserve_order = True
         options.resource_limits = ray.data.ExecutionResources(object_store_memory=object_store_bytes)
         tables = dataset.iterator().iter_batches(batch_format="pyarrow", batch_size=None)
-        for ref, table in zip(chunk, tables, strict=True):
+        for row_slice, table in zip(chunk, tables, strict=True):
             if table.column_names == [_OUTAGE]:
                 raise StorageError(table.column(_OUTAGE)[0].as_py())
             if table.column_names == [_ERROR]:
-                yield ref, RowGroupError(table.column(_ERROR)[0].as_py())
+                yield row_slice, RowGroupError(table.column(_ERROR)[0].as_py())
                 continue
-            assert (table.column(SHARD)[0].as_py(), table.column(ROW_GROUP)[0].as_py()) == (ref.shard, ref.row_group)
-            assert table.num_rows == ref.stop - ref.start
-            yield ref, table
+            assert (table.column(SHARD)[0].as_py(), table.column(ROW_GROUP)[0].as_py()) == (
+                row_slice.shard,
+                row_slice.row_group,
+            )
+            assert table.num_rows == row_slice.stop - row_slice.start
+            yield row_slice, table
 
 
-def _chunks(refs: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
-    """Yield the slices of `refs` in lists, one list for each Ray data set.
-
-    The lists are long, because a data set is slow to start. Their length is limited, because each slice is a Ray task.
-    """
+def _chunks(slices: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
+    """Yield lists of slices, one list per Ray data set. Lists are long, because a data set is slow to start, but
+    limited, because each slice is a task."""
     chunk: list[RowGroupSlice] = []
-    for ref in refs:
-        ends = len(chunk) >= _SMALL_DATASET_BLOCKS and ref.epoch != chunk[-1].epoch
+    for row_slice in slices:
+        ends = len(chunk) >= _SMALL_DATASET_BLOCKS and row_slice.epoch != chunk[-1].epoch
         if ends or len(chunk) == _DATASET_BLOCKS:
             yield chunk
             chunk = []
-        chunk.append(ref)
+        chunk.append(row_slice)
     if chunk:
         yield chunk
 

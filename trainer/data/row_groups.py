@@ -87,30 +87,39 @@ def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[R
         )
 
 
-def read_slice(ref: RowGroupSlice, *, root: str | Path) -> pa.Table:
-    """Return the rows of the slice `ref` as a table, in the epoch's order. `root` is the data set's folder.
+def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
+    """Return the rows of the slice `row_slice` as a table, in the epoch's order.
 
     The columns are input_ids, first_length, next_sentence_label, masked_positions, masked_inputs, source, shard,
     row_group and row. masked_positions and masked_inputs have a list for each row, that of the chosen mask set. Raises
     RowGroupError that names shard, row group and remedy.
     """
-    table = read_row_group(root, path=ref.path, row_group=ref.row_group, columns=_COLUMNS)
+    table = read_row_group(root, path=row_slice.path, row_group=row_slice.row_group, columns=_COLUMNS)
     ids = _single(table, schema.INPUT_IDS)
     positions, inputs = _single(table, schema.MASKED_POSITIONS), _single(table, schema.MASKED_INPUTS)
     found = (table.num_rows, len(ids.flatten()), len(positions.flatten()), len(inputs.flatten()))
-    listed = (ref.num_rows, ref.num_tokens, ref.num_rows * ref.mask_sets, ref.num_rows * ref.mask_sets)
+    listed = (
+        row_slice.num_rows,
+        row_slice.num_tokens,
+        row_slice.num_rows * row_slice.mask_sets,
+        row_slice.num_rows * row_slice.mask_sets,
+    )
     if found != listed:
         raise _error(
             root,
-            ref.path,
-            ref.row_group,
+            row_slice.path,
+            row_slice.row_group,
             f"holds {found[0]} rows, {found[1]} tokens and {found[2]} mask sets, but the manifest lists "
             f"{listed[0]}, {listed[1]} and {listed[2]}",
         )
-    rows = row_permutation(ref.num_rows, seed=ref.seed, epoch=ref.epoch, shard=ref.shard, row_group=ref.row_group)[
-        ref.start : ref.stop
-    ]
-    taken, sets = pa.array(rows), pa.array(rows * ref.mask_sets + ref.mask_set)
+    rows = row_permutation(
+        row_slice.num_rows,
+        seed=row_slice.seed,
+        epoch=row_slice.epoch,
+        shard=row_slice.shard,
+        row_group=row_slice.row_group,
+    )[row_slice.start : row_slice.stop]
+    taken, sets = pa.array(rows), pa.array(rows * row_slice.mask_sets + row_slice.mask_set)
     return pa.table(
         {
             schema.INPUT_IDS: ids.take(taken),
@@ -119,8 +128,8 @@ def read_slice(ref: RowGroupSlice, *, root: str | Path) -> pa.Table:
             schema.MASKED_POSITIONS: positions.flatten().take(sets),
             schema.MASKED_INPUTS: inputs.flatten().take(sets),
             schema.SOURCE: _single(table, schema.SOURCE).take(taken),
-            SHARD: np.full(rows.size, ref.shard, np.int32),
-            ROW_GROUP: np.full(rows.size, ref.row_group, np.int32),
+            SHARD: np.full(rows.size, row_slice.shard, np.int32),
+            ROW_GROUP: np.full(rows.size, row_slice.row_group, np.int32),
             ROW: rows.astype(np.int32),
         }
     )

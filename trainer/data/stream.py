@@ -96,16 +96,16 @@ class MicroBatchStream:
         self._cursors = {lane: self._state.cursors[lane] for lane in self._lanes if lane >= 0}
         self._skip_corrupt = skip_corrupt
         self._lost = dict.fromkeys(self._cursors, 0)
-        self._waiting: dict[int, deque[Rows | int]] = {lane: deque() for lane in self._cursors}
-        self._cutters = {lane: Packer(plan.shape, next_rows=partial(self._next_rows, lane)) for lane in self._cursors}
-        self._cut_ahead: tuple[MicroBatch | None, ...] | None = None
+        self._queues: dict[int, deque[Rows | int]] = {lane: deque() for lane in self._cursors}
+        self._packers = {lane: Packer(plan.shape, next_rows=partial(self._next_rows, lane)) for lane in self._cursors}
+        self._packed: tuple[MicroBatch | None, ...] | None = None
         self._wait_s = 0.0
         epochs = count(self._state.epoch) if plan.pairs is not None else range(self._state.epoch, 1)
-        refs = self._refs(epochs, dict(self._cursors)) if self._cursors else iter(())
+        slices = self._slices_to_read(epochs, dict(self._cursors)) if self._cursors else iter(())
         tables = (
-            read_in_threads(refs, root=root)
+            read_in_threads(slices, root=root)
             if reader == "local"
-            else read_with_ray(refs, root=root, object_store_bytes=object_store_mb << 20)
+            else read_with_ray(slices, root=root, object_store_bytes=object_store_mb << 20)
         )
         self._read_ahead = ReadAhead(tables, depth=read_ahead_blocks)
 
@@ -117,23 +117,25 @@ class MicroBatchStream:
     def next_step(self) -> Step:
         """Pack this rank's micro-batches, sum the counts over all ranks, and return the step. Collective: one
         all_reduce."""
-        counts = self.cut()
+        counts = self.pack()
         return self.commit(counts if self._all_reduce is None else self._all_reduce(counts))
 
-    def cut(self) -> NDArray[np.int64]:
+    def pack(self) -> NDArray[np.int64]:
         """Pack this rank's micro-batches of the next step, without communication: the first half of next_step.
 
         Returns [6 + G] numbers. The first six are this rank's masked positions, pairs with a label, pairs, tokens,
         squared lengths and lost rows. The others are the cursors (rows taken) of the G lanes, 0 for lanes of other
         ranks.
         """
-        assert self._cut_ahead is None
+        assert self._packed is None
         self._wait_s = 0.0
         counts = np.zeros(_CURSORS + self._plan.lanes, dtype=np.int64)
         micro_batches: list[MicroBatch | None] = []
-        most = self._rows_left()
+        limits = self._cursor_limits()
         for lane in self._lanes:
-            micro_batch = None if lane < 0 else self._cutters[lane].cut(most=int(most[lane]) - self._cursors[lane])
+            micro_batch = (
+                None if lane < 0 else self._packers[lane].pack(max_rows=int(limits[lane]) - self._cursors[lane])
+            )
             micro_batches.append(micro_batch)
             if micro_batch is not None:
                 self._cursors[lane] += micro_batch.num_pairs
@@ -150,23 +152,23 @@ class MicroBatchStream:
                 counts[_LOST] += self._lost[lane]
                 self._lost[lane] = 0
                 counts[_CURSORS + lane] = self._cursors[lane]
-        self._cut_ahead = tuple(micro_batches)
+        self._packed = tuple(micro_batches)
         return counts
 
     @property
-    def cut_ahead(self) -> tuple[MicroBatch | None, ...]:
-        """The micro-batches that `cut` has packed and that are not yet committed."""
-        assert self._cut_ahead is not None
-        return self._cut_ahead
+    def packed(self) -> tuple[MicroBatch | None, ...]:
+        """The micro-batches that `pack` has packed and that are not yet committed."""
+        assert self._packed is not None
+        return self._packed
 
     def commit(self, counts: NDArray[np.int64]) -> Step:
         """Advance the run's position and return the step: the second half of next_step.
 
-        `counts` are the numbers that `cut` returned, summed over all ranks. The next epoch begins when every lane has
-        taken all its rows of this epoch. A step without pairs, because all its rows are lost, does not count.
+        `counts` are those of `pack`, summed over all ranks. The next epoch begins when every lane has taken its rows. A
+        step without pairs, because all its rows are lost, does not count.
         """
-        assert self._cut_ahead is not None
-        micro_batches, self._cut_ahead = self._cut_ahead, None
+        assert self._packed is not None
+        micro_batches, self._packed = self._packed, None
         epoch, cursors = self._state.epoch, counts[_CURSORS:]
         while (cursors >= (rows := self._plan.lane_rows(epoch))).all():
             cursors, epoch = cursors - rows, epoch + 1
@@ -204,18 +206,16 @@ class MicroBatchStream:
         """Stop reading ahead. Idempotent."""
         self._read_ahead.close()
 
-    def _rows_left(self) -> NDArray[np.int64]:
-        """Return [G], the most rows of the epoch that each of the G lanes may have taken after the next micro-batch."""
+    def _cursor_limits(self) -> NDArray[np.int64]:
+        """Return [G], the most rows that each lane may have taken, since the epoch began, after the next
+        micro-batch."""
         plan, state = self._plan, self._state
         if plan.pairs is None:
             return plan.lane_rows(state.epoch)
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
-    def _refs(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
-        """Yield the slices of row groups that this rank's lanes read, by epoch. Runs in the read-ahead thread.
-
-        `cursors` maps each of these lanes to the rows that it has already taken of the first epoch.
-        """
+    def _slices_to_read(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
+        """Yield the slices of row groups that this rank's lanes read, by epoch. Runs in the read-ahead thread."""
         for epoch in epochs:
             slices = self._plan.slices(epoch, lanes=list(cursors), cursors=list(cursors.values()))
             yield from make_slices(self._plan, slices, epoch=epoch)
@@ -226,17 +226,17 @@ class MicroBatchStream:
         """Return the lane's next rows, or their number if they are lost. Rows of other lanes that are read before are
         queued."""
         start = time.perf_counter()
-        while not self._waiting[lane]:
-            ref, table = next(self._read_ahead)
+        while not self._queues[lane]:
+            row_slice, table = next(self._read_ahead)
             if isinstance(table, RowGroupError):
                 if not self._skip_corrupt:
                     raise table
-                logger.warning("%d rows are skipped (ingest.skip_corrupt): %s", ref.stop - ref.start, table)
-                self._waiting[ref.lane].append(ref.stop - ref.start)
+                logger.warning("%d rows are skipped (ingest.skip_corrupt): %s", row_slice.stop - row_slice.start, table)
+                self._queues[row_slice.lane].append(row_slice.stop - row_slice.start)
             else:
-                self._waiting[ref.lane].append(Rows.from_table(table, epoch=ref.epoch))
+                self._queues[row_slice.lane].append(Rows.from_table(table, epoch=row_slice.epoch))
         self._wait_s += time.perf_counter() - start
-        taken = self._waiting[lane].popleft()
+        taken = self._queues[lane].popleft()
         if isinstance(taken, int):
             self._lost[lane] += taken
         return taken

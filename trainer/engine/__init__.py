@@ -10,7 +10,7 @@ from trainer.engine.memory import (
     largest_micro_batch,
     may_use_gpus,
     name_remedies,
-    with_greatest_slot,
+    with_largest_micro_batch,
 )
 from trainer.engine.optimizers import MOMENTS
 from trainer.engine.schedules import learning_rate

@@ -95,7 +95,9 @@ class Engine:
         self._clip_norm = config.optimizer.clip_norm
         model.to(device)
         parameters = zero_state.trainable_parameters(model)
-        drawn = {} if config.precision == "fp32" else {name: p.detach().float().clone() for name, p in parameters}
+        initial_weights = (
+            {} if config.precision == "fp32" else {name: p.detach().float().clone() for name, p in parameters}
+        )
         num_elements = sum(parameter.numel() for _, parameter in parameters)
         optimizer = build_optimizer(model, config=config.optimizer)
         self._engine: Any = deepspeed.initialize(
@@ -106,21 +108,21 @@ class Engine:
         self.module: nn.Module = self._engine.module
         if self.stage == 3:
             for module in self.module.modules():
-                module.parameters_stay = False
+                module.parameters_persist = False
         self.compiled = config.compile if config.compile is not None else device.type == "cuda" and self.stage < 3
         if self.compiled:
             # Draw random numbers like eager code, so that the same seed gives the same dropout in both.
             self.module.compile(dynamic=False, options={"fallback_random": True})
         self._count_updates = partial(count_updates, config=config.optimizer)
         zero_state.prepare_moments(self._engine, stage=self.stage, updates=self._count_updates(0))
-        if drawn:  # restore the fp32 weights, which DeepSpeed has rounded to `precision`
-            self._write_slices(lambda name, start, stop: {"parameter": drawn[name].view(-1)[start:stop]})
+        if initial_weights:  # restore the fp32 weights, which DeepSpeed has rounded to `precision`
+            self._write_slices(lambda name, start, stop: {"parameter": initial_weights[name].view(-1)[start:stop]})
         self._gradients: PartitionedGradients | None = None
         if self.stage in (1, 2) and not config.deepspeed.given():
             self._gradients = PartitionedGradients(
                 self._engine.optimizer,
                 micro_batches=micro_batches,
-                whole=self.stage == 1,
+                sum_before_sending=self.stage == 1,
                 send_fp32=config.communication_data_type == "fp32",
             )
         elif self.stage in (1, 2) and hasattr(self._engine.optimizer, "check_grad_overflow"):
@@ -180,9 +182,9 @@ class Engine:
                 self._engine.optimizer.empty_partition_cache()
 
     def local_slices(self) -> list[LocalSlice]:
-        """Return views of this rank's share of parameters and moments. All shares together hold each element once."""
+        """Return views of this rank's part of parameters and moments. All parts together hold each element once."""
         slices = zero_state.list_slices(self._engine, stage=self.stage, rank=self.rank)
-        return slices if self.stage else [self._own_share(piece) for piece in slices]
+        return slices if self.stage else [self._own_part(piece) for piece in slices]
 
     def restore(self, read: SliceReader, *, steps_taken: int, loss_scale: LossScale | None = None) -> None:
         """Load parameters and Adam moments with `read`, also from another world size, stage or precision. Collective.
@@ -224,7 +226,7 @@ class Engine:
         for piece in zero_state.list_slices(self._engine, stage=self.stage, rank=self.rank):
             for kind, values in read(piece.name, piece.start, piece.stop).items():
                 piece.tensors[kind].copy_(values)
-        zero_state.refresh_working_copies(self._engine, stage=self.stage)
+        zero_state.refresh_model_weights(self._engine, stage=self.stage)
 
     def _step_replicated(self) -> StepResult:
         parameters = [p for _, p in zero_state.trainable_parameters(self.module)]
@@ -246,15 +248,12 @@ class Engine:
 
     @torch.no_grad()
     def _step_with(self, gradients: PartitionedGradients) -> StepResult:
-        """Take a step and return its outcome. The host does not wait for the gradient norm before it launches AdamW.
-
-        It need not wait, because AdamW's kernel itself clips, or skips the update if the norm is not finite.
-        """
-        unit = self.world_size * self.loss_scale.value
-        norm = gradients.norm() / unit
+        """Take a step. AdamW's kernel itself clips, or skips a non-finite step, so the host launches it at once."""
+        gradient_scale = self.world_size * self.loss_scale.value
+        norm = gradients.norm() / gradient_scale
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)
-        divisor, skip = (excess * unit).float(), (~norm.isfinite()).float()
-        reported = HostCopy(norm)
+        divisor, skip = (excess * gradient_scale).float(), (~norm.isfinite()).float()
+        host_norm = HostCopy(norm)
         zero_state.update_partitions(
             self._engine,
             gradients.partitions,
@@ -264,10 +263,10 @@ class Engine:
             skip=skip,
         )
         gradients.clear()
-        grad_norm = float(reported.here())
+        grad_norm = float(host_norm.wait())
         return StepResult(grad_norm=grad_norm, skipped=not math.isfinite(grad_norm))
 
-    def _own_share(self, piece: LocalSlice) -> LocalSlice:
+    def _own_part(self, piece: LocalSlice) -> LocalSlice:
         numel = piece.stop - piece.start
         first = numel * self.rank // self.world_size
         stop = numel * (self.rank + 1) // self.world_size

@@ -1,9 +1,9 @@
 """Sums gradients over ranks under ZeRO 1 and 2, after backward and before the update, many parameters at a time.
 
-DeepSpeed still partitions parameters, master weights and moments, and gathers the updated parameters. But DeepSpeed
-would handle the gradient of each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a
-bucket, one reduce-scatter sums the bucket over all ranks, and one norm covers a partition. The layout is DeepSpeed's: a
-group's parameters lie one after another in a flat buffer, cut into equal shares, one for each rank.
+DeepSpeed still partitions parameters, master weights and moments, and gathers the updated parameters. But it would
+handle the gradient of each parameter alone, which costs a tenth of a BERT-Large step. Here one copy fills a bucket, one
+reduce-scatter sums the bucket over all ranks, and one norm covers a partition. The layout is DeepSpeed's: a group's
+parameters lie one after another in a flat buffer, divided into equal partitions, one for each rank.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ _ROW = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements [start, stop) of a flattened parameter, and `place`, the part of a buffer to which their gradient is
-    copied."""
+    """Elements [start, stop) of a flattened parameter, and `target`, the view of a buffer that takes their gradient."""
 
     parameter: nn.Parameter
     start: int
     stop: int
-    place: Tensor
+    target: Tensor
 
     def gradient(self) -> Tensor | None:
         """Return the gradient of these elements, 1-D; None if the parameter has no gradient."""
@@ -42,49 +41,49 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Gradient elements that are communicated together: the same range (stretch) of every rank's share."""
+    """Gradient elements that are communicated together: the same range of every rank's partition."""
 
     buffer: Tensor
-    """1-D tensor that holds this stretch of the first rank's share, then of the second's, and so on."""
+    """1-D tensor that holds this range of the first rank's partition, then of the second's, and so on."""
     pieces: tuple[_Piece, ...]
     gaps: tuple[Tensor, ...]
-    """Views of the buffer that no parameter fills, because the last share ends with padding."""
+    """Views of the buffer that no parameter fills, because the last partition ends with padding."""
     start: int
     stop: int
-    """The stretch is elements [start, stop) of a share."""
+    """The range is elements [start, stop) of a partition."""
 
     def fill(self) -> None:
         """Copy the gradients into the buffer, with zeros in gaps and for parameters without a gradient."""
-        found = [(piece.place, piece.gradient()) for piece in self.pieces]
-        there = [(place, gradient) for place, gradient in found if gradient is not None]
-        if there:
-            torch._foreach_copy_([place for place, _ in there], [gradient for _, gradient in there])
-        for gap in (*self.gaps, *(place for place, gradient in found if gradient is None)):
+        pairs = [(piece.target, piece.gradient()) for piece in self.pieces]
+        given = [(target, gradient) for target, gradient in pairs if gradient is not None]
+        if given:
+            torch._foreach_copy_([target for target, _ in given], [gradient for _, gradient in given])
+        for gap in (*self.gaps, *(target for target, gradient in pairs if gradient is None)):
             gap.zero_()
 
 
 class PartitionedGradients:
-    """Holds this rank's share of the gradients, summed over all ranks and over the micro-batches of a step.
+    """Holds this rank's partition of the gradients, summed over all ranks and over the micro-batches of a step.
 
     `zero` is DeepSpeed's ZeRO-1 or ZeRO-2 optimizer; its hooks on gradients are removed. `micro_batches` is the maximum
-    number of calls of `add` per step; if it is above 1, sums are in fp32. With `whole` (ZeRO-1) each rank first sums
-    the whole gradients of its micro-batches, and ranks communicate once per step. Without `whole` (ZeRO-2) they
-    communicate after each micro-batch. With `send_fp32` ranks send fp32, otherwise the type of the gradients.
+    number of calls of `add` per step; above 1, sums are in fp32. With `sum_before_sending` (ZeRO-1) each rank sums
+    the whole gradients of its micro-batches, and ranks communicate once per step; otherwise (ZeRO-2) after each
+    micro-batch. With `send_fp32` ranks send fp32, otherwise the type of the gradients.
     """
 
-    def __init__(self, zero: Any, *, micro_batches: int, whole: bool, send_fp32: bool) -> None:
+    def __init__(self, zero: Any, *, micro_batches: int, sum_before_sending: bool, send_fp32: bool) -> None:
         for hook in zero._grad_acc_hooks:
             hook.remove()
         zero._grad_acc_hooks.clear()
         self._world_size = dist.get_world_size()
-        self._first = True
+        self._is_first = True
         self._groups = [
             _Group(
                 parameters,
                 flat=flat,
                 world_size=self._world_size,
-                several=micro_batches > 1,
-                sum_whole=whole,
+                micro_batches=micro_batches,
+                sum_before_sending=sum_before_sending,
                 send_fp32=send_fp32,
             )
             for parameters, flat in zip(zero.bit16_groups, zero.bit16_groups_flat, strict=True)
@@ -92,7 +91,7 @@ class PartitionedGradients:
 
     @property
     def partitions(self) -> list[Tensor]:
-        """The gradient sums so far: for each parameter group of the optimizer a 1-D tensor with this rank's share."""
+        """The gradient sums so far: a 1-D tensor, this rank's partition, for each parameter group of the optimizer."""
         return [group.partition for group in self._groups]
 
     @torch.no_grad()
@@ -102,8 +101,8 @@ class PartitionedGradients:
         `last` marks the step's last backward pass.
         """
         for group in self._groups:
-            group.add(first=self._first, last=last)
-        self._first = False
+            group.add(first=self._is_first, last=last)
+        self._is_first = False
 
     def norm(self) -> Tensor:
         """Return the Euclidean norm of the gradient sums of all ranks, a float64 scalar tensor on the device.
@@ -114,14 +113,11 @@ class PartitionedGradients:
 
     def clear(self) -> None:
         """End the step, so that the next `add` starts new sums."""
-        self._first = True
+        self._is_first = True
 
 
 class _Group:
-    """Holds this rank's gradient sums for one parameter group.
-
-    `flat` is DeepSpeed's buffer of the group's parameters, padded so that the ranks' shares of it are equal.
-    """
+    """Holds the gradient sums of one parameter group, whose parameters are in `flat`, padded to equal partitions."""
 
     def __init__(
         self,
@@ -129,81 +125,85 @@ class _Group:
         *,
         flat: Tensor,
         world_size: int,
-        several: bool,
-        sum_whole: bool,
+        micro_batches: int,
+        sum_before_sending: bool,
         send_fp32: bool,
     ) -> None:
         self._parameters = list(parameters)
         self._world_size = world_size
-        self._share = flat.numel() // world_size
-        sent = torch.float32 if send_fp32 and world_size > 1 else flat.dtype
-        sums = torch.float32 if several else sent  # nothing is summed for a single micro-batch
-        self.partition = torch.zeros(self._share, dtype=sums, device=flat.device)
-        self._whole = None
-        if sum_whole and several and world_size > 1:
-            self._whole = torch.zeros(flat.numel(), dtype=torch.float32, device=flat.device)
+        self._partition_size = flat.numel() // world_size
+        send_dtype = torch.float32 if send_fp32 and world_size > 1 else flat.dtype
+        sum_dtype = torch.float32 if micro_batches > 1 else send_dtype  # a single micro-batch needs no sums
+        self.partition = torch.zeros(self._partition_size, dtype=sum_dtype, device=flat.device)
+        self._whole_sums = None
+        if sum_before_sending and micro_batches > 1 and world_size > 1:
+            self._whole_sums = torch.zeros(flat.numel(), dtype=torch.float32, device=flat.device)
         limit = max(1, LARGEST_BUCKET // world_size)
-        stretches = list(_stretches(self._share, limit=limit))
-        largest = world_size * max(stop - start for start, stop in stretches)
-        self._buffer = torch.empty(largest, dtype=sent, device=flat.device)
+        ranges = list(_divide(self._partition_size, limit=limit))
+        largest = world_size * max(stop - start for start, stop in ranges)
+        self._buffer = torch.empty(largest, dtype=send_dtype, device=flat.device)
         offsets = [0, *accumulate(parameter.numel() for parameter in self._parameters)]
         self._buckets = [
-            self._cut(offsets, buffer=self._buffer[: world_size * (stop - start)], start=start, stop=stop)
-            for start, stop in stretches
+            self._make_bucket(offsets, buffer=self._buffer[: world_size * (stop - start)], start=start, stop=stop)
+            for start, stop in ranges
         ]
-        self._direct = self._cut(offsets, buffer=self.partition, start=0, stop=self._share) if world_size == 1 else None
+        self._single_rank_bucket = None
+        if world_size == 1:  # filled directly, nothing is sent
+            self._single_rank_bucket = self._make_bucket(
+                offsets, buffer=self.partition, start=0, stop=self._partition_size
+            )
 
-    def _cut(self, offsets: Sequence[int], *, buffer: Tensor, start: int, stop: int) -> _Bucket:
+    def _make_bucket(self, offsets: Sequence[int], *, buffer: Tensor, start: int, stop: int) -> _Bucket:
         pieces, gaps = [], []
-        for share in range(self._world_size):
-            first, last = share * self._share + start, share * self._share + stop
-            place = buffer[share * (stop - start) : (share + 1) * (stop - start)]
+        for rank in range(self._world_size):
+            first, last = rank * self._partition_size + start, rank * self._partition_size + stop
+            target = buffer[rank * (stop - start) : (rank + 1) * (stop - start)]
             for parameter, (begin, end) in zip(self._parameters, pairwise(offsets), strict=True):
                 low, high = max(begin, first), min(end, last)
                 if low < high:
-                    pieces.append(_Piece(parameter, low - begin, high - begin, place[low - first : high - first]))
+                    pieces.append(_Piece(parameter, low - begin, high - begin, target[low - first : high - first]))
             if last > offsets[-1]:
-                gaps.append(place[max(offsets[-1], first) - first :])
+                gaps.append(target[max(offsets[-1], first) - first :])
         return _Bucket(buffer, tuple(pieces), tuple(gaps), start, stop)
 
     def add(self, *, first: bool, last: bool) -> None:
-        if self._direct is not None and first:
-            self._direct.fill()
-        elif self._whole is None:
+        if self._single_rank_bucket is not None and first:
+            self._single_rank_bucket.fill()
+        elif self._whole_sums is None:
             for bucket in self._buckets:
                 bucket.fill()
-                self._collect(self._sum_of_all(bucket.buffer), bucket, first=first)
+                self._add_to_partition(self._sum_over_ranks(bucket.buffer), bucket, first=first)
         else:
-            self._add_to_whole(self._whole, first=first)
+            self._add_to_whole_sums(self._whole_sums, first=first)
             if last:
                 for bucket in self._buckets:
-                    stretch = self._whole.view(self._world_size, -1)[:, bucket.start : bucket.stop]
-                    self._collect(self._sum_of_all(stretch.reshape(-1)), bucket, first=True)
+                    values = self._whole_sums.view(self._world_size, -1)[:, bucket.start : bucket.stop]
+                    self._add_to_partition(self._sum_over_ranks(values.reshape(-1)), bucket, first=True)
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _add_to_whole(self, whole: Tensor, *, first: bool) -> None:
-        shares = whole.view(self._world_size, -1)
+    def _add_to_whole_sums(self, sums: Tensor, *, first: bool) -> None:
+        partitions = sums.view(self._world_size, -1)
         for bucket in self._buckets:
             bucket.fill()
             filled = bucket.buffer.view(self._world_size, -1)
-            into = shares[:, bucket.start : bucket.stop]
+            into = partitions[:, bucket.start : bucket.stop]
             _ = into.copy_(filled) if first else into.add_(filled)
 
-    def _collect(self, mine: Tensor, bucket: _Bucket, *, first: bool) -> None:
+    def _add_to_partition(self, values: Tensor, bucket: _Bucket, *, first: bool) -> None:
         into = self.partition[bucket.start : bucket.stop]
-        _ = into.copy_(mine) if first else into.add_(mine)
+        _ = into.copy_(values) if first else into.add_(values)
 
-    def _sum_of_all(self, values: Tensor) -> Tensor:
-        """Sum `values`, which hold one stretch for each rank, over all ranks. Return this rank's stretch of the sum."""
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Sum `values`, which hold a range for each rank, over all ranks; return this rank's range of the sum."""
         if self._world_size == 1:
             return values
         if values.device.type == "cpu":  # gloo has no reduce-scatter
             dist.all_reduce(values)
             return values.view(self._world_size, -1)[dist.get_rank()]
-        mine = torch.empty(values.numel() // self._world_size, dtype=values.dtype, device=values.device)
-        dist.reduce_scatter_tensor(mine, values)
-        return mine
+        own = torch.empty(values.numel() // self._world_size, dtype=values.dtype, device=values.device)
+        dist.reduce_scatter_tensor(own, values)
+        return own
 
 
 def _sum_squares(values: Tensor) -> Tensor:
@@ -217,7 +217,8 @@ def _sum_squares(values: Tensor) -> Tensor:
     return torch.cat([part.double().view(-1) for part in parts]).square().sum()
 
 
-def _stretches(length: int, *, limit: int) -> Iterator[tuple[int, int]]:
+def _divide(length: int, *, limit: int) -> Iterator[tuple[int, int]]:
+    """Yield [start, stop) of consecutive ranges of nearly equal size, at most `limit`, that cover `length` elements."""
     count = max(1, math.ceil(length / limit))
     cuts: Iterable[int] = (length * index // count for index in range(count + 1))
     yield from pairwise(cuts)

@@ -16,8 +16,8 @@ class HostCopy:
         self._host.copy_(values.detach(), non_blocking=True)
         self._event = torch.cuda.current_stream(values.device).record_event() if on_gpu else None
 
-    def here(self) -> Tensor:
-        """Return the copy, a tensor on the CPU. Waits for the copy, but not for GPU work launched after it."""
+    def wait(self) -> Tensor:
+        """Wait for the copy, but not for GPU work launched after it; return the copy, a tensor on the CPU."""
         if self._event is not None:
             self._event.synchronize()
         return self._host

@@ -179,9 +179,9 @@ def may_use_gpus(config: TrainerConfig) -> bool:
     return _is_on_cluster(config) or torch.cuda.device_count() > 0
 
 
-def with_greatest_slot(config: TrainerConfig, greatest: int | None) -> TrainerConfig:
-    """Return `config` with batch.greatest_slot (the maximum tokens of a micro-batch) set to `greatest`."""
-    return config.model_copy(update={"batch": config.batch.model_copy(update={"greatest_slot": greatest})})
+def with_largest_micro_batch(config: TrainerConfig, tokens: int | None) -> TrainerConfig:
+    """Return `config` with batch.greatest_slot (the maximum tokens of a micro-batch) set to `tokens`."""
+    return config.model_copy(update={"batch": config.batch.model_copy(update={"greatest_slot": tokens})})
 
 
 def largest_memory(config: TrainerConfig, *, phases: Iterable[OpenPhase]) -> Memory:

@@ -37,11 +37,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """The results of one forward and backward pass.
-
-    `losses` has the keys "masked-LM" and "next-sentence". `norms` maps each parameter's name to its gradient norm.
-    """
+class PassResult:
+    """Holds the losses of one forward and backward pass, and the norm of each parameter's gradient, by name."""
 
     losses: dict[str, float]
     norms: dict[str, float]
@@ -71,7 +68,7 @@ def check_compiled_model(engine: Engine, batch: Batch, *, precision: Precision, 
         )
 
 
-def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision) -> Passed | None:
+def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision) -> PassResult | None:
     try:
         eager = _run(engine, batch, seed=seed, stance="force_eager", precision=precision)
     except torch.OutOfMemoryError:
@@ -88,8 +85,8 @@ def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision)
     return eager
 
 
-def compare(compiled: Passed, eager: Passed, *, precision: Precision) -> list[str]:
-    """Return a text for each loss or norm that differs by more than TOLERANCE and SLACK allow, the worst first.
+def compare(compiled: PassResult, eager: PassResult, *, precision: Precision) -> list[str]:
+    """Return a text for each value that differs by more than TOLERANCE and SLACK allow, the worst first.
 
     A value that is finite in neither pass is ignored.
     """
@@ -100,21 +97,22 @@ def compare(compiled: Passed, eager: Passed, *, precision: Precision) -> list[st
         for name, norm in eager.norms.items()
     ]
     found = []
-    for what, here, there, slack in pairs:
-        excess = _excess(here, there, allowed=TOLERANCE[precision] * max(abs(here), abs(there)) + slack)
+    for what, compiled_value, eager_value, slack in pairs:
+        allowed = TOLERANCE[precision] * max(abs(compiled_value), abs(eager_value)) + slack
+        excess = _excess(compiled_value, eager_value, allowed=allowed)
         if excess > 1.0:
-            found.append((excess, f"{what} {here:.6g} compiled, {there:.6g} eager"))
-    return [text for _, text in sorted(found, key=lambda each: -each[0])]
+            found.append((excess, f"{what} {compiled_value:.6g} compiled, {eager_value:.6g} eager"))
+    return [text for _, text in sorted(found, key=lambda pair: -pair[0])]
 
 
-def _excess(here: float, there: float, *, allowed: float) -> float:
+def _excess(compiled: float, eager: float, *, allowed: float) -> float:
     """Return the difference as a multiple of `allowed`: infinite if only one value is finite, 0 if neither is."""
-    if not (math.isfinite(here) and math.isfinite(there)):
-        return math.inf if math.isfinite(here) != math.isfinite(there) else 0.0
-    return abs(here - there) / allowed if here != there else 0.0
+    if not (math.isfinite(compiled) and math.isfinite(eager)):
+        return math.inf if math.isfinite(compiled) != math.isfinite(eager) else 0.0
+    return abs(compiled - eager) / allowed if compiled != eager else 0.0
 
 
-def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Precision) -> Passed:
+def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Precision) -> PassResult:
     parameters = dict(trainable_parameters(engine.module))
     scale = FP16_SCALE if precision == "fp16" else 1.0
     torch.manual_seed(seed)
@@ -128,7 +126,7 @@ def _run(engine: Engine, batch: Batch, *, seed: int, stance: str, precision: Pre
         gradients = torch.autograd.grad(sum(losses.values()) * scale, list(parameters.values()), allow_unused=True)
     norms = [_norm(gradient, device=engine.device) for gradient in gradients]
     values = torch.stack([*(loss.detach().double() for loss in losses.values()), *norms]).tolist()
-    return Passed(
+    return PassResult(
         losses=dict(zip(losses, values, strict=False)), norms=dict(zip(parameters, values[len(losses) :], strict=True))
     )
 

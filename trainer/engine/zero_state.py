@@ -102,9 +102,8 @@ def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
 
 
 @torch.no_grad()
-def refresh_working_copies(engine: Any, *, stage: int) -> None:
-    """Copy the fp32 slices into the parameters that the model computes with. Collective. `engine` is DeepSpeed's
-    engine."""
+def refresh_model_weights(engine: Any, *, stage: int) -> None:
+    """Copy the fp32 slices into the parameters that the model computes with. Collective."""
     optimizer = engine.optimizer
     if stage in (1, 2):
         optimizer.update_lp_params()
@@ -159,15 +158,15 @@ def _fragments(engine: Any, *, stage: int, rank: int) -> Iterator[_Fragment]:
 def update_partitions(
     engine: Any, gradients: Sequence[Tensor], *, rank: int, step: float, divisor: Tensor, skip: Tensor
 ) -> None:
-    """Take AdamW's step number `step` on this rank's partitions, then update the model's parameters on all ranks.
+    """Take AdamW's step number `step` on this rank's partitions, then update the model's weights on all ranks.
 
     Collective, for stages 1 and 2. `gradients` has a tensor for each partition (one for each parameter group). Each
     gradient is divided by `divisor`. If `skip` is not zero, nothing changes. An infinite `step` turns off bias
     correction (optimizers.count_updates).
     """
     zero = engine.optimizer
-    working = [shares[rank] for shares in zero.parallel_partitioned_bit16_groups]
-    if not all(map(can_update_on_gpu, working)):
+    model_weights = [partitions[rank] for partitions in zero.parallel_partitioned_bit16_groups]
+    if not all(map(can_update_on_gpu, model_weights)):
         zero.optimizer.grad_scale, zero.optimizer.found_inf = divisor, skip
         for base, gradient in zip(_flat_partitions(zero), gradients, strict=True):
             base.grad = gradient.to(base.dtype)
@@ -177,14 +176,14 @@ def update_partitions(
     from trainer.model.kernels import adamw
 
     groups = zero.optimizer.param_groups
-    for base, gradient, copy, group in zip(_flat_partitions(zero), gradients, working, groups, strict=True):
+    for base, gradient, weights, group in zip(_flat_partitions(zero), gradients, model_weights, groups, strict=True):
         state = zero.optimizer.state[base]
         adamw.update(
             base.data,
             exp_avg=state["exp_avg"],
             exp_avg_sq=state["exp_avg_sq"],
             gradient=gradient,
-            working=copy.data,
+            model_weights=weights.data,
             divisor=divisor,
             skip=skip,
             step=step,
@@ -194,13 +193,13 @@ def update_partitions(
             epsilon=group["eps"],
         )
     if dist.get_world_size() > 1:
-        for flat, copy in zip(zero.bit16_groups_flat, working, strict=True):
-            dist.all_gather_into_tensor(flat, copy)  # in place: `copy` is a view of this rank's part of `flat`
+        for flat, weights in zip(zero.bit16_groups_flat, model_weights, strict=True):
+            dist.all_gather_into_tensor(flat, weights)  # in place: `weights` is a view of this rank's part of `flat`
 
 
-def can_update_on_gpu(working: Tensor) -> bool:
-    """Return whether kernels.adamw supports the device and dtype of `working`, the weights that the model uses."""
-    return working.is_cuda and working.dtype in (torch.bfloat16, torch.float16)
+def can_update_on_gpu(model_weights: Tensor) -> bool:
+    """Return whether kernels.adamw supports the device and dtype of `model_weights`."""
+    return model_weights.is_cuda and model_weights.dtype in (torch.bfloat16, torch.float16)
 
 
 def _flat_partitions(optimizer: Any) -> list[Tensor]:

@@ -13,9 +13,9 @@ from functools import partial
 from pipeline.dataset import Manifest
 from trainer.config import TrainerConfig
 from trainer.data import LARGEST_DERIVED_MICRO_BATCH, Phase
-from trainer.engine import MICRO_BATCH_STEP, Card, largest_micro_batch, may_use_gpus, with_greatest_slot
+from trainer.engine import MICRO_BATCH_STEP, Card, largest_micro_batch, may_use_gpus, with_largest_micro_batch
 
-TYPE = "accelerator_type:"
+GPU_TYPE_PREFIX = "accelerator_type:"
 """Prefix of the name of a Ray resource; the rest of the name is the GPU type of a node."""
 CARD_GB = {
     "B200": 180,
@@ -46,10 +46,10 @@ def find_card(config: TrainerConfig) -> Card | None:
     if config.device == "cpu":
         return None
     address = os.environ.get("RAY_ADDRESS", "") if config.launcher == "ray" else ""
-    return ask_driver() if not address else smallest_of(_list_resources(config, address=address))
+    return find_local_card() if not address else find_cluster_card(_list_resources(config, address=address))
 
 
-def ask_driver() -> Card | None:
+def find_local_card() -> Card | None:
     """Return this machine's visible GPU with the least memory, as nvidia-smi reports it; None if that does not work."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen == "":
@@ -65,9 +65,9 @@ def ask_driver() -> Card | None:
     return min(cards, key=lambda card: card.num_bytes, default=None)
 
 
-def smallest_of(resources: Mapping[str, float]) -> Card | None:
+def find_cluster_card(resources: Mapping[str, float]) -> Card | None:
     """Return the GPU with the least memory in a cluster; None if there is none or a GPU type is not in CARD_GB."""
-    kinds = [name.removeprefix(TYPE) for name in resources if name.startswith(TYPE)]
+    kinds = [name.removeprefix(GPU_TYPE_PREFIX) for name in resources if name.startswith(GPU_TYPE_PREFIX)]
     if not resources.get("GPU") or not kinds or any(kind not in CARD_GB for kind in kinds):
         return None
     kind = min(kinds, key=lambda kind: CARD_GB[kind])
@@ -86,13 +86,13 @@ def _list_resources(config: TrainerConfig, *, address: str) -> Mapping[str, floa
         return {}
 
 
-def settle_micro_batch(
-    config: TrainerConfig, *, saved: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
+def resolve_micro_batch(
+    config: TrainerConfig, *, plan_config: TrainerConfig | None, phases: Sequence[Phase], manifests: Sequence[Manifest]
 ) -> tuple[TrainerConfig, Card | None, list[str]]:
     """Fill in a null `batch.greatest_slot`, the maximum tokens of a micro-batch, with what fits the smallest GPU.
 
-    If the run's data plan has begun, the value comes from `saved`, the config that it began with. Returns the config,
-    the smallest GPU (None if unknown), and lines for the user.
+    If the run's data plan has begun, the value comes from `plan_config`, the config that it began with. Returns the
+    config, the smallest GPU (None if unknown), and lines for the user.
     """
     batch = config.batch
     derived = [
@@ -100,9 +100,9 @@ def settle_micro_batch(
         for phase, manifest in zip(phases, manifests, strict=True)
         if phase.config.batch.tokens_per_slot is None is phase.config.batch.lanes
     ]
-    if saved is not None or batch.greatest_slot is not None or not derived or not may_use_gpus(config):
-        if saved is not None and batch.greatest_slot is None:
-            config = with_greatest_slot(config, saved.batch.greatest_slot)
+    if plan_config is not None or batch.greatest_slot is not None or not derived or not may_use_gpus(config):
+        if plan_config is not None and batch.greatest_slot is None:
+            config = with_largest_micro_batch(config, plan_config.batch.greatest_slot)
         return config, find_card(config) if may_use_gpus(config) else None, []
     card = find_card(config)
     if card is None:
@@ -110,10 +110,10 @@ def settle_micro_batch(
         return config, None, [f"memory: the GPUs' memory is unknown; micro-batches have at most {most}"]
     largest = partial(largest_micro_batch, config, card_bytes=card.num_bytes, most=LARGEST_DERIVED_MICRO_BATCH)
     limits = [largest(vocabulary_size=each.vocabulary_size, longest=each.max_seq_length) for each in derived]
-    greatest = min(limit if limit is not None else MICRO_BATCH_STEP for limit in limits)
-    if greatest >= LARGEST_DERIVED_MICRO_BATCH:
+    max_tokens = min(limit if limit is not None else MICRO_BATCH_STEP for limit in limits)
+    if max_tokens >= LARGEST_DERIVED_MICRO_BATCH:
         return config, card, []
-    line = f"memory: micro-batches of at most {greatest:,} tokens fit {card.describe()}; saved as batch.greatest_slot"
+    line = f"memory: micro-batches of at most {max_tokens:,} tokens fit {card.describe()}; saved as batch.greatest_slot"
     if None in limits:
-        line = f"memory: no micro-batch fits {card.describe()} alone; saved batch.greatest_slot={greatest}"
-    return with_greatest_slot(config, greatest), card, [line]
+        line = f"memory: no micro-batch fits {card.describe()} alone; saved batch.greatest_slot={max_tokens}"
+    return with_largest_micro_batch(config, max_tokens), card, [line]

@@ -24,7 +24,7 @@ from trainer.config import TrainerConfig
 from trainer.data import OpenPhase
 from trainer.engine import count_parameters
 from trainer.launch import planned
-from trainer.launch.preflight import Checked, check
+from trainer.launch.preflight import CheckResult, check
 from trainer.telemetry import METRICS_NAME, read_last_lines
 from trainer.train import steps_done, warn_of_cpu
 
@@ -81,7 +81,7 @@ def read_options(flags: Sequence[str], *, program: str) -> Options:
     return Options(found.get(RATE), found.get(PRICE), gpu, rows, tokens)
 
 
-def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = False) -> Checked:
+def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = False) -> CheckResult:
     """Return the results of preflight.check, or of plan_without_data if the options state the size of a missing data
     set."""
     if options.rows is None or options.tokens is None:
@@ -89,7 +89,7 @@ def check_or_plan(config: TrainerConfig, options: Options, *, fresh: bool = Fals
     return planned.plan_without_data(config, rows=options.rows, tokens=options.tokens, gpu=options.gpu, fresh=fresh)
 
 
-def describe_run(checked: Checked, options: Options) -> Iterator[str]:
+def describe_run(checked: CheckResult, options: Options) -> Iterator[str]:
     """Yield lines for the user: steps to do, time, price, disk space, machines.
 
     Raises ConfigError if machines or disk cannot hold the run.
@@ -101,8 +101,8 @@ def describe_run(checked: Checked, options: Options) -> Iterator[str]:
     yield f"steps: {max(0, config.max_steps - done):,} of {config.max_steps:,} to do, {amount} tokens"
     work = planned.count_work(config.model, phases=phases, done=done)
     yield from describe_time(config, options, tokens=tokens, work=work)
-    elsewhere = is_elsewhere(config, options)
-    yield describe_room(config, vocabulary_size=phases[0].manifest.vocabulary_size, elsewhere=elsewhere)
+    elsewhere = needs_other_machine(config, options)
+    yield describe_disk_space(config, vocabulary_size=phases[0].manifest.vocabulary_size, elsewhere=elsewhere)
     machines = describe_machines(config, elsewhere=elsewhere)
     yield machines
     if " on cpu" in machines:
@@ -145,30 +145,31 @@ def describe_time(config: TrainerConfig, options: Options, *, tokens: float, wor
         yield f"price: {hours * config.workers * options.price:,.2f} at {options.price:g} per worker and hour"
 
 
-def describe_room(config: TrainerConfig, *, vocabulary_size: int, elsewhere: bool = False) -> str:
+def describe_disk_space(config: TrainerConfig, *, vocabulary_size: int, elsewhere: bool = False) -> str:
     """Return a line with the size of the checkpoints and, unless the run goes `elsewhere`, the free disk space.
 
     Raises ConfigError if not even one checkpoint fits.
     """
-    each = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
+    num_bytes = count_parameters(config.model, vocabulary_size=vocabulary_size) * BYTES_PER_PARAMETER
     best = config.checkpoint.keep_best * max(1, len(config.phases))
     kept = config.checkpoint.keep_last + best + 1  # plus the one being written
     if config.checkpoint.keep_every_steps is not None:
         kept += config.max_steps // config.checkpoint.keep_every_steps
-    text = f"checkpoints: {describe_bytes(each)} each, up to {kept}: {describe_bytes(each * kept)}"
+    text = f"checkpoints: {describe_bytes(num_bytes)} each, up to {kept}: {describe_bytes(num_bytes * kept)}"
     if elsewhere or storage.is_url(config.output):
         return text
     folder = Path(config.output)
     free = free_bytes(folder)
-    if free < each:
+    if free < num_bytes:
         raise ConfigError(
-            f"output={folder}: a checkpoint needs {each:,} bytes, {free:,} are free; free space, or give another output"
+            f"output={folder}: a checkpoint needs {num_bytes:,} bytes, {free:,} are free; free space, or give another "
+            f"output"
         )
-    short = "; WARNING: not enough, lower checkpoint.keep_last or free space" if free < each * kept else ""
+    short = "; WARNING: not enough, lower checkpoint.keep_last or free space" if free < num_bytes * kept else ""
     return f"{text}; {describe_bytes(free)} are free{short}"
 
 
-def is_elsewhere(config: TrainerConfig, options: Options) -> bool:
+def needs_other_machine(config: TrainerConfig, options: Options) -> bool:
     """Whether the run needs GPUs, this machine has none, and RAY_ADDRESS names no cluster."""
     asks = config.device == "cuda" or (options.gpu is not None and config.device != "cpu")
     return asks and not torch.cuda.device_count() and not os.environ.get("RAY_ADDRESS")
@@ -177,7 +178,7 @@ def is_elsewhere(config: TrainerConfig, options: Options) -> bool:
 def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
     """Return a line that says where the workers would run. Asks a running Ray cluster, but starts none.
 
-    Raises ConfigError if the workers do not fit. A run `elsewhere`, on GPUs that this machine lacks, is not checked.
+    Raises ConfigError if the workers do not fit. A run `elsewhere`, on another machine, is not checked.
     """
     gpus, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
     here, workers = f"{count_of(cores, 'core')} and {count_of(gpus, 'GPU')}", count_of(config.workers, "worker")
@@ -193,17 +194,17 @@ def describe_machines(config: TrainerConfig, *, elsewhere: bool = False) -> str:
 
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith(("http://", "https://")):
-        return _describe_from_afar(config, address)
+        return _describe_remote_cluster(config, address)
     if address:
-        with ray_train.ray_session(config) as settled:
-            return f"machines: {workers} on {settled.device} fit the cluster {address}"
+        with ray_train.ray_session(config) as resolved:
+            return f"machines: {workers} on {resolved.device} fit the cluster {address}"
     needed = math.ceil(ray_train.cpus_needed(config, workers=config.workers))
     resources = {"CPU": float(max(cores, needed)), "GPU": float(gpus)}
     device = ray_train.check_resources(config, resources, cluster=False).device
     return f"machines: {workers} on {device}, this machine has {here}"
 
 
-def _describe_from_afar(config: TrainerConfig, address: str) -> str:
+def _describe_remote_cluster(config: TrainerConfig, address: str) -> str:
     """Describe a cluster by asking its dashboard, because a process outside the cluster cannot join it."""
     from trainer.launch import ray_dashboard, ray_train
     from trainer.launch.elastic import largest_resources

@@ -29,7 +29,7 @@ class WorkerFailure:
         return cls(rank, text, isinstance(error, (ValueError, OSError)), traceback.format_exc(), time.time())
 
 
-GO_ON = "; the same command goes on from the last checkpoint"
+CONTINUE_HINT = "; the same command continues from the last checkpoint"
 """End of the message about a lost worker."""
 
 

@@ -17,8 +17,8 @@ from trainer.checkpoint import find_checkpoints
 from trainer.config import ModelConfig, TrainerConfig
 from trainer.data import OpenPhase, open_phases, resolve_phases
 from trainer.engine import Card, judge_memory, may_use_gpus
-from trainer.launch.cards import CARD_GB, settle_micro_batch
-from trainer.launch.preflight import Checked, describe_phases, refuse_idle_workers
+from trainer.launch.cards import CARD_GB, resolve_micro_batch
+from trainer.launch.preflight import CheckResult, describe_phases, refuse_idle_workers
 from trainer.launch.run_directory import check_fresh
 from trainer.telemetry import PEAK_TFLOPS, count_flops
 
@@ -91,7 +91,7 @@ def list_rates(config: TrainerConfig, *, work: float, tokens: float) -> Iterator
 
 def plan_without_data(
     config: TrainerConfig, *, rows: int, tokens: int, gpu: str | None, fresh: bool = False
-) -> Checked:
+) -> CheckResult:
     """Return the results of preflight.check with assumed data sets, of this size, in place of missing ones.
 
     Raises ValueError if no plan fits.
@@ -101,22 +101,22 @@ def plan_without_data(
         check_fresh(config, checkpoints=checkpoints)
     phases = resolve_phases(config)
     names = {phase.config.data for phase in phases}
-    stated = {name for name in names if storage.find_file(storage.join(name, MANIFEST_NAME)) is None}
+    missing = {name for name in names if storage.find_file(storage.join(name, MANIFEST_NAME)) is None}
     longest = config.model.max_positions
-    made = _planned_manifest(rows=rows, tokens=tokens, longest=longest)
-    manifests = [made if phase.config.data in stated else open_data_set(phase.config.data) for phase in phases]
-    if not stated:
+    assumed = _planned_manifest(rows=rows, tokens=tokens, longest=longest)
+    manifests = [assumed if phase.config.data in missing else open_data_set(phase.config.data) for phase in phases]
+    if not missing:
         raise ConfigError(f"data={config.data}: already exists; leave out --rows and --tokens, or name a new data set")
     card = Card(CARD_GB[gpu] * 1e9, gpu) if gpu in CARD_GB else None
-    config, found, lines = settle_micro_batch(config, saved=None, phases=phases, manifests=manifests)
+    config, found, lines = resolve_micro_batch(config, plan_config=None, phases=phases, manifests=manifests)
     opened = open_phases(resolve_phases(config), manifests=manifests)
     refuse_idle_workers(config, phases=opened)
     of = f"{count_of(rows, 'stated row')} of at most {longest} tokens"
-    lines.insert(0, f"planned for {of} in {', '.join(sorted(stated))}")
+    lines.insert(0, f"planned for {of} in {', '.join(sorted(missing))}")
     if may_use_gpus(config) and (memory := judge_memory(config, phases=opened, card=card or found)):
         lines.append(memory)
     lines += describe_phases(config, phases=opened)
-    return Checked(tuple(lines), done=False, config=config, phases=opened, checkpoints=checkpoints)
+    return CheckResult(tuple(lines), done=False, config=config, phases=opened, checkpoints=checkpoints)
 
 
 def _planned_manifest(*, rows: int, tokens: int, longest: int) -> Manifest:

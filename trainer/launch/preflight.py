@@ -19,9 +19,9 @@ from pipeline.units import count_of
 from trainer.checkpoint import CheckpointError, Checkpoints, find_checkpoints, newest_verified, read_state, step_of
 from trainer.config import TrainerConfig, drop_idle_settings, read_run_config, refuse_idle_settings
 from trainer.data import OpenPhase, Phase, PlanState, check_held_out, find_start, open_phases, resolve_phases
-from trainer.engine import judge_memory, with_greatest_slot
+from trainer.engine import judge_memory, with_largest_micro_batch
 from trainer.hf import check_same_vocabulary, fit_model, pretrained, take_shape
-from trainer.launch.cards import settle_micro_batch
+from trainer.launch.cards import resolve_micro_batch
 from trainer.launch.run_directory import check_fresh, check_run_directory, is_run_config
 from trainer.telemetry import EVALUATIONS_NAME, read_last_lines
 from trainer.train import (
@@ -29,7 +29,7 @@ from trainer.train import (
     find_branch_start,
     is_branch_to_begin,
     read_trained,
-    settle_source,
+    resolve_source,
     source_config,
 )
 
@@ -65,7 +65,7 @@ def read_config(arguments: Arguments, *, repository: Path) -> TrainerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckResult:
     """The results of `check`."""
 
     lines: tuple[str, ...]
@@ -80,7 +80,7 @@ class Checked:
     """The checkpoints in the run directory."""
 
 
-def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
+def check(config: TrainerConfig, *, fresh: bool = False) -> CheckResult:
     """Check that data set, model, plan and run directory fit together, and return the results; writes nothing.
 
     If `fresh`, an output that already holds a run is refused. Raises ValueError if a check fails.
@@ -89,7 +89,7 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
     if fresh:
         check_fresh(config, checkpoints=checkpoints)
     saved = read_run_config(locate(config.output))
-    config = settle_model(settle_source(config, saved=saved), saved=saved)
+    config = resolve_model(resolve_source(config, saved=saved), saved=saved)
     phases = resolve_phases(config)
     full = config.ingest.verify == "full"
     opened_sets = {
@@ -98,11 +98,11 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
     manifests = [opened_sets[phase.config.data] for phase in phases]
     for phase, manifest in zip(phases, manifests, strict=True):
         check_model(phase.config, manifest=manifest, begun=bool(checkpoints))
-    planned = saved
+    plan_config = saved
     branches = is_branch_to_begin(config, checkpoints=checkpoints)
     if saved is None and branches:
-        planned = _source_with_plan(config, phases=phases, manifests=manifests)
-    config, card, lines = settle_micro_batch(config, saved=planned, phases=phases, manifests=manifests)
+        plan_config = _source_with_plan(config, phases=phases, manifests=manifests)
+    config, card, lines = resolve_micro_batch(config, plan_config=plan_config, phases=phases, manifests=manifests)
     phases = resolve_phases(config)
     opened = open_phases(phases, manifests=manifests)
     refuse_idle_workers(config, phases=opened)
@@ -120,7 +120,7 @@ def check(config: TrainerConfig, *, fresh: bool = False) -> Checked:
     if branches:
         lines.append(check_branch(config, phases=opened).describe(str(config.resume_from)))
     lines = [*lines, *describe_phases(config, phases=opened), *warnings, *changes]
-    return Checked(tuple(lines), done=done, config=config, phases=opened, checkpoints=checkpoints)
+    return CheckResult(tuple(lines), done=done, config=config, phases=opened, checkpoints=checkpoints)
 
 
 def refuse_idle_workers(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> None:
@@ -143,7 +143,7 @@ def describe_phases(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> li
     return lines
 
 
-def settle_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
+def resolve_model(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
     """Fill in the model's size, positions, activation and norm if the config does not state them; return the config.
 
     The values come from model.initialize_from or, if the run has begun, from `saved`, its own config, because the
@@ -163,13 +163,13 @@ def _source_with_plan(
     """Return the config of the run that a branch starts from; None if the branch has another plan of the data."""
     source, state = source_config(config), read_state(locate(str(config.resume_from)))
     if config.batch.greatest_slot is None:
-        phases = resolve_phases(with_greatest_slot(config, source.batch.greatest_slot))
+        phases = resolve_phases(with_largest_micro_batch(config, source.batch.greatest_slot))
     try:
         opened = open_phases(phases, manifests=manifests)
-    except ValueError:  # raised again, and reported, when the settled phases are opened
+    except ValueError:  # raised again, and reported, when the final phases are opened
         return None
-    goes_on = state.step < config.max_steps and find_branch_start(state, phases=opened).same_data
-    return source if goes_on else None
+    continues_plan = state.step < config.max_steps and find_branch_start(state, phases=opened).same_data
+    return source if continues_plan else None
 
 
 def _check_branch_held_out(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> list[str]:

@@ -26,14 +26,14 @@ from pipeline.console import Say
 from pipeline.settings import ConfigError
 from pipeline.signals import STOP_SIGNALS, StopRequest
 from trainer.config import TrainerConfig
-from trainer.launch.failures import GO_ON, WorkerError, WorkerFailure, raise_first
+from trainer.launch.failures import CONTINUE_HINT, WorkerError, WorkerFailure, raise_first
 from trainer.train import Link, Outcome, WorkerPlace, backend_of, work
 
 Watch = Callable[[Link, WorkerPlace], AbstractContextManager[Link]]
 
 POLL_S = 0.2
 """Longest delay, in seconds, until a signal to this process reaches the workers."""
-LAST_WORDS_S = 1.0
+LOSS_WAIT_S = 1.0
 """Seconds to wait after a failure: another worker may have been lost earlier, and its end may not be seen yet."""
 GRACE_S = 5.0
 """Seconds that children get to end by themselves when the run fails."""
@@ -74,14 +74,14 @@ def run_in_processes(
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for rank in range(config.workers):
-            ours, theirs = context.Pipe(duplex=False)
+            parent_end, child_end = context.Pipe(duplex=False)
             place = WorkerPlace(rank, config.workers, rank, config.workers)
             child = context.Process(
-                target=_child, args=(config, place, store.port, theirs, lease_token, watch), name=f"worker-{rank}"
+                target=_child, args=(config, place, store.port, child_end, lease_token, watch), name=f"worker-{rank}"
             )
             child.start()
-            theirs.close()
-            links[ours] = rank
+            child_end.close()
+            links[parent_end] = rank
             children.append(child)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return _listen(links, children=children, say=say, stop=stop)
@@ -95,11 +95,11 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
     outcomes: dict[int, Outcome] = {}
     failures: list[WorkerFailure] = []
     gone: set[int] = set()
-    patience = math.inf
-    told = False
+    deadline = math.inf
+    stop_sent = False
     while open_links:
-        if stop and not told:
-            told = True
+        if stop and not stop_sent:
+            stop_sent = True
             for child in children:
                 child.terminate()  # SIGTERM: a worker takes it as the request to stop
         for ready in connection.wait(list(open_links), timeout=POLL_S):
@@ -118,9 +118,9 @@ def _listen(links: Mapping[Connection, int], *, children: list[BaseProcess], say
             raise_first([failure for failure in failures if failure.by_input])
             # The other workers report that a lost one does not answer, perhaps before its end is seen here.
             if lost := unfinished - {failure.rank for failure in failures}:
-                raise _lost(children[min(lost)], rank=min(lost))
-            patience = min(patience, time.monotonic() + LAST_WORDS_S)
-            if not open_links or time.monotonic() >= patience:
+                raise _describe_loss(children[min(lost)], rank=min(lost))
+            deadline = min(deadline, time.monotonic() + LOSS_WAIT_S)
+            if not open_links or time.monotonic() >= deadline:
                 raise_first(failures)
     return outcomes[0]
 
@@ -134,12 +134,12 @@ def _receive(link: Connection) -> str | WorkerFailure | Outcome | None:
         return None
 
 
-def _lost(child: BaseProcess, *, rank: int) -> WorkerError:
+def _describe_loss(child: BaseProcess, *, rank: int) -> WorkerError:
     child.join(GRACE_S)
     code = child.exitcode
     how = f"ended by signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit {code}"
     hint = "; out of memory?" if code == -signal.SIGKILL else ""
-    return WorkerError(f"worker {rank} was lost: {how}{hint}{GO_ON}")
+    return WorkerError(f"worker {rank} was lost: {how}{hint}{CONTINUE_HINT}")
 
 
 def _end(children: list[BaseProcess]) -> None:

@@ -30,8 +30,9 @@ from pipeline.console import Say
 from pipeline.settings import ConfigError
 from pipeline.signals import StopRequest
 from trainer.config import TrainerConfig
-from trainer.launch.elastic import INGEST_CPUS, GroupWatch, largest_resources, look_at_nodes, next_group, settle
-from trainer.launch.failures import GO_ON, ClusterError, WorkerError, WorkerFailure, raise_first
+from trainer.launch import elastic
+from trainer.launch.elastic import GroupWatch
+from trainer.launch.failures import CONTINUE_HINT, ClusterError, WorkerError, WorkerFailure, raise_first
 from trainer.launch.mailbox import DriverMailbox
 from trainer.telemetry import prometheus
 from trainer.train import Outcome, WorkerPlace, backend_of, work
@@ -39,14 +40,14 @@ from trainer.train import Outcome, WorkerPlace, backend_of, work
 RAY_FOLDER = ".ray"
 """Folder in the run directory for Ray Train's own files."""
 START_ATTEMPTS = 3
-PATIENCE_S = 60.0
+WAITING_LINE_S = 60.0
 """Seconds without a line from the workers before the user is told what Ray waits for."""
 POLL_S = 0.2
 """Longest delay, in seconds, until a signal to the driver is passed on to the workers."""
-LOOK_S = 1.0
+NODE_CHECK_S = 1.0
 """Seconds between looks at the nodes of the workers."""
 NEVER_S = 1e9
-QUIET = {
+RAY_DEFAULTS = {
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -67,7 +68,7 @@ def ray_session(config: TrainerConfig) -> Iterator[TrainerConfig]:
     if cluster:
         join_cluster(config)
     else:
-        _set_quiet(config)
+        _set_ray_defaults(config)
         os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's default, 15, workers starve on a busy machine
         cores = len(os.sched_getaffinity(0))
         # `timeout`, Slurm and systemd send SIGTERM to all processes of a command. Ray's processes inherit this mask and
@@ -95,12 +96,12 @@ def join_cluster(config: TrainerConfig) -> None:
     A driver cannot connect again, because Ray deletes a job's working directory when the job's driver disconnects.
     """
     if not ray.is_initialized():
-        _set_quiet(config)
+        _set_ray_defaults(config)
         connect(attempts=1)
 
 
-def _set_quiet(config: TrainerConfig) -> None:
-    for name, value in QUIET.items():
+def _set_ray_defaults(config: TrainerConfig) -> None:
+    for name, value in RAY_DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(config.start_timeout_s))
 
@@ -123,7 +124,7 @@ def connect(*, attempts: int, **arguments: Any) -> None:
 
 def cpus_needed(config: TrainerConfig, *, workers: int) -> float:
     """Return the logical CPUs that a run on CPUs needs: the CPUs of its workers, and INGEST_CPUS to read data."""
-    return workers * config.cpus_per_worker + INGEST_CPUS
+    return workers * config.cpus_per_worker + elastic.INGEST_CPUS
 
 
 def object_store_bytes(config: TrainerConfig) -> int:
@@ -149,7 +150,7 @@ def check_resources(config: TrainerConfig, resources: Mapping[str, float], *, cl
         )
     if device == "cpu" and cpus < cpus_needed(config, workers=least):
         raise ConfigError(
-            f"{name}={least} at cpus_per_worker={config.cpus_per_worker:g} and {INGEST_CPUS:g} for ingest "
+            f"{name}={least} at cpus_per_worker={config.cpus_per_worker:g} and {elastic.INGEST_CPUS:g} for ingest "
             f"need {cpus_needed(config, workers=least):g} logical CPUs, {where} has {cpus:g}; lower {name} or "
             f"cpus_per_worker, or add nodes"
         )
@@ -169,19 +170,19 @@ def run_on_ray(
     `watch`, shared by the groups of a command, may end a group early, without a request to stop.
     Raises ConfigError for bad input, WorkerError for any other failure, naming the worker.
     """
-    watch = watch or GroupWatch(config, each=resources_of(config))
+    watch = watch or GroupWatch(config, per_worker=resources_of(config))
     system, folder = (None, config.output)
     if storage.is_url(config.output):
         system, folder = storage.open_filesystem(config.output)
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)(DriverMailbox)
-    with losses_named():
+    on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, max_concurrency=1000, scheduling_strategy=on_this_node)(DriverMailbox)
+    with raise_cluster_error_if_lost():
         mailbox = actor.remote()
         try:
             trainer = TorchTrainer(
                 _train,
                 train_loop_config={"config": config, "mailbox": mailbox, "lease_token": lease_token},
-                scaling_config=scale(config),
+                scaling_config=scaling_config(config),
                 torch_config=TorchConfig(backend=backend_of(config), timeout_s=config.collective_timeout_s),
                 # Ray's own files go into the run directory, because Ray checks that every node sees that folder.
                 # Ray must not handle failures: it would also retry bad input, and wait forever. restarts.py does it.
@@ -193,17 +194,17 @@ def run_on_ray(
                 ),
             )
             watch.end_group()
-            keep_helpers_here()
+            start_ray_data_actors_here()
             if watch.groups:
                 prometheus.RestartCount(config.output).add()
             watch.groups += 1
-            fit = _Fit(trainer)
+            fit = _FitThread(trainer)
             fit.start()
-            homes = attend(fit, mailbox=mailbox, config=config, watch=watch, say=say, stop=stop)
+            worker_nodes = serve_workers(fit, mailbox=mailbox, config=config, watch=watch, say=say, stop=stop)
             if fit.error is not None:
                 failures = ray.get(mailbox.failures.remote())
                 if config.min_workers is not None:
-                    settle(set(homes))
+                    elastic.wait_for_node_list(set(worker_nodes))
                 raise_first([failure for failure in failures if failure.by_input])
                 raise_lost(fit.error)
                 raise_first(failures)
@@ -215,7 +216,7 @@ def run_on_ray(
     return fit.outcome
 
 
-def keep_helpers_here() -> None:
+def start_ray_data_actors_here() -> None:
     """Start Ray Data's two long-lived actors on the driver's node.
 
     Otherwise the first reader would start them on its own node, a GPU node. Because they outlive the job, that node
@@ -233,15 +234,17 @@ def resources_of(config: TrainerConfig) -> dict[str, float]:
     return {"GPU": 1} if config.device == "cuda" else {"CPU": config.cpus_per_worker}
 
 
-def scale(config: TrainerConfig) -> ScalingConfig:
+def scaling_config(config: TrainerConfig) -> ScalingConfig:
     """Return Ray's settings for the workers to request now.
 
     They switch off Ray's own resizing, which writes no checkpoint; GroupWatch resizes instead.
     """
     workers: int | tuple[int, int] = config.workers
     if config.min_workers is not None:
-        greatest = next_group(look_at_nodes(), least=config.min_workers, most=config.workers, each=resources_of(config))
-        workers = (config.min_workers, greatest)
+        max_workers = elastic.next_group_size(
+            elastic.look_at_nodes(), least=config.min_workers, most=config.workers, per_worker=resources_of(config)
+        )
+        workers = (config.min_workers, max_workers)
     return ScalingConfig(
         num_workers=workers,
         use_gpu=config.device == "cuda",
@@ -250,50 +253,50 @@ def scale(config: TrainerConfig) -> ScalingConfig:
     )
 
 
-def attend(
-    fit: _Fit, *, mailbox: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
+def serve_workers(
+    fit: _FitThread, *, mailbox: Any, config: TrainerConfig, watch: GroupWatch, say: Say, stop: StopRequest
 ) -> tuple[str, ...]:
     """Serve the workers until `fit` ends: show their lines, pass on a request to stop, and say what Ray waits for.
 
     Ends the group early if `watch` gives a reason. Returns the nodes of the workers that started. Raises ClusterError
     if no worker starts within start_timeout_s (for a fixed number of workers, Ray's own limit comes first).
     """
-    asked = heard = False
-    homes: tuple[str, ...] = ()
+    stop_sent = has_started = False
+    worker_nodes: tuple[str, ...] = ()
     began = time.monotonic()
-    patience, look = began + PATIENCE_S, began + LOOK_S
+    next_waiting_line, next_node_check = began + WAITING_LINE_S, began + NODE_CHECK_S
     lines = mailbox.next_lines.remote()
     while fit.is_alive():
         ready, _ = ray.wait([lines], timeout=POLL_S)
         if ready:
-            heard = True
+            has_started = True
             for line in ray.get(lines):
                 say(line)
             lines = mailbox.next_lines.remote()
-        if time.monotonic() > look:
-            look = time.monotonic() + LOOK_S
-            homes, world_size = ray.get(mailbox.group.remote())
-            reason = None if asked else watch.reason_to_pause(homes, world_size=world_size)
+        if time.monotonic() > next_node_check:
+            next_node_check = time.monotonic() + NODE_CHECK_S
+            worker_nodes, world_size = ray.get(mailbox.group.remote())
+            reason = None if stop_sent else watch.reason_to_pause(worker_nodes, world_size=world_size)
             if reason is not None:
                 say(f"{reason}; the workers write a checkpoint")
-                asked = True
+                stop_sent = True
                 mailbox.request_stop.remote()
-            if not homes and time.monotonic() > began + config.start_timeout_s + PATIENCE_S:
+            if not worker_nodes and time.monotonic() > began + config.start_timeout_s + WAITING_LINE_S:
                 raise ClusterError(
                     f"Ray started no worker in start_timeout_s={config.start_timeout_s}: "
-                    f"{describe_waiting(config, ray.available_resources())}{GO_ON}"
+                    f"{describe_waiting(config, ray.available_resources())}{CONTINUE_HINT}"
                 )
-        if stop and not asked:
-            asked = True
+        if stop and not stop_sent:
+            stop_sent = True
             mailbox.request_stop.remote()
-        if not heard and time.monotonic() > patience:
-            patience = time.monotonic() + PATIENCE_S
+        if not has_started and time.monotonic() > next_waiting_line:
+            next_waiting_line = time.monotonic() + WAITING_LINE_S
             say(describe_waiting(config, ray.available_resources()))
     mailbox.flush.remote()
     for line in ray.get(lines):
         say(line)
-    homes, _ = ray.get(mailbox.group.remote())
-    return homes
+    worker_nodes, _ = ray.get(mailbox.group.remote())
+    return worker_nodes
 
 
 def raise_lost(error: Exception) -> None:
@@ -304,27 +307,28 @@ def raise_lost(error: Exception) -> None:
     if lost:
         who = f"worker{'s' * (len(lost) > 1)} {', '.join(map(str, sorted(lost)))} {'were' if len(lost) > 1 else 'was'}"
         reason = " ".join(str(lost[min(lost)]).split())
-        raise WorkerError(f"{who} lost: {reason}{GO_ON}") from error
+        raise WorkerError(f"{who} lost: {reason}{CONTINUE_HINT}") from error
 
 
 @contextmanager
-def losses_named() -> Iterator[None]:
+def raise_cluster_error_if_lost() -> Iterator[None]:
     """Raise a ClusterError in place of any RayError in the block: Ray itself, or the driver's node, was lost."""
     try:
         yield
     except RayError as error:
         reason = " ".join(str(error).split())
-        raise ClusterError(f"the connection to Ray was lost: {reason}{GO_ON}") from error
+        raise ClusterError(f"the connection to Ray was lost: {reason}{CONTINUE_HINT}") from error
 
 
 def describe_waiting(config: TrainerConfig, free: Mapping[str, float]) -> str:
     """Return a line that says what Ray waits for while no worker has reported."""
-    ((unit, each),) = resources_of(config).items()
+    ((resource, amount),) = resources_of(config).items()
     number = config.workers if config.min_workers is None else f"{config.min_workers} to {config.workers}"
-    return f"waiting for Ray to start {number} workers of {each:g} {unit} each: {free.get(unit, 0.0):g} {unit} free now"
+    needed = f"{number} workers of {amount:g} {resource} each"
+    return f"waiting for Ray to start {needed}: {free.get(resource, 0.0):g} {resource} free now"
 
 
-class _Fit(threading.Thread):
+class _FitThread(threading.Thread):
     """Runs TorchTrainer.fit() in a thread, while the main thread handles signals and lines.
 
     In the main thread, Ray would handle SIGINT itself and abort the workers in the middle of a step.
@@ -390,6 +394,6 @@ def _train(task: Mapping[str, Any]) -> Outcome:
 
 def cluster_resources() -> dict[str, float]:
     """Return the logical resources of the cluster at its largest. Call this only while connected to Ray."""
-    return largest_resources(
+    return elastic.largest_resources(
         ray.cluster_resources(), config=ray._private.state.state.get_max_resources_from_cluster_config()
     )

@@ -13,7 +13,7 @@ from pipeline.console import Say
 from pipeline.signals import StopRequest
 from trainer.checkpoint import Checkpoints, find_checkpoints
 from trainer.config import TrainerConfig
-from trainer.launch.failures import GO_ON, ClusterError, WorkerError
+from trainer.launch.failures import CONTINUE_HINT, ClusterError, WorkerError
 from trainer.train import Outcome
 
 
@@ -37,7 +37,7 @@ def run_attempts(
             losses, newest = (losses + 1 if step == newest else 1), step
             if stop or losses > config.max_restarts:
                 raise
-            reason = str(error).splitlines()[0].removesuffix(GO_ON)
+            reason = str(error).splitlines()[0].removesuffix(CONTINUE_HINT)
             start = f"the checkpoint of step {step}" if step else "step 0"
             say(f"{reason}; starting the workers again from {start} ({losses} of max_restarts={config.max_restarts})")
         else:

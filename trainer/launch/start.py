@@ -10,14 +10,14 @@ from pipeline.storage import hold
 from trainer.checkpoint import Checkpoints, find_checkpoints
 from trainer.config import TrainerConfig
 from trainer.launch import processes
-from trainer.launch.preflight import Checked
+from trainer.launch.preflight import CheckResult
 from trainer.launch.restarts import run_attempts
 from trainer.launch.run_directory import write_config
 from trainer.telemetry import EVALUATIONS_NAME, METRICS_NAME, Evaluation, RunFiles, draw_curve, read_last_lines
 from trainer.train import Outcome
 
 
-def train(checked: Checked, *, stop: StopRequest, say: Say) -> int:
+def train(checked: CheckResult, *, stop: StopRequest, say: Say) -> int:
     """Launch the checked run and report its results; return the exit status: 0, or 128 + n if signal n stopped it."""
     config, checkpoints = checked.config, checked.checkpoints
     for line in checked.lines:
@@ -25,7 +25,7 @@ def train(checked: Checked, *, stop: StopRequest, say: Say) -> int:
     if not checked.done:
         outcome = launch(config, checkpoints=checkpoints, stop=stop, say=say)
         if not outcome.finished:
-            say(f"stopped at step {outcome.last_step} of {config.max_steps}; the same command goes on from there")
+            say(f"stopped at step {outcome.last_step} of {config.max_steps}; the same command continues from there")
             return 128 + (stop.signal_number or 0)
         checkpoints = find_checkpoints(config.output)
     show_results(config, checkpoints=checkpoints, say=say, done_before=checked.done)
@@ -40,20 +40,20 @@ def launch(config: TrainerConfig, *, checkpoints: Checkpoints, stop: StopRequest
     """
     lease = partial(hold, config.output, timeout_s=config.lease_timeout_s, say=say, stop=stop)
     if config.launcher == "processes":
-        settled = processes.resolve_device(config)
+        resolved = processes.resolve_device(config)
         with lease() as token:
             write_config(config)
-            attempt = partial(processes.run_in_processes, settled, stop=stop, say=say, lease_token=token)
+            attempt = partial(processes.run_in_processes, resolved, stop=stop, say=say, lease_token=token)
             return run_attempts(attempt, config=config, checkpoints=checkpoints, stop=stop, say=say)
     from trainer.launch import elastic, ray_train  # Ray is not installed everywhere
 
-    with ray_train.ray_session(config) as settled:
+    with ray_train.ray_session(config) as resolved:
         stop.listen()
         with lease() as token:
             write_config(config)
-            each = ray_train.resources_of(settled)
-            watch = elastic.GroupWatch(settled, each=each, pending=elastic.PendingPlacements(each))
-            attempt = partial(ray_train.run_on_ray, settled, stop=stop, say=say, lease_token=token, watch=watch)
+            per_worker = ray_train.resources_of(resolved)
+            watch = elastic.GroupWatch(resolved, per_worker=per_worker, pending=elastic.PendingPlacements(per_worker))
+            attempt = partial(ray_train.run_on_ray, resolved, stop=stop, say=say, lease_token=token, watch=watch)
             return run_attempts(attempt, config=config, checkpoints=checkpoints, stop=stop, say=say)
 
 
@@ -63,7 +63,7 @@ def show_results(config: TrainerConfig, *, checkpoints: Checkpoints, say: Say, d
     If the run was `done_before` this command, also show its last evaluation.
     """
     files = RunFiles(config.output, working_folder=config.working_folder)
-    files.bring([METRICS_NAME, EVALUATIONS_NAME])
+    files.fetch_logs([METRICS_NAME, EVALUATIONS_NAME])
     steps = read_last_lines(files.folder / METRICS_NAME)
     evaluations = read_last_lines(files.folder / EVALUATIONS_NAME)
     if done_before:
@@ -71,7 +71,7 @@ def show_results(config: TrainerConfig, *, checkpoints: Checkpoints, say: Say, d
         for line in Evaluation.of(evaluations[-1]).lines() if evaluations else ():
             say(line)
     if steps:
-        say(f"loss curve: {files.send_file(draw_curve(files.folder).name)}")
+        say(f"loss curve: {files.make_file_durable(draw_curve(files.folder).name)}")
     tracker = "" if config.logging.tracker == "none" else f", {config.logging.tracker}/"
     newest = checkpoints.folders[-1]
     say(f"run directory: {files.run} (metrics.jsonl{tracker}, config.yaml); newest checkpoint: {newest}")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.model.attention_gpu import attention_column_keys, attention_row_keys, keep_products, threshold_of
+from trainer.model.attention_gpu import attention_column_keys, attention_row_keys, count_dropped_draws, keep_products
 
 
 def attend_each(qkv: Tensor, *, lengths: list[int], dropout: float, seed: Tensor | None = None) -> Tensor:
@@ -35,7 +35,7 @@ def keep_weights(places: Tensor, num_columns: int, *, heads: int, dropout: float
     """
     rows = torch.stack([attention_row_keys(places, head=head, seed=seed[0]) for head in range(heads)])
     columns = attention_column_keys(torch.arange(num_columns, dtype=torch.int32))
-    return keep_products(rows, columns, threshold=threshold_of(dropout))
+    return keep_products(rows, columns, threshold=count_dropped_draws(dropout))
 
 
 @torch.library.custom_op("cloze::each_attention", mutates_args=())
@@ -64,7 +64,7 @@ def each_attention(qkv: Tensor, lengths: list[int], seed: Tensor, dropout: float
         if dropout > 0.0:
             keep = keeps[first : first + square].view(heads, length, length)
             rows = row_keys[:, start : start + length]
-            keep.copy_(keep_products(rows, column_keys[:length], threshold=threshold_of(dropout)))
+            keep.copy_(keep_products(rows, column_keys[:length], threshold=count_dropped_draws(dropout)))
             kept = keep.to(qkv.dtype).mul_(probability).mul_(1.0 / (1.0 - dropout))
         output[start : start + length] = torch.bmm(kept, value).transpose(0, 1)
         start, first = start + length, first + square

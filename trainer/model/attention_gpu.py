@@ -18,9 +18,8 @@ GOLDEN, COLUMN_SALT = 0x9E3779B1, 12_345
 """Constants in the hashes that the kernels' dropout uses."""
 
 
-def threshold_of(dropout: float) -> int:
-    """Return how many of the 2**32 possible random draws drop a weight, if `dropout` is the probability of dropping
-    it."""
+def count_dropped_draws(dropout: float) -> int:
+    """Return how many of the 2**32 possible random draws drop a weight."""
     return min(round(dropout * LEVELS), LEVELS - 1)
 
 

@@ -19,10 +19,9 @@ NO_LABEL = -1
 CPU_CHUNK_BYTES = 4 * 2**20
 """Bytes of fp32 logits in a chunk on a CPU. A chunk of this size fits a core's caches."""
 GPU_CHUNK_BYTES = 512 * 2**20
-"""Bytes of logits in a chunk on a GPU. The chunk is large, because large matrix products are faster. For BERT-Large
-with 32,768 tokens it takes all rows."""
-FP16_UNIT = 1024.0
-"""Factor on fp16 gradients. Without it most of them would be too small: the smallest normal fp16 number is twice the
+"""Bytes of logits in a chunk on a GPU. For BERT-Large with 32,768 tokens all rows fit, for large matrix products."""
+FP16_GRADIENT_SCALE = 1024.0
+"""Factor on fp16 gradients, of which most would otherwise be too small: the smallest normal fp16 number is twice the
 probability of one word in 30,000."""
 
 
@@ -49,8 +48,8 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return loss sum, correct count, losses, and the gradients of the loss sum to hidden, weight and bias.
 
-    The gradients are multiplied by FP16_UNIT if `hidden` is fp16. Those of weight and bias are fp32. If
-    `with_gradients` is false, all three gradients are empty. Labels must be in 0..V-1.
+    The gradients are multiplied by `_gradient_scale`; those of weight and bias are fp32. They are empty without
+    `with_gradients`. Labels must be in 0..V-1.
     """
     if hidden.is_cuda and hidden.dtype != torch.float64:
         return _on_gpu(hidden, weight, bias, labels, weights, with_gradients)
@@ -71,7 +70,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if upstream is None:
         return (None,) * 6
-    factor = upstream / _unit(ctx.dtypes[0])
+    factor = upstream / _gradient_scale(ctx.dtypes[0])
     scaled = [(saved * factor).to(dtype) for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
     return *scaled, None, None, None
 
@@ -79,8 +78,8 @@ def _backward(ctx: Any, upstream: Tensor | None, *_: Any) -> tuple[Tensor | None
 linear_cross_entropy.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _unit(dtype: torch.dtype) -> float:
-    return FP16_UNIT if dtype == torch.float16 else 1.0
+def _gradient_scale(dtype: torch.dtype) -> float:
+    return FP16_GRADIENT_SCALE if dtype == torch.float16 else 1.0
 
 
 def _empty_results(hidden: Tensor, weight: Tensor, bias: Tensor, with_gradients: bool) -> _Results:
@@ -113,7 +112,7 @@ def _on_gpu(
         logits = hidden[chunk] @ weight.t()
         kernels.forward_and_gradient(
             logits, bias, labels[chunk], weights[chunk], losses=losses[chunk], correct=correct[chunk],
-            unit=_unit(hidden.dtype) if with_gradients else None,
+            gradient_scale=_gradient_scale(hidden.dtype) if with_gradients else None,
         )  # fmt: skip
         if with_gradients:
             torch.mm(logits, weight, out=hidden_gradient[chunk])
@@ -142,7 +141,7 @@ def _on_cpu(
     )
     for total in (loss_sum, correct, weight_gradient, bias_gradient):
         total.zero_()
-    wide, unit = losses.dtype, _unit(hidden.dtype)
+    wide, gradient_scale = losses.dtype, _gradient_scale(hidden.dtype)
     rows = max(1, CPU_CHUNK_BYTES // (4 * weight.shape[0]))
     for start in range(0, hidden.shape[0], rows):
         part = hidden[start : start + rows]
@@ -159,7 +158,7 @@ def _on_cpu(
         loss_sum += part_losses.sum()
         if not with_gradients:
             continue
-        wide_weights = part_weights.to(wide) * unit
+        wide_weights = part_weights.to(wide) * gradient_scale
         gradient = exponentials.mul_((wide_weights / denominator)[:, None])
         gradient.scatter_add_(1, part_labels, -wide_weights[:, None])
         bias_gradient += gradient.sum(0)

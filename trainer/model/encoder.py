@@ -40,9 +40,9 @@ class FeedForward(nn.Module):
         self.up = ActivatedLinear(config.width, FEED_FORWARD_FACTOR * config.width, activation=config.activation)
         self.down = Linear(FEED_FORWARD_FACTOR * config.width, config.width)
 
-    def forward(self, hidden: Tensor, *, bias_gradient: bool = True) -> Tensor:
-        """Return [T, width] for `hidden` [T, width]. The second layer gets `bias_gradient` (see layers.Linear)."""
-        return self.down(self.up(hidden), bias_gradient=bias_gradient)  # type: ignore[no-any-return]
+    def forward(self, hidden: Tensor, *, with_bias_gradient: bool = True) -> Tensor:
+        """Return [T, width] for `hidden` [T, width]. The second layer gets `with_bias_gradient` (see layers.Linear)."""
+        return self.down(self.up(hidden), with_bias_gradient=with_bias_gradient)  # type: ignore[no-any-return]
 
 
 class PostNormLayer(nn.Module):
@@ -56,24 +56,24 @@ class PostNormLayer(nn.Module):
         self.feed_forward_norm = ResidualNorm(config.width, dropout=config.dropout)
 
     def forward(
-        self, hidden: Tensor, carrier: Tensor, *, layout: SequenceLayout, seeds: Tensor
+        self, hidden: Tensor, gradient_sink: Tensor, *, layout: SequenceLayout, seeds: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the layer's output [T, width] and the output's carrier (see ResidualNorm).
+        """Return the output [T, width] and its gradient sink (see ResidualNorm) for an input and its sink.
 
         `hidden` is the layer's input, and `carrier` is the input's carrier. `seeds`, for dropout, is [SITES_A_LAYER,
         SEED_WIDTH].
         """
         last = self.attention.output
         fused = is_fused(hidden, last=last)
-        branch = self.attention(hidden, layout=layout, seeds=seeds[0], bias_gradient=not fused)
-        hidden, carrier = self.attention_norm(
-            branch, hidden, carrier, seeds=seeds[1], branch_bias=last.bias if fused else None
+        branch = self.attention(hidden, layout=layout, seeds=seeds[0], with_bias_gradient=not fused)
+        hidden, gradient_sink = self.attention_norm(
+            branch, hidden, gradient_sink, seeds=seeds[1], branch_bias=last.bias if fused else None
         )
         last = self.feed_forward.down
         fused = is_fused(hidden, last=last)
-        branch = self.feed_forward(hidden, bias_gradient=not fused)
+        branch = self.feed_forward(hidden, with_bias_gradient=not fused)
         return self.feed_forward_norm(  # type: ignore[no-any-return]
-            branch, hidden, carrier, seeds=seeds[2], branch_bias=last.bias if fused else None
+            branch, hidden, gradient_sink, seeds=seeds[2], branch_bias=last.bias if fused else None
         )
 
 
@@ -104,9 +104,9 @@ class PostNormEncoder(nn.Module):
 
     def forward(self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor) -> Tensor:
         """Return [T, width] for `hidden` [T, width]. `seeds`, for dropout, is [SITES_A_LAYER x layers, SEED_WIDTH]."""
-        carrier = hidden
+        gradient_sink = hidden
         for layer, own in zip(self.layers, seeds.view(-1, SITES_A_LAYER, SEED_WIDTH).unbind(0), strict=True):
-            hidden, carrier = layer(hidden, carrier, layout=layout, seeds=own)
+            hidden, gradient_sink = layer(hidden, gradient_sink, layout=layout, seeds=own)
         return hidden
 
 

@@ -16,13 +16,12 @@ LAYER_NORM_EPSILON = 1e-12
 class Linear(nn.Linear):
     """nn.Linear without default initialization. Another module may compute the gradient of the layer's bias."""
 
-    parameters_stay = True
-    """Whether the parameters exist all the time. False under ZeRO-3, where they exist only while their module runs.
-    Then no other module may use the bias."""
+    parameters_persist = True
+    """False under ZeRO-3: parameters exist only while their module runs, so no other module may use the bias."""
 
-    def forward(self, x: Tensor, *, bias_gradient: bool = True) -> Tensor:
-        """Return [..., out] for `x` [..., in]. With bias_gradient=False the next module computes the bias gradient."""
-        return F.linear(x, self.weight, self.bias if bias_gradient else self.bias.detach())
+    def forward(self, x: Tensor, *, with_bias_gradient: bool = True) -> Tensor:
+        """Return [..., out] for `x` [..., in]. With with_bias_gradient=False the next module computes that."""
+        return F.linear(x, self.weight, self.bias if with_bias_gradient else self.bias.detach())
 
     def reset_parameters(self) -> None:
         """Leave the weights to bert.initialize_weights."""

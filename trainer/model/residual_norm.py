@@ -19,9 +19,8 @@ MAX_WIDTH = 4096
 
 
 def is_fused(hidden: Tensor, *, last: Linear) -> bool:
-    """Return whether the kernels run after `last` (a branch's last layer) and compute the gradient of this layer's
-    bias."""
-    return _kernels_take(hidden) and last.parameters_stay
+    """Whether the kernels run after `last` (a branch's last layer) and compute the gradient of its bias."""
+    return _kernels_take(hidden) and last.parameters_persist
 
 
 def _kernels_take(hidden: Tensor) -> bool:
@@ -30,12 +29,12 @@ def _kernels_take(hidden: Tensor) -> bool:
 
 
 class ResidualNorm(nn.LayerNorm):
-    """LayerNorm of residual + dropout(branch), with a carrier: a second output that takes one of two gradients.
+    """LayerNorm of residual + dropout(branch), with a gradient sink: a second output that takes one of two gradients.
 
-    The result is used twice, by the next branch and as the next residual. Autograd would add the gradients of both uses
-    in a pass over memory. So the next ResidualNorm reads the values of this result, but sends their gradient to the
-    carrier (one element, expanded to the result's shape). The backward kernel of this norm then adds both gradients
-    itself. If the kernels do not run, the carrier is the result itself.
+    The result is used twice, by the next branch and as the next residual, and autograd would add both gradients in a
+    pass over memory. So the next ResidualNorm reads the values of this result, but sends their gradient to the sink
+    (one element, expanded to the result's shape). This norm's backward kernel then adds both gradients itself. If the
+    kernels do not run, the sink is the result itself.
     """
 
     def __init__(self, width: int, *, dropout: float) -> None:
@@ -43,29 +42,28 @@ class ResidualNorm(nn.LayerNorm):
         self.dropout = Dropout(dropout)
 
     def forward(  # type: ignore[override]
-        self, branch: Tensor, residual: Tensor, carrier: Tensor, *, seeds: Tensor, branch_bias: Tensor | None
+        self, branch: Tensor, residual: Tensor, gradient_sink: Tensor, *, seeds: Tensor, branch_bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the result and its carrier, [T, width] each like the first three arguments.
+        """Return the result and its gradient sink, [T, width] each like the first three arguments.
 
-        `carrier` is the carrier of `residual`. `seeds` is a row of dropout.draw_seeds. If the kernels run (is_fused),
-        `branch_bias` is the bias that `branch` already includes, and its gradient is computed here. Otherwise
-        `branch_bias` is None, and `residual` itself gets a gradient.
+        `gradient_sink` is that of `residual`. `seeds` is a row of dropout.draw_seeds. If is_fused, `branch_bias` is the
+        bias in `branch`, which gets its gradient here. Otherwise it is None, and `residual` itself gets a gradient.
         """
         if branch_bias is None:
             hidden: Tensor = super().forward(residual + self.dropout(branch, seeds=seeds))
             return hidden, hidden
         dropout = self.dropout.probability if self.training else 0.0
-        out, carrier, _, _ = residual_norm(
-            branch, residual.detach(), carrier, self.weight, self.bias, branch_bias, seeds, dropout, self.eps
+        out, gradient_sink, _, _ = residual_norm(
+            branch, residual.detach(), gradient_sink, self.weight, self.bias, branch_bias, seeds, dropout, self.eps
         )
-        return out, carrier
+        return out, gradient_sink
 
 
 @torch.library.custom_op("cloze::residual_norm", mutates_args=())
 def residual_norm(
     branch: Tensor,
     residual: Tensor,
-    carrier: Tensor,
+    gradient_sink: Tensor,
     weight: Tensor,
     bias: Tensor,
     branch_bias: Tensor,
@@ -73,7 +71,7 @@ def residual_norm(
     dropout: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return (norm, the norm's carrier (see ResidualNorm), each row's mean, each row's inverse standard deviation)."""
+    """Return the norm, its gradient sink (see ResidualNorm), and each row's mean and inverse standard deviation."""
     from trainer.model.kernels import residual_norm as kernels
 
     out, mean, rstd = kernels.forward(
@@ -98,19 +96,18 @@ def residual_norm_backward(
     mean: Tensor,
     rstd: Tensor,
     upstream: Tensor,
-    beside: Tensor | None,
+    sink_gradient: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of branch and residual, and of weight, bias and branch_bias as one tensor [3, columns].
 
-    `mean` and `rstd` are what residual_norm returned. `upstream` is the norm's gradient. `beside` is the carrier's
-    gradient, or None if the carrier was not used.
+    `sink_gradient` is the gradient of the sink, or None if the sink was not used.
     """
     from trainer.model.kernels import residual_norm as kernels
 
     return kernels.backward(
         branch.contiguous(), residual.contiguous(), weight, seeds, mean, rstd, upstream.contiguous(),
-        torch.zeros_like(branch) if beside is None else beside.contiguous(), dropout=dropout,
+        torch.zeros_like(branch) if sink_gradient is None else sink_gradient.contiguous(), dropout=dropout,
     )  # fmt: skip
 
 
@@ -126,12 +123,14 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, upstream: Tensor | None, beside: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, upstream: Tensor | None, sink_gradient: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if upstream is None:
-        upstream, beside = beside, None
+        upstream, sink_gradient = sink_gradient, None
     if upstream is None:
         return (None,) * 9
-    branch_gradient, residual_gradient, sums = residual_norm_backward(*ctx.saved_tensors, upstream, beside, ctx.dropout)
+    branch_gradient, residual_gradient, sums = residual_norm_backward(
+        *ctx.saved_tensors, upstream, sink_gradient, ctx.dropout
+    )
     return branch_gradient, None, residual_gradient, *sums.unbind(0), None, None, None
 
 

@@ -55,26 +55,26 @@ class RunFiles:
         self._lock = threading.Lock()
 
     @property
-    def stands_in(self) -> bool:
-        """Whether `folder` is a local substitute for a run directory on an object store."""
+    def is_local_copy(self) -> bool:
+        """Whether `folder` is a local copy of the logs in a run directory on an object store."""
         return self.folder != self.run
 
-    def bring(self, names: Iterable[str] | None = None) -> None:
+    def fetch_logs(self, names: Iterable[str] | None = None) -> None:
         """Make the rank's local logs (or `names`) equal to the logs on the store, if any. Raises StorageError."""
         if isinstance(self.run, Path):
             return
         self._make_folder()
-        there = {file.name for file in storage.list_files(self.run, below=False)}
-        here = {path.name for path in self.folder.glob(LOGS)}
-        wanted = {name for name in there | here if self._owns(name)} if names is None else set(names)
+        stored = {file.name for file in storage.list_files(self.run, below=False)}
+        local = {path.name for path in self.folder.glob(LOGS)}
+        wanted = {name for name in stored | local if self._owns(name)} if names is None else set(names)
         for name in sorted(wanted):
-            if name in there:
+            if name in stored:
                 storage.fetch_file(storage.join(self.run, name), self.folder / name)
                 self._sent[name] = _state_of(self.folder / name)
             else:
                 (self.folder / name).unlink(missing_ok=True)
         if self._rank == 0 and names is None:
-            self._bring_trackers(there)
+            self._fetch_tracker_files(stored)
 
     def _make_folder(self) -> None:
         """Make the folder. Raises ConfigError if another user owns its parent in the folder for temporary files."""
@@ -84,16 +84,16 @@ class RunFiles:
                 raise ConfigError(f"{self._private}: is another user's; give working_folder, or set TMPDIR")
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def _bring_trackers(self, there: set[str]) -> None:
+    def _fetch_tracker_files(self, stored: set[str]) -> None:
         """Fetch MLflow's files, which MLflow continues. The other trackers write new files at each start."""
         shutil.rmtree(self.folder / MLFLOW_FOLDER, ignore_errors=True)
         (self.folder / MLFLOW_RUN_NAME).unlink(missing_ok=True)
         below = [f"{MLFLOW_FOLDER}/{file.name}" for file in storage.list_files(storage.join(self.run, MLFLOW_FOLDER))]
-        for name in [*below, *there.intersection({MLFLOW_RUN_NAME})]:
+        for name in [*below, *stored.intersection({MLFLOW_RUN_NAME})]:
             storage.fetch_file(storage.join(self.run, name), self.folder / name)
             self._sent[name] = _state_of(self.folder / name)
 
-    def send(self) -> None:
+    def make_durable(self) -> None:
         """Make the rank's logs durable before a checkpoint: sync them to disk, or send the changed ones to the store.
 
         Raises OSError (on a store StorageError) on failure, LeaseError if another job trains in the run on the store.
@@ -105,19 +105,19 @@ class RunFiles:
             return
         with self._lock, held(self.run, token=self._lease_token):
             for path in self._own_logs():
-                self._send(path, partial(storage.store_file, path))
+                self._send_if_changed(path, partial(storage.store_file, path))
             for path in self._tracker_files():
                 with suppress(FileNotFoundError):  # trackers also replace and remove their files
                     content = path.read_bytes()  # read, not mapped: truncating a mapped file kills the process
-                    self._send(path, partial(_write, content))
+                    self._send_if_changed(path, partial(_write, content))
 
-    def send_file(self, name: str) -> str:
-        """Send one more file if the run is on a store; return its place in the run directory."""
+    def make_file_durable(self, name: str) -> str:
+        """Send one more file to the store, if the run is on one; return the file's place in the run directory."""
         if not isinstance(self.run, Path):
             storage.store_file(self.folder / name, storage.join(self.run, name))
         return str(locate(self.run, name))
 
-    def _send(self, path: Path, store: Callable[[str], None]) -> None:
+    def _send_if_changed(self, path: Path, store: Callable[[str], None]) -> None:
         name, state = path.relative_to(self.folder).as_posix(), _state_of(path)
         if self._sent.get(name) != state:
             store(storage.join(self.run, name))

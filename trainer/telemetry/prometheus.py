@@ -38,7 +38,7 @@ CHECKPOINT = "checkpoint_pause_s"
 COUNTERS = {
     "tokens": "Real tokens trained on",
     "skipped_steps": "Steps whose update was left out, not being finite",
-    "lost_rows": "Rows passed over, of row groups that cannot be read",
+    "lost_rows": "Rows skipped, of row groups that cannot be read",
     "checkpoints": "Checkpoints begun",
     "restarts": "Groups of workers started after the first",
 }

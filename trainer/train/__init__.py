@@ -5,7 +5,7 @@ from trainer.train.branch import (
     find_branch_start,
     is_branch_to_begin,
     read_trained,
-    settle_source,
+    resolve_source,
     source_config,
     steps_done,
 )

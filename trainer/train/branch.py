@@ -38,7 +38,7 @@ from trainer.engine import Engine
 
 _SAME_MODEL = ("size", "max_positions", "activation", "norm")
 """Model settings that must match the checkpoint's weights."""
-_GUARD_GOES_ON = ("skips", "losses", "phase")
+_GUARD_KEPT = ("skips", "losses", "phase")
 """Entries of the divergence guard's state that a branch keeps, because they describe the data and the loss curve."""
 
 
@@ -57,7 +57,7 @@ class BranchStart:
         return f"branch of {source}: takes over weights, moments and step {self.state.step:,}; {data}"
 
 
-def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
+def resolve_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> TrainerConfig:
     """Return the config with `resume_from` set to one verified checkpoint.
 
     For a run directory, this is its newest checkpoint that verifies. If `saved` (the config that this run stored when
@@ -68,9 +68,9 @@ def settle_source(config: TrainerConfig, *, saved: TrainerConfig | None) -> Trai
     if given is None:
         return config
     if saved is not None:
-        settled = saved.resume_from
-        known = () if settled is None else (settled, storage.parent_of(storage.parent_of(settled)))
-        return config.model_copy(update={"resume_from": settled}) if given.rstrip("/") in known else config
+        fixed = saved.resume_from
+        known = () if fixed is None else (fixed, storage.parent_of(storage.parent_of(fixed)))
+        return config.model_copy(update={"resume_from": fixed}) if given.rstrip("/") in known else config
     source: Location | None = locate(given)
     assert source is not None
     try:
@@ -105,11 +105,11 @@ def check_branch(config: TrainerConfig, *, phases: Sequence[OpenPhase]) -> Branc
     state = read_state(source)
     before = source_config(config)
     for key in _SAME_MODEL:
-        there, here = getattr(before.model, key), getattr(config.model, key)
-        if there != here:
+        source_value, own_value = getattr(before.model, key), getattr(config.model, key)
+        if source_value != own_value:
             raise ConfigError(
-                f"resume_from={source}: was trained with model.{key}={there}, but this run has model.{key}={here}; set "
-                f"model.{key}={there}"
+                f"resume_from={source}: was trained with model.{key}={source_value}, but this run has "
+                f"model.{key}={own_value}; set model.{key}={source_value}"
             )
     if state.step >= config.max_steps:
         raise ConfigError(
@@ -129,17 +129,18 @@ def find_branch_start(state: CheckpointState, *, phases: Sequence[OpenPhase]) ->
     continues too, and the divergence guard keeps its recent losses and the steps to skip. Otherwise the data and the
     guard start over.
     """
-    there = PlanState.from_tree(state.plan_state)
+    source_state = PlanState.from_tree(state.plan_state)
+    begun = source_state.step - source_state.phase_step
     for each in phases:
         first, last = each.phase.first_step, each.phase.last_step
-        if (each.plan.hash, first) == (there.plan_hash, there.step - there.phase_step) and there.step <= last:
-            place = replace(there, phase=each.phase.index)
-            guard = {key: value for key, value in state.guard.items() if key in _GUARD_GOES_ON}
+        if (each.plan.hash, first) == (source_state.plan_hash, begun) and source_state.step <= last:
+            place = replace(source_state, phase=each.phase.index)
+            guard = {key: value for key, value in state.guard.items() if key in _GUARD_KEPT}
             return BranchStart(replace(state, plan_state=place.to_tree(), guard=guard), same_data=True)
-    here = next(each for each in phases if state.step < each.phase.last_step)
-    place = here.plan.start(phase=here.phase.index, step=state.step)
-    place = replace(place, phase_step=state.step - here.phase.first_step)
-    anew = replace(state, plan_state=place.to_tree(), guard={}, data_hash=here.manifest.hash)
+    opened = next(each for each in phases if state.step < each.phase.last_step)
+    place = opened.plan.start(phase=opened.phase.index, step=state.step)
+    place = replace(place, phase_step=state.step - opened.phase.first_step)
+    anew = replace(state, plan_state=place.to_tree(), guard={}, data_hash=opened.manifest.hash)
     return BranchStart(anew, same_data=False)
 
 
@@ -247,17 +248,17 @@ def _check_vocabulary(
     If an older checkpoint does not record its vocabulary, raise ConfigError also if its data set cannot be read.
     """
     manifest = phases[0].manifest
-    there: dict[str, Any] = state.rows
-    if not there and state.data_hash not in [each.manifest.hash for each in phases]:
+    trained: dict[str, Any] = state.rows
+    if not trained and state.data_hash not in [each.manifest.hash for each in phases]:
         data = resolve_phases(before)[PlanState.from_tree(state.plan_state).phase].config.data
         try:
-            there = {"vocabulary_hash": read_manifest(data).vocabulary_hash}
+            trained = {"vocabulary_hash": read_manifest(data).vocabulary_hash}
         except DataSetError as error:
             raise ConfigError(
                 f"resume_from={source}: was trained on another data set, whose vocabulary cannot be compared: {error}; "
                 f"restore that data set, or start from an export with model.initialize_from"
             ) from error
-    found = there.get("vocabulary_hash", manifest.vocabulary_hash)
+    found = trained.get("vocabulary_hash", manifest.vocabulary_hash)
     if found != manifest.vocabulary_hash:
         raise ConfigError(
             f"resume_from={source}: was trained with vocabulary {found[:12]}, but data={phases[0].phase.config.data} "

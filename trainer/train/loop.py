@@ -187,7 +187,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
         with record_function("backward"):
             engine.backward(loss * engine.world_size, last=index + 1 == len(data.micro_batches))
         sums += output.sums()
-    losses = HostCopy(sums)
+    host_sums = HostCopy(sums)
     if step < config.max_steps:
         context.feed.look_ahead()
     rate = learning_rate(step, config)
@@ -197,7 +197,7 @@ def train_step(context: TrainContext, step: int, *, began: float) -> tuple[Step,
     norm_is_bad = not (math.isfinite(update.grad_norm) or scaled)
 
     own = torch.tensor([data.wait_s, context.link.stop_requested(), norm_is_bad], dtype=torch.float64)
-    totals = torch.cat([losses.here(), own])
+    totals = torch.cat([host_sums.wait(), own])
     dist.all_reduce(totals)
     mlm, nsp, mlm_correct, nsp_correct, wait_s, stops, bad_norms = totals.tolist()
     labelled = data.num_labelled > 0
@@ -253,7 +253,7 @@ def report_fault(context: TrainContext, fault: Fault, *, data: Step, metrics: St
         rows = [row for part in everyone for row in part]
         shards, folder = data.shard_paths, context.files.folder
         note_bad_step(folder, step=metrics.step, epoch=metrics.epoch, fault=fault, rows=rows, shards=shards)
-        context.files.send()
+        context.files.make_durable()
     context.log.say(f"step {metrics.step}: {fault.reason}; its rows are in {BAD_STEPS_NAME}")
     if context.guard.is_exhausted():
         raise RollBack(fault, step=metrics.step)

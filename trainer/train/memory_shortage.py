@@ -17,14 +17,14 @@ from trainer.config import TrainerConfig
 from trainer.data import OpenPhase, open_phases, resolve_phases
 from trainer.engine import name_remedies
 
-_WORDS = re.compile(
+_OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
     r"|cudaErrorMemoryAllocation|ncclUnhandledCudaError.*out of memory|NCCL.*out of memory"
     r"|Failed to CUDA (calloc|malloc)|DefaultCPUAllocator: can't allocate memory",
     re.DOTALL,
 )
 """Matches out-of-memory messages of plain RuntimeErrors."""
-_ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
+_REQUESTED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
 class MemoryShortage(ValueError):  # noqa: N818
@@ -32,7 +32,7 @@ class MemoryShortage(ValueError):  # noqa: N818
 
 
 @contextmanager
-def shortage_named(config: TrainerConfig, *, rank: int, device: torch.device) -> Iterator[None]:
+def memory_shortage_explained(config: TrainerConfig, *, rank: int, device: torch.device) -> Iterator[None]:
     """Turn an out-of-memory error inside the `with` block into a MemoryShortage that names a remedy."""
     try:
         yield
@@ -52,7 +52,9 @@ def find_shortage(error: BaseException) -> BaseException | None:
     node: BaseException | None = error
     while node is not None and id(node) not in seen and not isinstance(node, ValueError | OSError):
         seen.add(id(node))
-        if isinstance(node, torch.OutOfMemoryError) or (isinstance(node, RuntimeError) and _WORDS.search(str(node))):
+        if isinstance(node, torch.OutOfMemoryError) or (
+            isinstance(node, RuntimeError) and _OUT_OF_MEMORY.search(str(node))
+        ):
             return node
         handled = node.__context__ if isinstance(node, RuntimeError) and not node.__suppress_context__ else None
         node = node.__cause__ or handled
@@ -61,11 +63,11 @@ def find_shortage(error: BaseException) -> BaseException | None:
 
 def describe_shortage(error: BaseException, *, config: TrainerConfig, rank: int, device: torch.device) -> str:
     """Return a line that says how much memory was requested, in use and present, and which settings need less."""
-    asked = _ASKED.search(str(error))
+    requested = _REQUESTED.search(str(error))
     remedies = name_remedies(config, phases=_open_phases(config))
     begun = "another output" in remedies and find_checkpoints(config.output).folders
     return (
-        f"worker {rank}: out of memory on {device.type}{f' (tried to allocate {asked[1]})' if asked else ''}"
+        f"worker {rank}: out of memory on {device.type}{f' (tried to allocate {requested[1]})' if requested else ''}"
         f"{_in_use(device)}; {remedies}"
         + (f", with resume_from={config.output} from its newest checkpoint" if begun else "")
     )

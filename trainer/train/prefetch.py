@@ -54,9 +54,9 @@ class Feed:
     def look_ahead(self) -> None:
         """Pack the next step's micro-batches and begin to sum their counts over all ranks. Collective, idempotent."""
         if self._ahead is None:
-            counts = torch.from_numpy(self._stream.cut())
+            counts = torch.from_numpy(self._stream.pack())
             self._ahead = counts, dist.all_reduce(counts, async_op=True)
-            first = self._stream.cut_ahead[0]
+            first = self._stream.packed[0]
             self._first = first, self._lay_out(first)
 
     def first_batch(self) -> Batch:

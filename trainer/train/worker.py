@@ -29,7 +29,7 @@ from trainer.train.divergence import DivergenceGuard, RollBack
 from trainer.train.evaluate import Evaluator, unigram_log_probabilities
 from trainer.train.link import Link, Outcome, WorkerPlace
 from trainer.train.loop import TrainContext, train
-from trainer.train.memory_shortage import shortage_named
+from trainer.train.memory_shortage import memory_shortage_explained
 from trainer.train.prefetch import Feed, RunFeed
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def work(
     Once another job holds the lease, nothing is committed. torch.distributed must be initialized, with gloo for CPU
     tensors. Raises ValueError for bad input, including settings that need more memory than the device has.
     """
-    with warnings_to_user(link, place=place), shortage_named(config, rank=place.rank, device=device):
+    with warnings_to_user(link, place=place), memory_shortage_explained(config, rank=place.rank, device=device):
         set_up_process(config, place=place, device=device)
         return run_share(config, place=place, link=link, device=device, reader=reader, lease_token=lease_token)
 
@@ -76,8 +76,8 @@ def run_share(
     files = RunFiles(
         run_directory, rank=rank, world_size=world_size, working_folder=config.working_folder, lease_token=lease_token
     )
-    files.bring()
-    if files.stands_in and rank == 0:
+    files.fetch_logs()
+    if files.is_local_copy and rank == 0:
         link.say(f"logs are written to {files.folder} and sent to {files.run} with every checkpoint and at the end")
     found = find_together(run_directory)
     engine, rows_given = build_engine(config, phases=phases, place=place, device=device, begun=bool(found))

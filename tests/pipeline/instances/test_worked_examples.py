@@ -17,8 +17,8 @@ from pipeline.instances.rows import assemble_rows
 from pipeline.tokenizer.tokenizer import WordTokenizer
 from tiny_text import make_config, make_tokenizer
 from trainer.data.micro_batch import MicroBatchShape
+from trainer.data.packing import RowRange, join_ranges
 from trainer.data.packing import Rows as BlockRows
-from trainer.data.packing import Stretch, join_stretches
 from trainer.data.row_groups import RowGroupSlice, read_slice
 from trainer.model.batch import to_batch
 
@@ -118,7 +118,7 @@ def test_my_dog_is_cute_as_the_model_sees_it(dog, tmp_path):
         "num_tokens": 11,
     }
     ref = RowGroupSlice(**place, start=0, stop=1, mask_set=0, mask_sets=1, seed=1)
-    micro_batch = join_stretches([Stretch(BlockRows.from_table(read_slice(ref, root=tmp_path), epoch=0), 0, 1)])
+    micro_batch = join_ranges([RowRange(BlockRows.from_table(read_slice(ref, root=tmp_path), epoch=0), 0, 1)])
     names = {name: getattr(tokenizer.special, name) for name in ("pad", "unk", "cls", "sep", "mask")}
     shape = MicroBatchShape(tokens=16, pairs=1, masked=5, max_seq_length=16)
     batch = to_batch(micro_batch, shape=shape, special=Special(**names), constant_shapes=True)

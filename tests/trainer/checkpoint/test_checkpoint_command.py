@@ -18,7 +18,7 @@ from small_runs import make_config
 from stored_checkpoints import kept, make_writer, write
 from trainer.checkpoint import command
 from trainer.checkpoint import writer as checkpoint_writer
-from trainer.checkpoint.format import put_back, read_manifest, write_json, write_manifest
+from trainer.checkpoint.format import read_manifest, restore_moved_aside, write_json, write_manifest
 from trainer.checkpoint.load import CheckpointError, find_checkpoints, newest_verified, read_state
 from trainer.checkpoint.retention import choose_kept, rank_evaluations
 from trainer.config import CheckpointConfig, TrainerConfig
@@ -151,7 +151,7 @@ def test_a_kill_at_any_rename_leaves_a_checkpoint_that_verifies(
                     finished = True
                 except Killed:
                     finished = False
-            put_back(folder)
+            restore_moved_aside(folder)
             assert newest_verified(find_checkpoints(folder)) is not None
             if finished:
                 assert kept(folder) == [step]
@@ -196,7 +196,7 @@ def test_a_save_without_room_is_refused_with_both_numbers(
     write(tmp_path, 1)
     monkeypatch.setattr(checkpoint_writer, "free_bytes", lambda folder: 1000)
     writer = make_writer(tmp_path)
-    needed = f"{9 * 3 * 4 + checkpoint_writer.ROOM_BYTES:,}"
+    needed = f"{9 * 3 * 4 + checkpoint_writer.METADATA_BYTES:,}"
     message = rf"checkpoints: a checkpoint needs {needed} bytes, but 1,000 are free; free space there, lower"
     assert re.search(message, caplog.text)  # told when the run begins
     with pytest.raises(CheckpointError, match=rf"step 2: .*{message}"):

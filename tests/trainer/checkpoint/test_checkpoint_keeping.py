@@ -90,7 +90,7 @@ def test_a_part_that_is_heard_of_as_ended_is_touched_no_more(tmp_path: Path, mon
     draft.begin_part(0)
 
     def commit_if_heard() -> None:
-        if draft.hear({0}):
+        if draft.collect_finished({0}):
             draft.seal({})
             draft.commit()
 

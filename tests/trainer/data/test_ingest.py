@@ -142,7 +142,7 @@ def read_an_epoch(plan: Plan, root: Path, *, world_size: int) -> list[MicroBatch
     ranks = [MicroBatchStream(plan, root, rank=rank, world_size=world_size) for rank in range(world_size)]
     micro_batches: list[MicroBatch] = []
     while ranks[0].state.epoch == 0:
-        counts = np.sum([stream.cut() for stream in ranks], axis=0)
+        counts = np.sum([stream.pack() for stream in ranks], axis=0)
         micro_batches += [
             micro_batch
             for stream in ranks

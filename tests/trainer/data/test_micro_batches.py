@@ -39,8 +39,8 @@ def make_table(lengths: Sequence[int], masked: Sequence[int], *, first_row: int 
     )
 
 
-def cut_all(cutter: Packer, rows: int) -> Iterator[MicroBatch]:
-    while (micro_batch := cutter.cut(most=rows)) is not None:
+def cut_all(packer: Packer, rows: int) -> Iterator[MicroBatch]:
+    while (micro_batch := packer.pack(max_rows=rows)) is not None:
         rows -= micro_batch.num_pairs
         yield micro_batch
 
@@ -48,8 +48,8 @@ def cut_all(cutter: Packer, rows: int) -> Iterator[MicroBatch]:
 def test_micro_batches_by_hand_over_two_blocks() -> None:
     tables = iter([make_table([3, 4, 2], [1, 2, 0]), make_table([5, 3], [1, 1], first_row=3)])
     shape = MicroBatchShape(tokens=10, pairs=3, masked=4, max_seq_length=5)
-    cutter = Packer(shape, next_rows=lambda: Rows.from_table(next(tables), epoch=0))
-    first, second = cut_all(cutter, 5)
+    packer = Packer(shape, next_rows=lambda: Rows.from_table(next(tables), epoch=0))
+    first, second = cut_all(packer, 5)
     assert first.input_ids.tolist() == [1000, 7, 1002, 1010, 7, 7, 1013, 1020, 1021]
     assert first.masked_positions.tolist() == [1, 4, 5]
     assert first.masked_labels.tolist() == [1001, 1011, 1012]
@@ -60,14 +60,14 @@ def test_micro_batches_by_hand_over_two_blocks() -> None:
     assert second.masked_sources.tolist() == [0, 1]
     assert second.input_ids.tolist() == [1030, 7, 1032, 1033, 1034, 1040, 7, 1042]
     assert (second.shards.tolist(), second.row_groups.tolist(), second.rows.tolist()) == ([4, 4], [5, 5], [3, 4])
-    assert cutter.cut(most=0) is None
+    assert packer.pack(max_rows=0) is None
 
 
 def test_a_micro_batch_that_spans_blocks_is_joined() -> None:
     tables = iter([make_table([3], [1]), make_table([4], [2], first_row=1)])
     shape = MicroBatchShape(tokens=10, pairs=3, masked=4, max_seq_length=5)
-    cutter = Packer(shape, next_rows=lambda: Rows.from_table(next(tables), epoch=0))
-    (micro_batch,) = cut_all(cutter, 2)
+    packer = Packer(shape, next_rows=lambda: Rows.from_table(next(tables), epoch=0))
+    (micro_batch,) = cut_all(packer, 2)
     assert micro_batch.input_ids.tolist() == [1000, 7, 1002, 1010, 7, 7, 1013]
     assert micro_batch.masked_labels.tolist() == [1001, 1011, 1012]
     assert micro_batch.rows.tolist() == [0, 1]
@@ -79,14 +79,14 @@ def test_a_micro_batch_names_the_epoch_of_each_row_and_lost_rows_count() -> None
         Rows.from_table(make_table([4] * 5, [1] * 5), epoch=5),
     )
     tables = iter([first, 2, second, 7])
-    cutter = Packer(MicroBatchShape(tokens=50, pairs=9, masked=9, max_seq_length=5), next_rows=lambda: next(tables))
-    micro_batch = cutter.cut(most=5)
+    packer = Packer(MicroBatchShape(tokens=50, pairs=9, masked=9, max_seq_length=5), next_rows=lambda: next(tables))
+    micro_batch = packer.pack(max_rows=5)
     assert micro_batch is not None
     assert micro_batch.epochs.tolist() == [4, 5, 5]
-    micro_batch = cutter.cut(most=9)
+    micro_batch = packer.pack(max_rows=9)
     assert micro_batch is not None
     assert micro_batch.epochs.tolist() == [5] * 3
-    assert cutter.cut(most=-1) is None
+    assert packer.pack(max_rows=-1) is None
 
 
 def test_sliced_and_chunked_tables_read_alike() -> None:
@@ -95,7 +95,7 @@ def test_sliced_and_chunked_tables_read_alike() -> None:
     chunked = pa.concat_tables([whole.slice(0, 1), whole.slice(1, 2), whole.slice(3)])
     shape = MicroBatchShape(tokens=20, pairs=9, masked=9, max_seq_length=5)
     micro_batches = [
-        Packer(shape, next_rows=lambda table=table: Rows.from_table(table, epoch=0)).cut(most=3)
+        Packer(shape, next_rows=lambda table=table: Rows.from_table(table, epoch=0)).pack(max_rows=3)
         for table in (whole.slice(1), chunked.slice(1), whole.take([1, 2, 3]))
     ]
     for micro_batch in micro_batches:
@@ -146,8 +146,8 @@ def test_a_micro_batch_ends_exactly_where_the_next_pair_does_not_fit(
 def test_a_micro_batch_holds_no_more_pairs_than_asked_for(quota: int) -> None:
     tables = iter([make_table([3, 4, 2, 5], [1] * 4), make_table([5] * 5, [1] * 5, first_row=4)])
     shape = MicroBatchShape(tokens=15, pairs=3, masked=9, max_seq_length=5)
-    cutter = Packer(shape, next_rows=lambda: Rows.from_table(next(tables), epoch=0))
-    micro_batches = [cutter.cut(most=quota) for _ in range(9 // quota)]
+    packer = Packer(shape, next_rows=lambda: Rows.from_table(next(tables), epoch=0))
+    micro_batches = [packer.pack(max_rows=quota) for _ in range(9 // quota)]
     assert [micro_batch.num_pairs for micro_batch in micro_batches if micro_batch is not None] == [quota] * (9 // quota)
     assert [row for micro_batch in micro_batches if micro_batch is not None for row in micro_batch.rows] == list(
         range(9)
@@ -177,11 +177,11 @@ def test_micro_batches_are_over_95_percent_full_from_200_000_rows_on() -> None:
         epoch=0,
     )
     shape = MicroBatchShape(tokens=16_384, pairs=128, masked=2900, max_seq_length=longest)
-    cutter = Packer(shape, next_rows=lambda: everything)
+    packer = Packer(shape, next_rows=lambda: everything)
     ends = np.searchsorted(starts, starts[-1] * np.arange(1, lanes + 1) // lanes)
     micro_batches, place = 0, 0
     for end in ends.tolist():
-        for micro_batch in cut_all(cutter, end - place):
+        for micro_batch in cut_all(packer, end - place):
             micro_batches += 1
             place += micro_batch.num_pairs
     assert place == rows

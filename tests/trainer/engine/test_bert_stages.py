@@ -116,11 +116,17 @@ def run_fused(rank: int, stage: int) -> dict[str, Any]:
     calls = []
 
     def fused(
-        branch: Tensor, residual: Tensor, carrier: Tensor, weight: Tensor, bias: Tensor, branch_bias: Tensor, *rest: Any
+        branch: Tensor,
+        residual: Tensor,
+        gradient_sink: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        branch_bias: Tensor,
+        *rest: Any,
     ) -> tuple[Tensor, ...]:
         calls.append(rest)
         assert not residual.requires_grad
-        gradients_alone = [tensor - tensor.detach() for tensor in (carrier, branch_bias)]
+        gradients_alone = [tensor - tensor.detach() for tensor in (gradient_sink, branch_bias)]
         total = branch + residual + gradients_alone[0] + gradients_alone[1]
         out, mean, rstd = torch.native_layer_norm(total, weight.shape, weight, bias, rest[-1])
         return out, out, mean, rstd

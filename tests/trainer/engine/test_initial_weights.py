@@ -61,7 +61,7 @@ def test_the_drawn_weights_reach_the_optimizer_unrounded(worker_group: Groups, s
     )
     drawn = dict(BertForPretraining(config.model, vocabulary_size=VOCABULARY, seed=3).named_parameters())
     for first, second, same in worker_group(world_size).run(weights_before_and_after, stage):
-        assert same, "the working copies are not the rounded weights"
+        assert same, "the model's weights are not the rounded weights"
         for name, parameter in drawn.items():
             assert torch.equal(first[name].view(parameter.shape), parameter.detach()), name
             assert torch.equal(second[name].view(parameter.shape), parameter.detach()), name

@@ -19,7 +19,7 @@ from trainer.data.phases import OpenPhase, open_phases, resolve_phases
 from trainer.engine import memory
 from trainer.engine.memory import Card, estimate_memory, judge_memory, largest_micro_batch
 from trainer.launch import cards, ray_dashboard, ray_train
-from trainer.launch.cards import ask_driver, smallest_of
+from trainer.launch.cards import find_cluster_card, find_local_card
 from trainer.launch.dry_run import Options, describe_run
 from trainer.launch.preflight import check
 from trainer.launch.run_directory import write_config
@@ -115,34 +115,35 @@ def test_the_smallest_of_the_drivers_cards(tmp_path: Path, monkeypatch: pytest.M
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    card = ask_driver()
+    card = find_local_card()
     assert card is not None
     assert card.describe() == "NVIDIA L4 of 24.2 GB"
     assert "--id" not in (tmp_path / "nvidia-smi.asked").read_text()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert ask_driver() == card
+    assert find_local_card() == card
     assert "--id=1,0" in (tmp_path / "nvidia-smi.asked").read_text()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert ask_driver() is None
+    assert find_local_card() is None
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     for script in ("echo '[N/A], NVIDIA'", "exit 9"):
         tool.write_text(f"#!/bin/sh\n{script}\n")
-        assert ask_driver() is None
+        assert find_local_card() is None
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert ask_driver() is None
+    assert find_local_card() is None
 
 
 def test_the_smallest_of_a_clusters_cards() -> None:
-    assert smallest_of({"GPU": 8.0, "accelerator_type:H100": 1.0, "accelerator_type:L4": 1.0}) == Card(24 * GB, "L4")
-    assert smallest_of({"GPU": 8.0, "accelerator_type:H100": 1.0, "accelerator_type:Q9": 1.0}) is None
-    assert smallest_of({"CPU": 8.0, "grows_to_GPU": 16.0}) is None
+    mixed = {"GPU": 8.0, "accelerator_type:H100": 1.0, "accelerator_type:L4": 1.0}
+    assert find_cluster_card(mixed) == Card(24 * GB, "L4")
+    assert find_cluster_card({"GPU": 8.0, "accelerator_type:H100": 1.0, "accelerator_type:Q9": 1.0}) is None
+    assert find_cluster_card({"CPU": 8.0, "grows_to_GPU": 16.0}) is None
 
 
 def test_a_cluster_is_asked_in_the_form_of_its_address(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configure(data, tmp_path, launcher="ray")
-    monkeypatch.setattr(cards, "ask_driver", lambda: Card(1 * GB, "the driver's"))
+    monkeypatch.setattr(cards, "find_local_card", lambda: Card(1 * GB, "the driver's"))
     found = {"GPU": 2.0, "accelerator_type:A100": 2.0}
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
     monkeypatch.setattr(ray_dashboard, "list_resources", lambda address: found)
@@ -174,7 +175,7 @@ def test_a_cluster_is_asked_in_the_form_of_its_address(
 def with_card(monkeypatch: pytest.MonkeyPatch, gigabytes: float | None) -> None:
     card = None if gigabytes is None else Card(gigabytes * GB, "a card")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cards, "ask_driver", lambda: card)
+    monkeypatch.setattr(cards, "find_local_card", lambda: card)
 
 
 def configure(data: Path, output: Path, **changes: Any) -> TrainerConfig:

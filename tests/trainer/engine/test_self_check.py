@@ -21,7 +21,7 @@ from small_runs import make_config, run, run_rank, write_small_set
 from toy_training import gather_state
 from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
-from trainer.engine.self_check import Passed, check_compiled_model, compare
+from trainer.engine.self_check import PassResult, check_compiled_model, compare
 from trainer.launch.run_directory import write_config
 from trainer.model import heads
 from trainer.telemetry.evaluation import Evaluation
@@ -78,11 +78,11 @@ def test_what_one_worker_finds_all_say(worker_group: Groups) -> None:
 
 
 def test_differences_are_relative_with_a_slack_for_sums_that_cancel() -> None:
-    eager = Passed({"masked-LM": 10.0}, {"large": 100.0, "rounding": 1e-4, "small": 1.0, "middle": 8.0})
+    eager = PassResult({"masked-LM": 10.0}, {"large": 100.0, "rounding": 1e-4, "small": 1.0, "middle": 8.0})
     assert compare(eager, eager, precision="bf16") == []
-    rounded = Passed({"masked-LM": 10.4}, {"large": 104.0, "rounding": 5e-4, "small": 1.08, "middle": 8.3})
+    rounded = PassResult({"masked-LM": 10.4}, {"large": 104.0, "rounding": 5e-4, "small": 1.08, "middle": 8.3})
     assert compare(rounded, eager, precision="bf16") == []
-    wrong = Passed({"masked-LM": 11.0}, {"large": 100.0, "rounding": 1e-4, "small": 0.75, "middle": 0.0})
+    wrong = PassResult({"masked-LM": 11.0}, {"large": 100.0, "rounding": 1e-4, "small": 0.75, "middle": 0.0})
     assert compare(wrong, eager, precision="bf16") == [
         "gradient norm of middle 0 compiled, 8 eager",
         "gradient norm of small 0.75 compiled, 1 eager",
@@ -100,7 +100,7 @@ def test_a_quarter_of_the_attentions_gradients_is_missed(worker_group: Groups) -
     assert all(any(f"norm of {name} " in line for line in found) for name in great)
 
 
-def scale_attention(rank: int) -> tuple[Passed, Passed]:
+def scale_attention(rank: int) -> tuple[PassResult, PassResult]:
     """Losses and norms of an eager pass, and the same with three quarters of the attention's gradients."""
     engine = make_bert_engine(stage=1)
     batch = random_batch([30, 40, 50], vocabulary_size=VOCABULARY)
@@ -110,14 +110,14 @@ def scale_attention(rank: int) -> tuple[Passed, Passed]:
     norms = {n: float(g.float().norm()) for n, g in zip(names, torch.autograd.grad(loss, parameters), strict=True)}
     engine.close()
     less = {name: norm * (0.75 if "attention" in name else 1.0) for name, norm in norms.items()}
-    return Passed({"both": float(loss.detach())}, norms), Passed({"both": float(loss.detach())}, less)
+    return PassResult({"both": float(loss.detach())}, norms), PassResult({"both": float(loss.detach())}, less)
 
 
 def test_what_is_finite_in_one_alone_is_a_difference_and_hides_no_other() -> None:
-    eager, broken = Passed({"masked-LM": 1.0}, {"a": 1.0}), Passed({"masked-LM": math.nan}, {"a": math.inf})
+    eager, broken = PassResult({"masked-LM": 1.0}, {"a": 1.0}), PassResult({"masked-LM": math.nan}, {"a": math.inf})
     assert len(compare(broken, eager, precision="fp32")) == 2
-    both = Passed({"masked-LM": 1.0}, {"a": math.inf, "b": 1.0, "c": 2.0})
-    lost = Passed({"masked-LM": 1.0}, {"a": math.inf, "b": 0.0, "c": 2.0})
+    both = PassResult({"masked-LM": 1.0}, {"a": math.inf, "b": 1.0, "c": 2.0})
+    lost = PassResult({"masked-LM": 1.0}, {"a": math.inf, "b": 0.0, "c": 2.0})
     assert compare(lost, both, precision="bf16") == ["gradient norm of b 0 compiled, 1 eager"]
 
 

@@ -22,7 +22,7 @@ from trainer.export.folder import export
 from trainer.hf import pretrained
 from trainer.hf.pretrained import PretrainedError, initialize_from, load_model
 from trainer.hf.vocabulary_check import check_same_vocabulary, read_vocabulary
-from trainer.launch.preflight import check_model, settle_model
+from trainer.launch.preflight import check_model, resolve_model
 from trainer.model import BertForPretraining
 from trainer.train.evaluate import unigram_log_probabilities
 from untrained_run import VOCABULARY_SIZE, write_data, write_tokenizer
@@ -271,16 +271,16 @@ def test_a_model_is_of_the_folders_size_unless_stated(folder: Path, tmp_path: Pa
     edit_config(folder, max_position_embeddings=128, hidden_act="gelu_new", hidden_dropout_prob=0.0)
     given = {"initialize_from": str(folder)}
     config = make_config(tmp_path / "set", tmp_path / "run", model=given)
-    model = settle_model(config, saved=None).model
+    model = resolve_model(config, saved=None).model
     assert (model.size, model.max_positions, model.activation, model.norm) == ("tiny", 128, "gelu_tanh", "post")
     assert model.dropout == 0.1  # shapes nothing: the run's own
     stated = make_config(tmp_path / "set", tmp_path / "run", model={**given, "size": "base"})
-    assert settle_model(stated, saved=None).model.size == "base"
+    assert resolve_model(stated, saved=None).model.size == "base"
     with pytest.raises(PretrainedError, match=r"num_hidden_layers is 2, but model\.size=base has 12"):
         pretrained.check_config(stated.model, settings=pretrained.read_config(folder), folder=folder)
-    saved = settle_model(config, saved=None)
+    saved = resolve_model(config, saved=None)
     shutil.rmtree(folder)
-    assert settle_model(config, saved=saved).model == saved.model  # a run that has begun needs the folder no more
+    assert resolve_model(config, saved=saved).model == saved.model  # a run that has begun needs the folder no more
 
 
 def test_a_submitted_config_leaves_the_size_to_the_folder(tmp_path: Path) -> None:

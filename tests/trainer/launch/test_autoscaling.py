@@ -212,8 +212,8 @@ def train_while_nodes_come_and_go(config: TrainerConfig, *, head: Head, address:
     (autoscaler,) = [each for each in head.processes() if "/monitor.py" in command_of(each)]
     play = Play(autoscaler, address=address)
     write_config(config)
-    each = ray_train.resources_of(config)
-    watch = GroupWatch(config, each=each, pending=PendingPlacements(each))
+    per_worker = ray_train.resources_of(config)
+    watch = GroupWatch(config, per_worker=per_worker, pending=PendingPlacements(per_worker))
     attempt = partial(run_on_ray, config, say=play.say, stop=play.stop, watch=watch)
     outcome = run_attempts(
         attempt, config=config, checkpoints=find_checkpoints(config.output), say=play.say, stop=play.stop

@@ -157,10 +157,10 @@ def test_a_full_disk_is_refused_and_a_short_one_is_told(
     size = dry_run.count_parameters(config.model, vocabulary_size=256) * 12
     for free, text in ((size * 2, "WARNING: not enough"), (size * 9, "are free")):
         monkeypatch.setattr(dry_run, "free_bytes", lambda folder, free=free: free)
-        assert text in dry_run.describe_room(config, vocabulary_size=256)
+        assert text in dry_run.describe_disk_space(config, vocabulary_size=256)
     monkeypatch.setattr(dry_run, "free_bytes", lambda folder: size - 1)
     with pytest.raises(ConfigError, match=r"run: a checkpoint needs \d.*; free space, or give another output"):
-        dry_run.describe_room(config, vocabulary_size=256)
+        dry_run.describe_disk_space(config, vocabulary_size=256)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

@@ -69,10 +69,10 @@ def test_a_ray_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_ray_that_is_lost_on_the_way_is_named() -> None:
-    lost = r"the connection to Ray was lost: .*; the same command goes on from the last checkpoint"
-    with pytest.raises(ClusterError, match=lost), ray_train.losses_named():
+    lost = r"the connection to Ray was lost: .*; the same command continues from the last checkpoint"
+    with pytest.raises(ClusterError, match=lost), ray_train.raise_cluster_error_if_lost():
         raise ActorUnavailableError("the node\nis gone", None)
-    with pytest.raises(ConfigError), ray_train.losses_named():
+    with pytest.raises(ConfigError), ray_train.raise_cluster_error_if_lost():
         raise ConfigError("not Ray's")
 
 

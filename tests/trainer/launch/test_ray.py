@@ -22,7 +22,7 @@ from synthetic import write_data_set
 from trainer.checkpoint.load import find_checkpoints
 from trainer.config.schema import TrainerConfig
 from trainer.launch import ray_train
-from trainer.launch.elastic import GroupWatch, look_at_nodes, settle
+from trainer.launch.elastic import GroupWatch, look_at_nodes, wait_for_node_list
 from trainer.launch.failures import ClusterError
 from trainer.launch.mailbox import DriverMailbox
 from trainer.launch.ray_train import ray_session, run_on_ray
@@ -103,12 +103,12 @@ def assert_start_is_bounded(config: TrainerConfig, *, monkeypatch: pytest.Monkey
     (node,) = look_at_nodes().total
     assert look_at_nodes().total[node]["CPU"] == 2.0
     assert look_at_nodes().leaving == {}
-    settle([node])
-    monkeypatch.setattr(ray_train, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(ray_train, "LOOK_S", 0.0)
+    wait_for_node_list([node])
+    monkeypatch.setattr(ray_train, "WAITING_LINE_S", 0.0)
+    monkeypatch.setattr(ray_train, "NODE_CHECK_S", 0.0)
     mailbox = ray.remote(num_cpus=0)(DriverMailbox).remote()
     fit = cast(Any, SimpleNamespace(is_alive=lambda: True))
     short = config.model_copy(update={"start_timeout_s": 1})
-    watch = GroupWatch(short, each=ray_train.resources_of(short))
+    watch = GroupWatch(short, per_worker=ray_train.resources_of(short))
     with pytest.raises(ClusterError, match=r"Ray started no worker in start_timeout_s=1: waiting for Ray to start 2"):
-        ray_train.attend(fit, mailbox=mailbox, config=short, watch=watch, say=print, stop=StopRequest())
+        ray_train.serve_workers(fit, mailbox=mailbox, config=short, watch=watch, say=print, stop=StopRequest())

@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError
 
 from small_runs import make_config
 from trainer.launch import ray_train
-from trainer.launch.elastic import GroupWatch, Nodes, count_places, greatest_group, next_group
+from trainer.launch.elastic import GroupWatch, Nodes, count_places, max_group_size, next_group_size
 from trainer.launch.failures import WorkerError
 
 GPU = {"GPU": 1.0}
@@ -29,27 +29,27 @@ def nodes(*, free: dict[str, float] | None = None, leaving: dict[str, float] | N
 
 def test_places_are_counted_node_by_node() -> None:
     cpus = {"a": {"CPU": 2.9}, "b": {"CPU": 0.3, "GPU": 8.0}, "c": {"memory": 5.0}}
-    assert count_places(cpus, each={"CPU": 0.3}) == 10
-    assert count_places(cpus, each={"CPU": 1.5}) == 1
-    assert count_places(cpus, each={"CPU": 0.1, "GPU": 1.0}) == 3
-    assert count_places(cpus, each={"CPU": 0.3}, without=["a"]) == 1
+    assert count_places(cpus, per_worker={"CPU": 0.3}) == 10
+    assert count_places(cpus, per_worker={"CPU": 1.5}) == 1
+    assert count_places(cpus, per_worker={"CPU": 0.1, "GPU": 1.0}) == 3
+    assert count_places(cpus, per_worker={"CPU": 0.3}, without=["a"]) == 1
 
 
 def test_no_more_workers_are_asked_for_than_stay() -> None:
-    assert greatest_group(nodes(a=1), least=1, most=8, each=GPU) == 8  # an autoscaler may bring the others
-    assert greatest_group(nodes(a=4, b=4, leaving={"b": 30.0}), least=1, most=8, each=GPU) == 4
-    assert greatest_group(nodes(a=4, leaving={"a": 0.0}), least=2, most=8, each=GPU) == 2
+    assert max_group_size(nodes(a=1), least=1, most=8, per_worker=GPU) == 8  # an autoscaler may bring the others
+    assert max_group_size(nodes(a=4, b=4, leaving={"b": 30.0}), least=1, most=8, per_worker=GPU) == 4
+    assert max_group_size(nodes(a=4, leaving={"a": 0.0}), least=2, most=8, per_worker=GPU) == 2
     cpus = Nodes(total={"a": {"CPU": 2.0}, "b": {"CPU": 2.0}}, free={}, leaving={})
-    assert greatest_group(cpus, least=1, most=8, each={"CPU": 0.5}) == 6  # one CPU is left to the reading of data
+    assert max_group_size(cpus, least=1, most=8, per_worker={"CPU": 0.5}) == 6  # one CPU is left to the reading of data
 
 
 def test_a_group_asks_for_the_places_that_there_are() -> None:
     """Ray Train waits for a node that has just gone, as long as a start may take."""
-    assert next_group(nodes(a=1), least=1, most=8, each=GPU) == 1
-    assert next_group(nodes(a=1, b=2, leaving={"b": 3.0}), least=1, most=8, each=GPU) == 1
-    assert next_group(nodes(a=8, b=8), least=1, most=8, each=GPU) == 8
-    assert next_group(nodes(a=1), least=2, most=8, each=GPU) == 8  # it waits for a node: an autoscaler brings it
-    assert next_group(nodes(), least=1, most=8, each=GPU) == 8
+    assert next_group_size(nodes(a=1), least=1, most=8, per_worker=GPU) == 1
+    assert next_group_size(nodes(a=1, b=2, leaving={"b": 3.0}), least=1, most=8, per_worker=GPU) == 1
+    assert next_group_size(nodes(a=8, b=8), least=1, most=8, per_worker=GPU) == 8
+    assert next_group_size(nodes(a=1), least=2, most=8, per_worker=GPU) == 8  # it waits for an autoscaler
+    assert next_group_size(nodes(), least=1, most=8, per_worker=GPU) == 8
 
 
 class Granted:
@@ -77,7 +77,7 @@ class Clock:
 def make_watch(tmp_path: Path, seen: list[Nodes], clock: Clock, **settings: Any) -> GroupWatch:
     elastic = {"min_workers": 1, "resize_interval_s": 10} if "min_workers" not in settings else {}
     config = make_config(tmp_path, tmp_path, launcher="ray", workers=4, **{**elastic, **settings})
-    return GroupWatch(config, each=GPU, look=lambda: seen[-1], clock=clock)
+    return GroupWatch(config, per_worker=GPU, list_nodes=lambda: seen[-1], clock=clock)
 
 
 def test_notice_of_a_node_with_a_worker_ends_the_group(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_lost_worker_is_named(tmp_path: Path) -> None:
     """ray#22349: the worker whose node was lost is named, whatever the others complain of."""
     died = SimpleNamespace(health_check_failure=ActorDiedError())
     failures = {0: RuntimeError("Connection closed by peer"), 1: died, 2: ActorDiedError()}
-    with pytest.raises(WorkerError, match=r"^workers 1, 2 were lost: .*; the same command goes on"):
+    with pytest.raises(WorkerError, match=r"^workers 1, 2 were lost: .*; the same command continues"):
         ray_train.raise_lost(ray.train.WorkerGroupError("text", failures))  # type: ignore[arg-type]
     with pytest.raises(WorkerError, match=r"^worker 2 was lost: "):
         ray_train.raise_lost(ray.train.WorkerGroupError("text", {2: ActorDiedError()}))
@@ -143,7 +143,7 @@ def test_places_that_are_missing_are_asked_for_and_given_up_for_the_next_group(t
     clock, pending = Clock(), Granted(looks=1)
     config = make_config(tmp_path, tmp_path, launcher="ray", workers=4, min_workers=1, resize_interval_s=10)
     seen = nodes(a=1, free={"a": 0.0})
-    watch = GroupWatch(config, each=GPU, look=lambda: seen, clock=clock, pending=cast(Any, pending))
+    watch = GroupWatch(config, per_worker=GPU, list_nodes=lambda: seen, clock=clock, pending=cast(Any, pending))
     assert watch.reason_to_pause([], world_size=0) is None
     assert pending.kept == 0  # the group that starts asks for itself
     assert watch.reason_to_pause(["a"], world_size=1) is None
@@ -151,7 +151,7 @@ def test_places_that_are_missing_are_asked_for_and_given_up_for_the_next_group(t
     clock.now = 11.0
     assert watch.reason_to_pause(["a"], world_size=1) == "there is room for 4 workers instead of 1"
     assert pending.dropped == 1
-    full = GroupWatch(config, each=GPU, look=lambda: seen, clock=clock, pending=cast(Any, pending))
+    full = GroupWatch(config, per_worker=GPU, list_nodes=lambda: seen, clock=clock, pending=cast(Any, pending))
     pending.kept = 0
     assert full.reason_to_pause(["a"] * 4, world_size=4) is None
     assert pending.kept == 0

@@ -13,7 +13,7 @@ from pipeline.signals import StopRequest
 from small_runs import make_config
 from trainer.checkpoint.format import step_name
 from trainer.checkpoint.load import find_checkpoints
-from trainer.launch.failures import GO_ON, ClusterError, WorkerError
+from trainer.launch.failures import CONTINUE_HINT, ClusterError, WorkerError
 from trainer.launch.restarts import run_attempts
 from trainer.train.link import Outcome
 
@@ -34,7 +34,7 @@ def lose(output: Path, *, at_step: int = 0) -> Attempt:
     def attempt() -> Outcome:
         if at_step:
             (output / "checkpoints" / step_name(at_step)).mkdir()
-        raise WorkerError(f"worker 1 was lost: ended by signal 9{GO_ON}\nTraceback ...")
+        raise WorkerError(f"worker 1 was lost: ended by signal 9{CONTINUE_HINT}\nTraceback ...")
 
     return attempt
 
@@ -71,7 +71,7 @@ def test_a_loss_is_followed_by_another_start_which_is_told(output: Path) -> None
 
 
 def test_losses_without_progress_spend_the_budget(output: Path) -> None:
-    with pytest.raises(WorkerError, match=r"worker 1 was lost.*goes on from the last checkpoint\nTraceback"):
+    with pytest.raises(WorkerError, match=r"worker 1 was lost.*continues from the last checkpoint\nTraceback"):
         play(output, lose(output), lose(output), lose(output))
     with pytest.raises(WorkerError):
         play(output, lose(output, at_step=5), max_restarts=0)

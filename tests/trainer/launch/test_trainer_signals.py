@@ -151,7 +151,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_the_same_command_finishes_it(
     assert process.returncode == 128 + signal.SIGTERM, errors
     steps = len(read_json_lines(output / "metrics.jsonl"))
     assert 3 <= steps < 60
-    assert f"stopped at step {steps} of 60; the same command goes on from there" in text
+    assert f"stopped at step {steps} of 60; the same command continues from there" in text
     assert [path.name for path in find_checkpoints(output).folders][-1] == f"step-{steps:08d}"
 
     process = start()
@@ -247,7 +247,7 @@ def test_a_worker_that_is_lost_is_named_before_those_that_miss_it() -> None:
 @pytest.mark.parametrize("by_input", [True, False])
 def test_a_worker_that_fails_is_named_where_none_is_lost(by_input: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other still waits for it."""
-    monkeypatch.setattr(processes, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(processes, "LOSS_WAIT_S", 0.1)
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(2)]
     pipes[0][1].send(WorkerFailure(0, "no more", by_input=by_input, traceback="", time=1.0))
     pipes[0][1].close()

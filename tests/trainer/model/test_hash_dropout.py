@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from packed import keep_mask
-from trainer.model.attention_gpu import threshold_of
+from trainer.model.attention_gpu import count_dropped_draws
 from trainer.model.dropout import hash_dropout, keep_hash
 
 PROBABILITY = 0.1
@@ -22,7 +22,7 @@ def hidden_mask(seed: int) -> Tensor:
 
 def attention_mask(seed: int) -> Tensor:
     tokens, columns = (torch.arange(count, dtype=torch.int32) for count in (ROWS, COLUMNS))
-    return keep_mask(seed, head=3, tokens=tokens, columns=columns, threshold=threshold_of(PROBABILITY))
+    return keep_mask(seed, head=3, tokens=tokens, columns=columns, threshold=count_dropped_draws(PROBABILITY))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 77, 2**31 - 2])

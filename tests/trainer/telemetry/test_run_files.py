@@ -27,7 +27,7 @@ def test_the_last_logs_are_sent_as_patiently(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = RunFiles(run, working_folder=str(tmp_path))
-    files.bring()
+    files.fetch_logs()
     (files.folder / "metrics.jsonl").write_text("1")
     monkeypatch.setattr(writer, "RETRY_S", 0.01)
     monkeypatch.setattr(storage, "store_file", fail_times(2, storage.store_file))
@@ -42,7 +42,7 @@ def test_what_trackers_keep_is_sent_and_mlflow_goes_on_on_another_host(run: str,
     for name in (*kept, "wandb/offline-1/run.wandb", "tensorboard/events.1"):
         (first.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (first.folder / name).write_text(name)
-    first.send()
+    first.make_durable()
     assert {file.name for file in storage.list_files(run)} >= {
         kept[0],
         "wandb/offline-1/run.wandb",
@@ -50,7 +50,7 @@ def test_what_trackers_keep_is_sent_and_mlflow_goes_on_on_another_host(run: str,
     }
     (second.folder / "mlflow").mkdir(parents=True)
     (second.folder / "mlflow" / "of an earlier start").touch()
-    second.bring()
+    second.fetch_logs()
     brought = {path.relative_to(second.folder).as_posix() for path in second.folder.rglob("*") if path.is_file()}
     assert brought == set(kept)
     assert (second.folder / kept[0]).read_text() == kept[0]
@@ -64,7 +64,7 @@ def test_a_tracker_may_remove_its_files_while_they_are_sent(
     kept.parent.mkdir(parents=True)
     kept.write_text("b")
     monkeypatch.setattr(files, "_tracker_files", lambda: iter([gone, kept]))
-    files.send()
+    files.make_durable()
     assert {file.name for file in storage.list_files(run)} == {"tensorboard/b"}
 
 
@@ -82,7 +82,7 @@ def test_the_folder_for_logs_is_ours_alone(tmp_path: Path, monkeypatch: pytest.M
 
 def test_only_what_changed_is_sent(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = RunFiles(f"{bucket}/run", working_folder=str(tmp_path))
-    files.bring()
+    files.fetch_logs()
     sent: list[str] = []
     write = storage.write_bytes
     for module in (storage, stored):
@@ -91,13 +91,13 @@ def test_only_what_changed_is_sent(bucket: str, tmp_path: Path, monkeypatch: pyt
     (files.folder / "tensorboard").mkdir()
     for name in ("metrics.jsonl", "evaluations.jsonl", "tensorboard/events", "notes.txt"):
         (files.folder / name).write_text("1\n")
-    files.send()
+    files.make_durable()
     assert sorted(sent) == ["evaluations.jsonl", "events", "metrics.jsonl"]
     (files.folder / "metrics.jsonl").write_text("1\n2\n")
-    files.send()
+    files.make_durable()
     assert sent[3:] == ["metrics.jsonl"]
     on_disk = RunFiles(tmp_path / "run")
-    assert (on_disk.folder, on_disk.stands_in) == (tmp_path / "run", False)
-    on_disk.bring()
-    on_disk.send()
+    assert (on_disk.folder, on_disk.is_local_copy) == (tmp_path / "run", False)
+    on_disk.fetch_logs()
+    on_disk.make_durable()
     assert not (tmp_path / "run").exists()

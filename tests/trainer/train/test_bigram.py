@@ -75,7 +75,7 @@ def test_a_large_split_is_sampled_by_row_groups(tmp_path: Path) -> None:
     unigram = unigram_log_probabilities(tmp_path, vocabulary_size=256)
 
     def total(most: int) -> int:
-        bigrams = count_bigrams(str(tmp_path), manifest=manifest, unigram=unigram, most=most)
+        bigrams = count_bigrams(str(tmp_path), manifest=manifest, unigram=unigram, max_tokens=most)
         return int(bigrams._counts.sum())
 
     one, some, every = total(1), total(manifest.num_tokens("train") // 2), total(10**9)

@@ -31,7 +31,7 @@ from trainer.launch import processes, run_directory
 from trainer.launch.preflight import check, read_config
 from trainer.run import PROGRAM, main
 from trainer.train import loop
-from trainer.train.branch import find_branch_start, settle_source
+from trainer.train.branch import find_branch_start, resolve_source
 from trainer.train.link import Link, WorkerPlace
 from trainer_command import refusal
 from worker_group import WorkerError, WorkerGroup
@@ -338,8 +338,8 @@ def test_a_damaged_checkpoint_is_refused_and_in_a_run_passed_over(data: Path, or
     part.write_bytes(part.read_bytes()[:-1] + b"x")
     config = configure(data, tmp_path / "branch", max_steps=12)
     with pytest.raises(ConfigError, match=r"resume_from=.*step-00000009: .*sha256 is .*; give another checkpoint"):
-        settle_source(config.model_copy(update={"resume_from": str(original_at(copy, 9))}), saved=None)
-    settled = settle_source(config.model_copy(update={"resume_from": str(copy)}), saved=None)
+        resolve_source(config.model_copy(update={"resume_from": str(original_at(copy, 9))}), saved=None)
+    settled = resolve_source(config.model_copy(update={"resume_from": str(copy)}), saved=None)
     assert settled.resume_from == str(original_at(copy, 6))
 
 

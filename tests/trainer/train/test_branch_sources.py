@@ -182,7 +182,7 @@ def test_the_sources_micro_batches_are_kept_only_with_its_plan(
     batch = {"tokens": 8192}
     run(single, configure(data, tmp_path / "old", max_steps=1, batch={**batch, "greatest_slot": 1024}))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(cards, "ask_driver", lambda: memory.Card(80e9, "a card"))
+    monkeypatch.setattr(cards, "find_local_card", lambda: memory.Card(80e9, "a card"))
     for changes, kept in (({}, True), ({"batch": {"tokens": 4096}}, False), ({"seed": 9}, False)):
         settings = {"resume_from": str(tmp_path / "old"), "device": "cuda", "batch": batch, **changes}
         checked = check(configure(data, tmp_path / "branch", **settings))

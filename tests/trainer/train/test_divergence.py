@@ -1,4 +1,4 @@
-"""Steps that are not finite: never applied, noted with their rows, gone back from, passed over; resumed exactly."""
+"""Steps that are not finite: never applied, noted with their rows, gone back from, skipped; resumed exactly."""
 
 from __future__ import annotations
 
@@ -312,5 +312,5 @@ def test_faults_that_do_not_end_stop_the_run_with_a_clear_message(
     with pytest.raises(WorkerError, match=r"DivergenceError: step 8: loss .*from step 7 on, after going back 1 time"):
         run(pair, configure(data, tmp_path / "run", skip_before=0), steps=[5, 6, 7, 8, 9])
     state = read_state(find_checkpoints(tmp_path / "run").folders[-1])
-    assert (state.step, state.steps_taken) == (6, 4)  # written in the window that was passed over
+    assert (state.step, state.steps_taken) == (6, 4)  # written in the window that was skipped
     assert [record["step"] for record in read_json_lines(tmp_path / "run" / BAD_STEPS_NAME)] == [5, 6, 7, 8]

@@ -17,7 +17,7 @@ TILES = {"BLOCK": 2048, "num_warps": 8}
 
 @triton.jit
 def adamw_kernel(
-    weight_ptr, exp_avg_ptr, exp_avg_sq_ptr, gradient_ptr, working_ptr, divisor_ptr, skip_ptr,
+    weight_ptr, exp_avg_ptr, exp_avg_sq_ptr, gradient_ptr, model_weight_ptr, divisor_ptr, skip_ptr,
     rate, inverse_root, shrink, beta1, beta2, epsilon, numel, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Update one block of elements. Writes nothing if *skip_ptr is not zero."""
@@ -34,7 +34,7 @@ def adamw_kernel(
         tl.store(exp_avg_ptr + places, exp_avg, mask=inside)
         tl.store(exp_avg_sq_ptr + places, exp_avg_sq, mask=inside)
         tl.store(weight_ptr + places, weight, mask=inside)
-        tl.store(working_ptr + places, weight.to(working_ptr.dtype.element_ty), mask=inside)
+        tl.store(model_weight_ptr + places, weight.to(model_weight_ptr.dtype.element_ty), mask=inside)
 
 
 def update(
@@ -43,7 +43,7 @@ def update(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     gradient: Tensor,
-    working: Tensor,
+    model_weights: Tensor,
     divisor: Tensor,
     skip: Tensor,
     step: float,
@@ -54,14 +54,13 @@ def update(
 ) -> None:
     """Take step number `step` (from 1) of AdamW (Loshchilov and Hutter 2019) in place.
 
-    `weight` and the moments `exp_avg` and `exp_avg_sq` are fp32. `gradient` has any float type and is divided by
-    `divisor`. `working` gets a copy of the new weights in its own type. These five tensors are 1-D, contiguous and of
-    one size. `divisor` and `skip` are fp32 scalars on the device; if `skip` is not zero, nothing changes. An infinite
-    step sets the bias corrections to 1.
+    Weight and moments are fp32. The gradient has any float type and is divided by `divisor`. `model_weights` gets a
+    copy of the new weights in its own type. These tensors are 1-D, contiguous and of one size. `divisor` and `skip` are
+    fp32 scalars on the device; if `skip` is not zero, nothing changes. An infinite step sets the bias corrections to 1.
     """
     beta1, beta2 = betas
     adamw_kernel[(triton.cdiv(weight.numel(), TILES["BLOCK"]),)](
-        weight, exp_avg, exp_avg_sq, gradient, working, divisor, skip,
+        weight, exp_avg, exp_avg_sq, gradient, model_weights, divisor, skip,
         learning_rate / (1.0 - beta1**step), 1.0 / math.sqrt(1.0 - beta2**step), 1.0 - learning_rate * weight_decay,
         beta1, beta2, epsilon, weight.numel(), **TILES,
     )  # fmt: skip

@@ -19,12 +19,12 @@ TILES = {"BLOCK": 2048, "num_warps": 8}
 
 @triton.jit
 def cross_entropy_kernel(
-    logits_ptr, bias_ptr, labels_ptr, weights_ptr, losses_ptr, correct_ptr, num_columns, unit,
+    logits_ptr, bias_ptr, labels_ptr, weights_ptr, losses_ptr, correct_ptr, num_columns, gradient_scale,
     BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """Write one row's weighted loss, and as `correct` the row's weight if the label is the argmax, otherwise 0.
 
-    Among equal logits the first is the argmax. If GRADIENT, the gradient times `unit` replaces the logits.
+    Of equal logits the first is the argmax. With GRADIENT the gradient times `gradient_scale` replaces the logits.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + row)
@@ -48,7 +48,7 @@ def cross_entropy_kernel(
     tl.store(losses_ptr + row, (tl.log(total) + largest - wanted) * weight)
     tl.store(correct_ptr + row, tl.where(beaten == 0, weight, 0.0))
     if GRADIENT:
-        scale = weight * unit
+        scale = weight * gradient_scale
         share = scale / total
         for start in range(0, num_columns, BLOCK):
             columns = start + tl.arange(0, BLOCK)
@@ -67,20 +67,21 @@ def forward_and_gradient(
     *,
     losses: Tensor,
     correct: Tensor,
-    unit: float | None,
+    gradient_scale: float | None,
     tiles: dict[str, Any] | None = None,
 ) -> None:
     """Write each row's weighted loss into `losses`. Write its weight, or 0 if the prediction is wrong, into `correct`.
 
     bias [V] is added to logits [N, V] in fp32. labels are int64 [N] in 0..V-1; weights, losses and correct are fp32
-    [N]; all tensors are contiguous. The gradient of the sum of losses, times `unit`, replaces the logits. If `unit` is
-    None, the logits do not change.
+    [N]; all tensors are contiguous. The gradient of the sum of losses, times `gradient_scale`, replaces the
+    logits; with None the logits do not change.
     """
     num_rows, num_columns = logits.shape
+    scale = 1.0 if gradient_scale is None else gradient_scale
     assert all(tensor.is_contiguous() for tensor in (logits, bias, labels, weights, losses, correct))
     assert losses.dtype == correct.dtype == weights.dtype == torch.float32
     if num_rows:
         cross_entropy_kernel[(num_rows,)](
-            logits, bias, labels, weights, losses, correct, num_columns, 1.0 if unit is None else unit,
-            GRADIENT=unit is not None, **(tiles or TILES),
+            logits, bias, labels, weights, losses, correct, num_columns, scale,
+            GRADIENT=gradient_scale is not None, **(tiles or TILES),
         )  # fmt: skip

@@ -63,7 +63,7 @@ def norm_forward_kernel(
 
 @triton.jit
 def norm_backward_kernel(
-    branch_ptr, residual_ptr, weight_ptr, seeds_ptr, mean_ptr, rstd_ptr, upstream_ptr, beside_ptr,
+    branch_ptr, residual_ptr, weight_ptr, seeds_ptr, mean_ptr, rstd_ptr, upstream_ptr, sink_gradient_ptr,
     branch_gradient_ptr, residual_gradient_ptr, sums_ptr,
     num_rows, num_columns, inverse_keep, threshold,
     BLOCK_N: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
@@ -87,7 +87,7 @@ def norm_backward_kernel(
         x = tl.load(branch_ptr + places, mask=column_ok, other=0.0).to(tl.float32)
         residual = tl.load(residual_ptr + places, mask=column_ok, other=0.0).to(tl.float32)
         upstream = tl.load(upstream_ptr + places, mask=column_ok, other=0.0).to(tl.float32)
-        upstream += tl.load(beside_ptr + places, mask=column_ok, other=0.0).to(tl.float32)
+        upstream += tl.load(sink_gradient_ptr + places, mask=column_ok, other=0.0).to(tl.float32)
         mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
         if DROPOUT:
             draws = (mix(tl.cast(row, tl.uint32) + seed) | 1) * column_keys
@@ -133,7 +133,7 @@ def forward(
     rstd = torch.empty_like(mean)
     norm_forward_kernel[(triton.cdiv(rows, tiles["BLOCK_M"]),)](
         branch, residual, weight, bias, seeds, out, mean, rstd,
-        rows, columns, epsilon, 1 / (1 - dropout), threshold_of(dropout),
+        rows, columns, epsilon, 1 / (1 - dropout), smallest_kept_draw(dropout),
         BLOCK_N=triton.next_power_of_2(columns), DROPOUT=dropout > 0, **tiles,
     )  # fmt: skip
     return out, mean, rstd
@@ -147,15 +147,14 @@ def backward(
     mean: Tensor,
     rstd: Tensor,
     upstream: Tensor,
-    beside: Tensor,
+    sink_gradient: Tensor,
     *,
     dropout: float,
     tiles: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of branch and residual, and [3, columns]: the gradients of weight, bias and branch_bias.
 
-    mean and rstd (inverse standard deviation) are what `forward` returned. The norm has two uses, so its gradient is
-    upstream + beside. All tensors are contiguous.
+    The norm has two uses, so its gradient is upstream + sink_gradient. All tensors are contiguous and of branch's type.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = branch.shape
@@ -163,13 +162,13 @@ def backward(
     programs = triton.cdiv(rows, tiles["ROWS"])
     sums = torch.empty(programs, 3, columns, dtype=torch.float32, device=branch.device)
     norm_backward_kernel[(programs,)](
-        branch, residual, weight, seeds, mean, rstd, upstream, beside, branch_gradient, residual_gradient, sums,
-        rows, columns, 1 / (1 - dropout), threshold_of(dropout),
+        branch, residual, weight, seeds, mean, rstd, upstream, sink_gradient, branch_gradient, residual_gradient, sums,
+        rows, columns, 1 / (1 - dropout), smallest_kept_draw(dropout),
         BLOCK_N=triton.next_power_of_2(columns), DROPOUT=dropout > 0, **tiles,
     )  # fmt: skip
     return branch_gradient, residual_gradient, sums.sum(0).to(branch.dtype)
 
 
-def threshold_of(dropout: float) -> int:
-    """Return the smallest int32 draw that keeps an element, if elements are dropped with probability `dropout`."""
+def smallest_kept_draw(dropout: float) -> int:
+    """Return the smallest int32 draw that keeps an element."""
     return round(dropout * 2**32) - 2**31

@@ -1,4 +1,4 @@
-"""The settings of what a run records: `checkpoint.*`, `evaluation.*`, `logging.*`."""
+"""The settings of what a run writes: `checkpoint.*`, `evaluation.*`, `logging.*`."""
 
 from __future__ import annotations
 
