@@ -58,8 +58,10 @@ class Draft(Protocol):
         """Announce that `rank` cannot write its files, with the reason for the user. Never raises."""
 
     def collect_finished(self, ranks: set[int]) -> dict[int, dict[str, Any]]:
-        """Return rank -> manifest entries for those of `ranks` that have finished. Raises CheckpointError if one has
-        failed."""
+        """Return rank -> manifest entries by file name, for those of `ranks` that have written their files.
+
+        Raises CheckpointError if one of `ranks` has failed.
+        """
 
     def seal(self, entries: Mapping[str, Any]) -> None:
         """Do all the work that can precede the commit. `entries` are the manifest entries of all ranks' files. For rank

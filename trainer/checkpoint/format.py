@@ -317,8 +317,10 @@ def step_of(folder: Location) -> int:
 
 
 def restore_moved_aside(run_dir: str | Path) -> None:
-    """Rename a checkpoint back that a save had moved aside. This is needed if the save was killed before its
-    replacement was in place."""
+    """Rename checkpoints that saves moved aside back to their own names, unless a new checkpoint has the name.
+
+    This is needed if a save was killed before its new checkpoint of the same step was in place.
+    """
     root = checkpoints_folder(run_dir)
     for aside in root.glob(f"{ASIDE}*") if isinstance(root, Path) else ():
         final = aside.with_name(aside.name.removeprefix(ASIDE))

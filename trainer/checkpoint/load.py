@@ -133,9 +133,10 @@ def _find_valid(
     through: int | None = None,
     level: int = logging.WARNING,
 ) -> Location | None:
-    """Return the newest undamaged checkpoint, or None if there are none.
+    """Return the newest undamaged checkpoint, or None if there are no checkpoints.
 
-    `find_damage` returns a checkpoint's damage, or "".
+    `find_damage` returns a checkpoint's damage as text, or "". `through` is as in `resume`. Damaged checkpoints are
+    logged at `level`. Raises CheckpointError if all are damaged.
     """
     found: list[str] = []
     for folder in checkpoints.newest_first(through=through):

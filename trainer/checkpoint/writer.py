@@ -56,9 +56,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 METADATA_BYTES = 2**20
-"""Bytes allowed for state, manifest, headers and generators."""
+"""Bytes that a checkpoint may need besides its parameters and moments: for state, manifest, headers and generators."""
 RETRY_S = 5.0
-"""Seconds before a save tries a failed store again. The store's client has by then already tried for a minute."""
+"""Seconds before a save tries again after the store failed. By then the store's client has already tried for a
+minute."""
 _FIRST_FAILURE_WAIT_S = 3.0
 
 
@@ -317,7 +318,7 @@ class _Save:
         return False
 
     def _given_up(self) -> CheckpointError:
-        time.sleep(_FIRST_FAILURE_WAIT_S)  # the user sees the first failure, which must be rank 0's; it cleans up first
+        time.sleep(_FIRST_FAILURE_WAIT_S)  # the user sees the failure raised first: let it be rank 0's
         return CheckpointError(f"rank 0 gave up {self.draft.name}; see its own message for the reason")
 
     def _retry_on_outage(self, act: Callable[[], T]) -> T:
@@ -330,7 +331,10 @@ class _Save:
 
 
 def _retry_on_outage(act: Callable[[], T], *, what: str, deadline: float) -> T:
-    """Call `act` and return its result. Retry on errors of the store until `deadline`. `what` begins the warnings."""
+    """Call `act` and return its result. If the store fails, try again until `deadline`. `what` begins the warnings.
+
+    Raises the error at once if the store denies access or the object does not exist.
+    """
     while True:
         try:
             return act()

@@ -23,14 +23,14 @@ from trainer.data.micro_batch import MicroBatchShape
 from trainer.data.plan import PlanError
 
 LARGEST_DERIVED_MICRO_BATCH = 32_768
-"""Maximum tokens of a derived micro-batch, unless batch.greatest_slot is set. Larger ones gain no speed on one GPU and
-cost memory."""
+"""Maximum tokens of a derived micro-batch, unless batch.greatest_slot is set. Larger micro-batches gain no speed on one
+GPU and cost memory."""
 _PREFERRED_LANES = 8
 _WELL_FILLED_ROWS = 10
 _DEVIATIONS = 6.0
 _MULTIPLE = 8
 _MAX_BINS = 512
-"""Maximum number of length bins. If rows have at most this many tokens, a bin is one token."""
+"""Maximum number of length bins. If no row has more than this many tokens, a bin is one token."""
 _MANY_ROWS = 32
 """If a micro-batch has room for this many of the longest rows, the mean room left over no longer depends on its
 size."""
@@ -114,10 +114,10 @@ class Lengths:
 
     @cached_property
     def _rows_begun(self) -> NDArray[np.float64]:
-        """Return an array. Entry 2 x longest + n is the mean number of rows that begin within n bins after a row's
-        end.
+        """Return an array of mean numbers: entry 2 x longest + n counts the rows that begin within n bins after a row.
 
-        A row that begins right at that end counts. Entries before 2 x longest are 0.
+        Here a row's length is counted in length bins, and `longest` is that of the longest row. A row that begins right
+        at the end of the first row counts. Entries before 2 x longest are 0.
         """
         longest = self._shares.size - 1
         begins = np.zeros((_MANY_ROWS + 3) * longest + 1)

@@ -49,8 +49,8 @@ def check_held_out(
 def _compare(earlier: Phase, later: OpenPhase, *, manifest: Manifest, run_name: str) -> str:
     """Check two phases as `check_held_out` does. Return a warning, or "" if there is none.
 
-    `manifest` is the earlier phase's, and `run_name` names its run in messages, like " of resume_from's run"
-    ("" for this run).
+    `manifest` belongs to the data set of `earlier`. `run_name` names the run of `earlier` in messages, like " of
+    resume_from's run"; it is "" for this run.
     """
     rows = pa.concat_tables(_read_ids(later.phase, manifest=later.manifest, split="validation"))
     held_out = _documents_of(rows)
@@ -100,6 +100,6 @@ def _documents_of(rows: pa.Table) -> pa.Array:
 
 
 def _has_document(rows: pa.Table, documents: pa.Array) -> pa.ChunkedArray:
-    """Return [n] booleans that say whether one of the row's two documents is among `documents`."""
+    """Return [n] booleans: whether one of each row's two documents is among `documents`."""
     first, second = (pc.is_in(rows[name], value_set=documents) for name in _IDS)
     return pc.or_(first, second)

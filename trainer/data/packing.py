@@ -92,7 +92,7 @@ class Packer:
         self._position = 0
 
     def pack(self, *, max_rows: int) -> MicroBatch | None:
-        """Return the next micro-batch of at most `max_rows` rows, counting lost rows. Reads no further.
+        """Return the lane's next micro-batch, of at most `max_rows` rows, lost rows included. Reads no further rows.
 
         Returns None if `max_rows` is 0 or if all of these rows are lost.
         """
@@ -126,7 +126,8 @@ class Packer:
 
 
 def join_ranges(parts: list[RowRange]) -> MicroBatch:
-    """Return one micro-batch with the rows of all ranges, masks applied. The data are copied."""
+    """Return one micro-batch with the rows of all `parts`, one after another, with masks applied. The data are
+    copied."""
     ids = np.concatenate([part.rows.ids[part.rows.starts[part.start] : part.rows.starts[part.stop]] for part in parts])
     lengths = np.concatenate([np.diff(part.rows.starts[part.start : part.stop + 1]) for part in parts], dtype=np.int32)
     counts = np.concatenate([np.diff(part.rows.masked_starts[part.start : part.stop + 1]) for part in parts])

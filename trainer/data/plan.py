@@ -199,8 +199,10 @@ class Plan:
         return self._orders[epoch]
 
     def _divide_among_lanes(self, count: int) -> NDArray[np.int64]:
-        """Divide `count` among the G lanes. Return the shares, [G], which differ by at most one and grow with
-        `count`."""
+        """Divide `count` among the G lanes. Return the shares, [G], which differ by at most one.
+
+        A larger `count` makes no lane's share smaller.
+        """
         return (count + np.arange(self.lanes, dtype=np.int64)) // self.lanes
 
     def _check(self, manifest: Manifest) -> None:

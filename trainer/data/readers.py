@@ -32,7 +32,7 @@ of the table."""
 
 
 def read_in_threads(slices: Iterable[RowGroupSlice], *, root: str | Path) -> Tables:
-    """Yield each slice with its table, in order. Two threads read at most two slices ahead.
+    """Yield (slice, table or error) for each of `slices`, in order. `root` is the data set's folder.
 
     Two threads read at most two slices ahead. Threads help because decoding releases Python's lock.
     """
@@ -56,7 +56,7 @@ def read_in_threads(slices: Iterable[RowGroupSlice], *, root: str | Path) -> Tab
 
 
 def read_with_ray(slices: Iterable[RowGroupSlice], *, root: str | Path, object_store_bytes: int) -> Tables:
-    """Yield each slice with its table, in order. Ray tasks on this node read ahead, up to `object_store_bytes`.
+    """Yield (slice, table or error) for each of `slices`, in order. `root` is the data set's folder.
 
     Ray tasks on this node read ahead, up to `object_store_bytes` of memory. They request no CPU, because train workers
     may hold all CPUs. They stay on this node, because on other nodes they would keep the autoscaler from releasing
@@ -105,8 +105,10 @@ def read_with_ray(slices: Iterable[RowGroupSlice], *, root: str | Path, object_s
 
 
 def _chunks(slices: Iterable[RowGroupSlice]) -> Iterator[list[RowGroupSlice]]:
-    """Yield lists of slices, one list per Ray data set. Lists are long, because a data set is slow to start, but
-    limited, because each slice is a task."""
+    """Yield `slices` in lists, one list for each Ray data set.
+
+    The lists are long, because a data set is slow to start. Their length is limited, because each slice is a Ray task.
+    """
     chunk: list[RowGroupSlice] = []
     for row_slice in slices:
         ends = len(chunk) >= _SMALL_DATASET_BLOCKS and row_slice.epoch != chunk[-1].epoch

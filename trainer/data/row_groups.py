@@ -88,7 +88,7 @@ def make_slices(plan: Plan, slices: RowGroupSlices, *, epoch: int) -> Iterator[R
 
 
 def read_slice(row_slice: RowGroupSlice, *, root: str | Path) -> pa.Table:
-    """Return the rows of the slice `row_slice` as a table, in the epoch's order.
+    """Return the rows of the slice `row_slice` as a table, in the epoch's order. `root` is the data set's folder.
 
     The columns are input_ids, first_length, next_sentence_label, masked_positions, masked_inputs, source, shard,
     row_group and row. masked_positions and masked_inputs have a list for each row, that of the chosen mask set. Raises

@@ -164,8 +164,8 @@ class MicroBatchStream:
     def commit(self, counts: NDArray[np.int64]) -> Step:
         """Advance the run's position and return the step: the second half of next_step.
 
-        `counts` are those of `pack`, summed over all ranks. The next epoch begins when every lane has taken its rows. A
-        step without pairs, because all its rows are lost, does not count.
+        `counts` are the numbers that `pack` returned, summed over all ranks. The next epoch begins when every lane has
+        taken all its rows of this epoch. A step without pairs, because all its rows are lost, does not count.
         """
         assert self._packed is not None
         micro_batches, self._packed = self._packed, None
@@ -207,15 +207,17 @@ class MicroBatchStream:
         self._read_ahead.close()
 
     def _cursor_limits(self) -> NDArray[np.int64]:
-        """Return [G], the most rows that each lane may have taken, since the epoch began, after the next
-        micro-batch."""
+        """Return [G], the most rows of the epoch that each of the G lanes may have taken after the next micro-batch."""
         plan, state = self._plan, self._state
         if plan.pairs is None:
             return plan.lane_rows(state.epoch)
         return plan.pairs_due(state.rounds + 1) - plan.rows_before(state.epoch)
 
     def _slices_to_read(self, epochs: Iterable[int], cursors: dict[int, int]) -> Iterator[RowGroupSlice]:
-        """Yield the slices of row groups that this rank's lanes read, by epoch. Runs in the read-ahead thread."""
+        """Yield the slices of row groups that this rank's lanes read, by epoch. Runs in the read-ahead thread.
+
+        `cursors` maps each of these lanes to the rows that it has already taken of the first epoch.
+        """
         for epoch in epochs:
             slices = self._plan.slices(epoch, lanes=list(cursors), cursors=list(cursors.values()))
             yield from make_slices(self._plan, slices, epoch=epoch)

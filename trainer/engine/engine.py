@@ -248,7 +248,10 @@ class Engine:
 
     @torch.no_grad()
     def _step_with(self, gradients: PartitionedGradients) -> StepResult:
-        """Take a step. AdamW's kernel itself clips, or skips a non-finite step, so the host launches it at once."""
+        """Take a step and return its outcome. The host does not wait for the gradient norm before it launches AdamW.
+
+        It need not wait, because AdamW's kernel itself clips, or skips the update if the norm is not finite.
+        """
         gradient_scale = self.world_size * self.loss_scale.value
         norm = gradients.norm() / gradient_scale
         excess = (norm / self._clip_norm).clamp(min=1.0) if self._clip_norm > 0.0 else torch.ones_like(norm)

@@ -38,7 +38,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Holds the losses of one forward and backward pass, and the norm of each parameter's gradient, by name."""
+    """The results of one forward and backward pass.
+
+    `losses` has the keys "masked-LM" and "next-sentence". `norms` maps each parameter's name to its gradient norm.
+    """
 
     losses: dict[str, float]
     norms: dict[str, float]
@@ -86,7 +89,7 @@ def _run_eager(engine: Engine, batch: Batch, *, seed: int, precision: Precision)
 
 
 def compare(compiled: PassResult, eager: PassResult, *, precision: Precision) -> list[str]:
-    """Return a text for each value that differs by more than TOLERANCE and SLACK allow, the worst first.
+    """Return a text for each loss or norm that differs by more than TOLERANCE and SLACK allow, the worst first.
 
     A value that is finite in neither pass is ignored.
     """

@@ -103,7 +103,8 @@ def prepare_moments(engine: Any, *, stage: int, updates: float) -> None:
 
 @torch.no_grad()
 def refresh_model_weights(engine: Any, *, stage: int) -> None:
-    """Copy the fp32 slices into the parameters that the model computes with. Collective."""
+    """Copy the fp32 slices into the parameters that the model computes with. Collective. `engine` is DeepSpeed's
+    engine."""
     optimizer = engine.optimizer
     if stage in (1, 2):
         optimizer.update_lp_params()

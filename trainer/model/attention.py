@@ -113,7 +113,10 @@ class SelfAttention(nn.Module):
     def forward(
         self, hidden: Tensor, *, layout: SequenceLayout, seeds: Tensor, with_bias_gradient: bool = True
     ) -> Tensor:
-        """Return [T, width] for `hidden` [T, width]; the output layer gets `with_bias_gradient` (see layers.Linear)."""
+        """Return [T, width] for `hidden` [T, width].
+
+        `seeds` is a row of dropout.draw_seeds. `with_bias_gradient` is passed to the output layer (see layers.Linear).
+        """
         num_tokens, width = hidden.shape
         qkv = self.qkv(hidden).view(num_tokens, 3, self.num_heads, width // self.num_heads)
         context = attention(qkv, layout=layout, dropout=self.dropout if self.training else 0.0, seed=seeds)

@@ -19,7 +19,8 @@ GOLDEN, COLUMN_SALT = 0x9E3779B1, 12_345
 
 
 def count_dropped_draws(dropout: float) -> int:
-    """Return how many of the 2**32 possible random draws drop a weight."""
+    """Return how many of the 2**32 possible random draws drop a weight, if `dropout` is the probability of dropping
+    it."""
     return min(round(dropout * LEVELS), LEVELS - 1)
 
 
@@ -29,7 +30,7 @@ def short_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return output [T, heads, d] and log2 of softmax's denominators [heads, T], by kernels.short_attention.forward.
 
-    `threshold` is the number of draws that drop a weight (threshold_of).
+    `threshold` is the number of random draws that drop a weight (count_dropped_draws).
     """
     from trainer.model.kernels import short_attention as kernels
 
@@ -105,7 +106,7 @@ def attention_column_keys(columns: Tensor) -> Tensor:
 def keep_products(row_keys: Tensor, column_keys: Tensor, *, threshold: int) -> Tensor:
     """Return the kernels' dropout mask, bool [..., rows, columns], for row keys [..., rows] and column keys [columns].
 
-    True means kept. `threshold` is the number of draws that drop a weight (threshold_of).
+    True means kept. `threshold` is the number of random draws that drop a weight (count_dropped_draws).
     """
     draws = row_keys[..., :, None] * column_keys
     return draws + wrap(LEVELS // 2) >= threshold - LEVELS // 2  # unsigned, as the kernels compare

@@ -19,9 +19,10 @@ NO_LABEL = -1
 CPU_CHUNK_BYTES = 4 * 2**20
 """Bytes of fp32 logits in a chunk on a CPU. A chunk of this size fits a core's caches."""
 GPU_CHUNK_BYTES = 512 * 2**20
-"""Bytes of logits in a chunk on a GPU. For BERT-Large with 32,768 tokens all rows fit, for large matrix products."""
+"""Bytes of logits in a chunk on a GPU. The chunk is large, because large matrix products are faster. For BERT-Large
+with 32,768 tokens it takes all rows."""
 FP16_GRADIENT_SCALE = 1024.0
-"""Factor on fp16 gradients, of which most would otherwise be too small: the smallest normal fp16 number is twice the
+"""Factor on fp16 gradients. Without it most of them would be too small: the smallest normal fp16 number is twice the
 probability of one word in 30,000."""
 
 
@@ -48,8 +49,8 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return loss sum, correct count, losses, and the gradients of the loss sum to hidden, weight and bias.
 
-    The gradients are multiplied by `_gradient_scale`; those of weight and bias are fp32. They are empty without
-    `with_gradients`. Labels must be in 0..V-1.
+    The gradients are multiplied by FP16_GRADIENT_SCALE if `hidden` is fp16. Those of weight and bias are fp32. If
+    `with_gradients` is false, all three gradients are empty. Labels must be in 0..V-1.
     """
     if hidden.is_cuda and hidden.dtype != torch.float64:
         return _on_gpu(hidden, weight, bias, labels, weights, with_gradients)

@@ -54,9 +54,10 @@ def update(
 ) -> None:
     """Take step number `step` (from 1) of AdamW (Loshchilov and Hutter 2019) in place.
 
-    Weight and moments are fp32. The gradient has any float type and is divided by `divisor`. `model_weights` gets a
-    copy of the new weights in its own type. These tensors are 1-D, contiguous and of one size. `divisor` and `skip` are
-    fp32 scalars on the device; if `skip` is not zero, nothing changes. An infinite step sets the bias corrections to 1.
+    `weight` and the moments `exp_avg` and `exp_avg_sq` are fp32. `gradient` has any float type and is divided by
+    `divisor`. `model_weights` gets a copy of the new weights in its own type. These five tensors are 1-D, contiguous
+    and of one size. `divisor` and `skip` are fp32 scalars on the device; if `skip` is not zero, nothing changes. An
+    infinite step sets the bias corrections to 1.
     """
     beta1, beta2 = betas
     adamw_kernel[(triton.cdiv(weight.numel(), TILES["BLOCK"]),)](

@@ -24,7 +24,7 @@ def cross_entropy_kernel(
 ):  # fmt: skip
     """Write one row's weighted loss, and as `correct` the row's weight if the label is the argmax, otherwise 0.
 
-    Of equal logits the first is the argmax. With GRADIENT the gradient times `gradient_scale` replaces the logits.
+    Among equal logits the first is the argmax. If GRADIENT, the gradient times `gradient_scale` replaces the logits.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels_ptr + row)
@@ -73,8 +73,8 @@ def forward_and_gradient(
     """Write each row's weighted loss into `losses`. Write its weight, or 0 if the prediction is wrong, into `correct`.
 
     bias [V] is added to logits [N, V] in fp32. labels are int64 [N] in 0..V-1; weights, losses and correct are fp32
-    [N]; all tensors are contiguous. The gradient of the sum of losses, times `gradient_scale`, replaces the
-    logits; with None the logits do not change.
+    [N]; all tensors are contiguous. The gradient of the sum of losses, times `gradient_scale`, replaces the logits. If
+    `gradient_scale` is None, the logits do not change.
     """
     num_rows, num_columns = logits.shape
     scale = 1.0 if gradient_scale is None else gradient_scale

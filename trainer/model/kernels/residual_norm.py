@@ -154,7 +154,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of branch and residual, and [3, columns]: the gradients of weight, bias and branch_bias.
 
-    The norm has two uses, so its gradient is upstream + sink_gradient. All tensors are contiguous and of branch's type.
+    mean and rstd (inverse standard deviation) are what `forward` returned. The norm has two uses, so its gradient is
+    upstream + sink_gradient. All tensors are contiguous.
     """
     tiles = tiles or BACKWARD_TILES
     rows, columns = branch.shape
@@ -170,5 +171,5 @@ def backward(
 
 
 def smallest_kept_draw(dropout: float) -> int:
-    """Return the smallest int32 draw that keeps an element."""
+    """Return the smallest int32 draw that keeps an element, if elements are dropped with probability `dropout`."""
     return round(dropout * 2**32) - 2**31
